@@ -1,0 +1,86 @@
+# Every target sets up what it needs in .venv, and may be repeated: what is there already is not done again.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+REF ?= demo
+ARGS ?=
+
+BIN := $(VENV)/bin
+CONSTRAINTS := $(VENV)/constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install -q -c $(CONSTRAINTS) --no-build-isolation
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
+SOURCES := src $(wildcard plugins/*/*/src)
+
+help: ## This list
+	@echo "make TARGET"
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON=$(PYTHON)  TORCH='$(TORCH)'  REF=$(REF) (serve, bench)  ARGS='more arguments'"
+	@echo "Without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes torch a tenth of the download."
+
+demo: $(VENV)/.runtime ## Set up, then stream an answer of the demo model
+	$(BIN)/inferno generate demo --prompt "What does math.gcd do?" --temperature 0 $(ARGS)
+
+dev: $(VENV)/.dev ## Set up everything that tests and lint need
+
+test: $(VENV)/.dev ## Run every test, the kernel's and the plugins'
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## ruff, and mypy --strict on src and every plugin
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+
+docs: $(VENV)/.docs ## Build the documentation into docs/_build
+	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build
+	@echo "docs/_build/index.html"
+
+bench: $(VENV)/.runtime ## Measure speed: decode, prefill, batches
+	$(BIN)/inferno bench $(REF) $(ARGS)
+
+serve: $(VENV)/.runtime ## Serve REF at http://127.0.0.1:8000/v1
+	$(BIN)/inferno serve $(REF) $(ARGS)
+
+clean: ## Remove .venv and everything that was built
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) here. Install Python 3.11 or newer, or say where it is: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$$($(PYTHON) --version) is too old: inferno needs 3.11 or newer. Say where one is: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "This Python cannot make virtual environments. On Debian: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The wanted torch is a file, so that another TORCH=... is a change that make can see.
+$(VENV)/torch.txt: $(VENV)/.python FORCE
+	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
+
+$(CONSTRAINTS): constraints.txt $(VENV)/.python
+	@grep -v '^torch==' constraints.txt > $@
+
+$(VENV)/.torch: $(VENV)/torch.txt $(CONSTRAINTS)
+	@echo "Installing $(TORCH): the one large download"
+	$(PIP) install -q -c $(CONSTRAINTS) '$(TORCH)'
+	@touch $@
+
+# The build tools first: then an editable install downloads nothing twice.
+$(VENV)/.runtime: $(VENV)/.torch pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+	@echo "Installing inferno and $(words $(PLUGINS)) plugins, editable"
+	@$(PIP) install -q -c $(CONSTRAINTS) hatchling editables
+	$(INSTALL) -e . $(PLUGINS:%=-e %)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(INSTALL) -e '.[test,lint]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	$(INSTALL) -e '.[docs]'
+	@touch $@
+
+.PHONY: help demo dev test lint docs bench serve clean FORCE

@@ -1,0 +1,17 @@
+"""The Llama family (Llama 2 and 3, Yi, DeepSeek-R1-Distill-Llama) for inferno. Imports no torch until a model is built."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import Architecture
+
+
+@hookimpl
+def inferno_architectures() -> list[Architecture]:
+    return [
+        Architecture(
+            name="LlamaForCausalLM",
+            config="inferno_llama.config:LlamaConfig.from_json",
+            build="inferno_llama.model:LlamaForCausalLM",
+        )
+    ]

@@ -1,0 +1,5 @@
+"""`python -m inferno`."""
+
+from inferno.cli import main
+
+main()

@@ -1,0 +1,40 @@
+"""One step's input to the model, already on its device. Built by the runner, read by the layers.
+
+Shape suffixes, here and in every model:
+  T tokens of the step, packed   S sequences of the step   M blocks of the longest sequence
+  H query heads   K key/value heads   C head dim   D hidden   X heads x head dim   V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from inferno.cache import KVCache
+
+
+@frozen(eq=False)
+class Batch:
+    """A step as tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of T."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    """Cache slot (block · block size + offset) each token's key and value go to."""
+    query_starts: Sequence[int]
+    """S + 1 numbers."""
+    context_lens: Sequence[int]
+    """Tokens each sequence may attend to, this step's included."""
+    blocks_SM: Tensor
+    """Block tables, int64. Entries past a sequence's context are arbitrary valid ids."""
+    block_size: int
+    cache: KVCache
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence computes exactly one token."""
+        return len(self.query_starts) - 1 == len(self.token_ids_T)

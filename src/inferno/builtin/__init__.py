@@ -1,0 +1,57 @@
+"""What comes with the kernel, registered through the same hooks as any plugin. Imports no torch."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.builtin.sources import HUB, LOCAL
+from inferno.contracts import AttentionBackend, CachePolicy, CheckpointFormat, QuantScheme, Source
+
+
+@hookimpl
+def inferno_checkpoint_formats() -> list[CheckpointFormat]:
+    return [
+        CheckpointFormat(
+            name="safetensors",
+            matches="inferno.builtin.safetensors:matches",
+            open="inferno.builtin.safetensors:SafetensorsCheckpoint.open",
+        )
+    ]
+
+
+@hookimpl
+def inferno_quant_schemes() -> list[QuantScheme]:
+    return [
+        QuantScheme(
+            name="dense",
+            owns="inferno.builtin.dense:owns",
+            load="inferno.builtin.dense:load",
+            nbytes="inferno.builtin.dense:nbytes",
+        )
+    ]
+
+
+@hookimpl
+def inferno_attention_backends() -> list[AttentionBackend]:
+    return [
+        AttentionBackend(
+            name="torch",
+            refuses="inferno.builtin.torch_cache:refuses",
+            build="inferno.builtin.torch_attention:TorchAttend",
+            cache="inferno.builtin.torch_cache:layout",
+            features=frozenset({"sliding_window", "soft_cap"}),
+            priority=-10,  # the reference: right everywhere, taken when nothing faster is willing
+        )
+    ]
+
+
+@hookimpl
+def inferno_cache_policies() -> list[CachePolicy]:
+    return [
+        CachePolicy(name="lru", build="inferno.builtin.lru:LRUPrefixCache", priority=0),
+        CachePolicy(name="none", build="inferno.builtin.lru:NoPrefixCache", priority=-10),
+    ]
+
+
+@hookimpl
+def inferno_sources() -> list[Source]:
+    return [LOCAL, HUB]

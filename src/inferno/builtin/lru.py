@@ -1,0 +1,88 @@
+"""Prefix caches: one that evicts the least recently used continuation first, and one that remembers nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, field
+
+
+@define
+class LRUPrefixCache:
+    """Evicts idle blocks in the order in which they became idle.
+
+    That order never frees a block before its continuations: whoever uses a block uses all before it, and a sequence gives
+    its blocks back last to first. See `contracts.PrefixCache`.
+    """
+
+    num_blocks: int
+    _block_of: dict[bytes, int] = field(factory=dict, init=False)
+    _key_of: dict[int, bytes] = field(factory=dict, init=False)
+    _idle: dict[int, None] = field(factory=dict, init=False)
+    """In the order of becoming idle: a dict is an ordered set."""
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        blocks = []
+        for key in keys:
+            if (block := self._block_of.get(key)) is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def keep(self, key: bytes, block_id: int) -> int:
+        known = self._block_of.setdefault(key, block_id)
+        if known == block_id:
+            self._key_of[block_id] = key
+        return known
+
+    def keeps(self, block_id: int) -> bool:
+        return block_id in self._key_of
+
+    def use(self, block_id: int) -> None:
+        del self._idle[block_id]
+
+    def release(self, block_id: int) -> None:
+        self._idle[block_id] = None
+
+    def evict(self, count: int) -> list[int]:
+        blocks = [block for block, _ in zip(self._idle, range(count), strict=False)]
+        for block in blocks:
+            del self._idle[block]
+            del self._block_of[self._key_of.pop(block)]
+        return blocks
+
+    def clear(self) -> list[int]:
+        return self.evict(self.num_idle)
+
+
+@define
+class NoPrefixCache:
+    """Remembers nothing: every prompt is computed."""
+
+    num_blocks: int
+    num_idle: int = field(default=0, init=False)
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        return []
+
+    def keep(self, key: bytes, block_id: int) -> int:
+        return block_id
+
+    def keeps(self, block_id: int) -> bool:
+        return False
+
+    def use(self, block_id: int) -> None:
+        raise AssertionError("no block is ever idle")
+
+    def release(self, block_id: int) -> None:
+        raise AssertionError("no block is ever kept")
+
+    def evict(self, count: int) -> list[int]:
+        return []
+
+    def clear(self) -> list[int]:
+        return []

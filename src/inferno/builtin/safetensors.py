@@ -1,0 +1,191 @@
+"""Hugging Face folders: config.json, *.safetensors and the tokenizer's files. Headers are read and checked without torch.
+
+The format: 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets}, then the data
+(https://github.com/huggingface/safetensors). We check it ourselves, because the plan reads headers only and a damaged file
+must be found there: offsets inside the file, sizes that match shapes, no overlaps, nothing allocated by what a header claims.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field, frozen
+
+from inferno.contracts import DTYPE_BYTES, TensorInfo, TextAssets
+from inferno.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_HEADER = 100_000_000
+"""Bytes; the reference implementation's own limit."""
+
+DTYPES: Mapping[str, str] = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+
+DAMAGED = "The file is damaged or incomplete: fetch it again."
+
+
+def matches(path: Path) -> bool:
+    """A folder with safetensors files, an index of them, or one such file beside its config.json."""
+    if path.is_file():
+        return path.suffix == ".safetensors"
+    return path.is_dir() and any(path.glob("*.safetensors"))
+
+
+@frozen
+class _Stored:
+    file: Path
+    info: TensorInfo
+
+
+@define
+class SafetensorsCheckpoint:
+    """See `contracts.Checkpoint`."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    stored: Mapping[str, _Stored]
+    _open: dict[Path, Any] = field(factory=dict, init=False)
+
+    @classmethod
+    def open(cls, path: Path) -> SafetensorsCheckpoint:
+        folder = path if path.is_dir() else path.parent
+        config = _read_json(folder / "config.json")
+        if config is None:
+            raise CheckpointError(f"{folder} has no config.json", "It must lie beside the safetensors files.")
+        stored: dict[str, _Stored] = {}
+        for file in _files(path):
+            for name, info in read_header(file).items():
+                if name in stored:
+                    raise CheckpointError(f"{name} is in both {stored[name].file.name} and {file.name}", DAMAGED)
+                stored[name] = _Stored(file, info)
+        return cls(folder, config, stored)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return {name: s.info for name, s in self.stored.items()}
+
+    def read(self, name: str) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        file = self.stored[name].file
+        try:
+            if file not in self._open:
+                self._open[file] = safe_open(file, "pt")
+            tensor: Tensor = self._open[file].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file.name}: {error}", DAMAGED) from error
+        return tensor
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def text(self) -> TextAssets:
+        tokenizer_config = _read_json(self.folder / "tokenizer_config.json") or {}
+        tokenizer = self.folder / "tokenizer.json"
+        slow = any((self.folder / name).exists() for name in ("tokenizer.model", "vocab.json", "tekken.json"))
+        return TextAssets(
+            tokenizer_json=_read_text(tokenizer) if tokenizer.exists() else None,
+            tokenizer_dir=str(self.folder) if slow else None,
+            tokenizer_config=tokenizer_config,
+            chat_template=self._chat_template(tokenizer_config),
+            generation_config=_read_json(self.folder / "generation_config.json") or {},
+        )
+
+    def _chat_template(self, tokenizer_config: Mapping[str, Any]) -> str | None:
+        for name in ("chat_template.jinja", "chat_template.json"):
+            file = self.folder / name
+            if file.exists():
+                return _read_text(file) if file.suffix == ".jinja" else (_read_json(file) or {}).get("chat_template")
+        return tokenizer_config.get("chat_template")
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of the checkpoint: the one named, those the index names, or all in the folder."""
+    if path.is_file():
+        return [path]
+    indexes = sorted(path.glob("*.safetensors.index.json"))
+    if not indexes:
+        return sorted(path.glob("*.safetensors"))
+    weight_map = (_read_json(indexes[0]) or {}).get("weight_map")
+    if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{indexes[0].name} has no weight_map of file names", DAMAGED)
+    files = [path / name for name in sorted(set(weight_map.values()))]
+    for file in files:
+        if file.parent != path:
+            raise CheckpointError(f"{indexes[0].name} names {file.name!r} outside its folder", DAMAGED)
+        if not file.is_file():
+            raise CheckpointError(f"{file.name} is missing; {indexes[0].name} names it", DAMAGED)
+    return files
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """The tensors of one file. Raises CheckpointError unless sizes, shapes and offsets agree with one another and the file."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER):
+            raise CheckpointError(f"{file.name}: header of {length} bytes in a file of {size}", DAMAGED)
+        try:
+            header = json.loads(stream.read(length))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{file.name}: its header is not JSON", DAMAGED) from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file.name}: its header is not an object", DAMAGED)
+    header.pop("__metadata__", None)
+    tensors, ends = {}, []
+    for name, entry in header.items():
+        info, begin, end = _entry(file, name, entry)
+        tensors[name] = info
+        ends.append((begin, end, name))
+    position = 0
+    for begin, end, name in sorted(ends):
+        if begin < position:
+            raise CheckpointError(f"{file.name}: {name} overlaps another tensor", DAMAGED)
+        position = end
+    if position > size - 8 - length:
+        missing = position - (size - 8 - length)
+        raise CheckpointError(f"{file.name} is truncated: {missing} bytes are missing", DAMAGED)
+    return tensors
+
+
+def _entry(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+    try:
+        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, begin, end]
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{file.name}: the entry of {name} is malformed", DAMAGED) from error
+    if not all(type(n) is int and n >= 0 for n in numbers):
+        raise CheckpointError(f"{file.name}: {name} has a size that is no natural number", DAMAGED)
+    if kind not in DTYPES:
+        raise CheckpointError(f"{file.name}: {name} is of the unknown type {kind!r}", f"Known: {', '.join(DTYPES)}.")
+    if end - begin != math.prod(shape) * DTYPE_BYTES[DTYPES[kind]]:
+        raise CheckpointError(f"{file.name}: {name} has {end - begin} bytes for {kind} {shape}", DAMAGED)
+    return TensorInfo(DTYPES[kind], tuple(shape), end - begin), begin, end
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: {error}", DAMAGED) from error
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    """The object in the file, or None when there is no file."""
+    if not file.exists():
+        return None
+    try:
+        value = json.loads(_read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file.name} is not JSON: {error}", DAMAGED) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file.name} is not a JSON object", DAMAGED)
+    return value

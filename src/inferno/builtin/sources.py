@@ -1,0 +1,185 @@
+"""Where models come from by default: this machine, and the Hugging Face hub.
+
+The hub's own client does the work (cache, resume, etags, tokens, `HF_*` variables); this module says what to fetch
+and turns its errors into ones a user can act on. It is imported on first use: listing plugins stays cheap.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from inferno.contracts import FetchOptions, Source
+from inferno.errors import InfernoError, ModelNotFoundError, OptionError
+
+WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
+"""Configs, tokenizer and weights; a repository often holds the same weights in other formats too."""
+UNWANTED = ("*/*", "consolidated*")
+"""Folders (onnx, original) and Mistral's second copy of the weights."""
+
+_PART = r"[A-Za-z0-9][\w.-]*"
+_REF = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?", re.A)
+
+
+def is_local(ref: str) -> bool:
+    return bool(ref) and Path(ref).expanduser().exists()
+
+
+def fetch_local(ref: str, options: FetchOptions) -> Path:
+    if options.revision:
+        raise OptionError(f"{ref} is on this machine: it has no revisions", "Leave --revision out.")
+    return Path(ref).expanduser().resolve()
+
+
+def is_hub(ref: str) -> bool:
+    return _REF.fullmatch(ref) is not None
+
+
+def fetch_hub(ref: str, options: FetchOptions) -> Path:
+    """Download what is missing of a model, or of one file in it, into the hub's cache."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    wanted = _HubRef.parse(ref, options.revision)
+    common: dict[str, Any] = {
+        "revision": wanted.revision,
+        "local_files_only": options.offline,
+        "library_name": "inferno",
+        "tqdm_class": None if options.progress else _silent_bar(),
+    }
+    with _explained(wanted, options):
+        if wanted.file:
+            return Path(hf_hub_download(wanted.repo, wanted.file, **common))
+        path = Path(
+            snapshot_download(wanted.repo, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED), **common)
+        )
+    if not any(path.glob("*.safetensors")):
+        raise ModelNotFoundError(f"{wanted.repo} has no safetensors weights", _other_weights(wanted, options))
+    return path
+
+
+def cached() -> Collection[str]:
+    """Model ids in the hub's cache on this machine."""
+    from huggingface_hub import constants
+
+    found = Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots")
+    return sorted(path.parent.name.removeprefix("models--").replace("--", "/", 1) for path in found)
+
+
+LOCAL = Source(
+    name="local", describe="a directory or file on this machine", matches=is_local, fetch=fetch_local, priority=20
+)
+HUB = Source(
+    name="hub",
+    describe="a Hugging Face id: org/name, org/name@revision, or one file of it: org/name/file.gguf",
+    matches=is_hub,
+    fetch=fetch_hub,
+    list=cached,
+)
+
+
+@frozen
+class _HubRef:
+    repo: str
+    file: str | None
+    revision: str | None
+
+    @classmethod
+    def parse(cls, ref: str, revision: str | None) -> _HubRef:
+        match = _REF.fullmatch(ref)
+        assert match, f"is_hub() accepted {ref!r}"
+        if revision and match["revision"] and revision != match["revision"]:
+            raise OptionError(f"{ref} and --revision {revision} name two revisions", "Give one of them.")
+        return cls(match["repo"], match["file"], match["revision"] or revision)
+
+
+@contextmanager
+def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
+    """Every way a fetch fails, as an error with a remedy."""
+    from huggingface_hub import constants, errors
+
+    repo, hub = wanted.repo, constants.ENDPOINT
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{repo} is gated, and this account may not read it",
+            f"Ask for access at {hub}/{repo}, then set HF_TOKEN or run `hf auth login`.",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        near = difflib.get_close_matches(repo, cached(), n=3, cutoff=0.5)
+        raise ModelNotFoundError(
+            f"There is no model {repo} on this machine or at {hub}, or it is private",
+            (f"On this machine: {', '.join(near)}. " if near else "Check the spelling. ")
+            + "A private model needs HF_TOKEN or `hf auth login`.",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{repo} has no revision {wanted.revision}", f"Its branches and tags are listed at {hub}/{repo}/tree/main."
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise _not_here(wanted, options) from error
+    except errors.EntryNotFoundError as error:
+        raise ModelNotFoundError(f"{repo} has no file {wanted.file}", _other_weights(wanted, options)) from error
+    except errors.HfHubHTTPError as error:
+        raise ModelNotFoundError(
+            f"{hub} answered {error.response.status_code} for {repo}",
+            "Try again later; 401 and 403 ask for HF_TOKEN or `hf auth login`.",
+        ) from error
+    except errors.HFValidationError as error:
+        raise ModelNotFoundError(f"{repo} is no model id: {error}", "An id looks like Qwen/Qwen3-0.6B.") from error
+    except InfernoError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # disk full, a hostile file name, a transfer cut short
+        raise InfernoError(f"Fetching {repo} failed: {error}", "Run it again: files that arrived are kept.") from error
+
+
+def _not_here(wanted: _HubRef, options: FetchOptions) -> ModelNotFoundError:
+    from huggingface_hub import constants
+
+    pull = f"inferno pull {wanted.repo}" + (f"/{wanted.file}" if wanted.file else "")
+    pull += f" --revision {wanted.revision}" if wanted.revision else ""
+    if options.offline or constants.HF_HUB_OFFLINE:
+        return ModelNotFoundError(
+            f"{wanted.repo} is not on this machine, or not all of it, and we are offline",
+            f"With a network, run `{pull}` without --offline and HF_HUB_OFFLINE.",
+        )
+    return ModelNotFoundError(
+        f"{wanted.repo} is not on this machine, or not all of it, and {constants.ENDPOINT} cannot be reached",
+        f"Check the network (HF_ENDPOINT, HTTPS_PROXY), then run `{pull}`; or name a directory.",
+    )
+
+
+def _other_weights(wanted: _HubRef, options: FetchOptions) -> str:
+    """A remedy that names the files one could ask for instead."""
+    from huggingface_hub import HfApi
+
+    remedy = f"Name one of its files, as in {wanted.repo}/model.gguf."
+    if options.offline:
+        return remedy
+    try:
+        files = HfApi(library_name="inferno").list_repo_files(wanted.repo, revision=wanted.revision)
+    except Exception:  # the list is a courtesy; the error it would decorate is the one that counts
+        return remedy
+    weights = [file for file in files if file.endswith((".gguf", ".safetensors"))]
+    near = difflib.get_close_matches(wanted.file or "", weights, n=5, cutoff=0.3) or sorted(weights)[:5]
+    if not near:
+        return "It holds nothing that inferno can read: safetensors or GGUF."
+    return "Name one of its files: " + ", ".join(f"{wanted.repo}/{file}" for file in near) + "."
+
+
+def _silent_bar() -> Any:
+    import huggingface_hub.utils
+
+    client: Any = huggingface_hub.utils
+
+    class Silent(client.tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+    return Silent

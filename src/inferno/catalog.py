@@ -1,0 +1,301 @@
+"""The catalog: what the installed plugins offer, filed by name. The only caller of hooks.
+
+Choice is one rule everywhere: what matches, does not refuse (with a reason), and has the highest priority. A tie is an error
+that names both distributions. A plugin that does not import, or whose offers break the contract, is set aside with its
+traceback; it is fatal only when something needs it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pluggy
+from attrs import field, frozen
+
+from inferno import hookspecs
+from inferno.contracts import (
+    Architecture,
+    AttentionBackend,
+    AttentionNeed,
+    CachePolicy,
+    CheckpointFormat,
+    QuantScheme,
+    Source,
+    TensorInfo,
+)
+from inferno.errors import ModelNotFoundError, OptionError, PluginError, UnsupportedError
+
+T = TypeVar("T", Architecture, AttentionBackend, CachePolicy, CheckpointFormat, QuantScheme, Source)
+
+GROUP = "inferno"
+"""The entry-point group that plugins register in."""
+
+KINDS: Mapping[str, type] = {
+    "inferno_architectures": Architecture,
+    "inferno_checkpoint_formats": CheckpointFormat,
+    "inferno_quant_schemes": QuantScheme,
+    "inferno_attention_backends": AttentionBackend,
+    "inferno_cache_policies": CachePolicy,
+    "inferno_sources": Source,
+}
+"""What each hook returns a list of."""
+
+
+@frozen
+class Offer(Generic[T]):
+    """A declaration, and the distribution it came from."""
+
+    item: T
+    distribution: str
+
+
+@frozen
+class Plugin:
+    """One entry point of the group: loaded, disabled or broken."""
+
+    name: str
+    distribution: str
+    version: str
+    offers: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    """Hook name -> names of its declarations."""
+    disabled: bool = False
+    error: str = ""
+    """Why it was set aside, in a line."""
+    detail: str = ""
+    """The traceback behind `error`."""
+
+
+@frozen
+class Refusal:
+    """A candidate that was not chosen."""
+
+    name: str
+    distribution: str
+    reason: str
+
+
+@frozen
+class Choice(Generic[T]):
+    """What was chosen, and why the others were not."""
+
+    offer: Offer[T]
+    refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def item(self) -> T:
+        return self.offer.item
+
+
+@frozen
+class Catalog:
+    """Everything on offer, by hook and then by name. A name that two distributions offer is kept twice: choosing it is
+    the error, not having it installed."""
+
+    plugins: tuple[Plugin, ...]
+    offers: Mapping[str, tuple[Offer[Any], ...]]
+
+    def of(self, hook: str) -> tuple[Offer[Any], ...]:
+        return self.offers.get(hook, ())
+
+    @property
+    def broken(self) -> tuple[Plugin, ...]:
+        return tuple(p for p in self.plugins if p.error)
+
+    def architecture(self, name: str) -> Choice[Architecture]:
+        offers = self.of("inferno_architectures")
+        found = [o for o in offers if o.item.name == name]
+        if not found:
+            raise self._missing(f"no installed plugin provides the architecture {name!r}", offers, _install_hint(name))
+        return Choice(_single(found, f"architecture {name!r}"))
+
+    def format_of(self, path: Path) -> Choice[CheckpointFormat]:
+        offers = self.of("inferno_checkpoint_formats")
+        found = [o for o in offers if o.item.matches(path)]
+        if not found:
+            hint = "pip install inferno-gguf" if path.suffix == ".gguf" else "It needs config.json and *.safetensors."
+            raise self._missing(f"{path}: no installed format reads this", offers, hint)
+        return _highest(found, lambda o: None, f"{path}")
+
+    def scheme_of(
+        self, parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any], path: str
+    ) -> Choice[QuantScheme]:
+        offers = self.of("inferno_quant_schemes")
+        found = [o for o in offers if o.item.owns(parts, quant_config)]
+        if not found:
+            stored = ", ".join(f"{part} ({info.dtype})" for part, info in sorted(parts.items()))
+            method = quant_config.get("quant_method")
+            hint = f"pip install inferno-{method}" if method else "Install a plugin that reads this layout."
+            raise self._missing(f"{path}: no installed scheme reads a matrix stored as {stored}", offers, hint)
+        return _highest(found, lambda o: None, f"the matrix {path}")
+
+    def scheme(self, name: str) -> Offer[QuantScheme]:
+        """The scheme of that name."""
+        return _named(self.of("inferno_quant_schemes"), name, "quantization scheme")
+
+    def attention(self, need: AttentionNeed, name: str = "auto") -> Choice[AttentionBackend]:
+        offers = self.of("inferno_attention_backends")
+        if name != "auto":
+            _named(offers, name, "attention backend")
+
+        def refuses(offer: Offer[AttentionBackend]) -> str | None:
+            if name not in ("auto", offer.item.name):
+                return f"{name} was asked for"
+            unknown = sorted(need.features - offer.item.features)
+            if unknown:
+                return f"it does not know {', '.join(unknown)}"
+            return offer.item.refuses(need)
+
+        return _highest(offers, refuses, f"attention over {need.num_heads} heads of {need.head_dim}, {need.dtype}")
+
+    def cache_policy(self, name: str = "auto") -> Choice[CachePolicy]:
+        offers = self.of("inferno_cache_policies")
+        if name != "auto":
+            _named(offers, name, "cache policy")
+        return _highest(
+            offers, lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for", "cache policy"
+        )
+
+    def source_of(self, ref: str) -> Choice[Source]:
+        offers = self.of("inferno_sources")
+        found = [o for o in offers if o.item.matches(ref)]
+        if not found:
+            known = sorted({name for o in offers for name in o.item.list()})
+            looked = "; ".join(f"{o.item.name}: {o.item.describe}" for o in offers)
+            near = f" Known here: {', '.join(known)}." if known else ""
+            raise ModelNotFoundError(f"no model {ref!r}", f"Looked for {looked}.{near}")
+        return _highest(found, lambda o: None, f"{ref!r}")
+
+    def _missing(self, cause: str, offers: Iterable[Offer[Any]], hint: str) -> UnsupportedError:
+        """Nothing matches. A broken plugin may be why: then its own error is what the user sees."""
+        installed = sorted({o.item.name for o in offers})
+        remedy = f"{hint} Installed: {', '.join(installed) or 'none'}.".strip()
+        if not self.broken:
+            return UnsupportedError(cause, remedy)
+        names = ", ".join(f"{p.distribution} ({p.error})" for p in self.broken)
+        return UnsupportedError(
+            f"{cause}; and these plugins did not load: {names}", remedy, detail=self.broken[0].detail
+        )
+
+
+def _single(found: list[Offer[T]], what: str) -> Offer[T]:
+    if len(found) > 1:
+        names = [o.distribution for o in found]
+        raise PluginError(
+            f"{what} is offered by {' and '.join(names)}",
+            f"Start with --disable {names[0]} or --disable {names[1]}, or uninstall one.",
+        )
+    return found[0]
+
+
+def _named(offers: Iterable[Offer[T]], name: str, what: str) -> Offer[T]:
+    found = [o for o in offers if o.item.name == name]
+    if not found:
+        names = ", ".join(sorted({o.item.name for o in offers})) or "none"
+        raise OptionError(f"there is no {what} {name!r}", f"Installed: {names}. `inferno plugins` lists them.")
+    return _single(found, f"{what} {name!r}")
+
+
+def _highest(offers: Iterable[Offer[T]], refuses: Callable[[Offer[T]], str | None], what: str) -> Choice[T]:
+    """The willing offer of the highest priority, with the reasons of all others."""
+    reasons = [(offer, refuses(offer)) for offer in offers]
+    willing = [offer for offer, reason in reasons if reason is None]
+    refusals = [Refusal(o.item.name, o.distribution, reason) for o, reason in reasons if reason is not None]
+    if not willing:
+        told = "; ".join(f"{r.name} ({r.distribution}): {r.reason}" for r in refusals) or "none is installed"
+        raise UnsupportedError(f"nothing installed serves {what}", told)
+    best = max(_priority(o) for o in willing)
+    chosen = _single([o for o in willing if _priority(o) == best], f"{what} (priority {best})")
+    refusals += [
+        Refusal(o.item.name, o.distribution, f"priority {_priority(o)}, {chosen.item.name} has {best}")
+        for o in willing
+        if o is not chosen
+    ]
+    return Choice(chosen, tuple(refusals))
+
+
+def _priority(offer: Offer[Any]) -> int:
+    return int(getattr(offer.item, "priority", 0))
+
+
+def _install_hint(architecture: str) -> str:
+    """The likely distribution of an architecture: its family's name, without the head."""
+    family = architecture.removesuffix("ForCausalLM").lower()
+    return f"Try `pip install inferno-{family}`." if family.isalnum() else ""
+
+
+def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Catalog:
+    """The plugins of this environment. `disable` and `only` name entry points or distributions; `only` keeps the
+    built-in ones."""
+    disabled, kept = set(disable), set(only)
+    plugins: list[Plugin] = []
+    offers: dict[str, list[Offer[Any]]] = {hook: [] for hook in KINDS}
+    seen: set[str] = set()
+    for entry, distribution, version in _entry_points():
+        names = {entry.name, distribution}
+        seen |= names
+        if names & disabled or (kept and not names & kept and entry.name != "builtin"):
+            plugins.append(Plugin(entry.name, distribution, version, disabled=True))
+            continue
+        try:
+            declared = _ask(entry)
+        except Exception as error:  # whatever a plugin does wrong is its own failure, not ours
+            plugins.append(
+                Plugin(entry.name, distribution, version, error=_line(error), detail=traceback.format_exc())
+            )
+            continue
+        for hook, items in declared.items():
+            offers[hook] += [Offer(item, distribution) for item in items]
+        named = {hook: tuple(i.name for i in items) for hook, items in declared.items()}
+        plugins.append(Plugin(entry.name, distribution, version, named))
+    if unknown := (disabled | kept) - seen:
+        raise OptionError(
+            f"no plugin is called {', '.join(sorted(unknown))}", f"Installed: {', '.join(sorted(seen))}."
+        )
+    return Catalog(tuple(plugins), {hook: tuple(found) for hook, found in offers.items()})
+
+
+def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
+    """Every entry point of the group with its distribution, in a fixed order; a distribution seen twice counts once."""
+    found: dict[tuple[str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.dist is not None:
+            found.setdefault((entry.dist.name, entry.name), (entry, entry.dist.name, entry.dist.version))
+    return [found[key] for key in sorted(found)]
+
+
+def _ask(entry: importlib.metadata.EntryPoint) -> dict[str, list[Any]]:
+    """Call every hook the plugin implements. Its own manager: one plugin's mistakes stay its own."""
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    manager.register(entry.load(), name=entry.name)
+    manager.check_pending()  # a misspelt hook is an error, not silence
+    declared: dict[str, list[Any]] = {}
+    for hook, kind in KINDS.items():
+        for items in getattr(manager.hook, hook)():
+            for item in items:
+                _check(hook, kind, item)
+            declared[hook] = list(items)
+    return declared
+
+
+def _check(hook: str, kind: type, item: object) -> None:
+    if not isinstance(item, kind):
+        raise PluginError(f"{hook} returned {item!r}", f"It must return a list of contracts.{kind.__name__}.")
+    speaks, wanted = getattr(item, "api_version", None), hookspecs.API_VERSIONS[hook]
+    if speaks != wanted:
+        raise PluginError(
+            f"{getattr(item, 'name', item)!r} speaks version {speaks} of {hook}, this inferno speaks {wanted}",
+            "Upgrade inferno." if isinstance(speaks, int) and speaks > wanted else "Upgrade the plugin.",
+        )
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+assert set(KINDS) == set(hookspecs.API_VERSIONS), "every hook has a kind"

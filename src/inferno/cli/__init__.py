@@ -1,0 +1,92 @@
+"""The command line. Each command is a file of its own, imported when asked for; help and `plugins` import no torch.
+
+Options beat `INFERNO_*` variables beat defaults. Errors are one line of cause and one of remedy on stderr; exit codes:
+0 done, 1 failed, 2 wrong usage, 3 no such model or not supported, 4 not enough memory, 5 a plugin's fault, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from typing import Any
+
+import rich_click as click
+from click.exceptions import Exit
+
+from inferno import __version__
+from inferno.errors import InfernoError
+
+COMMANDS = ("serve", "chat", "generate", "bench", "explain", "plugins", "pull")
+"""In the order of the help. Each is `inferno.cli.<name>:command`."""
+
+
+class _LazyGroup(click.RichGroup):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"inferno.cli.{cmd_name}").command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"Did you mean `inferno {near[0]}`?" if near else f"There are: {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command '{args[0]}'. {hint}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(130)
+        except (click.ClickException, Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if ctx.meta.get(DEBUG):
+                raise
+            report(error)
+            ctx.exit(error.exit_code if isinstance(error, InfernoError) else 1)
+
+
+DEBUG = "inferno.debug"
+"""Key of `ctx.meta`: whether to show tracebacks."""
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="inferno")
+def cli() -> None:
+    """Run and serve large language models."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """The `inferno` command. Does not return."""
+    arm_interrupt()
+    cli.main(args, prog_name="inferno")
+
+
+def arm_interrupt() -> None:
+    """The next Ctrl-C interrupts, and one more while that is being tidied up kills."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+
+
+def report(error: Exception) -> None:
+    """Cause, remedy, and another process's traceback last, on stderr."""
+    if isinstance(error, InfernoError):
+        cause, remedy, detail = error.cause, error.remedy, error.detail
+    else:
+        cause, detail = f"{type(error).__name__}: {error}", ""
+        remedy = "This is a bug in inferno or a plugin. --debug shows where."
+    click.echo(click.style("Error: ", fg="red", bold=True) + cause, err=True)
+    for text in (remedy, detail):
+        if text:
+            click.echo(text.rstrip(), err=True)

@@ -1,0 +1,25 @@
+"""`inferno explain`: the plan that the other commands execute, and why it is not another. Loads nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rich_click as click
+
+from inferno.cli.options import chosen, declare, engine_options, plan_options, ref_argument
+
+
+@declare
+@ref_argument
+@click.option("--json", "as_json", is_flag=True, help="The whole plan, for programs.")
+@click.option("--lock", "locked", is_flag=True, help="Write it to ./inferno.lock, for serve --locked.")
+@engine_options
+def command(ref: str | None, as_json: bool, locked: bool, **values: Any) -> None:
+    """Say what would run REF, in how much memory, and why nothing else was chosen."""
+    from inferno.cli import lock, show
+    from inferno.plan import plan_to_json, resolve
+
+    plan = resolve(chosen(ref), plan_options(values))
+    click.echo(plan_to_json(plan) if as_json else show.explained(plan))
+    if locked:
+        click.echo(f"Written to {lock.write(plan)}.", err=True)

@@ -1,0 +1,56 @@
+"""`inferno generate`: one prompt or many, streamed or as a batch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import rich_click as click
+
+from inferno.cli.options import declare, engine_options, ref_argument, template_option
+from inferno.cli.sampling import sampling_options, take_sampling
+
+
+@declare
+@ref_argument
+@click.option("--prompt", "-p", "given", multiple=True, metavar="TEXT", help="What to answer; may be repeated.")
+@click.option("--prompts", metavar='"A | B"', help="Several, between bars.")
+@click.option("--batch", type=click.IntRange(1), default=1, help="Run every prompt this many times.")
+@click.option("--system", help="A system message.")
+@click.option("--thinking/--no-thinking", default=None, help="For models that can think first.")
+@click.option("--raw", is_flag=True, help="Continue the text as it is: no chat template.")
+@click.option("--stream/--no-stream", default=True, help="Print as it comes; several prompts at the end.")
+@sampling_options
+@template_option
+@engine_options
+def command(
+    ref: str | None, given: tuple[str, ...], prompts: str | None, batch: int, stream: bool, raw: bool,
+    system: str | None, thinking: bool | None, chat_template: str | None, **values: Any,
+) -> None:  # fmt: skip
+    """Answer prompts with REF: a directory, a file, or a hub id."""
+    from inferno.cli.run import opened, speed
+
+    texts = _texts(given, prompts) * batch
+    sampling = take_sampling(values)
+    with opened(ref, values, chat_template) as run:
+        inputs = [run.prompt(text, system=system, thinking=thinking, raw=raw) for text in texts]
+        params = run.params(sampling)
+        if len(inputs) == 1 and stream:
+            run.stream(inputs[0], params)
+            return
+        outputs, seconds = run.timed(lambda: run.llm.generate(inputs, params))
+        for text, output in zip(texts, outputs, strict=True):
+            if len(texts) > 1:
+                click.echo(click.style(f"--- {text}", bold=True))
+            click.echo(output.outputs[0].text)
+        tokens = [len(output.outputs[0].token_ids) for output in outputs]
+        click.echo(speed(sum(tokens), seconds, f"{len(tokens)} prompts"), err=True)
+
+
+def _texts(given: tuple[str, ...], prompts: str | None) -> list[str]:
+    texts = list(given) + [part.strip() for part in (prompts or "").split("|") if part.strip()]
+    if not texts and not sys.stdin.isatty():
+        texts = [text for text in [sys.stdin.read().strip()] if text]
+    if not texts:
+        raise click.UsageError("No prompt. Give one with --prompt, several with --prompts, or pipe one in.")
+    return texts

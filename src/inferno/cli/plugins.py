@@ -1,0 +1,53 @@
+"""`inferno plugins`: what is installed, what it offers, and what is wrong with what does not load."""
+
+from __future__ import annotations
+
+import json
+
+import rich_click as click
+
+from inferno.catalog import Plugin, load_catalog
+from inferno.cli import DEBUG
+from inferno.cli.options import debug_option, declare, plugin_options
+
+
+@declare
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@plugin_options
+@debug_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, disable: tuple[str, ...], only: tuple[str, ...]) -> None:
+    """List the installed plugins and what they offer."""
+    plugins = load_catalog(disable=disable, only=only).plugins
+    if as_json:
+        click.echo(json.dumps([_entry(plugin) for plugin in plugins], indent=2))
+        return
+    for plugin in plugins:
+        click.echo(f"{click.style(plugin.name, bold=True)}  {plugin.distribution} {plugin.version}{_state(plugin)}")
+        for hook, names in plugin.offers.items():
+            click.echo(f"  {_noun(hook):<20} {', '.join(names)}")
+        if plugin.error:
+            click.echo(f"  {plugin.error}")
+            click.echo(plugin.detail if ctx.meta.get(DEBUG) else "  (--debug shows where)")
+
+
+def _entry(plugin: Plugin) -> dict[str, object]:
+    state = "broken" if plugin.error else "disabled" if plugin.disabled else "loaded"
+    entry: dict[str, object] = {
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "state": state,
+        "offers": {hook: list(names) for hook, names in plugin.offers.items()},
+    }
+    return entry | ({"error": plugin.error, "detail": plugin.detail} if plugin.error else {})
+
+
+def _state(plugin: Plugin) -> str:
+    if plugin.error:
+        return click.style("  broken", fg="red")
+    return click.style("  disabled", fg="yellow") if plugin.disabled else ""
+
+
+def _noun(hook: str) -> str:
+    return hook.removeprefix("inferno_").replace("_", " ")

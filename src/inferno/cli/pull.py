@@ -1,0 +1,23 @@
+"""`inferno pull`: fetch a model now, to run it offline later."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from inferno.cli.options import debug_option, declare, plugin_options, source_options
+
+
+@declare
+@click.argument("ref")
+@source_options
+@plugin_options
+@debug_option
+def command(
+    ref: str, revision: str | None, offline: bool | None, disable: tuple[str, ...], only: tuple[str, ...]
+) -> None:
+    """Fetch REF from where it comes, and print where it lies now."""
+    from inferno.catalog import load_catalog
+    from inferno.contracts import FetchOptions
+
+    source = load_catalog(disable=disable, only=only).source_of(ref).item
+    click.echo(source.fetch(ref, FetchOptions(revision=revision, offline=bool(offline), progress=True)))

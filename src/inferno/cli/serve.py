@@ -1,0 +1,70 @@
+"""`inferno serve`: the OpenAI API over HTTP, the engine in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rich_click as click
+
+from inferno.cli.options import chosen, declare, engine_options, plan_options, ref_argument, template_option
+
+
+@declare
+@ref_argument
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000)
+@click.option("--api-key", "api_keys", multiple=True, help="Asked of every client; may be repeated.")
+@click.option("--served-model-name", "names", multiple=True, help="What clients call the model; may be repeated.")
+@click.option("--strict-params", is_flag=True, help="Refuse unknown request fields instead of naming them.")
+@click.option("--seed", type=int, help="Makes requests without a seed of their own repeatable.")
+@click.option("--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock).")
+@template_option
+@engine_options
+def command(
+    ref: str | None,
+    host: str,
+    port: int,
+    api_keys: tuple[str, ...],
+    names: tuple[str, ...],
+    strict_params: bool,
+    locked: bool,
+    chat_template: str | None,
+    **values: Any,
+) -> None:
+    """Serve REF over HTTP, as OpenAI does, at http://HOST:PORT/v1."""
+    from inferno.cli import lock, show
+    from inferno.cli.run import Clock
+    from inferno.llm import AsyncLLM
+    from inferno.llm.front import Front
+    from inferno.plan import resolve
+
+    clock = Clock()
+    plan = lock.read(ref, values) if locked else resolve(chosen(ref), plan_options(values))
+    clock.lap("plan")
+    front = Front.open(plan, chat_template)
+    clock.lap("text")
+    from inferno.engine import EngineClient
+    from inferno.server import run_server
+
+    clock.lap("imports")
+    llm = AsyncLLM._of(EngineClient(plan), front, plan)
+
+    def ready(url: str, llm: AsyncLLM) -> None:
+        clock.lap("engine")
+        show.started(plan, clock.laps)
+        click.echo(f"Serving at {url}/v1. Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}", err=True)
+
+    _warn(host, api_keys)
+    app = {"api_keys": api_keys, "served_names": names, "strict_params": strict_params}
+    run_server(llm, host=host, port=port, ready=ready, app_options=app)
+
+
+def _warn(host: str, api_keys: tuple[str, ...]) -> None:
+    if host not in ("127.0.0.1", "localhost", "::1") and not api_keys:
+        click.echo(f"Listening on {host} without --api-key: anyone who can reach it can use it.", err=True)
+
+
+def _curl(url: str, model: str, api_keys: tuple[str, ...]) -> str:
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does math.gcd do?"}}]}}'
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if api_keys else ""
+    return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"

@@ -1,0 +1,94 @@
+"""The engine in this process: one loop of three calls."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from inferno.cache import BlockPool
+from inferno.errors import RequestError
+from inferno.plan import Plan
+from inferno.sampler import check
+from inferno.scheduler import Scheduler
+from inferno.types import EngineStats, Request, Sampled, Step, Token
+
+
+class Runner(Protocol):
+    """What computes a step: `runner.ModelRunner`, or a test's fake."""
+
+    def run(self, step: Step) -> Sampled: ...
+
+
+class Engine:
+    """Synchronous and single-threaded: whoever owns it calls `step` while it is `busy`."""
+
+    def __init__(self, plan: Plan, scheduler: Scheduler, runner: Runner) -> None:
+        self.plan = plan
+        self._scheduler, self._runner = scheduler, runner
+
+    @classmethod
+    def load(cls, plan: Plan) -> Engine:
+        """Load the plan's model and make room for its cache. Raises CheckpointError, PluginError, OutOfMemoryError."""
+        from inferno.loading import load_model
+        from inferno.runner import ModelRunner
+
+        catalog = plan.catalog()
+        policy = catalog.cache_policy(plan.cache_policy).item
+        pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks))
+        return cls(plan, scheduler_of(plan, pool), ModelRunner(load_model(plan, catalog), plan))
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises RequestError, and then nothing has changed."""
+        length, limit = len(request.token_ids), self.plan.max_model_len
+        if not length:
+            raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
+        if length >= limit:
+            raise RequestError(
+                f"the prompt has {length} tokens, the context holds {limit} with at least one of output",
+                "Shorten the prompt.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if self._scheduler.knows(request.id):
+            raise RequestError(f"request id {request.id!r} is in use", "Choose another.", param="request_id")
+        check(request, self.plan.vocab_size)
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; one that is unknown or finished is no error."""
+        self._scheduler.abort(request_id)
+
+    def step(self) -> list[Token]:
+        step = self._scheduler.plan()
+        if not step.slices:
+            return []
+        sampled = self._runner.run(step)
+        return self._scheduler.commit(step, sampled)
+
+    @property
+    def busy(self) -> bool:
+        return self._scheduler.busy
+
+    def stats(self) -> EngineStats:
+        return self._scheduler.stats
+
+    def check(self) -> None:
+        """The scheduler's invariants, for tests."""
+        self._scheduler.check()
+
+    def close(self) -> None:
+        """Give the model and its cache back. The engine cannot be used again."""
+        self._runner = _Closed()
+
+
+class _Closed:
+    def run(self, step: Step) -> Sampled:
+        raise RequestError("the engine is closed", "Open another.")
+
+
+def scheduler_of(plan: Plan, pool: BlockPool) -> Scheduler:
+    return Scheduler(
+        pool,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+    )

@@ -1,0 +1,93 @@
+"""The engine process: `python -m inferno.engine.worker ENDPOINT`. Takes a plan, then requests; answers with tokens.
+
+It ends when told to, when its parent is gone, or after reporting an error it cannot go on from.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import zmq
+
+from inferno.engine import protocol
+from inferno.errors import RequestError
+from inferno.types import EngineStats, FinishReason, Token
+
+_IDLE_MS = 1000
+"""How long to wait for work before looking whether the parent still lives."""
+
+
+class Worker:
+    """One engine behind one socket."""
+
+    def __init__(self, socket: zmq.Socket[bytes], parent: int) -> None:
+        self._socket, self._parent = socket, parent
+        self._told = EngineStats()
+
+    def run(self) -> None:
+        kind, body = self._socket.recv_multipart()
+        assert kind == protocol.PLAN, "the client sends the plan first"
+        from inferno.plan import plan_from_json
+
+        plan = plan_from_json(body)
+        from inferno.engine.core import Engine  # torch
+
+        self._engine = Engine.load(plan)
+        self._send(protocol.READY, protocol.encode(None))
+        while self._serve():
+            pass
+
+    def _serve(self) -> bool:
+        """Take what came in, then one step. False when it is time to end."""
+        engine = self._engine
+        if os.getppid() != self._parent:
+            return False
+        if not engine.busy and not self._socket.poll(_IDLE_MS):
+            return True
+        while self._socket.poll(0):
+            if not self._take(*self._socket.recv_multipart()):
+                return False
+        if engine.busy and (tokens := engine.step()):
+            self._send(protocol.TOKENS, protocol.encode(tokens))
+        if not engine.busy or engine.stats().steps % 16 == 1:
+            self._send(protocol.STATS, protocol.encode(engine.stats()))
+        return True
+
+    def _take(self, kind: bytes, body: bytes) -> bool:
+        if kind == protocol.ADD:
+            request = protocol.decode_request(body)
+            try:
+                self._engine.submit(request)
+            except RequestError as error:
+                refused = Token(request.id, -1, FinishReason.ERROR, error=str(error))
+                self._send(protocol.TOKENS, protocol.encode([refused]))
+        elif kind == protocol.ABORT:
+            self._engine.abort(protocol.decode_text(body))
+        return kind != protocol.STOP
+
+    def _send(self, kind: bytes, body: bytes) -> None:
+        self._socket.send_multipart([kind, body])
+
+
+def main() -> None:
+    # Ctrl-C goes to the whole process group; the client decides what it means and tells us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    endpoint, parent = sys.argv[1], int(sys.argv[2])
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 2000)
+    socket.connect(endpoint)
+    try:
+        Worker(socket, parent).run()
+    except Exception as error:
+        socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
+    finally:
+        socket.close()
+        context.term()
+
+
+if __name__ == "__main__":
+    main()

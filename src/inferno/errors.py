@@ -1,0 +1,105 @@
+"""Errors a user can act on: one line of cause, one line of remedy, the right exit or status code."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+
+class InfernoError(Exception):
+    """Base class of every error inferno raises on purpose.
+
+    `cause` says what is wrong, `remedy` what to do next. `exit_code` is the command line's, `status` the HTTP
+    status and `code` OpenAI's error code for it. `detail` is the traceback of another process, printed last.
+    """
+
+    exit_code: ClassVar[int] = 1
+    status: ClassVar[int] = 500
+    code: ClassVar[str | None] = None
+
+    def __init__(self, cause: str, remedy: str = "", *, detail: str = "") -> None:
+        super().__init__(cause, remedy)
+        self.cause, self.remedy, self.detail = cause, remedy, detail
+
+    def with_detail(self, detail: str) -> Self:
+        """The same error, carrying the traceback of where it happened."""
+        self.detail = detail
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.cause}\n{self.remedy}" if self.remedy else self.cause
+
+
+class PluginError(InfernoError):
+    """A plugin broke its contract: it does not import, offers a wrong type, or a name that is taken."""
+
+    exit_code = 5
+
+
+class UnsupportedError(InfernoError):
+    """No installed plugin can do what was asked. Lists who refused, and why."""
+
+    exit_code = 3
+    status = 400
+
+
+class ModelNotFoundError(InfernoError):
+    """No source has a model of that name."""
+
+    exit_code = 3
+    status = 404
+    code = "model_not_found"
+
+
+class CheckpointError(InfernoError):
+    """The checkpoint is damaged, or it and the architecture disagree."""
+
+    exit_code = 3
+
+
+class OutOfMemoryError(InfernoError):
+    """What was asked does not fit the memory it was given."""
+
+    exit_code = 4
+
+
+class OptionError(InfernoError):
+    """An option that cannot be honoured here, or options that exclude each other."""
+
+    exit_code = 2
+    status = 400
+
+
+class RequestError(InfernoError):
+    """A request the engine cannot serve as it stands. `param` names the field at fault."""
+
+    exit_code = 2
+    status = 400
+
+    def __init__(self, cause: str, remedy: str = "", *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(cause, remedy)
+        self.param = param
+        self.request_code = code
+
+
+class EngineDeadError(InfernoError):
+    """The engine process ended while requests waited. A new one is being started; the request may be sent again."""
+
+    status = 503
+    code = "engine_restarting"
+
+
+class QueueFullError(InfernoError):
+    """More requests wait than the server accepts."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+
+ERRORS: dict[str, type[InfernoError]] = {
+    cls.__name__: cls
+    for cls in (
+        InfernoError, PluginError, UnsupportedError, ModelNotFoundError, CheckpointError, OutOfMemoryError,
+        OptionError, RequestError, EngineDeadError, QueueFullError,
+    )
+}  # fmt: skip
+"""By name, for errors that cross a process boundary."""

@@ -1,0 +1,70 @@
+"""The hooks: every question the kernel asks a plugin, once, while it starts.
+
+Hooks declare, the kernel decides. Each takes no argument and returns a list of frozen declarations
+(`inferno.contracts`); `inferno.catalog` files them by name. No hook is called again after start-up, none by the
+engine loop, and none imports torch: declarations name their heavy parts as `"package.module:name"`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from inferno.contracts import (
+        Architecture,
+        AttentionBackend,
+        CachePolicy,
+        CheckpointFormat,
+        QuantScheme,
+        Source,
+    )
+
+hookspec = pluggy.HookspecMarker("inferno")
+
+API_VERSIONS = {
+    "inferno_architectures": 1,
+    "inferno_checkpoint_formats": 1,
+    "inferno_quant_schemes": 1,
+    "inferno_attention_backends": 1,
+    "inferno_cache_policies": 1,
+    "inferno_sources": 1,
+}
+"""The contract each hook speaks today. A declaration of another `api_version` is set aside with a reason."""
+
+
+@hookspec
+def inferno_architectures() -> list[Architecture]:
+    """Model architectures, each named as in `config.json`'s "architectures"."""
+    raise NotImplementedError
+
+
+@hookspec
+def inferno_checkpoint_formats() -> list[CheckpointFormat]:
+    """Ways a model lies on disk: safetensors, GGUF."""
+    raise NotImplementedError
+
+
+@hookspec
+def inferno_quant_schemes() -> list[QuantScheme]:
+    """Layouts of a stored matrix that a linear layer can compute with: dense, Q8_0, GPTQ, AWQ."""
+    raise NotImplementedError
+
+
+@hookspec
+def inferno_attention_backends() -> list[AttentionBackend]:
+    """Implementations of paged attention, each with the cache layout it reads."""
+    raise NotImplementedError
+
+
+@hookspec
+def inferno_cache_policies() -> list[CachePolicy]:
+    """Which finished blocks to remember, find again and evict: none, LRU."""
+    raise NotImplementedError
+
+
+@hookspec
+def inferno_sources() -> list[Source]:
+    """Where a model reference is looked for: this machine, a hub, a package."""
+    raise NotImplementedError

@@ -1,0 +1,225 @@
+"""`AsyncLLM`: the engine in its own process, any number of concurrent callers. Imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from inferno.errors import RequestError
+from inferno.llm.front import Front, Job, Prompt, plan_for
+from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
+from inferno.plan import Plan
+from inferno.text import ChatTemplate, Tokenizer
+from inferno.types import EngineStats, Request, SamplingParams, Token
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class _Client(Protocol):
+    """What `AsyncLLM` needs of `inferno.engine.EngineClient`."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def submit(self, request: Request) -> AsyncIterable[list[Token]]: ...
+    def abort(self, request_id: str) -> None: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def stats(self) -> EngineStats: ...
+
+
+class AsyncLLM:
+    """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with `start()` or
+    `async with`."""
+
+    def __init__(
+        self, ref: str | None = None, *, model: str | None = None, chat_template: str | None = None, **options: Any
+    ) -> None:
+        from inferno.engine import EngineClient
+
+        plan = plan_for(ref or model or "demo", options)
+        front = Front.open(plan, chat_template)
+        self._begin(EngineClient(plan), front, plan)
+
+    @classmethod
+    def _of(cls, client: _Client, front: Front, plan: Plan) -> Self:
+        """An AsyncLLM around a client that exists already."""
+        self = cls.__new__(cls)
+        self._begin(client, front, plan)
+        return self
+
+    def _begin(self, client: _Client, front: Front, plan: Plan) -> None:
+        self._client, self._front, self.plan = client, front, plan
+        self._live: dict[str, Job] = {}
+
+    async def start(self) -> None:
+        """Load the model. Raises whatever InfernoError the engine process met."""
+        await self._client.start()
+
+    async def close(self) -> None:
+        """End the engine process."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def model_id(self) -> str:
+        return self.plan.model_id
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._front.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._front.template
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self._front.max_model_len
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What calls without params use: the checkpoint's generation_config.json."""
+        return self._front.default_params
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine process runs."""
+        return self._client.alive
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._client.stats
+
+    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model cannot take."""
+        return self._front.encode_prompt(prompt)
+
+    def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
+        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the template's own."""
+        return self._front.render_chat(messages, **template_kwargs)
+
+    def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:
+        """`render_chat` as token ids: a prompt for `stream` and `generate`."""
+        return self._front.encode_chat(messages, **template_kwargs)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[list[TextDelta], None]:
+        """The answer as it comes, the `n` outputs interleaved; a slow reader gets longer lists, not more of them.
+
+        Raises RequestError at once, EngineDeadError while it runs. Closing the iterator, or cancelling the task
+        that reads it, aborts the request in the engine.
+        """
+        return self._run(self._job(prompt, params, request_id, priority, cache_salt))
+
+    def abort(self, request_id: str) -> None:
+        """End a request's stream, normally: its outputs finish with "abort". Unknown ids are no error."""
+        job = self._live.get(request_id)
+        for builder in job.builders if job else ():
+            if not builder.done:
+                self._client.abort(builder.request.id)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        """The whole answer. Cancelling it aborts the request."""
+        job = self._job(prompt, params, request_id, priority, cache_salt)
+        async with aclosing(self._run(job)) as stream:
+            deltas = [d async for some in stream for d in some]
+        return job.output(deltas, self.tokenizer)
+
+    async def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any
+    ) -> RequestOutput:
+        """The whole answer to a conversation."""
+        return await self.generate(self.encode_chat(messages, **template_kwargs), params)
+
+    def _job(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int, cache_salt: str
+    ) -> Job:
+        if request_id in self._live:
+            raise RequestError(f"request id {request_id!r} is in use", "Choose another one.", param="request_id")
+        return self._front.job(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+
+    async def _run(self, job: Job) -> AsyncGenerator[list[TextDelta], None]:
+        self._live[job.id] = job
+        steps = self._follow(job.builders[0]) if len(job.builders) == 1 else self._follow_all(job.builders)
+        try:
+            async with aclosing(steps):
+                async for _ in steps:
+                    deltas = [d for b in job.builders if (d := b.take())]
+                    if deltas:
+                        yield deltas
+        finally:
+            self._live.pop(job.id, None)
+
+    async def _follow(self, builder: OutputBuilder) -> AsyncGenerator[None, None]:
+        """Run one request, filling its builder; yields when there is news."""
+        try:
+            async for tokens in self._client.submit(builder.request):
+                for token in tokens:
+                    builder.push(token)
+                if builder.done:
+                    break
+                yield
+            else:
+                builder.end()
+            if builder.error is not None:
+                raise builder.error
+            yield
+        finally:
+            if not builder.ended:
+                self._client.abort(builder.request.id)
+
+    async def _follow_all(self, builders: Sequence[OutputBuilder]) -> AsyncGenerator[None, None]:
+        """The same for several requests at once; the first to fail fails all."""
+        news = asyncio.Event()
+
+        async def follow(builder: OutputBuilder) -> None:
+            async with aclosing(self._follow(builder)) as steps:
+                async for _ in steps:
+                    news.set()
+
+        tasks = [asyncio.create_task(follow(b)) for b in builders]
+        for task in tasks:
+            task.add_done_callback(lambda _: news.set())
+        try:
+            while True:
+                await news.wait()
+                news.clear()
+                finished = all(task.done() for task in tasks)
+                for task in tasks:
+                    if task.done():
+                        task.result()
+                yield
+                if finished:
+                    return
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

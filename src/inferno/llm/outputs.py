@@ -1,0 +1,230 @@
+"""The engine's tokens become text: piece by piece (`TextDelta`) or whole, in vLLM's shapes (`RequestOutput`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from attrs import frozen
+
+from inferno.errors import InfernoError
+from inferno.text import TextStream, Tokenizer
+from inferno.types import FinishReason, Logprobs, Request, SamplingParams, Token
+
+
+@frozen(kw_only=True)
+class TextDelta:
+    """What is new of one output since the delta before."""
+
+    index: int
+    """Which of the request's `n` outputs."""
+    text: str = ""
+    """Whole characters; empty while one is unfinished or a stop string may have begun."""
+    token_ids: tuple[int, ...] = ()
+    """All new tokens, an ending one included, whether or not they show in the text yet."""
+    logprobs: tuple[Logprobs, ...] | None = None
+    """One per token id, if asked for."""
+    finish_reason: str | None = None
+    """"stop", "length" or "abort" on the output's last delta."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for the model's own end."""
+    num_cached: int = 0
+    """Prompt tokens found in the cache."""
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    """Once, on the first delta of output 0, if asked for."""
+
+
+@frozen
+class Logprob:
+    """A token's log-probability (natural) at one position."""
+
+    logprob: float
+    rank: int | None = None
+    """1 for the most likely token."""
+    decoded_token: str | None = None
+
+
+@frozen(kw_only=True)
+class CompletionOutput:
+    """One finished output."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    """Per token: the drawn token first, then the most likely ones."""
+    finish_reason: str | None = None
+    """"stop", "length" or "abort"."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for the model's own end."""
+
+
+@frozen
+class RequestMetrics:
+    """When things happened, in seconds since 1970."""
+
+    arrival_time: float
+    first_token_time: float
+    finished_time: float
+
+
+@frozen(kw_only=True)
+class RequestOutput:
+    """A prompt and its `n` outputs."""
+
+    request_id: str
+    prompt: str | None
+    """None when token ids were given."""
+    prompt_token_ids: tuple[int, ...]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """Per prompt token, None for the first."""
+    outputs: list[CompletionOutput]
+    finished: bool = True
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the cache."""
+    metrics: RequestMetrics
+
+
+class OutputBuilder:
+    """Follows one engine request: tokens in, deltas out. The only place where tokens become text."""
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
+        params = request.params
+        self.request, self.index = request, index
+        self.ended = False
+        """The engine has sent the request's last token."""
+        self.error: InfernoError | None = None
+        """What the engine refused it for."""
+        self._text = None if tokenizer is None else _text_stream(tokenizer, params)
+        self.arrived = time.time()
+        self.first_token_at = 0.0
+        self.finished_at = 0.0
+        self._keeps_end = params.include_stop_str_in_output
+        self._finish: str | None = None
+        self._stop_reason: str | int | None = None
+        self._reported = False
+        self._num_cached = 0
+        self._prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+        self._pieces: list[str] = []
+        self._ids: list[int] = []
+        self._logprobs: list[Logprobs] = []
+
+    @property
+    def done(self) -> bool:
+        """Nothing more will come: the engine has ended the request, or a stop string has."""
+        return self._finish is not None or self.error is not None
+
+    def push(self, token: Token) -> None:
+        """Take the request's next token. Tokens past the end are dropped: the engine may be some ahead."""
+        self.ended = self.ended or token.finish is not None
+        if self.done:
+            return
+        if token.finish is FinishReason.ERROR:
+            self.error = InfernoError(token.error or "the engine failed on this request", "Its log says why.")
+            return
+        self._num_cached = self._num_cached or token.num_cached
+        self._prompt_logprobs = token.prompt_logprobs or self._prompt_logprobs
+        self.first_token_at = self.first_token_at or time.time()
+        if token.id >= 0:
+            self._ids.append(token.id)
+            if token.logprobs is not None:
+                self._logprobs.append(token.logprobs)
+        self._add_text(token)
+        if self._finish is not None:
+            self.finished_at = time.time()
+
+    def end(self) -> None:
+        """The engine's stream closed without a last token: the request was aborted."""
+        self.push(Token(self.request.id, -1, FinishReason.ABORT))
+
+    def _add_text(self, token: Token) -> None:
+        finish = token.finish
+        if self._text is not None:
+            # An end token ends the text without being part of it, even where special tokens are shown.
+            if token.id >= 0 and (finish is not FinishReason.STOP or self._keeps_end):
+                self._pieces.append(self._text.feed((token.id,)))
+            if finish is not None:
+                self._pieces.append(self._text.finish())
+            if self._text.stopped is not None:
+                self._finish, self._stop_reason = "stop", self._text.stopped
+                return
+        if finish is not None:
+            self._finish, self._stop_reason = finish.value, token.stop_id
+
+    def take(self) -> TextDelta | None:
+        """What has come since the last call, None when nothing has."""
+        if not self._ids and (self._finish is None or self._reported):
+            return None
+        delta = TextDelta(
+            index=self.index,
+            text="".join(self._pieces),
+            token_ids=tuple(self._ids),
+            logprobs=tuple(self._logprobs) if self.request.params.logprobs is not None else None,
+            finish_reason=self._finish,
+            stop_reason=self._stop_reason,
+            num_cached=self._num_cached,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+        self._reported = self._finish is not None
+        self._pieces, self._ids, self._logprobs, self._prompt_logprobs = [], [], [], None
+        return delta
+
+
+def _text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
+    return TextStream(
+        tokenizer,
+        stop=params.stop,
+        min_tokens=params.min_tokens,
+        include_stop=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        continues=True,
+    )
+
+
+def collect(
+    request_id: str,
+    prompt: str | None,
+    builders: Sequence[OutputBuilder],
+    deltas: Iterable[TextDelta],
+    tokenizer: Tokenizer | None,
+) -> RequestOutput:
+    """All of a request's deltas as one result."""
+    by_index: dict[int, list[TextDelta]] = {}
+    for delta in deltas:
+        by_index.setdefault(delta.index, []).append(delta)
+    every = [d for part in by_index.values() for d in part]
+    scored = next((d.prompt_logprobs for d in every if d.prompt_logprobs is not None), None)
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=builders[0].request.token_ids,
+        prompt_logprobs=None if scored is None else [None if s is None else _by_token(s, tokenizer) for s in scored],
+        outputs=[_completion(by_index[i], tokenizer) for i in sorted(by_index)],
+        num_cached_tokens=max((d.num_cached for d in by_index.get(0, ())), default=0),
+        metrics=RequestMetrics(
+            builders[0].arrived, min(b.first_token_at for b in builders), max(b.finished_at for b in builders)
+        ),
+    )
+
+
+def _completion(deltas: Sequence[TextDelta], tokenizer: Tokenizer | None) -> CompletionOutput:
+    scored = None if deltas[0].logprobs is None else [p for d in deltas for p in d.logprobs or ()]
+    return CompletionOutput(
+        index=deltas[0].index,
+        text="".join(d.text for d in deltas),
+        token_ids=tuple(i for d in deltas for i in d.token_ids),
+        cumulative_logprob=None if scored is None else sum(p.logprob for p in scored),
+        logprobs=None if scored is None else [_by_token(p, tokenizer) for p in scored],
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+    )
+
+
+def _by_token(position: Logprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    def entry(token_id: int, logprob: float, rank: int) -> Logprob:
+        return Logprob(logprob, rank, tokenizer.token_text(token_id) if tokenizer else None)
+
+    drawn = {position.token_id: entry(position.token_id, position.logprob, position.rank)}
+    top = {i: entry(i, logprob, rank) for rank, (i, logprob) in enumerate(position.top, start=1)}
+    return drawn | {i: found for i, found in top.items() if i not in drawn}

@@ -1,0 +1,216 @@
+"""`LLM`: the engine in this process, called synchronously."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from numbers import Integral
+from types import TracebackType
+from typing import Any, Protocol, Self, cast
+
+from inferno.errors import RequestError
+from inferno.llm.front import Front, Job, Prompt, plan_for
+from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
+from inferno.text import ChatTemplate, Tokenizer
+from inferno.types import Request, SamplingParams, Token
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Messages = Sequence[Mapping[str, Any]]
+
+
+class _Engine(Protocol):
+    """What `LLM` needs of `inferno.engine.Engine`."""
+
+    def submit(self, request: Request) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> list[Token]: ...
+    @property
+    def busy(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class LLM:
+    """A loaded model: prompts in, texts out, all prompts of a call computed together.
+
+    `ref` is a directory, a file, a hub id or "demo" (`model` is vLLM's name for it); `options` are the fields of
+    `inferno.plan.Options`; `chat_template` replaces the checkpoint's, as text or as a file. Not for several threads
+    at once: that is `AsyncLLM`.
+
+    Without params a call samples as the checkpoint's generation_config.json says, until the model ends, at most 256
+    tokens (or the file's `max_new_tokens`). With them, `max_tokens` is 16 unless given, as at vLLM. Answers end with
+    "length" where the context is full; `max_tokens=None` means just that.
+    """
+
+    def __init__(
+        self, ref: str | None = None, *, model: str | None = None, chat_template: str | None = None, **options: Any
+    ) -> None:
+        from inferno.engine import Engine  # torch comes with it
+
+        plan = plan_for(ref or model or "demo", options)
+        front = Front.open(plan, chat_template)
+        self._begin(Engine.load(plan), front)
+
+    @classmethod
+    def _of(cls, engine: _Engine, front: Front) -> Self:
+        """An LLM around an engine that exists already."""
+        self = cls.__new__(cls)
+        self._begin(engine, front)
+        return self
+
+    def _begin(self, engine: _Engine, front: Front) -> None:
+        self._engine, self._front = engine, front
+        self._live: dict[str, OutputBuilder] = {}
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._front.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._front.template
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self._front.max_model_len
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What calls without params use."""
+        return self._front.default_params
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt's token ids. Raises RequestError for one the model cannot take."""
+        return self._front.encode_prompt(prompt)
+
+    def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
+        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the template's own."""
+        return self._front.render_chat(messages, **template_kwargs)
+
+    def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:
+        """`render_chat` as token ids: a prompt for `generate` and `stream`."""
+        return self._front.encode_chat(messages, **template_kwargs)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = False
+    ) -> list[RequestOutput]:
+        """Answers in the order of the prompts. One invalid prompt refuses the call before anything runs; any
+        exception, Ctrl-C included, aborts what the call had begun. There is no progress bar (`use_tqdm`)."""
+        if use_tqdm:
+            raise RequestError("there is no progress bar", "Leave use_tqdm out.", param="use_tqdm")
+        many = _prompts(prompts)
+        return self._run([self._front.job(p, s) for p, s in zip(many, _each(sampling_params, len(many)), strict=True)])
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """`generate` on one conversation or several, each written out by the chat template."""
+        conversations = [messages] if _one_conversation(messages) else messages
+        options = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
+        if continue_final_message:
+            options["continue_final_message"] = True
+        prompts = [self.encode_chat(cast(Messages, c), tools=tools, **options) for c in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[TextDelta, None, None]:
+        """The answer as it comes; the `n` outputs interleave. Leaving the loop aborts the request. Several streams
+        may be open at once: each step of one computes all."""
+        return self._deltas(self._front.job(prompt, sampling_params))
+
+    def close(self) -> None:
+        """Free the model's memory. The LLM is of no use afterwards."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, jobs: list[Job]) -> list[RequestOutput]:
+        builders = [b for job in jobs for b in job.builders]
+        try:
+            self._submit(builders)
+            waiting = builders
+            while waiting := [b for b in waiting if not b.done]:
+                self._step()
+            _raise_first(builders)
+        finally:
+            self._forget(builders)
+        return [job.output((d for b in job.builders if (d := b.take())), self.tokenizer) for job in jobs]
+
+    def _deltas(self, job: Job) -> Generator[TextDelta, None, None]:
+        try:
+            self._submit(job.builders)
+            while True:
+                # Before the tokens are taken: the caller may step the engine from another stream meanwhile.
+                finished = all(b.done for b in job.builders)
+                for builder in job.builders:
+                    delta = builder.take()
+                    if delta is not None:
+                        yield delta
+                _raise_first(job.builders)
+                if finished:
+                    return
+                if not all(b.done for b in job.builders):
+                    self._step()
+        finally:
+            self._forget(job.builders)
+
+    def _submit(self, builders: Sequence[OutputBuilder]) -> None:
+        for builder in builders:
+            self._engine.submit(builder.request)
+            self._live[builder.request.id] = builder
+
+    def _step(self) -> None:
+        assert self._engine.busy, "requests wait, and the engine has nothing to do"
+        for token in self._engine.step():
+            builder = self._live.get(token.request_id)
+            if builder is not None:
+                builder.push(token)
+                if builder.done and not builder.ended:
+                    self._forget([builder])
+
+    def _forget(self, builders: Sequence[OutputBuilder]) -> None:
+        """Stop following these requests; the engine drops those it has not ended itself."""
+        for builder in builders:
+            if self._live.pop(builder.request.id, None) is not None and not builder.ended:
+                self._engine.abort(builder.request.id)
+
+
+def _raise_first(builders: Sequence[OutputBuilder]) -> None:
+    for builder in builders:
+        if builder.error is not None:
+            raise builder.error
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a list of numbers is one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    many = list(prompts)
+    return [cast(Prompt, many)] if many and isinstance(many[0], Integral) else cast(list[Prompt], many)
+
+
+def _each(params: Params, count: int) -> list[SamplingParams | None]:
+    """One set of parameters per prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts, {len(params)} sampling params", "Give one, or one for each.", param="sampling_params"
+        )
+    return list(params)
+
+
+def _one_conversation(messages: Messages | Sequence[Messages]) -> bool:
+    return not messages or isinstance(messages[0], Mapping)

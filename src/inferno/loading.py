@@ -1,0 +1,162 @@
+"""Load a model: open, build, fill, quantize, bind. Read top to bottom; it runs once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from inferno.catalog import Catalog
+from inferno.contracts import Checkpoint, TensorInfo
+from inferno.errors import CheckpointError, PluginError, UnsupportedError
+from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, MergedLinear, Unloaded, Weight
+from inferno.plan import Plan, modules_of, open_checkpoint, unused_tensors
+
+
+def load_model(plan: Plan, catalog: Catalog | None = None) -> nn.Module:
+    """The plan's model, weights in place, every layer bound to its attention backend."""
+    catalog = catalog or plan.catalog()
+    agree(plan, catalog)
+    checkpoint = open_checkpoint(plan, catalog)
+    try:
+        architecture = catalog.architecture(plan.architecture).item
+        config = architecture.config(checkpoint.config)
+        with torch.device("meta"):
+            model = architecture.build(config).to(dtype_of(plan))
+        fill(model, checkpoint, catalog, dtype=plan.dtype, device=plan.device, unused=unused_tensors(config))
+    finally:
+        checkpoint.close()
+    if plan.isq is not None:
+        quantize(model, catalog, plan.isq)
+    for module in model.modules():
+        if isinstance(module, MergedLinear):
+            module.fuse()
+    bind(model, catalog, plan)
+    return model.eval().requires_grad_(False)
+
+
+def dtype_of(plan: Plan) -> torch.dtype:
+    dtype = getattr(torch, plan.dtype)
+    assert isinstance(dtype, torch.dtype), "plan.dtype is one of COMPUTE_DTYPES"
+    return dtype
+
+
+def agree(plan: Plan, catalog: Catalog) -> None:
+    """This process must have what the plan was made of. Raises PluginError naming each difference."""
+    here = {f"{p.distribution} {p.version}" for p in catalog.plugins if not p.disabled}
+    missing = sorted(set(plan.distributions.values()) - here)
+    if missing:
+        raise PluginError(
+            f"the plan was made with {', '.join(missing)}; this environment has {', '.join(sorted(here))}",
+            "Install the same versions, or make the plan anew.",
+        )
+    if plan.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UnsupportedError("the plan is for a CUDA device; torch sees none", "Start with --device cpu.")
+
+
+def fill(
+    model: nn.Module, checkpoint: Checkpoint, catalog: Catalog, *, dtype: str, device: str,
+    unused: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Give every module its tensors. What is stored under a module's path decides what it holds."""
+    quant_config = checkpoint.config.get("quantization_config") or {}
+    stored = modules_of(checkpoint.tensors, unused)
+    problems: list[str] = []
+    work: list[tuple[str, nn.Module, dict[str, TensorInfo]]] = []
+    for path, module in model.named_modules():
+        parts = stored.pop(checkpoint_path(path), {})
+        problems += _misfits(checkpoint_path(path), module, parts)
+        work.append((path, module, parts))
+    problems += [f"{path}.{part} is stored, but the model has no such tensor" for path, p in stored.items() for part in p]
+    if problems:  # before a byte of data is read
+        shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+        raise CheckpointError(shown, "The checkpoint and its config.json belong to different models, or are damaged.")
+    for path, module, parts in work:
+        _fill_module(module, checkpoint_path(path), parts, checkpoint, catalog, quant_config, dtype, device)
+    _materialize(model, device)
+
+
+def checkpoint_path(path: str) -> str:
+    """`self_attn.qkv.parts.q_proj` is stored as `self_attn.q_proj`."""
+    parent, found, part = path.rpartition(".parts.")
+    return f"{parent.rpartition('.')[0]}.{part}".lstrip(".") if found else path
+
+
+def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> list[str]:
+    """What is missing or of the wrong shape, from headers alone."""
+    problems = []
+    holds_weight = isinstance(getattr(module, "weight", None), Unloaded)
+    for part, param in module.named_parameters(recurse=False):
+        if part not in parts:
+            problems.append(f"{path}.{part} is missing")
+        elif parts[part].shape != tuple(param.shape):
+            problems.append(f"{path}.{part} is {parts[part].shape}, the model wants {tuple(param.shape)}")
+    if holds_weight and not set(parts) - {"bias"}:
+        problems.append(f"{path}.weight is missing")
+    elif holds_weight and set(parts) - {"bias"} == {"weight"}:
+        want = getattr(module, "weight").shape  # noqa: B009  (a Weight; nn.Module types it as a union)
+        if parts["weight"].shape != want:
+            problems.append(f"{path}.weight is {parts['weight'].shape}, the model wants {want}")
+    if not holds_weight:
+        own = {name for name, _ in module.named_parameters(recurse=False)}
+        problems += [f"{path}.{part} is stored, but the model has no such tensor" for part in parts.keys() - own]
+    elif "bias" in parts and getattr(module, "bias", None) is None:
+        problems.append(f"{path}.bias is stored, but the model has no such tensor")
+    return problems
+
+
+def _fill_module(
+    module: nn.Module, path: str, parts: Mapping[str, TensorInfo], checkpoint: Checkpoint, catalog: Catalog,
+    quant_config: Mapping[str, Any], dtype: str, device: str,
+) -> None:  # fmt: skip
+    tensors = {part: checkpoint.read(f"{path}.{part}" if path else part).to(device) for part in parts}
+    for part, _ in list(module.named_parameters(recurse=False)):
+        setattr(module, part, nn.Parameter(tensors.pop(part).to(getattr(torch, dtype)), requires_grad=False))
+    held = getattr(module, "weight", None)
+    if isinstance(held, Unloaded):
+        infos = {part: parts[part] for part in tensors}
+        scheme = catalog.scheme_of(infos, quant_config, path).item
+        weight = scheme.load(tensors, quant_config=quant_config, dtype=dtype)
+        if weight.shape != held.shape:
+            raise CheckpointError(
+                f"{path}: {scheme.name} holds {weight.shape}, the model wants {held.shape}",
+                "The checkpoint and its config.json belong to different models.",
+            )
+        module.weight = weight
+
+
+def _materialize(model: nn.Module, device: str) -> None:
+    """Tables the model computed for itself move to the device; nothing may be left on meta."""
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            assert not buffer.is_meta, f"{type(module).__name__}.{name} was built on meta: compute it on the CPU"
+            setattr(module, name, buffer.to(device))
+
+
+def quantize(model: nn.Module, catalog: Catalog, name: str) -> None:
+    """In-situ quantization: pack every dense linear but the head."""
+    scheme = catalog.scheme(name).item
+    assert scheme.pack is not None, "the plan refuses schemes that cannot pack"
+    for module in model.modules():
+        if isinstance(module, Linear) and not isinstance(module, LMHead | Embedding):
+            weight: Weight = module.weight
+            if isinstance(weight, Dense):
+                module.weight = scheme.pack(weight.data)
+
+
+def bind(model: nn.Module, catalog: Catalog, plan: Plan) -> None:
+    """Give every attention layer the backend the plan chose for it."""
+    uses = {layer: use for use in plan.attention for layer in use.layers}
+    backends = {offer.item.name: offer.item for offer in catalog.of("inferno_attention_backends")}
+    layers = [m for m in model.modules() if isinstance(m, Attention)]
+    if sorted(layer.layer_id for layer in layers) != sorted(uses):
+        raise PluginError(
+            f"{plan.architecture} built {len(layers)} attention layers, its config promised {len(uses)}",
+            "Report this to the plugin's authors.",
+        )
+    for layer in layers:
+        use = uses[layer.layer_id]
+        layer.need = use.need
+        layer.attend = backends[use.name].build(use.need)

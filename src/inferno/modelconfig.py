@@ -1,0 +1,115 @@
+"""Reading `config.json`: an architecture's attrs class, filled by name. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+import cattrs
+from attrs import field, frozen
+
+from inferno.errors import CheckpointError
+
+C = TypeVar("C")
+
+
+@frozen(kw_only=True)
+class RopeScaling:
+    """Rotary position embedding: its base, and how it is stretched past the trained context.
+
+    `rope_type` is one of default, linear, dynamic, yarn (arXiv:2309.00071), llama3, longrope (arXiv:2402.13753); fields as
+    in transformers' `rope_parameters`.
+    """
+
+    rope_type: str = "default"
+    rope_theta: float = 10_000.0
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    partial_rotary_factor: float = 1.0
+    # yarn
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    # yarn, longrope
+    attention_factor: float | None = None
+    # llama3
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    # longrope
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], *, theta: float = 10_000.0) -> RopeScaling:
+        """From `rope_parameters`, or the older `rope_theta` + `rope_scaling`; `theta` where neither names a base."""
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(scaling, Mapping):
+            raise CheckpointError(f"config.json: rope_scaling is {scaling!r}", "It must be an object or null.")
+        merged = {"rope_theta": config.get("rope_theta", theta), **scaling}
+        merged["rope_type"] = scaling.get("rope_type") or scaling.get("type") or "default"
+        merged.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
+        rope = read_config(cls, {k: v for k, v in merged.items() if v is not None})
+        known = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+        if rope.rope_type not in known:
+            raise CheckpointError(
+                f"config.json: rope_type {rope.rope_type!r} is not known", f"Known: {', '.join(known)}."
+            )
+        if not (math.isfinite(rope.rope_theta) and rope.rope_theta > 0 and rope.factor > 0):
+            raise CheckpointError(
+                f"config.json: rope_theta {rope.rope_theta}, factor {rope.factor}", "Both must be positive."
+            )
+        return rope
+
+
+def rope_field() -> Any:
+    """The `rope_parameters` field of a model's config."""
+    return field(factory=RopeScaling)
+
+
+def _number(value: Any, kind: type) -> Any:
+    """bool is no number here, 1e3 is no int, "12" is neither."""
+    allowed = (int, float) if kind is float else (int,)
+    if isinstance(value, bool) or not isinstance(value, allowed):
+        raise TypeError(f"{value!r} is not {'a number' if kind is float else 'an integer'}")
+    return kind(value)
+
+
+def _switch(value: Any, kind: type) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
+    return value
+
+
+_converter = cattrs.Converter(forbid_extra_keys=False, detailed_validation=True)
+_converter.register_structure_hook(int, _number)
+_converter.register_structure_hook(float, _number)
+_converter.register_structure_hook(bool, _switch)  # bool is a kind of int to cattrs
+
+
+def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
+    """`config` as `cls`, an attrs class whose fields are named as in `config.json`; other fields are left alone.
+
+    A null counts as absent where the field has a default. Raises CheckpointError naming each bad field.
+    """
+    fields = attrs.fields_dict(cls)  # type: ignore[arg-type]
+    given = {
+        name: value
+        for name, value in config.items()
+        if name in fields and not (value is None and fields[name].default is not attrs.NOTHING)
+    }
+    try:
+        return _converter.structure(given, cls)
+    except cattrs.ClassValidationError as error:
+        problems = "; ".join(cattrs.transform_error(error, path="config.json")[:5])
+        raise CheckpointError(f"{cls.__name__}: {problems}", "Check the model's config.json.") from error
+
+
+def check_positive(**numbers: int) -> None:
+    """Raises CheckpointError unless every one is at least 1: sizes that a tensor could not have."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise CheckpointError(f"config.json: {name} is {number}", "It must be at least 1.")

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from inferno.nn.linear import Linear
+from inferno.nn.weight import Unloaded, Weight
+
+
+class Embedding(nn.Module):
+    """Token ids to hidden states: rows of its weight."""
+
+    weight: Weight
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = Unloaded(vocab_size, hidden_size)
+
+    def forward(self, token_ids_T: Tensor) -> Tensor:
+        return self.weight.rows(token_ids_T)
+
+
+class LMHead(Linear):
+    """Hidden states to logits."""
+
+
+class TiedLMHead(nn.Module):
+    """Hidden states to logits, with the embedding's weight. Loads nothing of its own; a config whose checkpoints
+    store the tied matrix twice lists it in `unused_tensors`."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__()
+        # In a list, so that the embedding is not registered as a second module under another path.
+        self._embedding = [embedding]
+
+    def forward(self, x_SD: Tensor) -> Tensor:
+        return self._embedding[0].weight.matmul(x_SD)

@@ -1,0 +1,121 @@
+"""Rotary position embedding (arXiv:2104.09864) and the ways it is stretched past the trained context.
+
+Suffixes: T tokens, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R / 2).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from inferno.modelconfig import RopeScaling
+
+
+class Rope(nn.Module):
+    """Rotates the first R dims of each head by its token's position; half-split layout: pairs are (i, i + R/2).
+
+    The frequencies are fixed at build time. `dynamic` and `longrope` depend on how long the context is; they are fixed for
+    `max_position_embeddings`, the longest the model serves, so that a token's key never changes once cached.
+    """
+
+    inv_freq_E: Tensor
+
+    def __init__(self, head_dim: int, scaling: RopeScaling, *, max_position_embeddings: int) -> None:
+        super().__init__()
+        self.rotated = int(head_dim * scaling.partial_rotary_factor)
+        with torch.device("cpu"):  # computed even while the model is built on meta
+            frequencies, self.attention_factor = _frequencies(self.rotated, scaling, max_position_embeddings)
+        self.register_buffer("inv_freq_E", frequencies, persistent=False)
+
+    def forward(self, positions_T: Tensor) -> Rotation:
+        """The rotation of a step's tokens: made once, applied in every layer."""
+        angle_TE = positions_T[:, None].float() * self.inv_freq_E
+        return Rotation(
+            (angle_TE.cos() * self.attention_factor)[:, None], (angle_TE.sin() * self.attention_factor)[:, None]
+        )
+
+
+@frozen(eq=False)
+class Rotation:
+    """Turns the heads of a step's tokens to their positions."""
+
+    cos_T1E: Tensor
+    sin_T1E: Tensor
+
+    def __call__(self, x_THC: Tensor) -> Tensor:
+        rotated = 2 * self.cos_T1E.shape[-1]
+        a, b = x_THC[..., :rotated].float().chunk(2, dim=-1)
+        turned = (a * self.cos_T1E - b * self.sin_T1E, b * self.cos_T1E + a * self.sin_T1E)
+        out = torch.cat(turned, -1).to(x_THC.dtype)
+        return out if rotated == x_THC.shape[-1] else torch.cat([out, x_THC[..., rotated:]], -1)
+
+
+def _frequencies(rotated: int, scaling: RopeScaling, max_position_embeddings: int) -> tuple[Tensor, float]:
+    """Inverse frequencies of the E pairs, and the factor on cos and sin. Same rules as transformers' `modeling_rope_utils`."""
+    exponents_E = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
+    plain_E = 1.0 / scaling.rope_theta**exponents_E
+    match scaling.rope_type:
+        case "linear":
+            return plain_E / scaling.factor, 1.0
+        case "llama3":
+            return _llama3(plain_E, scaling, max_position_embeddings), 1.0
+        case "yarn":
+            return _yarn(exponents_E, scaling, rotated, max_position_embeddings)
+        case "longrope":
+            return _longrope(exponents_E, scaling, max_position_embeddings)
+        case _:  # "dynamic" is plain up to max_position_embeddings, and no context here is longer
+            return plain_E, 1.0
+
+
+def _llama3(plain_E: Tensor, scaling: RopeScaling, max_positions: int) -> Tensor:
+    """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
+    original = scaling.original_max_position_embeddings or max_positions
+    wavelength_E = 2 * math.pi / plain_E
+    smooth_E = (original / wavelength_E - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    smooth_E = smooth_E.clamp(0, 1)
+    return (1 - smooth_E) * plain_E / scaling.factor + smooth_E * plain_E
+
+
+def _yarn(exponents_E: Tensor, scaling: RopeScaling, rotated: int, max_positions: int) -> tuple[Tensor, float]:
+    original = scaling.original_max_position_embeddings or max_positions
+    factor = scaling.factor
+
+    def mscale(scale: float, m: float = 1.0) -> float:
+        return 1.0 if scale <= 1 else 0.1 * m * math.log(scale) + 1.0
+
+    attention = scaling.attention_factor
+    if attention is None:
+        attention = (
+            mscale(factor, scaling.mscale) / mscale(factor, scaling.mscale_all_dim)
+            if scaling.mscale and scaling.mscale_all_dim
+            else mscale(factor)
+        )
+
+    def pair(rotations: float) -> float:
+        """The (fractional) pair that turns `rotations` times within the original context."""
+        return rotated * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(scaling.rope_theta))
+
+    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
+    ramp_E = ((torch.arange(len(exponents_E)).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+    plain_E = 1.0 / scaling.rope_theta**exponents_E
+    return plain_E / factor * ramp_E + plain_E * (1 - ramp_E), attention
+
+
+def _longrope(exponents_E: Tensor, scaling: RopeScaling, max_positions: int) -> tuple[Tensor, float]:
+    original = scaling.original_max_position_embeddings or max_positions
+    stretched = max_positions > original
+    factors = scaling.long_factor if stretched else scaling.short_factor
+    factor_E = torch.tensor(factors or [1.0] * len(exponents_E))
+    attention = scaling.attention_factor
+    if attention is None:
+        ratio = max_positions / original
+        attention = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
+    return 1.0 / (factor_E * scaling.rope_theta**exponents_E), attention

@@ -1,0 +1,167 @@
+"""Runs one step on one device: Step -> Batch -> logits -> token ids. Tensors are born and die here.
+
+What a sequence needs from step to step stays in resident tables, one row per sequence: a step carries only what is new.
+Suffixes: R rows, M blocks, T tokens of the step, S sampled rows, P prompt positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field
+from torch import Tensor, nn
+
+from inferno.batch import Batch
+from inferno.cache import KVCache
+from inferno.plan import Plan
+from inferno.sampler import Sampler, logprobs_of
+from inferno.types import Logprobs, Sampled, Step
+
+_LOGPROB_ROWS = 256
+"""Prompt positions whose logits are held at once."""
+
+
+@define(eq=False)
+class Tables:
+    """The resident rows: every token known and every block held, as plain arrays. Knows no model and no device."""
+
+    num_rows: int
+    max_model_len: int
+    block_size: int
+    token_ids: np.ndarray[Any, Any] = field(init=False)
+    block_ids: np.ndarray[Any, Any] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # Untouched pages of these cost no memory.
+        self.token_ids = np.zeros((self.num_rows, self.max_model_len + 1), np.int64)
+        self.block_ids = np.zeros((self.num_rows, -(-self.max_model_len // self.block_size) + 1), np.int64)
+
+    def update(self, step: Step) -> None:
+        """What the step brings: new rows and new blocks."""
+        for admission in step.admissions:
+            self.token_ids[admission.row, : len(admission.token_ids)] = admission.token_ids
+        if step.grants:
+            rows, places, blocks = np.array(step.grants, np.int64).T
+            self.block_ids[rows, places] = blocks
+
+    def lay_out(self, step: Step) -> Layout:
+        """The step's slices, packed."""
+        rows, starts, counts, samples = np.array(step.slices, np.int64).T
+        ends = np.cumsum(counts)
+        total = int(ends[-1])
+        if total == len(rows):  # one token each: the common case, without the repeats
+            owner, positions = np.arange(total), starts
+        else:
+            owner = np.repeat(np.arange(len(rows)), counts)
+            positions = np.arange(total) - np.repeat(ends - counts, counts) + starts[owner]
+        row_T = rows[owner]
+        contexts = starts + counts
+        tables = self.block_ids[rows, : -(-int(contexts.max()) // self.block_size)]
+        slots = tables[owner, positions // self.block_size] * self.block_size + positions % self.block_size
+        sampling = samples.astype(bool)
+        return Layout(
+            token_ids=self.token_ids[row_T, positions], positions=positions, slots=slots,
+            query_starts=[0, *ends.tolist()], context_lens=contexts.tolist(), tables=tables,
+            last=ends[sampling] - 1, sampling_rows=rows[sampling].tolist(), next_places=contexts[sampling],
+        )  # fmt: skip
+
+    def append(self, layout: Layout, token_ids: list[int]) -> None:
+        """The tokens a step drew: pending in the next one."""
+        if token_ids:
+            self.token_ids[layout.sampling_rows, layout.next_places] = token_ids
+
+
+@define(eq=False)
+class Layout:
+    """A step as arrays, before it moves to a device."""
+
+    token_ids: np.ndarray[Any, Any]
+    positions: np.ndarray[Any, Any]
+    slots: np.ndarray[Any, Any]
+    query_starts: list[int]
+    context_lens: list[int]
+    tables: np.ndarray[Any, Any]
+    last: np.ndarray[Any, Any]
+    """Index in T of each sampling slice's last token."""
+    sampling_rows: list[int]
+    next_places: np.ndarray[Any, Any]
+
+
+class ModelRunner:
+    """The model, its cache and its sampler, on one device."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self._model, self._device = model, torch.device(plan.device)
+        layers = {layer: use for use in plan.attention for layer in use.layers}
+        layouts = [layers[i].cache for i in range(len(layers))]
+        self._cache = KVCache.allocate(layouts, plan.num_blocks, plan.device)
+        self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size)
+        self._sampler = Sampler(plan.max_num_seqs, plan.vocab_size, device=self._device, seed=plan.seed)
+        self._wants_prompt: dict[int, _PromptLogprobs] = {}
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> Sampled:
+        """Compute a step that has slices; one token for each that samples."""
+        self._tables.update(step)
+        for admission in step.admissions:
+            self._sampler.admit(admission.row, admission.request, admission.token_ids)
+            self._wants_prompt.pop(admission.row, None)
+            if (top := admission.request.params.prompt_logprobs) is not None:
+                self._wants_prompt[admission.row] = _PromptLogprobs(admission.request.token_ids, top)
+        layout = self._tables.lay_out(step)
+        hidden_TD = self._model(self._batch(layout))
+        prompt_logprobs = self._prompt_logprobs(step, layout, hidden_TD) if self._wants_prompt else {}
+        if not layout.sampling_rows:
+            return Sampled([], {}, prompt_logprobs)
+        logits_SV = self.logits(hidden_TD[self._tensor(layout.last)])
+        drawn = self._sampler.sample(logits_SV, layout.sampling_rows)
+        self._tables.append(layout, drawn.token_ids)
+        return Sampled(drawn.token_ids, drawn.logprobs, prompt_logprobs)
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        logits_SV: Tensor = self._model.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
+        return logits_SV
+
+    def _batch(self, layout: Layout) -> Batch:
+        return Batch(
+            token_ids_T=self._tensor(layout.token_ids),
+            positions_T=self._tensor(layout.positions),
+            slots_T=self._tensor(layout.slots),
+            query_starts=layout.query_starts,
+            context_lens=layout.context_lens,
+            blocks_SM=self._tensor(layout.tables),
+            block_size=self._tables.block_size,
+            cache=self._cache,
+        )
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _prompt_logprobs(
+        self, step: Step, layout: Layout, hidden_TD: Tensor
+    ) -> dict[int, tuple[Logprobs | None, ...]]:
+        """Extend the rows that want them by this step's positions; returns those that are complete."""
+        done = {}
+        for i, (row, start, count, _) in enumerate(step.slices):
+            wanted = self._wants_prompt.get(row)
+            if wanted is None:
+                continue
+            first = layout.query_starts[i]
+            stop = min(count, len(wanted.token_ids) - 1 - start)
+            for begin in range(0, stop, _LOGPROB_ROWS):
+                end = min(begin + _LOGPROB_ROWS, stop)
+                logits_PV = self.logits(hidden_TD[first + begin : first + end])
+                targets = wanted.token_ids[start + begin + 1 : start + end + 1]
+                wanted.found += logprobs_of(logits_PV, targets, wanted.top)
+            if start + count >= len(wanted.token_ids):
+                done[row] = (None, *self._wants_prompt.pop(row).found)
+        return done
+
+
+@define
+class _PromptLogprobs:
+    token_ids: tuple[int, ...]
+    top: int
+    found: list[Logprobs] = field(factory=list)

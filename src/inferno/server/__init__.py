@@ -1,0 +1,9 @@
+"""The HTTP server: OpenAI's endpoints over one AsyncLLM."""
+
+from __future__ import annotations
+
+from inferno.server.app import create_app
+from inferno.server.fields import FIELDS, Field
+from inferno.server.serve import AddressError, run_server
+
+__all__ = ["FIELDS", "AddressError", "Field", "create_app", "run_server"]

@@ -1,0 +1,101 @@
+"""OpenAI's error objects: what a client reads, and whether it may try again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from inferno.errors import InfernoError, RequestError
+
+log = logging.getLogger("inferno.server")
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
+_MAX_MESSAGE = 2000
+"""Characters of a message. A validation error may quote the body, and the body may be megabytes."""
+RETRY_AFTER = 2
+"""Seconds a client is asked to wait before it tries again: about an engine's restart."""
+
+
+class AuthenticationError(InfernoError):
+    """No API key, or one that this server does not know."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class UnknownModelError(InfernoError):
+    """The request names a model that is not served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class ShuttingDownError(InfernoError):
+    """The server is stopping: no new requests, and those still running at the deadline are cut off."""
+
+    status = 503
+    code = "server_shutting_down"
+
+
+def unsupported(name: str, remedy: str) -> RequestError:
+    """A known field that cannot be honoured."""
+    return RequestError(f"{name} is not supported here", remedy, param=name, code="unsupported_parameter")
+
+
+def shorten(text: str, limit: int = _MAX_MESSAGE) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def body(error: BaseException) -> tuple[int, dict[str, Any]]:
+    """Status and JSON body. What is not an error of ours says nothing of the inside."""
+    status, message, param, code = 500, "Internal server error.", None, None
+    if isinstance(error, InfernoError):
+        status, code = error.status, error.code
+        message = " ".join(part if part.endswith((".", "!", "?")) else f"{part}." for part in _parts(error))
+        if isinstance(error, RequestError):
+            param, code = error.param, error.request_code or "invalid_value"
+    elif isinstance(error, HTTPException):
+        status, message = error.status_code, error.detail
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return status, {"error": {"message": shorten(message), "type": kind, "param": param, "code": code}}
+
+
+def frame(error: BaseException) -> bytes:
+    """The error as a server-sent event: once a stream has begun there is no status left to change."""
+    if not isinstance(error, InfernoError):
+        log.error("stream failed", exc_info=error)
+    return b"data: " + msgspec.json.encode(body(error)[1]) + b"\n\n"
+
+
+def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """Litestar's exception handler for everything."""
+    status, content = body(error)
+    if status >= 500 and not isinstance(error, InfernoError):
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return Response(content, status_code=status, media_type="application/json", headers=_headers(error, status))
+
+
+def _parts(error: InfernoError) -> list[str]:
+    return [" ".join(part.split()) for part in (error.cause, error.remedy) if part]
+
+
+def _headers(error: Exception, status: int) -> dict[str, str]:
+    # OpenAI's clients try again by themselves on 408, 409, 429 and every 5xx, unless this header says no.
+    headers: dict[str, str] = {"x-should-retry": "true" if status in (429, 503) else "false"}
+    if status in (429, 503):
+        headers["Retry-After"] = str(RETRY_AFTER)
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    own: Mapping[str, str] | None = getattr(error, "headers", None)  # 405 carries Allow
+    return headers | dict(own or {})

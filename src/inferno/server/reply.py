@@ -1,0 +1,162 @@
+"""A chat model's output taken apart: content, reasoning, tool calls.
+
+The checkpoint says how its model writes them (`response_template` in tokenizer_config.json); transformers'
+ResponseParser reads it. A model without one writes content and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from attrs import frozen
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""The names that response templates have for it."""
+
+
+class Piece(NamedTuple):
+    """A part of the answer in the order it was written. A tool call comes whole."""
+
+    kind: Literal["content", "reasoning", "tool"]
+    text: str
+    """Of a tool call: its arguments, as JSON."""
+    name: str = ""
+    id: str = ""
+
+
+@frozen
+class Dialect:
+    """How a model writes its answers."""
+
+    template: Mapping[str, Any] | None = None
+    """`response_template`."""
+    writes_special: bool = False
+    """Whether some of the template's marks are special tokens, which must then not be left out of the text."""
+
+    @classmethod
+    def of(cls, template: Mapping[str, Any] | None, tokenizer: Any) -> Dialect:
+        if not template or tokenizer is None:
+            return cls()
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        load_response_template(dict(template))  # a broken template stops the server's start, not its requests
+        marks = [mark for mark in _marks(template) if tokenizer.decode(tokenizer.encode(mark, False), True) != mark]
+        return cls(template, bool(marks))
+
+    @property
+    def has_tools(self) -> bool:
+        return self.template is not None and "tool_calls" in self.template.get("fields", {})
+
+    def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True) -> Parser | None:
+        """For one output of the rendered `prompt`; None where everything is content. Without tools, what looks like a
+        call is content too."""
+        if self.template is None:
+            return None
+        fields = {k: v for k, v in self.template["fields"].items() if tools or k != "tool_calls"}
+        return Parser({**self.template, "fields": fields}, prompt, tools, parallel=parallel)
+
+
+class Parser:
+    """Takes one output apart as it comes. Any chunking gives the same pieces, but for where texts are cut."""
+
+    def __init__(
+        self, template: Mapping[str, Any], prompt: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True
+    ) -> None:
+        from transformers.utils.chat_parsing import ResponseParser
+
+        self._parser: Any = ResponseParser(dict(template), prefix=prompt, tools=[dict(t) for t in tools] or None)
+        self._closers = {name: _literals(row, "close") for name, row in template["fields"].items()}
+        self._parallel = parallel
+        self._raw, self._seen = "", 0
+        """What was written since the last piece was given, and how much of it is an unfinished structure's."""
+        self._trim = any(e["type"] == "region_close" for e in self._parser.initial_events)
+        self.num_calls = 0
+
+    def feed(self, text: str) -> list[Piece]:
+        self._raw += text
+        if self._parser is None:
+            return self._give_up()
+        try:
+            return self._pieces(self._parser.feed(text))
+        except ValueError:  # a call that is not the JSON its template promises
+            return self._give_up()
+
+    def finish(self) -> list[Piece]:
+        if self._parser is None:
+            return []
+        try:
+            return self._pieces(self._parser.finalize()[1])
+        except ValueError:  # cut off in the middle of a call
+            return self._give_up()
+
+    def _give_up(self) -> list[Piece]:
+        """From here on the model's own words, as content."""
+        self._parser, text, self._raw = None, self._raw, ""
+        return [Piece("content", text)] if text else []
+
+    def _pieces(self, events: Sequence[Mapping[str, Any]]) -> list[Piece]:
+        pieces = []
+        for event in events:
+            kind, name = event["type"], event["field"]
+            if kind == "region_chunk":
+                self._advance(event["text"], keep=event["dirty"])
+                if not event["dirty"]:
+                    pieces += self._text(name, event["text"])
+            elif kind == "region_open":
+                self._trim = self._trim or name in REASONING
+            elif kind == "region_close":
+                self._close(name)
+                if name == "tool_calls":
+                    pieces += self._calls(event["value"])
+                self._trim = True
+        return pieces
+
+    def _text(self, name: str, text: str) -> list[Piece]:
+        if self._trim:  # the line breaks between regions belong to none
+            text = text.lstrip("\n")
+            self._trim = not text
+        if not text:
+            return []
+        return [Piece("reasoning" if name in REASONING else "content", text)]
+
+    def _calls(self, value: Any) -> list[Piece]:
+        calls = []
+        for each in value if isinstance(value, list) else [value]:
+            function = each.get("function", each) if isinstance(each, Mapping) else {}
+            name, arguments = function.get("name"), function.get("arguments", {})
+            if not isinstance(name, str):
+                raise ValueError("a call without a name")
+            if self.num_calls and not self._parallel:
+                continue
+            self.num_calls += 1
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            calls.append(Piece("tool", text, name, f"call_{uuid.uuid4().hex[:24]}"))
+        return calls
+
+    def _advance(self, text: str, *, keep: bool) -> None:
+        end = self._raw.find(text, self._seen) + len(text)
+        if keep:
+            self._seen = end
+        else:
+            self._raw, self._seen = self._raw[end:], 0
+
+    def _close(self, name: str) -> None:
+        self._raw, self._seen = self._raw[self._seen :], 0
+        for closer in self._closers.get(name, ()):
+            if self._raw.startswith(closer):
+                self._raw = self._raw[len(closer) :]
+                return
+
+
+def _literals(row: Mapping[str, Any], key: str) -> list[str]:
+    value = row.get(key, [])
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _marks(template: Mapping[str, Any]) -> list[str]:
+    """What opens and closes the regions that must be seen. A region that nothing opens ends with the output."""
+    rows = [row for row in template.get("fields", {}).values() if "open" in row or "open_pattern" in row]
+    return [mark for row in rows for key in ("open", "close") for mark in _literals(row, key)]

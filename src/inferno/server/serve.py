@@ -1,0 +1,128 @@
+"""Runs the app in this process until a signal: uvicorn, with a drain before it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from inferno.errors import InfernoError
+from inferno.server.app import create_app, service_of
+
+if TYPE_CHECKING:
+    from inferno.llm import AsyncLLM
+
+SHUTDOWN_SECONDS = 30.0
+"""How long running requests may go on after the first signal."""
+
+
+class AddressError(InfernoError):
+    """The server cannot listen where it should."""
+
+
+def run_server(
+    llm: AsyncLLM | str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    shutdown_seconds: float = SHUTDOWN_SECONDS,
+    log_level: str = "warning",
+    ready: Callable[[str, AsyncLLM], None] | None = None,
+    app_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Serve until a signal. `llm` is an AsyncLLM, or a model reference to make one of with `options`.
+
+    Port 0 takes a free one. `ready(url, llm)` is called when requests are answered. `app_options` go to `create_app`.
+    Raises AddressError before anything is loaded, and whatever InfernoError loading meets.
+    """
+    listener = _bind(host, port)
+    with contextlib.closing(listener):
+        if llm is None or isinstance(llm, str):
+            from inferno.llm import AsyncLLM
+
+            llm = AsyncLLM(llm, **options)
+        elif options:
+            raise TypeError(f"options for an AsyncLLM that is made already: {', '.join(options)}")
+        app = create_app(llm, own_llm=False, **(app_options or {}))
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            log_level=log_level,
+            log_config=None,
+            access_log=False,
+            # a little later than the drain, so that its error frames still get out
+            timeout_graceful_shutdown=int(shutdown_seconds) + 2,
+        )
+        server = _Server(config, lambda: service_of(app).gate.drain(shutdown_seconds))
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(_run(server, listener, llm, ready))
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain = drain
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._drain()
+        await super().shutdown(sockets)
+
+
+async def _run(
+    server: _Server, listener: socket.socket, llm: AsyncLLM, ready: Callable[[str, AsyncLLM], None] | None
+) -> None:
+    async with llm:
+        if ready is not None:
+            waiter = asyncio.create_task(_announce(server, lambda: ready(_url(listener), llm)))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            if ready is not None:
+                waiter.cancel()
+
+
+async def _announce(server: _Server, call: Callable[[], None]) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    call()
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Bound before the model is loaded: a port in use should not cost a minute. Raises AddressError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (socket.gaierror, OverflowError) as error:
+        raise AddressError(
+            f"cannot listen on {host}:{port}: {error}", "Give a host name or address of this machine."
+        ) from error
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise AddressError(*_explain(host, port, error)) from error
+    return listener
+
+
+def _explain(host: str, port: int, error: Exception) -> tuple[str, str]:
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is in use",
+            "Stop what listens there, or give another: --port 0 takes a free one.",
+        )
+    if number == errno.EACCES:
+        return f"port {port} needs privileges that this process lacks", "Give a port above 1023: --port 8000"
+    return f"cannot listen on {host}:{port}: {error}", "Give an address of this machine: --host 127.0.0.1"

@@ -1,0 +1,159 @@
+"""A checkpoint's chat template: messages to the prompt text the model was trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from inferno.contracts import TextAssets
+from inferno.errors import CheckpointError, OptionError, RequestError
+from inferno.text.tokenizer import special_token
+
+_RESERVED = {"conversations", "messages", "chat_template", "return_assistant_tokens_mask"}
+
+
+class ChatTemplate:
+    """One or several named Jinja templates. Rendering is transformers' own, in a sandbox, and imports no torch."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        self._sources = dict(sources)
+        self._special_tokens = dict(special_tokens or {})
+
+    @classmethod
+    def from_assets(cls, assets: TextAssets, override: str | None = None) -> ChatTemplate:
+        """The checkpoint's templates, or `override`: a template, or the path of a file with one."""
+        source: Any = assets.chat_template or assets.tokenizer_config.get("chat_template")
+        if override is not None:
+            source = _read(override)
+        tokens = {name: special_token(assets.tokenizer_config, name) for name in assets.tokenizer_config}
+        named = {name: token for name, token in tokens.items() if token is not None and name.endswith("_token")}
+        return cls(_by_name(source), named)
+
+    @property
+    def exists(self) -> bool:
+        return bool(self._sources)
+
+    def source(self, *, tools: bool = False) -> str:
+        """The Jinja source used for conversations with or without tools. Raises RequestError where there is none."""
+        if not self._sources:
+            raise RequestError(
+                "this model has no chat template",
+                "Send a text prompt to /v1/completions or generate(), or give a template: --chat-template FILE",
+                param="messages",
+            )
+        wanted = "tool_use" if tools and "tool_use" in self._sources else "default"
+        return self._sources.get(wanted) or next(iter(self._sources.values()))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt. `kwargs` are the template's own variables (`enable_thinking`), and `continue_final_message`.
+
+        Raises RequestError with the template's own message when it refuses the conversation."""
+        source = self.source(tools=bool(tools))
+        if not messages:
+            raise RequestError("there are no messages", "Send at least one.", param="messages")
+        reserved = sorted(_RESERVED & kwargs.keys())
+        if reserved:
+            raise RequestError(
+                f"{reserved[0]} is no template variable", "Leave it out.", param=f"chat_template_kwargs.{reserved[0]}"
+            )
+        plain = [_plain(m, keep_developer="developer" in source) for m in messages]
+        options = self._special_tokens | {"add_generation_prompt": add_generation_prompt} | kwargs
+        return _render(source, plain, [dict(t) for t in tools] if tools else None, options)
+
+
+def _render(source: str, messages: list[dict[str, Any]], tools: Any, options: dict[str, Any]) -> str:
+    import jinja2
+    from transformers.utils.chat_template_utils import render_jinja_template  # compiles once, caches
+
+    if options.get("continue_final_message"):
+        options = options | {"add_generation_prompt": False}
+    try:
+        texts: Any = render_jinja_template([messages], tools=tools, chat_template=source, **options)[0]
+    except jinja2.TemplateSyntaxError as error:
+        raise CheckpointError(
+            f"the chat template does not compile, line {error.lineno}: {error.message}",
+            "Give another one: --chat-template FILE",
+        ) from error
+    except Exception as error:  # a template is a stranger's program: it may raise anything
+        raise RequestError(
+            f"the chat template refused the messages: {error}",
+            "Check roles, their order and the content against the model's card.",
+            param="messages",
+        ) from error
+    text: str = texts[0]
+    return text
+
+
+def _plain(message: Mapping[str, Any], *, keep_developer: bool) -> dict[str, Any]:
+    """A message as templates expect it: text content, tool arguments as objects, a role they know."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise RequestError(
+            "a message is no object with a role", 'Send {"role": ..., "content": ...}.', param="messages"
+        )
+    plain = dict(message)
+    content = plain.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        # Most templates take strings only. A line break between parts, as vLLM and llama.cpp do.
+        plain["content"] = "\n".join(_part(p) for p in content)
+    elif content is None and not plain.get("tool_calls"):
+        plain["content"] = ""
+    if plain.get("role") == "developer" and not keep_developer:
+        plain["role"] = "system"  # OpenAI's new name for it; templates that do not know it would drop the message
+    if plain.get("tool_calls"):
+        plain["tool_calls"] = [_tool_call(c) for c in plain["tool_calls"]]
+    return plain
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise RequestError(f"message content of type {kind!r}", "This model takes text only.", param="messages")
+
+
+def _tool_call(call: Any) -> Any:
+    """The wire has a call's arguments as a JSON string, templates want the object."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _read(override: str) -> str:
+    """A template given by the user: anything with Jinja in it is one, all else must be a file."""
+    if "{%" in override or "{{" in override:
+        return override
+    try:
+        return Path(override).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"chat template {override!r} cannot be read: {error}", "Give a Jinja file, or the template itself."
+        ) from error
+
+
+def _by_name(source: Any) -> dict[str, str]:
+    """Checkpoints have one template, a list of {"name", "template"}, or an object by name."""
+    if source is None or isinstance(source, str):
+        return {"default": source} if source else {}
+    try:
+        return dict(source) if isinstance(source, Mapping) else {t["name"]: t["template"] for t in source}
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(
+            "chat_template is neither text nor a list of named templates", "Give one: --chat-template FILE"
+        ) from error

@@ -1,0 +1,176 @@
+"""Text to token ids and back, on a checkpoint's own `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from inferno.contracts import TextAssets
+from inferno.errors import CheckpointError, RequestError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_ID = 2**32
+"""Ids are unsigned 32-bit numbers to the library."""
+_ANCHOR = "x"
+"""A first token that no decoder changes: what follows it is decoded as the middle of a text."""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: the character for each byte in byte-level vocabularies."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    rest = [b for b in range(256) if b not in set(plain)]
+    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+_BYTES = _byte_alphabet()
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer, and each token's own bytes."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, eos_token_ids: Sequence[int] = ()) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.eos_token_ids = tuple(eos_token_ids)
+        """The model's own end tokens, by every file that names some."""
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        """Known tokens, added ones included. The model's own vocabulary may be padded beyond it."""
+        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        # What the tokenizer puts before any text, if it does.
+        self._bos = next((i for i in backend.encode("").ids if i in self._special), None)
+        decoder = json.loads(backend.to_str()).get("decoder") or {}
+        kinds = {d["type"] for d in (decoder, *decoder.get("decoders", ()))} if decoder else set()
+        self._byte_level, self._byte_fallback = "ByteLevel" in kinds, "ByteFallback" in kinds
+        self._known: dict[int, bytes] = {}
+
+    @classmethod
+    def from_assets(cls, assets: TextAssets, config: Mapping[str, Any] | None = None) -> Tokenizer | None:
+        """The checkpoint's tokenizer, or None where it has none. `config` is its config.json.
+
+        Raises CheckpointError when there is one and it cannot be read."""
+        if assets.tokenizer_json is not None:
+            try:
+                backend = tokenizers.Tokenizer.from_str(assets.tokenizer_json)
+            except Exception as error:  # the library raises bare Exception
+                raise CheckpointError(
+                    f"tokenizer.json cannot be read: {error}", "Fetch the checkpoint again, or update `tokenizers`."
+                ) from error
+        elif assets.tokenizer_dir is not None:
+            backend = _from_directory(assets.tokenizer_dir)
+        else:
+            return None
+        return cls(backend, eos_token_ids=eos_token_ids(assets, config, backend))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Special tokens are those the tokenizer itself would add, such as a leading BOS; a text that
+        begins with it already, as rendered chats do, gets no second. Raises RequestError for text that is not
+        valid Unicode."""
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(
+                "the prompt is not valid Unicode text", "Remove lone surrogates (\\ud800 to \\udfff).", param="prompt"
+            ) from error
+        doubled = add_special_tokens and self._bos is not None and ids[:2] == [self._bos, self._bos]
+        return ids[1:] if doubled else ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The ids' text. Ids that no token has, such as padding rows of an embedding, are no text."""
+        known = [i for i in ids if 0 <= i < _MAX_ID]
+        text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds in the middle of a text: perhaps part of a character. Empty for unknown ids."""
+        found = self._known.get(token_id)
+        if found is None:
+            found = self._known[token_id] = self._middle(token_id)
+        return found
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text for people; part of a character reads U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def first_bytes(self, token_id: int) -> bytes:
+        """What the token adds at the very beginning of a text: SentencePiece tokenizers drop a space there."""
+        token = self._token(token_id)
+        if token is None or self._byte_level or self._fallback_byte(token) is not None:
+            return self.token_bytes(token_id)
+        return self._decode_tokens([token]).encode()
+
+    def knows(self, token_id: int) -> bool:
+        return self._token(token_id) is not None
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as it is written in the vocabulary."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def _token(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id) if 0 <= token_id < _MAX_ID else None
+
+    def _middle(self, token_id: int) -> bytes:
+        token = self._token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            # One character outside the alphabet makes it plain text: added tokens are written as they read.
+            return bytes(_BYTES[c] for c in token) if all(c in _BYTES for c in token) else token.encode()
+        byte = self._fallback_byte(token)
+        if byte is not None:
+            return bytes((byte,))
+        return self._decode_tokens([_ANCHOR, token])[len(_ANCHOR) :].encode()
+
+    def _fallback_byte(self, token: str) -> int | None:
+        """The part of a character that a byte token stands for. ASCII ones are whole: the decoder does them."""
+        found = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
+        return int(found[1], 16) if found and int(found[1], 16) >= 0x80 else None
+
+    def _decode_tokens(self, tokens: list[str]) -> str:
+        if self._backend.decoder is None:
+            return " ".join(tokens)
+        text: str = self._backend.decoder.decode(tokens)
+        return text
+
+
+def eos_token_ids(
+    assets: TextAssets, config: Mapping[str, Any] | None = None, backend: tokenizers.Tokenizer | None = None
+) -> tuple[int, ...]:
+    """A model's end tokens: the union of what generation_config.json, config.json and the tokenizer's own
+    `eos_token` say, in that order. Llama 3 names its end of turn only in the first, many others only in the last."""
+    ids: list[int] = []
+    for source in (assets.generation_config, config or {}):
+        value = source.get("eos_token_id")
+        ids += [i for i in (value if isinstance(value, list | tuple) else [value]) if isinstance(i, int)]
+    eos = special_token(assets.tokenizer_config, "eos_token")
+    if backend is not None and eos is not None:
+        token_id = backend.token_to_id(eos)
+        ids += [] if token_id is None else [token_id]
+    return tuple(dict.fromkeys(ids))
+
+
+def special_token(tokenizer_config: Mapping[str, Any], name: str) -> str | None:
+    """A special token's text: the file has it as a string, or as an object with `content`."""
+    value = tokenizer_config.get(name)
+    content = value.get("content") if isinstance(value, Mapping) else value
+    return content if isinstance(content, str) else None
+
+
+def _from_directory(path: str) -> tokenizers.Tokenizer:
+    """A tokenizer that only transformers can read, such as a bare SentencePiece model."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True).backend_tokenizer
+    except Exception as error:  # whatever the many tokenizer classes raise
+        raise CheckpointError(
+            f"the tokenizer in {path} cannot be read: {error}", "Fetch the checkpoint again."
+        ) from error

@@ -1,0 +1,339 @@
+"""The hub source against a local stand-in of the hub's API: real HTTP, the real client, no network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from attrs import define, field
+
+from inferno.builtin.sources import HUB, LOCAL
+from inferno.contracts import FetchOptions
+from inferno.errors import InfernoError, ModelNotFoundError, OptionError
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+TOKEN = "hf_sesame"
+MODEL = {
+    "config.json": b'{"architectures": ["Toy"]}',
+    "tokenizer.json": b"{}",
+    "model.safetensors.index.json": b"{}",
+    "model-00001-of-00002.safetensors": b"first" * 1000,
+    "model-00002-of-00002.safetensors": b"second" * 1000,
+    "pytorch_model.bin": b"the same again",
+    "consolidated.safetensors": b"the same again",
+    "onnx/config.json": b"{}",
+}
+
+
+@define
+class Hub:
+    """What the stand-in holds, and what was asked of it."""
+
+    url: str = ""
+    repos: dict[str, dict[str, bytes]] = field(factory=dict)
+    gated: set[str] = field(factory=set)
+    broken: bool = False
+    asked: list[tuple[str, str]] = field(factory=list)
+
+    def downloads(self) -> list[str]:
+        resolved = [path.split("/resolve/")[1] for verb, path in self.asked if verb == "GET" and "/resolve/" in path]
+        return [name.split("/", 1)[1] for name in resolved]
+
+
+def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            hub.asked.append((self.command, path))
+            if hub.broken:
+                self.answer(502)
+            elif path.startswith("/api/models/"):
+                self.api(path.removeprefix("/api/models/").split("/"))
+            else:
+                repo, _, rest = path[1:].partition("/resolve/")
+                self.file(repo, *rest.split("/", 1))
+
+        do_HEAD = do_GET
+
+        def api(self, parts: list[str]) -> None:
+            repo, kind = "/".join(parts[:2]), parts[2] if len(parts) > 2 else "revision"
+            if repo not in hub.repos:
+                self.answer(401, error="RepoNotFound")
+            elif len(parts) > 3 and parts[3] not in ("main", SHA):
+                self.answer(404, error="RevisionNotFound")
+            elif kind == "tree":
+                listing = [
+                    {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                    for name, data in hub.repos[repo].items()
+                ]
+                self.answer(200, json.dumps(listing).encode())
+            else:
+                siblings = [{"rfilename": name} for name in hub.repos[repo]]
+                self.answer(200, json.dumps({"id": repo, "sha": SHA, "siblings": siblings}).encode())
+
+        def file(self, repo: str, revision: str, name: str) -> None:
+            allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+            if repo not in hub.repos:
+                self.answer(401, error="RepoNotFound")
+            elif repo in hub.gated and not allowed:
+                self.answer(403 if "Authorization" in self.headers else 401, error="GatedRepo")
+            elif name not in hub.repos[repo]:
+                self.answer(404, error="EntryNotFound")
+            else:
+                data = hub.repos[repo][name]
+                self.answer(200, data, ETag=f'"{hashlib.sha1(data).hexdigest()}"')
+
+        def answer(self, status: int, body: bytes = b"", error: str = "", **headers: str) -> None:
+            self.send_response(status)
+            for key, value in {"X-Repo-Commit": SHA, "Content-Length": str(len(body)), **headers}.items():
+                self.send_header(key, value)
+            if error:
+                self.send_header("X-Error-Code", error)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    from huggingface_hub import constants
+
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    # The client reads its variables when it is imported: what HF_ENDPOINT, HF_HOME and HF_TOKEN would have set.
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    yield hub
+    server.shutdown()
+    server.server_close()
+
+
+def fetch(ref: str, **options: Any) -> Path:
+    assert HUB.matches(ref)
+    path = HUB.fetch(ref, FetchOptions(**options))
+    assert isinstance(path, Path)
+    return path
+
+
+def test_a_sharded_model_comes_without_the_copies_in_other_formats(hub: Hub) -> None:
+    hub.repos["toys/bear"] = MODEL
+
+    path = fetch("toys/bear")
+
+    assert {p.name for p in path.iterdir()} == {
+        "config.json", "tokenizer.json", "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+    }  # fmt: skip
+    assert (path / "model-00002-of-00002.safetensors").read_bytes() == MODEL["model-00002-of-00002.safetensors"]
+    assert HUB.list() == ["toys/bear"]
+
+
+def test_what_is_here_is_not_fetched_again(hub: Hub) -> None:
+    hub.repos["toys/bear"] = MODEL
+    first = fetch("toys/bear")
+    hub.asked.clear()
+
+    assert fetch("toys/bear") == first
+    assert hub.downloads() == []
+
+
+def test_an_interrupted_download_goes_on_with_the_missing_files(hub: Hub) -> None:
+    hub.repos["toys/bear"] = MODEL
+    path = fetch("toys/bear")
+    (path / "model-00002-of-00002.safetensors").resolve().unlink()
+    (path / "model-00002-of-00002.safetensors").unlink()
+    hub.asked.clear()
+
+    fetch("toys/bear")
+
+    assert hub.downloads() == ["model-00002-of-00002.safetensors"]
+
+
+def test_offline_a_fetched_model_needs_no_network(hub: Hub) -> None:
+    hub.repos["toys/bear"] = MODEL
+    path = fetch("toys/bear")
+    hub.asked.clear()
+
+    assert fetch("toys/bear", offline=True) == path
+    assert hub.asked == []
+
+
+def test_offline_a_missing_model_says_which_command_gets_it(hub: Hub) -> None:
+    hub.repos["toys/bear"] = MODEL
+
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetch("toys/bear@main", offline=True)
+
+    assert "offline" in caught.value.cause
+    assert "`inferno pull toys/bear --revision main`" in caught.value.remedy
+    assert hub.asked == []
+
+
+def test_the_client_s_own_offline_variable_counts(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE"):
+        fetch("toys/bear")
+
+
+def test_one_file_of_a_repository_comes_alone(hub: Hub) -> None:
+    hub.repos["toys/bear"] = {"q4/bear.gguf": b"GGUF", "q8/bear.gguf": b"GGUF8", **MODEL}
+
+    path = fetch("toys/bear/q4/bear.gguf")
+
+    assert path.read_bytes() == b"GGUF"
+    assert hub.downloads() == ["q4/bear.gguf"]
+
+
+def test_a_missing_file_names_its_neighbours(hub: Hub) -> None:
+    hub.repos["toys/bear"] = {"bear-q4.gguf": b"GGUF"}
+
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetch("toys/bear/bear-q5.gguf")
+
+    assert caught.value.cause == "toys/bear has no file bear-q5.gguf"
+    assert "toys/bear/bear-q4.gguf" in caught.value.remedy
+
+
+def test_a_repository_without_safetensors_names_what_it_has(hub: Hub) -> None:
+    hub.repos["toys/bear"] = {"config.json": b"{}", "bear-q4.gguf": b"GGUF"}
+
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetch("toys/bear")
+
+    assert "no safetensors" in caught.value.cause
+    assert "toys/bear/bear-q4.gguf" in caught.value.remedy
+
+
+def test_an_unknown_model_names_the_nearest_on_this_machine(hub: Hub) -> None:
+    hub.repos["toys/bear"] = MODEL
+    fetch("toys/bear")
+
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetch("toys/beer")
+
+    assert "no model toys/beer" in caught.value.cause
+    assert "toys/bear" in caught.value.remedy
+    assert caught.value.exit_code == 3
+
+
+def test_an_unknown_revision_is_named(hub: Hub) -> None:
+    hub.repos["toys/bear"] = MODEL
+    with pytest.raises(ModelNotFoundError, match="no revision v9"):
+        fetch("toys/bear", revision="v9")
+
+
+@pytest.mark.parametrize("token", [None, "hf_wrong"])
+def test_a_gated_model_asks_for_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None) -> None:
+    hub.repos["toys/secret"] = MODEL
+    hub.gated.add("toys/secret")
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetch("toys/secret")
+
+    assert "gated" in caught.value.cause
+    assert "HF_TOKEN" in caught.value.remedy and f"{hub.url}/toys/secret" in caught.value.remedy
+
+
+def test_a_token_from_its_usual_place_opens_a_gated_model(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["toys/secret"] = MODEL
+    hub.gated.add("toys/secret")
+    (tmp_path / "token").write_text(TOKEN)
+
+    assert (fetch("toys/secret") / "config.json").exists()
+
+
+def test_a_broken_hub_is_no_missing_model_once_the_model_is_here(hub: Hub) -> None:
+    hub.repos["toys/bear"] = MODEL
+    path = fetch("toys/bear")
+    hub.broken = True
+
+    assert fetch("toys/bear") == path
+    with pytest.raises(ModelNotFoundError, match="cannot be reached"):
+        fetch("toys/other")
+
+
+@pytest.mark.parametrize("name", ["../../../evil.json", "/tmp/evil.json", "..\\evil.json", "a/../../evil.json"])
+def test_hostile_file_names_write_nothing_outside_the_cache(hub: Hub, tmp_path: Path, name: str) -> None:
+    hub.repos["toys/trap"] = {"model.safetensors": b"x", name: b"evil"}
+
+    try:
+        fetch("toys/trap")
+    except InfernoError:
+        pass  # refused: as good as left out
+
+    inside = tmp_path / "hub" / "models--toys--trap"
+    assert [p for p in tmp_path.rglob("*evil*") if inside not in p.parents] == []
+    assert not Path("/tmp/evil.json").exists()
+
+
+@pytest.mark.parametrize("ref", ["toys/bear/../../../etc/passwd", "toys/../bear", "./toys/bear", "bear", "", "a/b@"])
+def test_what_is_no_hub_id_is_not_matched(ref: str) -> None:
+    assert not HUB.matches(ref)
+
+
+def test_progress_bars_are_drawn_only_when_asked_for(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # draws even where there is no terminal
+    hub.repos.update({"toys/bear": MODEL, "toys/cat": MODEL})
+    fetch("toys/bear", progress=True)
+    assert "%" in capfd.readouterr().err
+    fetch("toys/cat")
+    assert capfd.readouterr().err == ""
+
+
+def test_two_revisions_are_one_too_many() -> None:
+    with pytest.raises(OptionError):
+        HUB.fetch("toys/bear@a", FetchOptions(revision="b"))
+
+
+def test_a_local_path_is_itself(tmp_path: Path) -> None:
+    assert LOCAL.matches(str(tmp_path)) and not LOCAL.matches(str(tmp_path / "absent")) and not LOCAL.matches("")
+    assert LOCAL.fetch(str(tmp_path), FetchOptions()) == tmp_path
+    with pytest.raises(OptionError):
+        LOCAL.fetch(str(tmp_path), FetchOptions(revision="main"))
+
+
+def test_sources_import_neither_torch_nor_the_hub_client() -> None:
+    code = "import inferno.builtin.sources, sys; print({'torch', 'huggingface_hub'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_fetching_imports_no_torch(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["toys/bear"] = MODEL
+    code = (
+        "import sys; from inferno.builtin.sources import HUB; from inferno.contracts import FetchOptions;"
+        "print(HUB.fetch('toys/bear', FetchOptions()).name, 'torch' in sys.modules)"
+    )
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout.split() == [SHA, "False"], done.stderr

@@ -1,0 +1,163 @@
+"""`inferno explain` on a checkpoint and an architecture made by the test: the plan, its memory, and the refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+Inferno = Callable[..., subprocess.CompletedProcess[str]]
+
+TOY = """
+from attrs import frozen
+from inferno import hookimpl
+from inferno.contracts import Architecture, AttentionBackend, AttentionNeed
+
+@frozen
+class Config:
+    vocab_size: int = 32
+    max_position_embeddings: int = 256
+
+    def attention_needs(self):
+        return [AttentionNeed(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)] * 3
+
+@hookimpl
+def inferno_architectures():
+    return [Architecture(name="ToyForCausalLM", config=lambda config: Config(), build="toy_model:build")]
+
+@hookimpl
+def inferno_attention_backends():
+    return [AttentionBackend(name="picky", refuses=lambda need: "it wants 128 heads", build="toy_model:build",
+                             cache=lambda need, size: {}, priority=50)]
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, install: Callable[[str, str], None]) -> Path:
+    install("toy-model", TOY)
+    return checkpoint(tmp_path / "toy", "ToyForCausalLM")
+
+
+def checkpoint(folder: Path, architecture: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], "vocab_size": 32}))
+    tensors = {"embed_tokens.weight": (32, 32), "layers.0.q_proj.weight": (32, 32), "norm.weight": (32,)}
+    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_explain_names_every_decision_and_its_distribution(inferno: Inferno, model: Path) -> None:
+    done = inferno("explain", str(model), "--only", "toy-model")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in reversed(done.stdout.splitlines()) if line.startswith("  ")}
+    assert "ToyForCausalLM" in lines["architecture"] and "[toy-model 2.5]" in lines["architecture"]
+    assert "safetensors" in lines["format"] and "[inferno 1.0.0]" in lines["format"]
+    assert "dense: 2 matrices of float32, 8.0 KiB (embed_tokens, q_proj)" in lines["weights"]
+    assert "torch: 4 query heads over 2 of 8, layers 0 to 2" in lines["attention"]
+    assert "float32 on cpu" in lines["compute"]
+    assert "lru" in lines["cache"]
+
+
+def test_explain_says_why_a_candidate_was_not_chosen(inferno: Inferno, model: Path) -> None:
+    shown = inferno("explain", str(model), "--only", "toy-model").stdout
+    refused = shown.partition("Not chosen")[2]
+    assert re.search(r"picky +it wants 128 heads +\[toy-model\]", refused)
+
+
+def test_explain_adds_up_the_memory_and_says_what_fits(inferno: Inferno, model: Path) -> None:
+    args = ["explain", str(model), "--only", "toy-model", "--max-model-len", "64", "--max-num-seqs", "4"]
+    shown = inferno(*args).stdout
+    assert re.search(r"KV cache .* 16 blocks of 16 tokens", shown)
+    assert "4 of 64 tokens at once" in shown
+
+
+def test_the_whole_plan_is_json(inferno: Inferno, model: Path) -> None:
+    plan = json.loads(inferno("explain", str(model), "--only", "toy-model", "--json").stdout)
+    assert (plan["architecture"], plan["format"], plan["max_model_len"]) == ("ToyForCausalLM", "safetensors", 256)
+
+
+def test_explain_imports_no_torch(inferno: Inferno, model: Path, site: Path) -> None:
+    (site / "torch.py").write_text("raise SystemExit('torch was imported')")
+    done = inferno("explain", str(model), "--only", "toy-model")
+    assert done.returncode == 0, done.stderr
+
+
+def test_lock_writes_the_plan_that_locked_reads(
+    inferno: Inferno, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inferno.cli import lock
+
+    args = ["explain", str(model), "--only", "toy-model", "--max-num-seqs", "3"]
+    printed = json.loads(inferno(*args, "--json", "--lock").stdout)
+    monkeypatch.chdir(tmp_path)
+    plan = lock.read(str(model), {"dtype": None, "disable": ()})
+    assert plan.max_num_seqs == printed["max_num_seqs"] == 3
+    assert plan == lock.plan_from_json(json.dumps(printed))
+
+
+@pytest.mark.parametrize("ref, values", [("other", {}), (None, {"dtype": "float32"})])
+def test_locked_takes_no_other_model_and_no_options(
+    inferno: Inferno, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str | None, values: Any
+) -> None:
+    from inferno.cli import lock
+    from inferno.errors import OptionError
+
+    inferno("explain", str(model), "--only", "toy-model", "--lock")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError):
+        lock.read(ref, values)
+
+
+def test_locked_without_a_lock_says_how_to_make_one(inferno: Inferno) -> None:
+    done = inferno("serve", "--locked")
+    assert done.returncode == 2
+    assert "explain REF --lock" in done.stderr
+
+
+def test_an_unknown_architecture_is_named(inferno: Inferno, tmp_path: Path) -> None:
+    done = inferno("explain", str(checkpoint(tmp_path / "alien", "AlienForCausalLM")))
+    assert done.returncode == 3
+    assert "AlienForCausalLM" in done.stderr and "pip install inferno-alien" in done.stderr
+
+
+def test_a_corrupt_checkpoint_is_no_traceback(inferno: Inferno, model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    done = inferno("explain", str(model))
+    assert done.returncode == 3
+    assert "model.safetensors" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--tensor-parallel-size", "2"],
+        ["--isq", "q4_k"],
+        ["--gpu-memory-utilization", "0.5", "--device", "cpu"],
+        ["--attention-backend", "warp"],
+        ["--cache-policy", "elephant"],
+        ["--enable-prefix-caching", "--cache-policy", "none"],
+        ["--memory", "lots"],
+        ["--max-model-len", "4096"],
+        ["--max-num-seqs", "0"],
+        ["--disable", "nobody"],
+        ["--revision", "main"],
+    ],
+)
+def test_a_flag_that_cannot_be_honoured_is_an_error(inferno: Inferno, model: Path, flags: list[str]) -> None:
+    done = inferno("explain", str(model), *flags)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("Error: ") and len(done.stderr.splitlines()) == 2
+
+
+def test_a_budget_that_is_too_small_says_what_is_needed(inferno: Inferno, model: Path) -> None:
+    done = inferno("explain", str(model), "--memory", "1MB")
+    assert done.returncode == 4
+    assert "--memory" in done.stderr

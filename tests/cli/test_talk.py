@@ -1,0 +1,154 @@
+"""`generate`, `chat` and `bench` over a fake model that answers in words: what is printed, where, and what is asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from attrs import define, field
+from click.testing import CliRunner, Result
+
+from inferno.cli import cli
+from inferno.cli.run import Run
+from inferno.errors import RequestError
+from inferno.llm import CompletionOutput, RequestOutput, TextDelta
+from inferno.llm.front import Front
+from inferno.llm.outputs import RequestMetrics
+from inferno.types import SamplingParams
+
+
+@define
+class FakeTemplate:
+    exists: bool = True
+
+    def source(self) -> str:
+        return "{% if enable_thinking %}"
+
+
+@define
+class FakeLLM:
+    """Says the prompt backwards, word by word. A chat prompt is its messages, joined."""
+
+    template: FakeTemplate = field(factory=FakeTemplate)
+    default_params: SamplingParams = SamplingParams(max_tokens=256, temperature=0.6)
+    asked: list[tuple[Any, SamplingParams]] = field(factory=list)
+    interrupt: bool = False
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        if "refuse" in messages[-1]["content"]:
+            raise RequestError("No", "Ask something else.")
+        text = " ".join(f"{m['role'][0]}:{m['content']}" for m in messages)
+        return text + "".join(f" {key}={value}" for key, value in kwargs.items())
+
+    def stream(self, prompt: str, params: SamplingParams) -> Iterator[TextDelta]:
+        self.asked.append((prompt, params))
+        for word in reversed(prompt.split()):
+            yield TextDelta(index=0, text=word + " ", token_ids=(1,))
+            if self.interrupt:
+                self.interrupt = False
+                raise KeyboardInterrupt
+
+    def generate(self, prompts: Sequence[Any], params: SamplingParams) -> list[RequestOutput]:
+        self.asked += [(prompt, params) for prompt in prompts]
+        answer = [CompletionOutput(index=0, text=f"[{prompt}]", token_ids=(1, 2)) for prompt in prompts]
+        now = RequestMetrics(0, 0, 0)
+        return [
+            RequestOutput(request_id="", prompt=None, prompt_token_ids=(), outputs=[a], metrics=now) for a in answer
+        ]
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
+    llm = FakeLLM()
+
+    @contextlib.contextmanager
+    def opened(ref: str | None, values: dict[str, Any], chat_template: str | None = None) -> Iterator[Run]:
+        yield Run(llm, Front(tokenizer=None, max_model_len=64, vocab_size=10))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("inferno.cli.run.opened", opened)
+    return llm
+
+
+def run(*args: str, stdin: str = "") -> Result:
+    result = CliRunner().invoke(cli, args, input=stdin)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_one_prompt_is_streamed_and_its_speed_told_on_stderr(llm: FakeLLM) -> None:
+    result = run("generate", "toy", "--prompt", "what is it")
+    assert result.stdout == "it is u:what \n"
+    assert "3 tokens in" in result.stderr and "tokens/s" in result.stderr
+
+
+def test_raw_and_template_less_prompts_go_as_they_are(llm: FakeLLM) -> None:
+    run("generate", "--prompt", "as it is", "--raw")
+    llm.template.exists = False
+    run("generate", "--prompt", "as it is")
+    assert [prompt for prompt, _ in llm.asked] == ["as it is", "as it is"]
+
+
+def test_several_prompts_are_answered_in_their_order_under_headers(llm: FakeLLM) -> None:
+    result = run("generate", "--prompts", "a | b c", "--prompt", "first", "--batch", "2")
+    once = "--- first\n[u:first]\n--- a\n[u:a]\n--- b c\n[u:b c]\n"
+    assert result.stdout == once * 2
+    assert "12 tokens in" in result.stderr and "6 prompts" in result.stderr
+
+
+def test_a_prompt_may_be_piped_in(llm: FakeLLM) -> None:
+    assert run("generate", stdin="from a pipe\n").stdout == "pipe a u:from \n"
+
+
+def test_no_prompt_at_all_is_a_usage_error(llm: FakeLLM) -> None:
+    result = CliRunner().invoke(cli, ["generate"])
+    assert result.exit_code == 2
+    assert "--prompt" in result.output
+
+
+def test_sampling_flags_change_the_model_s_own_defaults(llm: FakeLLM) -> None:
+    flags = "--max-tokens 7 --top-k 3 --stop END --stop-token-ids 5 --logit-bias 4=-100 --logit-bias 5=1.5 --seed 1"
+    run("generate", "-p", "x", *flags.split())
+    assert llm.asked[0][1] == SamplingParams(
+        temperature=0.6, max_tokens=7, top_k=3, stop=("END",), stop_token_ids=(5,), logit_bias={4: -100, 5: 1.5}, seed=1
+    )
+
+
+@pytest.mark.parametrize("flags", [["--temperature", "-1"], ["--logit-bias", "4"], ["--raw", "--system", "s"]])
+def test_impossible_values_are_usage_errors(llm: FakeLLM, flags: list[str]) -> None:
+    result = CliRunner().invoke(cli, ["generate", "-p", "x", *flags])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+
+
+def test_system_and_thinking_reach_the_template(llm: FakeLLM) -> None:
+    run("generate", "-p", "x", "--system", "be brief", "--no-thinking")
+    assert llm.asked[0][0] == "s:be brief u:x enable_thinking=False"
+
+
+def test_chat_remembers_until_reset(llm: FakeLLM) -> None:
+    result = run("chat", "--system", "s", stdin="one\ntwo\n/reset\nthree\n/exit\nnever\n")
+    assert [prompt for prompt, _ in llm.asked] == ["s:s u:one", "s:s u:one a:u:one s:s  u:two", "s:s u:three"]
+    assert result.stderr.count("tokens/s") == 3
+
+
+def test_chat_goes_on_after_a_refused_message(llm: FakeLLM) -> None:
+    result = run("chat", stdin="refuse this\nfine\n")
+    assert "Error: No\nAsk something else." in result.stderr
+    assert [prompt for prompt, _ in llm.asked] == ["u:fine"]
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(llm: FakeLLM) -> None:
+    llm.interrupt = True
+    result = run("chat", stdin="stop me\ngo on\n")
+    assert "(stopped)" in result.stderr
+    assert [prompt for prompt, _ in llm.asked] == ["u:stop me", "u:go on"]
+
+
+def test_bench_prints_a_line_per_concurrency(llm: FakeLLM) -> None:
+    result = run("bench", "--concurrency", "1", "--concurrency", "4", "--input-len", "8", "--rounds", "1")
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == ["1", "4"]
+    prompts = [tuple(prompt) for prompt, _ in llm.asked]
+    assert {len(prompt) for prompt in prompts} == {8}
+    assert all(params.ignore_eos and params.greedy for _, params in llm.asked)

@@ -1,0 +1,172 @@
+"""An engine of a few lines for the tests of what lies above it: it says what a script tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from inferno.errors import EngineDeadError
+from inferno.llm.front import Front
+from inferno.text import ChatTemplate, Tokenizer
+from inferno.types import EngineStats, FinishReason, Logprobs, Request, Token
+
+END = 256
+Script = Callable[[Request], Iterable[int]]
+TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One id per byte, and an end token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>"])
+    return Tokenizer(backend, eos_token_ids=(END,))
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def front(**changes: object) -> Front:
+    fields: dict[str, object] = {
+        "tokenizer": TOKENIZER,
+        "template": ChatTemplate({"default": TEMPLATE}),
+        "max_model_len": 100,
+        "vocab_size": 260,
+        "eos_token_ids": (END,),
+    }
+    return Front(**(fields | changes))  # type: ignore[arg-type]
+
+
+def says(text: str) -> Script:
+    """Every request is answered with `text`."""
+    return lambda request: [*TOKENIZER.encode(text), END]
+
+
+def echoes(request: Request) -> Iterable[int]:
+    """Every request is answered with its own prompt."""
+    return [*request.token_ids, END]
+
+
+def forever(request: Request) -> Iterable[int]:
+    return itertools.cycle(TOKENIZER.encode("ab"))
+
+
+class FakeEngine:
+    """One token per running request and step. `fails` is what the next step raises."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._running: dict[str, tuple[Request, Iterable[int], int]] = {}
+        self.submitted: list[Request] = []
+        self.aborted: list[str] = []
+        self.steps = 0
+        self.fails: BaseException | None = None
+        self.closed = False
+
+    def submit(self, request: Request) -> None:
+        self.submitted.append(request)
+        self._running[request.id] = (request, iter(self._script(request)), 0)
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self._running.pop(request_id, None)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def step(self) -> list[Token]:
+        if self.fails is not None:
+            raise self.fails
+        self.steps += 1
+        return [self._next(*self._running[name]) for name in list(self._running)]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _next(self, request: Request, script: Iterable[int], count: int) -> Token:
+        params, token_id = request.params, next(iter(script))
+        finish = stop_id = None
+        if token_id in params.stop_token_ids:
+            finish, stop_id = FinishReason.STOP, token_id
+        elif token_id in request.eos_token_ids:
+            finish = FinishReason.STOP
+        elif count + 1 == params.max_tokens:
+            finish = FinishReason.LENGTH
+        if finish is None:
+            self._running[request.id] = (request, script, count + 1)
+        else:
+            del self._running[request.id]
+        return Token(
+            request.id,
+            token_id,
+            finish,
+            stop_id,
+            logprobs=None if params.logprobs is None else _scored(token_id, params.logprobs),
+            prompt_logprobs=(
+                None
+                if params.prompt_logprobs is None or count
+                else (None, *(_scored(i, params.prompt_logprobs) for i in request.token_ids[1:]))
+            ),
+            num_cached=3 if count == 0 else 0,
+        )
+
+
+def _scored(token_id: int, top: int) -> Logprobs:
+    return Logprobs(token_id, -0.5, 2, tuple((i, -0.25 * (i + 1)) for i in range(top)))
+
+
+class FakeClient:
+    """The engine behind a queue, as if in another process. `dies()` ends it under its callers."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.alive = False
+        self.stats = EngineStats()
+        self._queues: dict[str, asyncio.Queue[list[Token] | None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.alive = True
+
+    async def close(self) -> None:
+        self.alive = False
+        if self._task is not None:
+            self._task.cancel()
+
+    def dies(self) -> None:
+        self.engine._running.clear()
+        for queue in self._queues.values():
+            queue.put_nowait(None)
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+        if request_id in self._queues:
+            self._queues[request_id].put_nowait([Token(request_id, -1, FinishReason.ABORT)])
+
+    async def submit(self, request: Request) -> AsyncIterator[list[Token]]:
+        queue = self._queues[request.id] = asyncio.Queue()
+        self.engine.submit(request)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._loop())
+        try:
+            while (tokens := await queue.get()) is not None:
+                yield tokens
+                if tokens[-1].finish is not None:
+                    return
+            raise EngineDeadError("the engine process ended", "Send the request again.")
+        finally:
+            del self._queues[request.id]
+
+    async def _loop(self) -> None:
+        while self.engine.busy:
+            for token in self.engine.step():
+                if token.request_id in self._queues:
+                    self._queues[token.request_id].put_nowait([token])
+            await asyncio.sleep(0)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from litestar.testing import TestClient
+
+from inferno.server import create_app
+
+from .server_fakes import FakeLLM
+
+
+class Live:
+    """A real server on a real socket: what a test client would buffer, this streams."""
+
+    def __init__(self, llm: FakeLLM, **options: Any) -> None:
+        self.llm = llm
+        self.app = create_app(llm, **options)  # type: ignore[arg-type]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, timeout_graceful_shutdown=1))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._listener.close()
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20)
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """A stream's events, decoded; comments and "[DONE]" as they are."""
+        with httpx.stream("POST", self.url + path, json={"stream": True, **body}, timeout=20) as response:
+            assert response.status_code == 200, response.read()
+            return [read_event(block) for block in "".join(response.iter_text()).split("\n\n") if block]
+
+
+def read_event(block: str) -> Any:
+    data = block.removeprefix("data: ")
+    return json.loads(data) if data.startswith("{") else data
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def live() -> Iterator[Callable[..., Live]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(llm: FakeLLM | None = None, **options: Any) -> Live:
+            server = Live(llm or FakeLLM(), **options)
+            stack.callback(server.stop)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., TestClient[Any]]]:
+    """An in-process client for answers that come whole."""
+    with contextlib.ExitStack() as stack:
+
+        def start(llm: FakeLLM | None = None, **options: Any) -> TestClient[Any]:
+            app = create_app(llm or FakeLLM(), **options)  # type: ignore[arg-type]
+            return stack.enter_context(TestClient(app, raise_server_exceptions=False))
+
+        yield start

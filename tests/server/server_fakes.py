@@ -1,0 +1,189 @@
+"""A model without a model: an AsyncLLM that says what it was told to, one byte a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from attrs import define, field
+
+from inferno.errors import EngineDeadError, RequestError
+from inferno.llm import TextDelta
+from inferno.text import ChatTemplate
+from inferno.types import EngineStats, Logprobs, SamplingParams
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}TOOLS {{ tools | length }}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+RESPONSE_TEMPLATE = {
+    "version": 1,
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.name}", "arguments": "{content.arguments}"},
+            },
+        },
+        "content": {"close": "<|im_end|>"},
+    },
+}
+
+
+class ByteTokenizer:
+    """A token is a byte; 256 is the end."""
+
+    eos_token_ids = (256,)
+    vocab_size = 257
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        try:
+            return list(text.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError("the prompt is not valid Unicode text", "Fix it.", param="prompt") from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return bytes(i for i in ids if 0 <= i < 256).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if 0 <= token_id < 256 else b""
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+@define(eq=False)
+class FakeLLM:
+    """Every answer is `reply`, `chunk` characters at a time, over and over where `endless`."""
+
+    reply: str = "Hello there"
+    chunk: int = 3
+    delay: float = 0.0
+    endless: bool = False
+    dies_after: int | None = None
+    """Raise EngineDeadError after this many deltas."""
+    fails_after: int | None = None
+    """Raise what no handler expects after this many deltas."""
+    max_model_len: int = 4096
+    alive: bool = True
+    response_template: Mapping[str, Any] | None = None
+    default_params: SamplingParams = SamplingParams(max_tokens=256)
+    model_id: str = "fake"
+    tokenizer: ByteTokenizer | None = field(factory=ByteTokenizer)
+    template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
+    stats: EngineStats = field(factory=EngineStats)
+    plan: Any = field(factory=lambda: SimpleNamespace(max_num_seqs=4))
+    live: dict[str, asyncio.Event] = field(factory=dict)
+    aborted: list[str] = field(factory=list)
+    seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
+    prompts: list[str] = field(factory=list)
+    started: int = 0
+    made: int = 0
+    """Tokens drawn so far."""
+
+    async def start(self) -> None:
+        self.started += 1
+
+    async def close(self) -> None:
+        self.started -= 1
+
+    def encode_prompt(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) and self.tokenizer else tuple(prompt)
+        if not ids:
+            raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
+        if any(not isinstance(i, int) or not 0 <= i < 257 for i in ids):
+            raise RequestError("prompt has an unknown token id", "The ids are 0 to 256.", param="prompt")
+        if len(ids) >= self.max_model_len:
+            raise RequestError("too long", "Shorten it.", param="prompt", code="context_length_exceeded")
+        return ids
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], /, *, tools: Any = None, **kwargs: Any) -> str:
+        self.prompts.append(self.template.render(messages, tools=tools, **kwargs))
+        return self.prompts[-1]
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[list[TextDelta]]:
+        ids = self.encode_prompt(prompt)
+        self.seen.append((ids, params))
+        return self._run(ids, params, request_id)
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self.live:
+            self.aborted.append(request_id)
+            self.live[request_id].set()
+
+    async def _run(self, ids: tuple[int, ...], params: SamplingParams, name: str) -> AsyncIterator[list[TextDelta]]:
+        stop = self.live[name] = asyncio.Event()
+        try:
+            step, at, sent = 0, [0] * params.n, 0
+            while True:
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+                if step == self.dies_after:
+                    raise EngineDeadError("the engine process ended", "Send it again.")
+                if step == self.fails_after:
+                    raise ZeroDivisionError("secret")
+                deltas = []
+                for i in range(params.n):
+                    deltas += self._next(i, at, ids, params, first=sent == 0, aborted=stop.is_set())
+                sent += 1
+                step += 1
+                if deltas:
+                    yield deltas
+                if all(a < 0 for a in at):
+                    return
+        finally:
+            self.live.pop(name, None)
+
+    def _next(
+        self, i: int, at: list[int], ids: tuple[int, ...], params: SamplingParams, *, first: bool, aborted: bool
+    ) -> list[TextDelta]:
+        if at[i] < 0:
+            return []
+        if aborted:
+            at[i] = -1
+            return [TextDelta(index=i, finish_reason="abort")]
+        limit = params.max_tokens or 10**9
+        end = min(at[i] + self.chunk, limit, 10**9 if self.endless else len(self.reply))
+        text = "".join(self.reply[k % len(self.reply)] for k in range(at[i], end))
+        finish = "length" if end == limit else "stop" if not self.endless and end == len(self.reply) else None
+        at[i] = -1 if finish else end
+        tokens = tuple(text.encode())
+        self.made += len(tokens)
+        return [
+            TextDelta(
+                index=i,
+                text=text,
+                token_ids=tokens,
+                logprobs=tuple(_score(t, params.logprobs) for t in tokens) if params.logprobs is not None else None,
+                finish_reason=finish,
+                num_cached=2 if first else 0,
+                prompt_logprobs=(None, *(_score(t, params.prompt_logprobs) for t in ids[1:]))
+                if params.prompt_logprobs is not None and first and i == 0
+                else None,
+            )
+        ]
+
+
+def _score(token: int, top: int | None) -> Logprobs:
+    return Logprobs(token, -0.5, 1, tuple((token + k, -0.5 - k) for k in range(top or 0)))
