@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from inferno.plan import Plan
 
 from inferno.errors import EngineDeadError, RequestError
 from inferno.llm import AsyncLLM, TextDelta
+from inferno.plan import Plan
 from inferno.types import SamplingParams
 
 from .fake_engine import FakeClient, FakeEngine, Script, echoes, forever, front, says

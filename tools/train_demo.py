@@ -36,10 +36,10 @@ SEED = 2026
 VOCABULARY = 4096
 CONTEXT = 2048
 LENGTH, ROWS = 512, 12  # one step is 12 rows of 512 tokens
-STEPS, WARMUP = 4000, 60
-MUON_RATE, ADAM_RATE, LAST_RATE = 0.02, 3e-3, 0.02  # the last is a share of the first two
-HOLD = 0.4  # share of the steps at full rate; after it the rate falls in a line
-CHAT_EARLY, CHAT_LATE, LATE = 0.35, 0.75, 0.35  # share of rows that are dialogues, before and after this share of steps
+STEPS = 2600
+MUON_RATE, ADAM_RATE = 0.02, 3e-3
+RATES = ((-1, 0.0), (59, 1.0), (1600, 1.0), (2000, 5 / 6), (STEPS, 0.02))  # share of the two rates at a step, in lines
+CHAT_EARLY, CHAT_LATE, LATE = 0.35, 0.75, 1400  # share of rows that are dialogues, before and from this step
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VISIBLE = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -180,11 +180,11 @@ def dialogue_row(
 
 
 def batch(
-    step: int, steps: int, text: np.ndarray, dialogues: Dialogues, tokenizer: Tokenizer
+    step: int, text: np.ndarray, dialogues: Dialogues, tokenizer: Tokenizer
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Step number `step`: inputs, targets and which targets count. It depends on nothing but its arguments and SEED."""
     rng = random.Random(f"{SEED}:{step}")
-    late = step >= LATE * steps
+    late = step >= LATE
     chats = round(ROWS * (CHAT_LATE if late else CHAT_EARLY))
     rows = [dialogue_row(dialogues, tokenizer, rng, late) for _ in range(chats)]
     for _ in range(ROWS - chats):
@@ -276,11 +276,9 @@ def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def rate(step: int, steps: int) -> float:
-    """Share of the full learning rate at a step: a short rise, a plateau, a line down."""
-    rise = min(1.0, (step + 1) / WARMUP)
-    fall = min(1.0, (1 - step / steps) / (1 - HOLD))
-    return rise * max(LAST_RATE, fall)
+def rate(step: int) -> float:
+    """Share of the full learning rate at a step: a short rise, a plateau, two lines down."""
+    return float(np.interp(step, *zip(*RATES, strict=True)))
 
 
 def train(work: Path, steps: int, threads: int, compiled: bool) -> None:
@@ -310,8 +308,8 @@ def train(work: Path, steps: int, threads: int, compiled: bool) -> None:
     for step in range(first, steps):
         for opt, full in zip(opts, full_rates, strict=True):
             for group in opt.param_groups:
-                group["lr"] = full * rate(step, steps)
-        inputs, targets, learnt = batch(step, steps, text, dialogues, tokenizer)
+                group["lr"] = full * rate(step)
+        inputs, targets, learnt = batch(step, text, dialogues, tokenizer)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = body(inputs, use_cache=False).last_hidden_state
             logits = model.lm_head(hidden[learnt])
@@ -335,7 +333,7 @@ def train(work: Path, steps: int, threads: int, compiled: bool) -> None:
                 f"text {smooth['text']:.3f} chat {smooth['chat']:.3f}",
                 flush=True,
             )
-        if (step + 1) % 250 == 0 or step + 1 == steps:
+        if (step + 1) % 100 == 0 or step + 1 == steps:
             state = {
                 "model": model.state_dict(),
                 "optimizers": [opt.state_dict() for opt in opts],
@@ -522,7 +520,7 @@ def main() -> None:
     parser.add_argument("what", choices=("prepare", "train", "export", "evaluate", "all"))
     parser.add_argument("--work", type=Path, default=ROOT / ".demo", help="folder for tokenizer, checkpoint and report")
     parser.add_argument("--package", type=Path, default=PACKAGE, help="folder of the package inferno_demo")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=STEPS, help="stop after this step, for a trial")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="compile the model; needs a C++ compiler")
     given = parser.parse_args()

@@ -8,9 +8,9 @@ Shape suffixes, here and in every model:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -33,8 +33,5 @@ class Batch:
     """Block tables, int64. Entries past a sequence's context are arbitrary valid ids."""
     block_size: int
     cache: KVCache
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether every sequence computes exactly one token."""
-        return len(self.query_starts) - 1 == len(self.token_ids_T)
+    scratch: dict[object, Any] = field(factory=dict)
+    """What an attention backend derives from the step once, under a key of its own: the next layers find it here."""

@@ -93,6 +93,7 @@ class ModelRunner:
     """The model, its cache and its sampler, on one device."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
+        torch.set_num_threads(plan.threads)
         self._model, self._device = model, torch.device(plan.device)
         layers = {layer: use for use in plan.attention for layer in use.layers}
         layouts = [layers[i].cache for i in range(len(layers))]

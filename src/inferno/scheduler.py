@@ -69,6 +69,7 @@ class Scheduler:
         else:
             self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
             heapq.heapify(self._waiting)
+        self._gauge()
         return True
 
     # --- plan -----------------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class Scheduler:
         admissions: list[Admission] = []
         if not preempted:
             self._admit(budget, slices, admissions, grants)
-        self.stats.num_running, self.stats.num_waiting = len(self._running), len(self._waiting)
+        self._gauge()
         return Step(tuple(slices), tuple(admissions), tuple(grants))
 
     def _extend(self, sequence: Sequence, num_tokens: int, grants: list[BlockGrant]) -> Sequence | None:
@@ -218,8 +219,7 @@ class Scheduler:
         stats = self.stats
         stats.steps += 1
         stats.generated_tokens += len(tokens)
-        stats.num_running = len(running)
-        stats.kv_usage = self._pool.num_held / self._pool.num_blocks
+        self._gauge()
         return tokens
 
     def _keep(self, sequence: Sequence, num_full: int) -> None:
@@ -249,6 +249,11 @@ class Scheduler:
         self._rows.append(sequence.row)
         self._swaps = [g for g in self._swaps if g.row != sequence.row] if self._swaps else self._swaps
         sequence.row = -1
+
+    def _gauge(self) -> None:
+        stats = self.stats
+        stats.num_running, stats.num_waiting = len(self._running), len(self._waiting)
+        stats.kv_usage = self._pool.num_held / self._pool.num_blocks
 
     def check(self) -> None:
         """The invariants, for tests and for when nothing runs."""

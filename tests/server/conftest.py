@@ -27,7 +27,9 @@ class Live:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._server = uvicorn.Server(uvicorn.Config(self.app, log_config=None, timeout_graceful_shutdown=1))
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
         self._thread.start()
         wait_until(lambda: self._server.started)

@@ -100,6 +100,13 @@ class FakeLLM:
     async def close(self) -> None:
         self.started -= 1
 
+    async def __aenter__(self) -> FakeLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
     def encode_prompt(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) and self.tokenizer else tuple(prompt)
         if not ids:
@@ -137,8 +144,7 @@ class FakeLLM:
         try:
             step, at, sent = 0, [0] * params.n, 0
             while True:
-                if self.delay:
-                    await asyncio.sleep(self.delay)
+                await asyncio.sleep(self.delay)  # with 0 there is always a token ready, once the others had their turn
                 if step == self.dies_after:
                     raise EngineDeadError("the engine process ended", "Send it again.")
                 if step == self.fails_after:

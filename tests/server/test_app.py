@@ -295,7 +295,7 @@ def test_the_app_can_be_mounted_in_another() -> None:
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
         await inner(scope, receive, send)
 
-    with TestClient(Litestar([mounted])) as http:
+    with TestClient(Litestar([mounted], logging_config=None)) as http:
         assert http.get("/llm/health").status_code == 200
         assert http.get("/llm/v1/models").status_code == 401
         headers = {"Authorization": "Bearer k"}
@@ -328,6 +328,14 @@ def test_the_gate_is_left_whatever_happens(client: Any) -> None:
         assert not service_of(http.app).gate.jobs
 
 
+def test_a_response_template_that_cannot_be_read_costs_the_tools_only(client: Any, caplog: Any) -> None:
+    http = client(FakeLLM(response_template={"version": 99, "fields": {}}))
+    assert "response_template" in caplog.text
+    assert http.post(CHAT, json={"messages": MESSAGES}).status_code == 200
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert error(http.post(CHAT, json={"messages": MESSAGES, "tools": tools}), 400)["param"] == "tools"
+
+
 @pytest.fixture(scope="module")
 def fuzzed() -> Any:
     with TestClient(create_app(FakeLLM()), raise_server_exceptions=False) as http:  # type: ignore[arg-type]
@@ -335,13 +343,19 @@ def fuzzed() -> Any:
 
 
 VALUES = JSON | st.sampled_from(["auto", "none", {"type": "text"}, [], {}, 2**62, -(2**62), 1e308, 0, 1, True, "é\x00"])
+CHAT_FIELDS = (
+    "temperature top_p top_k n stop seed logit_bias max_tokens logprobs top_logprobs tools tool_choice stream priority "
+    "stream_options chat_template_kwargs reasoning_effort cache_salt request_id return_token_ids prompt_logprobs "
+    "continue_final_message response_format"
+)
+TURNS = st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": JSON}), max_size=2)
 CHAT_BODIES = st.fixed_dictionaries(
-    {"messages": st.just(MESSAGES) | st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": JSON}), max_size=2)},
-    optional=dict.fromkeys(("temperature", "top_p", "top_k", "n", "stop", "seed", "logit_bias", "max_tokens", "logprobs", "top_logprobs", "tools", "tool_choice", "stream", "stream_options", "chat_template_kwargs", "reasoning_effort", "priority", "cache_salt", "request_id", "return_token_ids", "prompt_logprobs", "continue_final_message", "response_format"), VALUES),
-)  # fmt: skip
+    {"messages": st.just(MESSAGES) | TURNS}, optional=dict.fromkeys(CHAT_FIELDS.split(), VALUES)
+)
+COMPLETION_FIELDS = "n echo logprobs max_tokens best_of suffix stream stop seed"
 COMPLETION_BODIES = st.fixed_dictionaries(
     {"prompt": JSON | st.just("x") | st.lists(st.integers(-1, 300), max_size=3)},
-    optional=dict.fromkeys(("n", "echo", "logprobs", "max_tokens", "best_of", "suffix", "stream", "stop", "seed"), VALUES),
+    optional=dict.fromkeys(COMPLETION_FIELDS.split(), VALUES),
 )
 
 

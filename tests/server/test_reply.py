@@ -121,6 +121,6 @@ def test_marks_that_are_special_tokens_are_noticed() -> None:
     assert not Dialect.of(RESPONSE_TEMPLATE, ByteTokenizer()).writes_special
 
 
-def test_a_broken_template_is_found_at_the_start() -> None:
+def test_a_broken_template_is_found_before_the_first_request() -> None:
     with pytest.raises(ValueError, match="fields"):
         Dialect.of({"version": 1, "fields": {}}, ByteTokenizer())

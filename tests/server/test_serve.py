@@ -25,13 +25,11 @@ sys.path.insert(0, {tests!r})
 from server.server_fakes import FakeLLM
 from inferno.server import run_server
 
-class Entered(FakeLLM):
-    async def __aenter__(self):
-        return self
-    async def __aexit__(self, *_):
+class Closes(FakeLLM):
+    async def close(self):
         print("closed", flush=True)
 
-llm = Entered(endless=True, delay=0.005)
+llm = Closes(endless=True, delay=0.005)
 run_server(llm, port=0, shutdown_seconds={seconds}, ready=lambda url, _: print(url, flush=True))
 """
 
@@ -59,8 +57,15 @@ def test_port_0_is_reported_as_what_it_became(process: Any) -> None:
     child, url = process(5)
     assert httpx.get(url + "/health").json() == {"status": "ok"}
     child.send_signal(signal.SIGTERM)
-    assert child.stdout.read().strip() == "closed"
     assert child.wait(20) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)])
+def test_the_model_is_closed_before_the_signal_ends_the_process(process: Any, number: int, code: int) -> None:
+    child, _ = process(5)
+    child.send_signal(number)
+    assert child.stdout.read().strip() == "closed"
+    assert child.wait(20) == code
 
 
 @pytest.mark.parametrize(("seconds", "tokens", "ending"), [(20, 100, "[DONE]"), (0.3, 10**9, "server_shutting_down")])

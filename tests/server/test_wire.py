@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferno.errors import RequestError
+from inferno.server.decode import decode
 from inferno.server.fields import FIELDS, Field
-from inferno.server.wire import ENDPOINTS, ChatRequest, CompletionRequest, decode
+from inferno.server.wire import ENDPOINTS, ChatRequest, CompletionRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SMALLEST = {

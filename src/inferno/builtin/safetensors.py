@@ -134,7 +134,9 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
         if size < 8 or length > min(size - 8, MAX_HEADER):
             raise CheckpointError(f"{file.name}: header of {length} bytes in a file of {size}", DAMAGED)
         try:
-            header = json.loads(stream.read(length))
+            header = json.loads(stream.read(length), object_pairs_hook=_unique)
+        except _NamedTwiceError as error:
+            raise CheckpointError(f"{file.name}: its header has {error} twice", DAMAGED) from error
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file.name}: its header is not JSON", DAMAGED) from error
     if not isinstance(header, dict):
@@ -156,6 +158,18 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
+class _NamedTwiceError(ValueError):
+    """A JSON object has a key twice: readers would disagree on which one counts."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _NamedTwiceError(next(name for i, name in enumerate(names) if name in names[:i]))
+    return found
+
+
 def _entry(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     try:
         kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -164,7 +178,7 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
         raise CheckpointError(f"{file.name}: the entry of {name} is malformed", DAMAGED) from error
     if not all(type(n) is int and n >= 0 for n in numbers):
         raise CheckpointError(f"{file.name}: {name} has a size that is no natural number", DAMAGED)
-    if kind not in DTYPES:
+    if not isinstance(kind, str) or kind not in DTYPES:
         raise CheckpointError(f"{file.name}: {name} is of the unknown type {kind!r}", f"Known: {', '.join(DTYPES)}.")
     if end - begin != math.prod(shape) * DTYPE_BYTES[DTYPES[kind]]:
         raise CheckpointError(f"{file.name}: {name} has {end - begin} bytes for {kind} {shape}", DAMAGED)

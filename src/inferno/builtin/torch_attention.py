@@ -1,12 +1,12 @@
 """Paged attention in plain torch: the reference every backend is held against.
 
 Suffixes: T packed tokens, H query heads, K key/value heads, G query heads per key/value head, C head dim, S sequences,
-L tokens of context, Q queries of one sequence, N cache slots (blocks x block size).
+L keys (padded context), Q queries of a sequence, N rows of the cache (slots x key/value heads).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from attrs import frozen
@@ -15,60 +15,107 @@ from torch import Tensor
 from inferno.batch import Batch
 from inferno.contracts import AttentionNeed
 
-_MAX_SCORES = 1 << 24
-"""Scores held at once: long prompts are taken in runs of queries, so that memory stays bounded."""
+_MAX_ELEMENTS = 1 << 24
+"""Scores, or gathered keys, held at once: long prompts and large batches are taken in parts."""
+
+
+@frozen(eq=False)
+class Part:
+    """Queries that are computed together: one each of several sequences, or several of one."""
+
+    tokens: Tensor | slice
+    """Their rows in T, S · Q of them."""
+    rows_N: Tensor
+    """Where their keys lie: S x K x L rows of the flat cache."""
+    hidden_SQL: Tensor
+    """True where a query may not look."""
 
 
 @frozen
 class TorchAttend:
-    """One layer's attention. Query heads that share a key/value head are folded into the query length, so that each key is
-    read once."""
+    """One layer's attention."""
 
     need: AttentionNeed
 
     def __call__(
         self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch
     ) -> Tensor:
-        k_NKC, v_NKC = cache["k"].flatten(0, 1), cache["v"].flatten(0, 1)
-        k_NKC.index_copy_(0, batch.slots_T, k_TKC)
-        v_NKC.index_copy_(0, batch.slots_T, v_TKC)
+        keys, values = cache["k"], cache["v"]
+        keys.flatten(0, 1).index_copy_(0, batch.slots_T, k_TKC)
+        values.flatten(0, 1).index_copy_(0, batch.slots_T, v_TKC)
+        key = (TorchAttend, self.need)
+        if key not in batch.scratch:  # the same for every layer of this need
+            batch.scratch[key] = list(_parts(self.need, batch, q_THC.device))
         out_THC = torch.empty_like(q_THC)
-        offsets_B = torch.arange(batch.block_size, device=q_THC.device)
-        for i, context_len in enumerate(batch.context_lens):
-            rows = slice(batch.query_starts[i], batch.query_starts[i + 1])
-            num_queries = rows.stop - rows.start
-            num_blocks = -(-context_len // batch.block_size)
-            first = self._first_needed(context_len - num_queries) // batch.block_size
-            blocks_M = batch.blocks_SM[i, first:num_blocks]
-            slots_L = (blocks_M[:, None] * batch.block_size + offsets_B).flatten()
-            start = first * batch.block_size
-            slots_L = slots_L[: context_len - start]
-            keys, values = k_NKC.index_select(0, slots_L), v_NKC.index_select(0, slots_L)
-            run = max(1, _MAX_SCORES // (self.need.num_heads * len(slots_L)))
-            for begin in range(rows.start, rows.stop, run):
-                part = slice(begin, min(begin + run, rows.stop))
-                positions_Q = batch.positions_T[part]
-                out_THC[part] = self._attend(q_THC[part], keys, values, positions_Q, start)
+        for part in batch.scratch[key]:
+            out_THC[part.tokens] = self._attend(q_THC[part.tokens], keys, values, part)
         return out_THC
 
-    def _first_needed(self, first_position: int) -> int:
-        """The oldest token that a query at `first_position` attends to."""
-        window = self.need.sliding_window
-        return 0 if window is None else max(0, first_position - window + 1)
-
-    def _attend(self, q_QHC: Tensor, k_LKC: Tensor, v_LKC: Tensor, positions_Q: Tensor, start: int) -> Tensor:
-        Q, H, C = q_QHC.shape
-        K = k_LKC.shape[1]
-        q_KXC = q_QHC.view(Q, K, H // K, C).permute(1, 0, 2, 3).reshape(K, -1, C)  # X = Q x G
-        scores_KXL = torch.bmm(q_KXC, k_LKC.permute(1, 2, 0)).float() * self.need.scale
+    def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, part: Part) -> Tensor:
+        """Query heads that share a key/value head are folded into the query length: each key is read once."""
+        S, Q, L = part.hidden_SQL.shape
+        K, C = keys.shape[-2:]
+        G = q_THC.shape[1] // K
+        k_XLC = keys.reshape(-1, C).index_select(0, part.rows_N).view(S * K, L, C)
+        v_XLC = values.reshape(-1, C).index_select(0, part.rows_N).view(S * K, L, C)
+        q_XYC = q_THC.view(S, Q, K, G, C).permute(0, 2, 1, 3, 4).reshape(S * K, Q * G, C)
+        scores = torch.bmm(q_XYC, k_XLC.transpose(1, 2)).float().mul_(self.need.scale).view(S, K, Q, G, L)
         if (cap := self.need.soft_cap) is not None:
-            scores_KXL = cap * torch.tanh(scores_KXL / cap)
-        if Q > 1 or self.need.sliding_window is not None:
-            context_L = torch.arange(start, start + len(k_LKC), device=q_QHC.device)
-            hidden_QL = context_L > positions_Q[:, None]
-            if self.need.sliding_window is not None:
-                hidden_QL |= context_L <= positions_Q[:, None] - self.need.sliding_window
-            scores_KXL.view(K, Q, -1, len(k_LKC)).masked_fill_(hidden_QL[None, :, None], float("-inf"))
-        weights_KXL = torch.softmax(scores_KXL, -1).to(v_LKC.dtype)
-        out_KXC = torch.bmm(weights_KXL, v_LKC.transpose(0, 1))
-        return out_KXC.view(K, Q, H // K, C).permute(1, 0, 2, 3).reshape(Q, H, C)
+            scores = cap * torch.tanh(scores / cap)
+        scores.masked_fill_(part.hidden_SQL[:, None, :, None], float("-inf"))
+        weights_XYL = torch.softmax(scores, -1).to(v_XLC.dtype).view(S * K, Q * G, L)
+        out = torch.bmm(weights_XYL, v_XLC).view(S, K, Q, G, C)
+        return out.permute(0, 2, 1, 3, 4).reshape(S * Q, K * G, C)
+
+
+def _parts(need: AttentionNeed, batch: Batch, device: torch.device) -> Iterator[Part]:
+    """The step's queries in parts of bounded size: single ones by padded context, prompts one by one."""
+    singles: dict[int, list[int]] = {}
+    for i, context in enumerate(batch.context_lens):
+        first, stop = batch.query_starts[i], batch.query_starts[i + 1]
+        if stop - first == 1:
+            singles.setdefault(_padded(_span(need, context, 1)), []).append(i)
+            continue
+        run = max(1, _MAX_ELEMENTS // (need.num_heads * _padded(context)))
+        for begin in range(first, stop, run):
+            end = min(begin + run, stop)
+            reach = context - (stop - end)  # tokens up to the last query of this run
+            length = _padded(_span(need, reach, end - begin))
+            yield _part(need, batch, [i], [reach], slice(begin, end), length, device)
+    for length, members in singles.items():
+        size = max(1, _MAX_ELEMENTS // (length * need.num_kv_heads * need.head_dim))
+        for begin in range(0, len(members), size):
+            group = members[begin : begin + size]
+            tokens = torch.tensor([batch.query_starts[i] for i in group], device=device)
+            yield _part(need, batch, group, [batch.context_lens[i] for i in group], tokens, length, device)
+
+
+def _span(need: AttentionNeed, reach: int, queries: int) -> int:
+    """How many keys the last `queries` queries before `reach` look at."""
+    return reach if need.sliding_window is None else min(reach, need.sliding_window + queries - 1)
+
+
+def _padded(length: int) -> int:
+    """A length with few distinct values: matrix libraries prepare a kernel for each shape they meet, and keep it."""
+    step = max(32, 1 << (length - 1).bit_length() >> 3)
+    return -(-length // step) * step
+
+
+def _part(
+    need: AttentionNeed, batch: Batch, members: list[int], reaches: list[int], tokens: Tensor | slice, length: int,
+    device: torch.device,
+) -> Part:  # fmt: skip
+    B, K = batch.block_size, need.num_kv_heads
+    reach_S1 = torch.tensor(reaches, device=device)[:, None]
+    positions_SQ = batch.positions_T[tokens].view(len(members), -1)
+    start_S1 = (reach_S1 - length).clamp_min(0)
+    # Padding stands for the sequence's own newest token, hidden: never another sequence's numbers.
+    context_SL = start_S1 + torch.arange(length, device=device)
+    hidden_SQL = context_SL[:, None] > positions_SQ[:, :, None]
+    if need.sliding_window is not None:
+        hidden_SQL |= context_SL[:, None] <= positions_SQ[:, :, None] - need.sliding_window
+    known_SL = torch.minimum(context_SL, reach_S1 - 1)
+    blocks_SL = batch.blocks_SM[torch.tensor(members, device=device)].gather(1, known_SL // B)
+    slots_SL = blocks_SL * B + known_SL % B
+    rows_SKL = slots_SL[:, None] * K + torch.arange(K, device=device)[:, None]
+    return Part(tokens, rows_SKL.flatten(), hidden_SQL)

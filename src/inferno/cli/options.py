@@ -78,6 +78,7 @@ engine_options = together([
     _engine("--cache-policy", metavar="NAME", help="Prefix cache: lru, none, or a plugin's."),
     _engine("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="The same as a switch."),
     _engine("--tensor-parallel-size", "-tp", type=int, help="Devices that share every layer."),
+    _engine("--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"),
     _engine("--isq", metavar="SCHEME", help="Quantize the weights while loading."),
     source_options,
     plugin_options,

@@ -38,11 +38,12 @@ class Dialect:
 
     @classmethod
     def of(cls, template: Mapping[str, Any] | None, tokenizer: Any) -> Dialect:
+        """Raises ValueError for a template that transformers cannot read."""
         if not template or tokenizer is None:
             return cls()
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
-        load_response_template(dict(template))  # a broken template stops the server's start, not its requests
+        load_response_template(dict(template))  # found out here, not by the first request
         marks = [mark for mark in _marks(template) if tokenizer.decode(tokenizer.encode(mark, False), True) != mark]
         return cls(template, bool(marks))
 

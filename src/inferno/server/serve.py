@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -52,7 +55,6 @@ def run_server(
         app = create_app(llm, own_llm=False, **(app_options or {}))
         config = uvicorn.Config(
             app,
-            http="httptools",
             log_level=log_level,
             log_config=None,
             access_log=False,
@@ -62,16 +64,36 @@ def run_server(
         server = _Server(config, lambda: service_of(app).gate.drain(shutdown_seconds))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_run(server, listener, llm, ready))
+    for number in server.signals:  # all is closed: now the signal may do what it does
+        signal.raise_signal(number)
 
 
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
         super().__init__(config)
         self._drain = drain
+        self.signals: list[int] = []
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._drain()
         await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does, but the signal is raised again by `run_server`, after the model is closed too."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.signals.append(sig)
+        super().handle_exit(sig, frame)
 
 
 async def _run(
@@ -100,9 +122,11 @@ def _url(listener: socket.socket) -> str:
 
 def _bind(host: str, port: int) -> socket.socket:
     """Bound before the model is loaded: a port in use should not cost a minute. Raises AddressError."""
+    if not 0 <= port <= 65535:
+        raise AddressError(f"{host} has no port {port}", "Ports are 0 to 65535; 0 takes a free one.")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (socket.gaierror, OverflowError) as error:
+    except socket.gaierror as error:
         raise AddressError(
             f"cannot listen on {host}:{port}: {error}", "Give a host name or address of this machine."
         ) from error
@@ -110,19 +134,18 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
         raise AddressError(*_explain(host, port, error)) from error
     return listener
 
 
-def _explain(host: str, port: int, error: Exception) -> tuple[str, str]:
-    number = getattr(error, "errno", None)
-    if number == errno.EADDRINUSE:
+def _explain(host: str, port: int, error: OSError) -> tuple[str, str]:
+    if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} on {host} is in use",
             "Stop what listens there, or give another: --port 0 takes a free one.",
         )
-    if number == errno.EACCES:
+    if error.errno == errno.EACCES:
         return f"port {port} needs privileges that this process lacks", "Give a port above 1023: --port 8000"
     return f"cannot listen on {host}:{port}: {error}", "Give an address of this machine: --host 127.0.0.1"

@@ -30,6 +30,6 @@ def inferno_sources() -> list[Source]:
             matches=lambda ref: ref == "demo",
             fetch=fetch,
             list=lambda: ("demo",),
-            priority=10,
+            priority=30,  # above local paths: a folder that happens to be called demo is ./demo
         )
     ]

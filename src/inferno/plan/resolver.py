@@ -1,8 +1,4 @@
-"""The plan: one value between "what do you want" and "what runs".
-
-`resolve` reads headers only and imports no torch. `explain` prints the value, `serve`, `chat`, `generate` and `bench` execute
-exactly it, and an engine process receives it serialised: there is one code path.
-"""
+"""From a reference and options to a plan, or to every refusal with its remedy. Reads headers only, imports no torch."""
 
 from __future__ import annotations
 
@@ -13,166 +9,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
-import cattrs
-from attrs import field, frozen
-from cattrs.preconf.msgspec import make_converter
 
 from inferno import memory
-from inferno.catalog import Catalog, Offer, Refusal, load_catalog
-from inferno.contracts import (
-    DTYPE_BYTES,
-    DType,
-    Architecture,
-    AttentionNeed,
-    CacheTensor,
-    Checkpoint,
-    FetchOptions,
-    ModelConfig,
-    TensorInfo,
-    TextAssets,
-)
+from inferno.catalog import Catalog, Choice, Offer, Refusal, load_catalog
+from inferno.contracts import DTYPE_BYTES, Architecture, AttentionNeed, Checkpoint, DType, FetchOptions, ModelConfig, TensorInfo
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
+from inferno.plan.stored import architecture_name, is_matrix, modules_of, unused_tensors
+from inferno.plan.values import COMPUTE_DTYPES, AttentionUse, MemoryItem, Options, Plan, SchemeUse
 
-COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_MEMORY = "70%"
-
-
-@frozen(kw_only=True)
-class Options:
-    """What a user may ask of an engine. Names are vLLM's where the meaning is."""
-
-    dtype: str = "auto"
-    """Compute and cache type; auto takes the checkpoint's."""
-    device: str = "auto"
-    max_model_len: int | None = None
-    """Longest context in tokens, output included; None: the model's own, or what fits."""
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    memory: str | None = None
-    """The most the engine may use for weights, cache and workspace together: `8GiB`, or `60%` of the device's total."""
-    gpu_memory_utilization: float | None = None
-    """The same as a fraction of a GPU's total, as at vLLM."""
-    block_size: int | None = None
-    attention_backend: str = "auto"
-    cache_policy: str = "auto"
-    tensor_parallel_size: int = 1
-    isq: str | None = None
-    """Scheme to quantize the dense matrices with while loading."""
-    seed: int | None = None
-    """Makes requests without a seed of their own reproducible from run to run."""
-    revision: str | None = None
-    offline: bool = False
-    progress: bool = False
-    served_model_name: str | None = None
-    disable: tuple[str, ...] = field(default=(), converter=tuple)
-    only: tuple[str, ...] = field(default=(), converter=tuple)
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise OptionError(f"{name} is {value!r}", "It must be a whole number of at least 1.")
-        if self.dtype not in ("auto", *COMPUTE_DTYPES):
-            raise OptionError(f"dtype {self.dtype!r} is not known", f"Known: auto, {', '.join(COMPUTE_DTYPES)}.")
-        if self.tensor_parallel_size != 1:
-            raise OptionError(
-                f"tensor_parallel_size {self.tensor_parallel_size}: no installed executor runs several ranks",
-                "Leave it at 1.",
-            )
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise OptionError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}",
-                "Every running sequence needs a token in each step: raise the one or lower the other.",
-            )
-        if self.memory is not None and self.gpu_memory_utilization is not None:
-            raise OptionError("memory and gpu_memory_utilization exclude each other", "Give one of them.")
-
-
-@frozen(kw_only=True)
-class SchemeUse:
-    """The matrices one scheme holds."""
-
-    name: str
-    distribution: str
-    classes: tuple[str, ...]
-    """Last path components: q_proj, embed_tokens."""
-    stored: tuple[str, ...]
-    """Types they are stored in."""
-    count: int
-    nbytes: int
-    """Once loaded."""
-
-
-@frozen(kw_only=True)
-class AttentionUse:
-    """The layers one attention backend serves with one need."""
-
-    name: str
-    distribution: str
-    need: AttentionNeed
-    layers: tuple[int, ...]
-    cache: Mapping[str, CacheTensor]
-    """What each layer keeps per block."""
-
-
-@frozen
-class MemoryItem:
-    """One line of the memory plan."""
-
-    name: str
-    nbytes: int
-    why: str
-
-
-@frozen(kw_only=True)
-class Plan:
-    """Everything that was decided, before the first token."""
-
-    ref: str
-    path: str
-    model_id: str
-    source: str
-    architecture: str
-    format: str
-    config: Mapping[str, Any]
-    """The checkpoint's, as its format tells it."""
-    schemes: tuple[SchemeUse, ...]
-    isq: str | None
-    attention: tuple[AttentionUse, ...]
-    cache_policy: str
-    executor: str
-    dtype: str
-    device: str
-    seed: int | None
-    vocab_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_blocks: int
-    memory_limit: int
-    memory: tuple[MemoryItem, ...]
-    distributions: Mapping[str, str]
-    """What was chosen -> distribution and version it comes from."""
-    considered: tuple[Refusal, ...]
-    """Candidates that were not chosen, and why."""
-    notes: tuple[str, ...]
-    """What a user should know: limits lowered to fit, and so on."""
-    disable: tuple[str, ...]
-    only: tuple[str, ...]
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens the cache holds, over all sequences."""
-        return self.num_blocks * self.block_size
-
-    @property
-    def kv_bytes_per_token(self) -> float:
-        return sum(_block_bytes(use) for use in self.attention) / self.block_size
-
-    def catalog(self) -> Catalog:
-        """The catalog as it was when the plan was made: the same plugins switched off."""
-        return load_catalog(disable=self.disable, only=self.only)
+SHARED_FROM = 64 * memory.UNITS["MI"]
+"""Bytes of weights from which a step is worth more than one thread."""
 
 
 def resolve(ref: str, options: Options | None = None, catalog: Catalog | None = None) -> Plan:
@@ -188,46 +35,6 @@ def resolve(ref: str, options: Options | None = None, catalog: Catalog | None = 
         return _Resolver(catalog, options, checkpoint).plan(ref, path, source.offer, found.offer)
     finally:
         checkpoint.close()
-
-
-def open_checkpoint(plan: Plan, catalog: Catalog | None = None) -> Checkpoint:
-    """The plan's checkpoint, headers read."""
-    catalog = catalog or plan.catalog()
-    checkpoint: Checkpoint = catalog.format_of(Path(plan.path)).item.open(Path(plan.path))
-    return checkpoint
-
-
-def open_text(plan: Plan) -> tuple[TextAssets, Mapping[str, Any]]:
-    """The plan's tokenizer and template files, and the model's config."""
-    checkpoint = open_checkpoint(plan)
-    try:
-        return checkpoint.text(), plan.config
-    finally:
-        checkpoint.close()
-
-
-def architecture_name(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures")
-    if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
-        raise CheckpointError('config.json names no "architectures"', "It must hold a list with the model class.")
-    return names[0]
-
-
-def modules_of(tensors: Mapping[str, TensorInfo], unused: tuple[str, ...]) -> dict[str, dict[str, TensorInfo]]:
-    """Stored tensors by module path and part: {"model.norm": {"weight": ...}}. `unused` names are left out."""
-    from fnmatch import fnmatchcase
-
-    modules: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
-    for name, info in tensors.items():
-        if not any(fnmatchcase(name, pattern) for pattern in unused):
-            path, _, part = name.rpartition(".")
-            modules[path][part] = info
-    return modules
-
-
-def is_matrix(parts: Mapping[str, TensorInfo]) -> bool:
-    """Whether a scheme must hold what is stored: anything but a vector weight and a bias."""
-    return any(part not in ("weight", "bias") or (part == "weight" and len(i.shape) > 1) for part, i in parts.items())
 
 
 class _Resolver:
@@ -261,7 +68,8 @@ class _Resolver:
             ref=ref, path=str(path), model_id=options.served_model_name or ref, source=source.item.name,
             architecture=architecture.item.name, format=found.item.name, config=dict(self._config), schemes=schemes,
             isq=options.isq, attention=attention, cache_policy=policy.item.name, executor="single process",
-            dtype=dtype, device=device, seed=options.seed, vocab_size=model.vocab_size, max_model_len=max_model_len,
+            dtype=dtype, device=device, threads=self._threads(schemes), seed=options.seed, vocab_size=model.vocab_size,
+            max_model_len=max_model_len,
             max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
             block_size=block_size, num_blocks=num_blocks, memory_limit=limit, memory=tuple(items),
             distributions=self._distributions, considered=tuple(self._considered), notes=tuple(self._notes),
@@ -272,7 +80,7 @@ class _Resolver:
         versions = {p.distribution: p.version for p in self._catalog.plugins}
         self._distributions[f"{what} {offer.item.name}"] = f"{offer.distribution} {versions[offer.distribution]}"
 
-    def _choose(self, what: str, choice: Any) -> Offer[Any]:
+    def _choose(self, what: str, choice: Choice[Any]) -> Offer[Any]:
         self._considered += [r for r in choice.refusals if r not in self._considered]
         self._used(what, choice.offer)
         offer: Offer[Any] = choice.offer
@@ -341,6 +149,12 @@ class _Resolver:
             raise OptionError(f"scheme {name!r} cannot quantize while loading", "Choose one that packs.")
         self._used("in-situ scheme", offer)
 
+    def _threads(self, schemes: tuple[SchemeUse, ...]) -> int:
+        """Handing a part of a step to another core costs microseconds: a tiny model's whole layer takes no longer."""
+        if self._options.threads is not None:
+            return self._options.threads
+        return 1 if sum(s.nbytes for s in schemes) < SHARED_FROM else memory.usable_cores()
+
     def _memory_limit(self, device: str) -> int:
         options, total = self._options, memory.device_total(device)
         if options.gpu_memory_utilization is not None:
@@ -382,7 +196,7 @@ class _Resolver:
             raise OptionError(f"max_model_len {options.max_model_len} is beyond the model's {longest}", "Lower it.")
         wanted = options.max_model_len or longest
         fixed = sum(i.nbytes for i in items)
-        per_block = sum(_block_bytes(use) for use in attention)
+        per_block = sum(use.block_bytes for use in attention)
         fits = max(0, limit - fixed) // per_block
         if fits * block_size < min(wanted, options.max_model_len or block_size):
             raise OutOfMemoryError(
@@ -410,29 +224,3 @@ def _model_config(architecture: Architecture, config: Mapping[str, Any]) -> Mode
             f"{architecture.name}: its config lacks attributes of contracts.ModelConfig", "Upgrade the plugin."
         )
     return model
-
-
-def unused_tensors(model: ModelConfig) -> tuple[str, ...]:
-    return tuple(getattr(model, "unused_tensors", ()))
-
-
-def _block_bytes(use: AttentionUse) -> int:
-    return len(use.layers) * sum(math.prod(t.shape) * DTYPE_BYTES[t.dtype] for t in use.cache.values())
-
-
-_converter = make_converter()
-
-
-def plan_to_json(plan: Plan) -> str:
-    """The plan as an indented JSON document."""
-    import json
-
-    return json.dumps(_converter.unstructure(plan), indent=2)
-
-
-def plan_from_json(text: str | bytes) -> Plan:
-    """The plan a document holds. Raises OptionError when it holds none."""
-    try:
-        return _converter.loads(text.encode() if isinstance(text, str) else text, Plan)
-    except (cattrs.BaseValidationError, ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"this is no plan: {error}", "Write it anew with `inferno explain REF --lock`.") from error

@@ -1,0 +1,24 @@
+"""The plan: one value between "what do you want" and "what runs".
+
+`resolve` reads headers only and imports no torch. `explain` prints the value, `serve`, `chat`, `generate` and `bench`
+execute exactly it, and an engine process receives it serialised: there is one code path.
+"""
+
+from inferno.plan.resolver import resolve
+from inferno.plan.stored import is_matrix, modules_of, unused_tensors
+from inferno.plan.values import (
+    AttentionUse,
+    MemoryItem,
+    Options,
+    Plan,
+    SchemeUse,
+    open_checkpoint,
+    open_text,
+    plan_from_json,
+    plan_to_json,
+)
+
+__all__ = [
+    "AttentionUse", "MemoryItem", "Options", "Plan", "SchemeUse", "is_matrix", "modules_of", "open_checkpoint", "open_text",
+    "plan_from_json", "plan_to_json", "resolve", "unused_tensors",
+]  # fmt: skip

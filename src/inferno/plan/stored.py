@@ -1,0 +1,37 @@
+"""What a checkpoint's headers say: which modules it holds, stored how."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from inferno.contracts import ModelConfig, TensorInfo
+from inferno.errors import CheckpointError
+
+
+def architecture_name(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
+        raise CheckpointError('config.json names no "architectures"', "It must hold a list with the model class.")
+    return names[0]
+
+
+def modules_of(tensors: Mapping[str, TensorInfo], unused: tuple[str, ...]) -> dict[str, dict[str, TensorInfo]]:
+    """Stored tensors by module path and part: {"model.norm": {"weight": ...}}. `unused` names are left out."""
+    modules: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
+    for name, info in tensors.items():
+        if not any(fnmatchcase(name, pattern) for pattern in unused):
+            path, _, part = name.rpartition(".")
+            modules[path][part] = info
+    return modules
+
+
+def is_matrix(parts: Mapping[str, TensorInfo]) -> bool:
+    """Whether a scheme must hold what is stored: anything but a vector weight and a bias."""
+    return any(part not in ("weight", "bias") or (part == "weight" and len(i.shape) > 1) for part, i in parts.items())
+
+
+def unused_tensors(model: ModelConfig) -> tuple[str, ...]:
+    return tuple(getattr(model, "unused_tensors", ()))

@@ -1,0 +1,229 @@
+"""What every architecture must do, whatever the format, the scheme or the attention backend.
+
+Suffixes: L tokens of a sequence, N generated tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from inferno.catalog import Catalog, load_catalog
+from inferno.contracts import Checkpoint, TensorInfo, TextAssets
+from inferno.errors import CheckpointError
+from inferno.loading import fill, load_model
+from inferno.nn import Attention
+from inferno.plan import Options, Plan, open_checkpoint, resolve, unused_tensors
+from inferno.testing.tiny import Toy, generate, ragged_prompts, randomize, run_python
+
+MAX_MODEL_LEN = 160
+NUM_GREEDY = 64
+
+
+class ArchitectureTests:
+    """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (they are multiplied often),
+    at least 160 `max_position_embeddings`. It is written to disk as it stands. The reference is transformers' model of
+    that config with random weights; override the fixture `reference` where transformers has none: any torch module that is
+    called with token ids (1, L) and returns an object with `.logits` (1, L, V).
+    """
+
+    config: ClassVar[dict[str, Any]]
+    dtype_tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.15}
+    """How far below the reference's best logit a greedy choice may lie, in standard deviations of the logits."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def catalog(cls) -> Catalog:
+        return load_catalog()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls) -> nn.Module:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        fields = {k: v for k, v in cls.config.items() if k not in ("model_type", "architectures")}
+        config = AutoConfig.for_model(cls.config["model_type"], **json.loads(json.dumps(fields)))
+        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        randomize(model)
+        return model.eval()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checkpoint(cls, reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A folder with the reference's weights and `config`."""
+        path = tmp_path_factory.mktemp("toy")
+        reference.save_pretrained(path)
+        (path / "config.json").write_text(json.dumps({**cls.config, "dtype": "float32"}))
+        return path
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def toy(cls, checkpoint: Path, catalog: Catalog) -> Toy:
+        return _load(checkpoint, catalog)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def prompts(cls, toy: Toy) -> list[list[int]]:
+        return ragged_prompts(toy.plan.vocab_size)
+
+    # --- the numbers ----------------------------------------------------------------------------------------------
+
+    def test_logits_equal_the_reference(self, toy: Toy, reference: nn.Module, prompts: list[list[int]]) -> None:
+        for prompt, outcome in zip(prompts, generate(toy, prompts), strict=True):
+            _assert_close(outcome.logits_NV[0], _reference_logits(reference, prompt)[-1])
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_greedy_tokens_equal_the_reference(
+        self, dtype: str, checkpoint: Path, catalog: Catalog, reference: nn.Module, prompts: list[list[int]]
+    ) -> None:
+        """Each token is the reference's choice after the tokens before it, wherever its choice is clear."""
+        outcomes = generate(_load(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
+        clear = total = 0
+        for prompt, outcome in zip(prompts, outcomes, strict=True):
+            theirs_NV = _reference_logits(reference, [*prompt, *outcome.token_ids])[len(prompt) - 1 : -1]
+            tolerance = self.dtype_tolerance[dtype] * float(theirs_NV.std())
+            best_N2 = theirs_NV.topk(2).values
+            ours_N = theirs_NV.gather(-1, torch.tensor(outcome.token_ids)[:, None])[:, 0]
+            assert (best_N2[:, 0] - ours_N).max() <= tolerance
+            clear += int((best_N2[:, 0] - best_N2[:, 1] > tolerance).sum())
+            total += len(outcome.token_ids)
+        assert total == NUM_GREEDY * len(prompts)
+        assert clear >= total / 4, f"only {clear} of {total} choices were clear: this shows nothing"
+
+    def test_the_config_as_transformers_writes_it_means_the_same(
+        self, toy: Toy, reference: Any, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
+    ) -> None:
+        if not hasattr(reference, "config"):
+            pytest.skip("the reference is not transformers'")
+        reference.save_pretrained(tmp_path)
+        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (_load(tmp_path, catalog), toy))
+        _assert_close(ours.logits_NV, theirs.logits_NV)
+
+    # --- what must change nothing ---------------------------------------------------------------------------------
+
+    def test_neighbours_in_the_batch_change_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
+        for prompt, together in zip(prompts, generate(toy, prompts, 8), strict=True):
+            [alone] = generate(toy, [prompt], 8)
+            assert together.token_ids == alone.token_ids
+            _assert_close(together.logits_NV, alone.logits_NV)
+
+    def test_chunked_prompts_change_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
+        chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=7), toy.model)
+        for ours, theirs in zip(generate(chunked, prompts, 8), generate(toy, prompts, 8), strict=True):
+            assert ours.token_ids == theirs.token_ids
+            _assert_close(ours.logits_NV, theirs.logits_NV)
+
+    def test_the_block_size_changes_nothing(
+        self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
+    ) -> None:
+        small = _load(checkpoint, catalog, block_size=4)
+        for ours, theirs in zip(generate(small, prompts, 8), generate(toy, prompts, 8), strict=True):
+            _assert_close(ours.logits_NV, theirs.logits_NV)
+
+    def test_a_prefix_found_in_the_cache_changes_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
+        long = prompts[-1]
+        variants = [long, long[:-1], [*long[:40], *long[:9]]]
+        engine = toy.engine()
+        [first] = generate(toy, [long], 8, engine=engine)
+        hits = generate(toy, variants, 8, engine=engine)
+        assert first.num_cached == 0 and all(hit.num_cached >= 32 for hit in hits)
+        for hit, variant in zip(hits, variants, strict=True):
+            [cold] = generate(toy, [variant], 8)
+            assert hit.token_ids == cold.token_ids
+            _assert_close(hit.logits_NV, cold.logits_NV)
+
+    def test_preemption_changes_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
+        needed = -(-(len(prompts[-1]) + 40) // toy.plan.block_size)
+        tight = Toy(attrs.evolve(toy.plan, num_blocks=needed + 1, cache_policy="none"), toy.model)
+        squeezed, roomy = generate(tight, prompts, 40), generate(toy, prompts, 40)
+        assert squeezed[0].stats.preemptions > 0
+        assert [o.token_ids for o in squeezed] == [o.token_ids for o in roomy]
+
+    # --- the declarations -----------------------------------------------------------------------------------------
+
+    def test_discovery_and_config_import_no_torch(self) -> None:
+        code = (
+            "import json, sys; from inferno.catalog import load_catalog; config = json.loads(sys.argv[1])\n"
+            "load_catalog().architecture(config['architectures'][0]).item.config(config).attention_needs()\n"
+            "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+        )
+        done = run_python(code, json.dumps(self.config))
+        assert done.returncode == 0, done.stderr
+
+    def test_declared_attention_needs_are_those_it_builds(self, catalog: Catalog) -> None:
+        architecture = catalog.architecture(self.config["architectures"][0]).item
+        config = architecture.config(self.config)
+        with torch.device("meta"):
+            model = architecture.build(config)
+        layers = sorted((m for m in model.modules() if isinstance(m, Attention)), key=lambda layer: layer.layer_id)
+        assert [layer.layer_id for layer in layers] == list(range(len(layers)))
+        assert [layer.need for layer in layers] == list(config.attention_needs())
+
+    def test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it(
+        self, toy: Toy, catalog: Catalog
+    ) -> None:
+        architecture = catalog.architecture(toy.plan.architecture).item
+        config = architecture.config(toy.plan.config)
+        opened = open_checkpoint(toy.plan, catalog)
+        unused = unused_tensors(config)
+        wanted = {n: i for n, i in opened.tensors.items() if not any(Path(n).match(p) for p in unused)}
+        damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
+        damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
+        damages += [("foreign.weight", {**wanted, "foreign.weight": next(iter(wanted.values()))})]
+        for name, tensors in damages:
+            with torch.device("meta"):
+                model = architecture.build(config)
+            with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+                fill(model, _Damaged(opened, tensors), catalog, dtype="float32", device="cpu", unused=unused)
+        opened.close()
+
+
+@attrs.frozen
+class _Damaged:
+    """A checkpoint whose headers say something else. Reading it is the failure."""
+
+    checkpoint: Checkpoint
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.checkpoint.config
+
+    def text(self) -> TextAssets:
+        return self.checkpoint.text()
+
+    def read(self, name: str) -> Tensor:
+        raise AssertionError(f"{name} was read before the headers were checked")
+
+    def close(self) -> None:
+        pass
+
+
+def _reshaped(info: TensorInfo) -> TensorInfo:
+    return attrs.evolve(info, shape=(info.shape[0] + 1, *info.shape[1:]))
+
+
+def _load(path: Path, catalog: Catalog, *, dtype: str = "float32", block_size: int | None = None) -> Toy:
+    options = Options(
+        dtype=dtype, block_size=block_size, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=MAX_MODEL_LEN,
+        device="cpu",
+    )  # fmt: skip
+    plan: Plan = resolve(str(path), options, catalog)
+    return Toy(plan, load_model(plan, catalog))
+
+
+def _reference_logits(reference: nn.Module, token_ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits_LV: Tensor = reference(torch.tensor([token_ids])).logits[0].float()
+    return logits_LV
+
+
+def _assert_close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,202 @@
+"""What every attention backend must do: equal a naive float64 attention, or refuse with a reason.
+
+Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence, T packed tokens of a step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from inferno.batch import Batch
+from inferno.cache import KVCache
+from inferno.catalog import Catalog, Offer, load_catalog
+from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed
+from inferno.errors import UnsupportedError
+from inferno.testing.tiny import run_python
+
+HEADS = [(4, 4, 16), (6, 2, 32), (8, 1, 64)]
+WINDOWS = [None, 1, 5, 16]
+CAPS = [None, 3.0]
+STEPS: Sequence[Sequence[int]] = [(7, 1, 0, 33), (16, 1, 5, 1), (1, 1, 1, 1), (0, 30, 12, 1), (1, 1, 1, 1)]
+"""Tokens each of four sequences computes in each step: prompts, chunks of prompts and single tokens, mixed."""
+
+_SENTENCE_WORDS = 3
+
+
+class AttentionBackendTests:
+    """Set `backend` to the name it is registered by. Where it runs on something else than the CPU, set `device`; where
+    it prefers other numbers, `dtypes` and `block_sizes`.
+
+    A need of the grid may be refused, with a sentence; plain attention over the first of `dtypes` may not.
+    """
+
+    backend: ClassVar[str]
+    device: ClassVar[str] = "cpu"
+    dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
+    block_sizes: ClassVar[Sequence[int]] = (4, 16)
+    tolerance: ClassVar[dict[str, float]] = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def catalog(cls) -> Catalog:
+        return load_catalog()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def item(cls, catalog: Catalog) -> AttentionBackend:
+        [found] = [o.item for o in catalog.of("inferno_attention_backends") if o.item.name == cls.backend]
+        assert isinstance(found, AttentionBackend)
+        return found
+
+    def grid(self) -> Iterator[AttentionNeed]:
+        """The needs that are tried: override for more."""
+        for dtype, (heads, kv_heads, dim), window, cap in itertools.product(self.dtypes, HEADS, WINDOWS, CAPS):
+            yield AttentionNeed(
+                num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, dtype=dtype,  # type: ignore[arg-type]
+                device=self.device, sliding_window=window, soft_cap=cap,
+            )  # fmt: skip
+
+    def test_plain_attention_is_not_refused(self, catalog: Catalog) -> None:
+        need = next(self.grid())
+        assert catalog.attention(need, self.backend).item.name == self.backend
+
+    def test_equals_naive_attention(self, item: AttentionBackend, catalog: Catalog) -> None:
+        """Ragged lengths, chunked prompts beside single tokens, scattered blocks; for all that is not refused."""
+        for need, block_size in itertools.product(self.grid(), self.block_sizes):
+            if self._refusal(catalog, need) is None:
+                for ours_THC, theirs_THC in _run(item, need, block_size, STEPS):
+                    tolerance = self.tolerance[need.dtype]
+                    torch.testing.assert_close(
+                        ours_THC.double().cpu(), theirs_THC, rtol=tolerance, atol=tolerance,
+                        msg=lambda text, n=need, b=block_size: f"{n}, blocks of {b}: {text}",
+                    )  # fmt: skip
+
+    def test_neighbours_change_nothing(self, item: AttentionBackend) -> None:
+        need = next(self.grid())
+        alone = [[(count if i == 3 else 0) for i, count in enumerate(step)] for step in STEPS]
+        together = [ours[-step[3] :] for step, (ours, _) in zip(STEPS, _run(item, need, 16, STEPS), strict=True)]
+        for ours_THC, (theirs_THC, _) in zip(together, _run(item, need, 16, alone), strict=True):
+            torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
+
+    def test_a_refusal_is_a_sentence(self, catalog: Catalog) -> None:
+        odd = AttentionNeed(num_heads=5, num_kv_heads=3, head_dim=7, scale=1.0, device=self.device)
+        reasons = [self._refusal(catalog, need) for need in (*self.grid(), odd)]
+        assert reasons[-1] is not None, "5 query heads cannot share 3 key/value heads"
+        for reason in filter(None, reasons):
+            assert len(reason.split()) >= _SENTENCE_WORDS, f"{reason!r} tells a user nothing"
+
+    def test_features_it_does_not_list_are_refused_for_it(self, catalog: Catalog, item: AttentionBackend) -> None:
+        bare = attrs.evolve(item, features=frozenset(), refuses=lambda need: None)
+        offers = {"inferno_attention_backends": (Offer(bare, "stripped"),)}
+        plain = next(self.grid())
+        for feature in sorted(attrs.evolve(plain, sliding_window=8, soft_cap=9.0).features):
+            with pytest.raises(UnsupportedError, match=feature):
+                Catalog(catalog.plugins, offers).attention(attrs.evolve(plain, **{feature: 8}), self.backend)
+
+    def test_the_features_it_lists_exist(self, item: AttentionBackend) -> None:
+        assert item.features <= {a.name for a in attrs.fields(AttentionNeed)}
+
+    def test_its_cache_is_stated_without_torch(self, item: AttentionBackend) -> None:
+        for need in self.grid():
+            for tensor in item.cache(need, 16).values():
+                assert tensor.dtype in DTYPE_BYTES and all(size > 0 for size in tensor.shape)
+        code = (
+            "import sys; from inferno.catalog import load_catalog; from inferno.contracts import AttentionNeed\n"
+            "need = AttentionNeed(num_heads=2, num_kv_heads=1, head_dim=64, scale=1.0)\n"
+            "offers = load_catalog().of('inferno_attention_backends')\n"
+            "[item] = [o.item for o in offers if o.item.name == sys.argv[1]]\n"
+            "item.refuses(need); item.cache(need, 16)\n"
+            "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+        )
+        done = run_python(code, self.backend)
+        assert done.returncode == 0, done.stderr
+
+    def _refusal(self, catalog: Catalog, need: AttentionNeed) -> str | None:
+        try:
+            catalog.attention(need, self.backend)
+        except UnsupportedError as error:
+            [reason] = [r for r in error.remedy.split("; ") if r.startswith(f"{self.backend} (")]
+            return reason.partition("): ")[2]
+        return None
+
+
+def _run(
+    item: AttentionBackend, need: AttentionNeed, block_size: int, steps: Sequence[Sequence[int]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each step's output, the backend's and the naive one."""
+    dtype = getattr(torch, need.dtype)
+    generator = torch.Generator().manual_seed(0)
+    totals = [sum(counts) for counts in zip(*steps, strict=True)]
+    # Drawn for the longest, so that leaving sequences out does not change what the others hold.
+    heads = (need.num_heads, need.num_kv_heads, need.num_kv_heads)
+    qkv = [
+        [torch.randn(64, n, need.head_dim, generator=generator).to(dtype) for n in heads] for _ in totals
+    ]
+    assert max(totals) <= 64, "64 tokens are drawn"
+    tables = _tables(len(totals), 64 // block_size + 1)
+    cache = KVCache.allocate([item.cache(need, block_size)], 1 + max(map(max, tables)), need.device).layers[0]
+    for tensor in cache.values():
+        if tensor.is_floating_point():
+            tensor.fill_(50.0)  # what a sequence before left there
+    attend = item.build(need)
+    done = [0] * len(totals)
+    for counts in steps:
+        active = [i for i, count in enumerate(counts) if count]
+        spans = [(done[i], done[i] + counts[i]) for i in active]
+        batch = _batch(active, spans, tables, block_size, need.device)
+        q, k, v = (torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)]) for j in range(3))
+        with torch.inference_mode():
+            ours = attend(q.to(need.device), k.to(need.device), v.to(need.device), cache, batch)
+        theirs = [_naive(*(x[:b] for x in qkv[i]), a, need) for i, (a, b) in zip(active, spans, strict=True)]
+        for i in active:
+            done[i] += counts[i]
+        yield ours, torch.cat(theirs)
+
+
+def _tables(num_sequences: int, num_blocks: int) -> list[list[int]]:
+    """Block tables without order: a pool that was used for a while."""
+    blocks = list(range(num_sequences * num_blocks))
+    random.Random(0).shuffle(blocks)
+    return [blocks[i::num_sequences] for i in range(num_sequences)]
+
+
+def _batch(
+    active: Sequence[int], spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int,
+    device: str,
+) -> Batch:  # fmt: skip
+    positions = [p for a, b in spans for p in range(a, b)]
+    owners = [i for i, (a, b) in zip(active, spans, strict=True) for _ in range(a, b)]
+    slots = [tables[i][p // block_size] * block_size + p % block_size for i, p in zip(owners, positions, strict=True)]
+    widest = max(-(-b // block_size) for _, b in spans)
+
+    def tensor(values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return Batch(
+        token_ids_T=tensor([0] * len(positions)), positions_T=tensor(positions), slots_T=tensor(slots),
+        query_starts=[0, *itertools.accumulate(b - a for a, b in spans)], context_lens=[b for _, b in spans],
+        blocks_SM=tensor([list(tables[i][:widest]) for i in active]), block_size=block_size, cache=KVCache(()),
+    )  # fmt: skip
+
+
+def _naive(q_LHC: Tensor, k_LKC: Tensor, v_LKC: Tensor, first: int, need: AttentionNeed) -> Tensor:
+    """Attention of the queries from `first` on, one by one, in float64."""
+    groups = need.num_heads // need.num_kv_heads
+    k_LHC, v_LHC = (x.double().repeat_interleave(groups, dim=1) for x in (k_LKC, v_LKC))
+    out = []
+    for position in range(first, len(q_LHC)):
+        oldest = 0 if need.sliding_window is None else max(0, position + 1 - need.sliding_window)
+        seen = slice(oldest, position + 1)
+        scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1) * need.scale
+        if need.soft_cap is not None:
+            scores_LH = need.soft_cap * torch.tanh(scores_LH / need.soft_cap)
+        out.append((scores_LH.softmax(0)[..., None] * v_LHC[seen]).sum(0))
+    return torch.stack(out)

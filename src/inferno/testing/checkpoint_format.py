@@ -1,0 +1,158 @@
+"""What every checkpoint format must do: give back what was written, and say so when it cannot."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inferno.catalog import Catalog, load_catalog
+from inferno.contracts import CheckpointFormat
+from inferno.errors import CheckpointError
+from inferno.testing.tiny import run_python
+
+SLACK = 8 << 20
+"""Bytes that reading a checkpoint of a few KB may take at most, whatever its damaged headers claim."""
+
+_quiet = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class CheckpointFormatTests:
+    """Set `format` to the name it is registered by, and implement `write`."""
+
+    format: ClassVar[str]
+    config: ClassVar[Mapping[str, Any]] = {"architectures": ["ToyForCausalLM"], "hidden_size": 32, "vocab_size": 64}
+
+    def write(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
+        """Write a checkpoint into the folder; returns the path that a user would name."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is written. Names as Hugging Face's; override where the format translates only those of a real model."""
+        generator = torch.Generator().manual_seed(0)
+        return {
+            "model.embed_tokens.weight": torch.randn(64, 32, generator=generator),
+            "model.layers.0.mlp.down_proj.weight": torch.randn(32, 48, generator=generator).bfloat16(),
+            "model.layers.0.mlp.up_proj.weight": torch.randn(48, 32, generator=generator).half(),
+            "model.norm.weight": torch.randn(32, generator=generator),
+        }
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def catalog(cls) -> Catalog:
+        return load_catalog()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def item(cls, catalog: Catalog) -> CheckpointFormat:
+        [found] = [o.item for o in catalog.of("inferno_checkpoint_formats") if o.item.name == cls.format]
+        assert isinstance(found, CheckpointFormat)
+        return found
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def written(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        toy = cls()
+        return toy.write(tmp_path_factory.mktemp("checkpoint"), cls.config, toy.tensors())
+
+    def test_the_catalog_knows_it_by_its_path(self, catalog: Catalog, written: Path, tmp_path: Path) -> None:
+        assert catalog.format_of(written).item.name == self.format
+        (tmp_path / "notes.txt").write_text("no model")
+        for other in (tmp_path, tmp_path / "notes.txt", tmp_path / "missing"):
+            offers = catalog.of("inferno_checkpoint_formats")
+            assert not any(o.item.matches(other) for o in offers if o.item.name == self.format)
+
+    def test_gives_back_what_was_written(self, item: CheckpointFormat, written: Path) -> None:
+        checkpoint = item.open(written)
+        wanted = self.tensors()
+        assert set(checkpoint.tensors) == set(wanted)
+        assert self.config.items() <= dict(checkpoint.config).items()
+        for name, tensor in wanted.items():
+            info, stored = checkpoint.tensors[name], checkpoint.read(name)
+            assert info.shape == tuple(tensor.shape) and info.nbytes == stored.nbytes
+            assert f"torch.{info.dtype}" == str(stored.dtype)
+            assert stored.device.type == "cpu" and torch.equal(stored, tensor)
+        checkpoint.close()
+
+    def test_opening_imports_no_torch(self, written: Path) -> None:
+        code = (
+            "import sys; from pathlib import Path; from inferno.catalog import load_catalog\n"
+            "checkpoint = load_catalog().format_of(Path(sys.argv[1])).item.open(Path(sys.argv[1]))\n"
+            "checkpoint.config, checkpoint.tensors, checkpoint.text()\n"
+            "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+        )
+        done = run_python(code, str(written))
+        assert done.returncode == 0, done.stderr
+
+    def test_a_truncated_file_is_an_error_that_says_so(self, item: CheckpointFormat, written: Path) -> None:
+        @_quiet
+        @given(st.floats(0, 1, exclude_max=True))
+        def run(share: float) -> None:
+            with _copy(written) as (path, files):
+                file = max(files, key=lambda f: f.stat().st_size)
+                content = file.read_bytes()
+                file.write_bytes(content[: int(share * len(content))])
+                with pytest.raises(CheckpointError) as caught:
+                    _read_all(item, path)
+                assert caught.value.cause and caught.value.remedy
+
+        run()
+
+    def test_damage_anywhere_is_an_error_or_harmless(self, item: CheckpointFormat, written: Path) -> None:
+        """Never another exception, a crash, or memory that only the damaged header asked for."""
+
+        @_quiet
+        @given(st.data())
+        def run(data: st.DataObject) -> None:
+            with _copy(written) as (path, files):
+                file = data.draw(st.sampled_from(files), label="file")
+                content = bytearray(file.read_bytes())
+                # Headers lie at the start: half of the damage goes there.
+                last = data.draw(st.sampled_from([min(600, len(content)), len(content)])) - 1
+                for place in data.draw(st.lists(st.integers(0, last), min_size=1, max_size=4), label="places"):
+                    content[place] = data.draw(st.integers(0, 255), label="byte")
+                file.write_bytes(content)
+                try:
+                    _read_all(item, path)
+                except CheckpointError as error:
+                    assert error.cause
+
+        run()
+
+
+@contextmanager
+def _copy(written: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """The checkpoint in a folder of its own, to be damaged."""
+    source = written if written.is_dir() else written.parent
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(shutil.copytree(source, Path(name) / "copy"))
+        path = folder if written.is_dir() else folder / written.name
+        yield path, sorted(f for f in folder.rglob("*") if f.is_file())
+
+
+def _read_all(item: CheckpointFormat, path: Path) -> None:
+    tracemalloc.start()
+    try:
+        checkpoint = item.open(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < SLACK, f"opening took {peak} bytes"
+    try:
+        checkpoint.text()
+        claimed = sum(info.nbytes for info in checkpoint.tensors.values())
+        assert claimed < SLACK, f"the headers claim {claimed} bytes and were believed"
+        for name in checkpoint.tensors:
+            checkpoint.read(name)
+    finally:
+        checkpoint.close()

@@ -1,0 +1,122 @@
+"""Toy models through the real scheduler, runner and sampler.
+
+Suffixes: N generated tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, frozen
+from torch import Tensor, nn
+
+from inferno.cache import BlockPool
+from inferno.catalog import load_catalog
+from inferno.engine.core import Engine, scheduler_of
+from inferno.plan import Plan
+from inferno.runner import ModelRunner
+from inferno.types import EngineStats, Request, Sampled, SamplingParams, Step
+
+
+@frozen(eq=False)
+class Outcome:
+    """What one prompt gave."""
+
+    token_ids: tuple[int, ...]
+    logits_NV: Tensor
+    """The logits each token was chosen from, float32."""
+    num_cached: int
+    """Prompt tokens found in the cache."""
+    stats: EngineStats
+    """Of the engine, when all prompts were done."""
+
+
+@define(eq=False)
+class Toy:
+    """A loaded model and its plan. `engine()` gives it a fresh cache and scheduler."""
+
+    plan: Plan
+    model: nn.Module
+
+    def engine(self) -> Engine:
+        plan = self.plan
+        policy = load_catalog(disable=plan.disable, only=plan.only).cache_policy(plan.cache_policy).item
+        pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks))
+        return Engine(plan, scheduler_of(plan, pool), Recorder(self.model, plan))
+
+
+class Recorder(ModelRunner):
+    """A runner that keeps the logits of every draw."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        super().__init__(model, plan)
+        self.seen: dict[str, list[Tensor]] = {}
+        self._owners: dict[int, str] = {}
+        self._latest_SV = torch.empty(0)
+
+    def run(self, step: Step) -> Sampled:
+        self._owners.update((a.row, a.request.id) for a in step.admissions)
+        sampled = super().run(step)
+        rows = [s.row for s in step.slices if s.samples]
+        for row, logits_V in zip(rows, self._latest_SV if rows else (), strict=True):
+            self.seen.setdefault(self._owners[row], []).append(logits_V.float())
+        return sampled
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        self._latest_SV = super().logits(hidden_SD)  # the sampled rows' come last in a step
+        return self._latest_SV
+
+
+def generate(
+    toy: Toy, prompts: Sequence[Sequence[int]], max_tokens: int = 1, *, engine: Engine | None = None
+) -> list[Outcome]:
+    """Greedy tokens and their logits for all prompts at once. Checks the scheduler's invariants after every step.
+
+    An `engine` of the toy's keeps its prefix cache from one call to the next.
+    """
+    engine = engine or toy.engine()
+    recorder = engine._runner
+    assert isinstance(recorder, Recorder), "Toy.engine() makes one"
+    recorder.seen.clear()
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    for i, prompt in enumerate(prompts):
+        engine.submit(Request(id=str(i), token_ids=tuple(prompt), params=params))
+    token_ids: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+    cached: dict[str, int] = {}
+    while engine.busy:
+        for token in engine.step():
+            token_ids[token.request_id].append(token.id)
+            cached.setdefault(token.request_id, token.num_cached)
+        engine.check()
+    return [
+        Outcome(tuple(token_ids[i]), torch.stack(recorder.seen[i]), cached[i], engine.stats()) for i in token_ids
+    ]
+
+
+def randomize(model: nn.Module, seed: int = 0) -> None:
+    """Random weights that leave nothing out: biases are not zero, norms not one. All are bfloat16 numbers, so that a model
+    computes with the same weights in float32 and in bfloat16."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for param in model.parameters():
+            noise = torch.randn(param.shape, generator=generator)
+            value = noise * param.shape[-1] ** -0.5 if param.ndim > 1 else param.float() + 0.2 * noise
+            param.copy_(value.bfloat16())
+
+
+def ragged_prompts(vocab_size: int, lengths: Sequence[int] = (1, 5, 16, 17, 70)) -> list[list[int]]:
+    """Prompts around the edges of a block, and one of several blocks."""
+    draw = random.Random(len(lengths))
+    return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The code in a fresh interpreter that sees what this one sees."""
+    env: Mapping[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)
