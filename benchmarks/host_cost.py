@@ -87,8 +87,7 @@ def main() -> None:
     print("|---" * (len(PARTS) + 4) + "|")
     for num_sequences in options.sequences:
         repeats = [
-            measure(num_sequences, options.context, options.steps, aligned=options.aligned)
-            for _ in range(options.repeats)
+            measure(num_sequences, options.context, options.steps, aligned=options.aligned) for _ in range(options.repeats)
         ]
         steps = min(repeats, key=lambda steps: statistics.median(map(sum, steps)))
         parts = [statistics.median(column) for column in zip(*steps, strict=True)]

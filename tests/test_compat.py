@@ -9,7 +9,7 @@ from .fake_engine import FakeEngine, Script, echoes, forever, front, says
 
 def engine(script: Script = echoes) -> tuple[Engine, FakeEngine]:
     fake = FakeEngine(script)
-    return Engine._of(LLM._of(fake, front())), fake
+    return Engine.of(LLM.of(fake, front())), fake
 
 
 def test_templated_prompts_are_answered_in_order() -> None:

@@ -18,7 +18,7 @@ HI = tuple(TOKENIZER.encode("hi"))
 
 def llm(script: object = echoes, **changes: object) -> tuple[LLM, FakeEngine]:
     engine = FakeEngine(script)  # type: ignore[arg-type]
-    return LLM._of(engine, front(**changes)), engine
+    return LLM.of(engine, front(**changes)), engine
 
 
 def test_outputs_come_in_the_order_of_the_prompts() -> None:
@@ -289,7 +289,7 @@ class FailingEngine(FakeEngine):
 
 
 def test_a_request_the_engine_fails_on_raises_for_its_caller_only() -> None:
-    model = LLM._of(FailingEngine(echoes), front())
+    model = LLM.of(FailingEngine(echoes), front())
     stream = model.stream("fine", LONG)
     begun = next(stream).text
     with pytest.raises(InfernoError, match="no room"):

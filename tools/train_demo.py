@@ -471,7 +471,7 @@ def answers(model: Any, reader: Any, prompts: list[str], longest: int = 128, row
 @torch.inference_mode()
 def held_out_loss(model: Any, reader: Any, text: str) -> tuple[float, float]:
     """Nats per token and bits per character over windows of the training length."""
-    ids = torch.tensor(reader(text)["input_ids"])
+    ids = torch.tensor(reader(text, verbose=False)["input_ids"])
     nats, count = 0.0, 0
     for at in range(0, len(ids) - 1, LENGTH):
         window = ids[at : at + LENGTH + 1]

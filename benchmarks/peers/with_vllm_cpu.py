@@ -22,9 +22,7 @@ def main() -> None:
     )  # fmt: skip
 
     def seconds(prompts: Sequence[list[int]], new_tokens: int) -> float:
-        params = SamplingParams(
-            temperature=0, max_tokens=new_tokens, min_tokens=new_tokens, ignore_eos=True, detokenize=False
-        )
+        params = SamplingParams(temperature=0, max_tokens=new_tokens, min_tokens=new_tokens, ignore_eos=True, detokenize=False)
         start = perf_counter()
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         total = perf_counter() - start

@@ -139,7 +139,7 @@ class Engine:
         self._begin(LLM(config.ref(), dtype=_DTYPES[dtype], **config.options()))
 
     @classmethod
-    def _of(cls, llm: LLM) -> Self:
+    def of(cls, llm: LLM) -> Self:
         """An Engine around an LLM that exists already."""
         self = cls.__new__(cls)
         self._begin(llm)

@@ -36,7 +36,7 @@ class TestSharded(CheckpointFormatTests):
     def write(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
         (folder / "config.json").write_text(json.dumps(config))
         weight_map = {}
-        for i, (name, tensor) in enumerate(tensors.items()):
+        for i, name in enumerate(tensors):
             file = f"model-{i % 2 + 1:05}-of-00002.safetensors"
             weight_map[name] = file
             save_file({n: tensors[n] for n, f in weight_map.items() if f == file}, folder / file)

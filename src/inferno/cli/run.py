@@ -37,7 +37,7 @@ def opened(ref: str | None, values: dict[str, Any], chat_template: str | None = 
     clock.lap("imports")
     engine = Engine.load(plan)
     clock.lap("load")
-    with LLM._of(engine, front) as llm:
+    with LLM.of(engine, front) as llm:
         show.started(plan, clock.laps)
         yield Run(llm, front)
 

@@ -16,6 +16,14 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 @click.option("--api-key", "api_keys", multiple=True, help="Asked of every client; may be repeated.")
 @click.option("--served-model-name", "names", multiple=True, help="What clients call the model; may be repeated.")
 @click.option("--strict-params", is_flag=True, help="Refuse unknown request fields instead of naming them.")
+@click.option("--max-waiting", type=click.IntRange(0), help="Waiting requests; more get a 429. [default: any]")
+@click.option("--shutdown-timeout", type=click.FloatRange(0), default=30, help="Seconds that running answers get at the end.")
+@click.option(
+    "--reasoning",
+    type=click.Choice(["both", "reasoning", "reasoning_content"]),
+    default="both",
+    help="The field that carries a model's thinking; clients differ.",
+)
 @click.option("--seed", type=int, help="Makes requests without a seed of their own repeatable.")
 @click.option("--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock).")
 @template_option
@@ -27,6 +35,9 @@ def command(
     api_keys: tuple[str, ...],
     names: tuple[str, ...],
     strict_params: bool,
+    max_waiting: int | None,
+    shutdown_timeout: float,
+    reasoning: str,
     locked: bool,
     chat_template: str | None,
     **values: Any,
@@ -47,7 +58,7 @@ def command(
     from inferno.server import run_server
 
     clock.lap("imports")
-    llm = AsyncLLM._of(EngineClient(plan), front, plan)
+    llm = AsyncLLM.of(EngineClient(plan), front, plan)
 
     def ready(url: str, llm: AsyncLLM) -> None:
         clock.lap("engine")
@@ -55,8 +66,14 @@ def command(
         click.echo(f"Serving at {url}/v1. Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}", err=True)
 
     _warn(host, api_keys)
-    app = {"api_keys": api_keys, "served_names": names, "strict_params": strict_params}
-    run_server(llm, host=host, port=port, ready=ready, app_options=app)
+    app = {
+        "api_keys": api_keys,
+        "served_names": names,
+        "strict_params": strict_params,
+        "max_waiting": max_waiting,
+        "reasoning": reasoning,
+    }
+    run_server(llm, host=host, port=port, ready=ready, app_options=app, shutdown_seconds=shutdown_timeout)
 
 
 def _warn(host: str, api_keys: tuple[str, ...]) -> None:

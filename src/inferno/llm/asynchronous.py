@@ -45,7 +45,7 @@ class AsyncLLM:
         self._begin(EngineClient(plan), front, plan)
 
     @classmethod
-    def _of(cls, client: _Client, front: Front, plan: Plan) -> Self:
+    def of(cls, client: _Client, front: Front, plan: Plan) -> Self:
         """An AsyncLLM around a client that exists already."""
         self = cls.__new__(cls)
         self._begin(client, front, plan)

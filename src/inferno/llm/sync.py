@@ -50,7 +50,7 @@ class LLM:
         self._begin(Engine.load(plan), front)
 
     @classmethod
-    def _of(cls, engine: _Engine, front: Front) -> Self:
+    def of(cls, engine: _Engine, front: Front) -> Self:
         """An LLM around an engine that exists already."""
         self = cls.__new__(cls)
         self._begin(engine, front)

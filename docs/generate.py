@@ -1,0 +1,227 @@
+"""Writes the parts of the reference that the software itself knows, between `<!-- begin NAME -->` and `<!-- end -->`.
+
+    python docs/generate.py            brings every page up to date, names those that changed
+
+Without it a page can lie; `tests/test_docs.py` fails when a page is not what this would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import click
+
+from inferno import cli, contracts, errors, hookspecs, types
+from inferno.catalog import KINDS
+from inferno.llm import outputs
+from inferno.plan import values
+from inferno.server import FIELDS, AddressError
+from inferno.server import errors as server_errors
+
+REFERENCE = Path(__file__).parent / "reference"
+_BLOCK = re.compile(r"(<!-- begin (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# What the code leaves unsaid because the name says it; a table has no room for silence.
+_UNSAID = {
+    "name": "What it is chosen and shown by.",
+    "priority": "The willing offer of the highest priority is taken; a tie is an error.",
+    "api_version": "The version of the hook's contract that it speaks.",
+    "vocab_size": "Columns of the logits.",
+    "num_heads": "Query heads.",
+    "num_kv_heads": "Key/value heads.",
+    "head_dim": "Numbers in a head.",
+    "AttentionNeed.dtype": "Filled in by the plan.",
+    "AttentionNeed.device": "Filled in by the plan.",
+    "AttentionBackend.build": "build(need) -> the layer's `Attend`.",
+    "TensorInfo.shape": "As stored.",
+    "TensorInfo.nbytes": "As stored.",
+    "CacheTensor.shape": "For one block.",
+    "CacheTensor.dtype": "By torch's names.",
+    "TextAssets.chat_template": "A Jinja template, as text.",
+    "FetchOptions.revision": "Branch, tag or commit.",
+    "Checkpoint.tensors": "Every stored tensor by name.",
+    "Checkpoint.text": "What it says about text.",
+    "Checkpoint.close": "Lets go of its files.",
+    "SamplingParams.include_stop_str_in_output": "Keep the stop text.",
+    "SamplingParams.skip_special_tokens": "Leave special tokens out of the text.",
+    "Options.progress": "Draw progress bars on stderr.",
+    "Options.served_model_name": "What the model is called in answers.",
+    "RequestOutput.request_id": "The caller's, or a new one.",
+    "RequestOutput.prompt_token_ids": "The prompt as the model saw it.",
+    "RequestOutput.outputs": "One per `n`.",
+    "RequestOutput.finished": "Always true here, as at vLLM.",
+    "RequestOutput.metrics": "When it arrived, had its first token and ended, in seconds since 1970.",
+    "CompletionOutput.index": "Which of the `n` outputs.",
+    "CompletionOutput.text": "Without the stop text, unless asked for.",
+    "CompletionOutput.token_ids": "An ending token included.",
+    "CompletionOutput.cumulative_logprob": "The sum over its tokens, if asked for.",
+}
+
+
+def main() -> None:
+    for page, text in pages():
+        if page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+            print(page)
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every reference page, and what it should say."""
+    for page in sorted(REFERENCE.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        yield page, _BLOCK.sub(lambda m: f"{m[1]}\n{_block(*m[2].split())}\n{m[3]}", text)
+
+
+def _block(kind: str, *names: str) -> str:
+    return _KINDS[kind](*names).rstrip() + "\n"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+# --- hooks and contracts --------------------------------------------------------------------------------------------
+
+
+def hook(name: str) -> str:
+    doc = _clean(getattr(hookspecs, name).__doc__)
+    version = hookspecs.API_VERSIONS[name]
+    return f"```python\n@hookimpl\ndef {name}() -> list[{KINDS[name].__name__}]: ...\n```\n\n{doc} API version {version}."
+
+
+def fields(module: str, name: str) -> str:
+    """An attrs class: field, type, default, meaning."""
+    rows = []
+    for statement, doc in _documented(_class(_MODULES[module], name)):
+        if isinstance(statement, ast.AnnAssign):
+            field = ast.unparse(statement.target)
+            meaning = doc or _unsaid(name, field)
+            rows.append((f"`{field}`", f"`{ast.unparse(statement.annotation)}`", _default(statement), meaning))
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def protocol(module: str, name: str) -> str:
+    """A protocol: each method with what it promises."""
+    rows = []
+    for statement, doc in _documented(_class(_MODULES[module], name)):
+        if isinstance(statement, ast.FunctionDef):
+            arguments = ast.unparse(statement.args).removeprefix("self").removeprefix(", ")
+            called = statement.name if statement.decorator_list else f"{statement.name}({arguments})"
+            assert statement.returns is not None, "the contracts are typed"
+            rows.append((f"`{called}`", f"`{ast.unparse(statement.returns)}`", doc or _unsaid(name, statement.name)))
+    return _table(("member", "returns", "meaning"), rows)
+
+
+def _unsaid(owner: str, field: str) -> str:
+    if owner == "Options" and f"Options.{field}" not in _UNSAID:  # the command line says it
+        command = cli.cli.get_command(click.Context(cli.cli), "serve")
+        assert command is not None, "COMMANDS lists it"
+        return next(_clean(o.help) for o in command.params if isinstance(o, click.Option) and o.name == field)
+    return _UNSAID.get(f"{owner}.{field}") or _UNSAID[field]
+
+
+def _class(module: ModuleType, name: str) -> ast.ClassDef:
+    assert module.__file__, "a module of ours is a file"
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _documented(node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
+    """Each statement with its docstring: a field's is the string after it."""
+    for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
+        doc = ast.get_docstring(statement) if isinstance(statement, ast.FunctionDef) else None
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+            doc = after.value.value
+        yield statement, _clean(doc)
+
+
+def _default(statement: ast.AnnAssign) -> str:
+    value = statement.value
+    if isinstance(value, ast.Call):  # attrs.field(...)
+        given = {k.arg: k.value for k in value.keywords}
+        if "default" in given:
+            return f"`{ast.unparse(given['default'])}`"
+        if "factory" in given:
+            return "empty"
+        return "" if ast.unparse(value.func) == "field" else f"`{ast.unparse(value)}`"
+    return "" if value is None else f"`{ast.unparse(value)}`"
+
+
+def _clean(doc: str | None) -> str:
+    return " ".join((doc or "").split())
+
+
+# --- command line, HTTP, errors -------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    group = cli.cli
+    context = click.Context(group, info_name="inferno")
+    return "\n\n".join(_command(name, context) for name in cli.COMMANDS)
+
+
+def _command(name: str, parent: click.Context) -> str:
+    command = cli.cli.get_command(parent, name)
+    assert command is not None, "COMMANDS lists what exists"
+    context = click.Context(command, info_name=name, parent=parent)
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    rows = [
+        (_flags(option, context), _clean(option.help) + _variable(option), _option_default(option, context))
+        for option in command.params
+        if isinstance(option, click.Option)
+    ]
+    options = _table(("option", "meaning", "default"), rows)
+    return f"## inferno {name}\n\n`{_clean(usage)}`\n\n{_clean(command.help)}\n\n{options}"
+
+
+def _flags(option: click.Option, context: click.Context) -> str:
+    value = "" if option.is_flag else " " + option.make_metavar(context).replace(" RANGE", "")
+    return ", ".join(f"`{flag}{value}`" for flag in (*option.opts, *option.secondary_opts))
+
+
+def _variable(option: click.Option) -> str:
+    """The environment variable, where it is not the flag's name."""
+    assert option.name is not None, "click derives one from the flag"
+    names = {flag.lstrip("-").replace("-", "_") for flag in option.opts}
+    return "" if option.name in names else f" Environment: `INFERNO_{option.name.upper()}`."
+
+
+def _option_default(option: click.Option, context: click.Context) -> str:
+    default = option.get_default(context)
+    if option.is_flag or default is None or default == () or not isinstance(default, str | int | float | tuple):
+        return ""
+    return f"`{' '.join(map(str, default)) if isinstance(default, tuple) else default}`"
+
+
+def endpoint(path: str) -> str:
+    rows = []
+    for field in FIELDS[path]:
+        note = field.note + (f" Fine: {', '.join(f'`{json.dumps(v)}`' for v in field.harmless)}." if field.harmless else "")
+        rows.append((f"`{field.name}`", field.verdict, note))
+    return _table(("field", "verdict", "note"), rows)
+
+
+def error_table() -> str:
+    kinds: list[type[errors.InfernoError]] = [*errors.ERRORS.values(), AddressError]
+    kinds += [k for k in vars(server_errors).values() if isinstance(k, type) and k.__module__ == server_errors.__name__]
+    rows = [
+        (f"`{k.__name__}`", str(k.exit_code), str(k.status), f"`{k.code}`" if k.code else "", _clean(k.__doc__))
+        for k in kinds
+    ]
+    return _table(("error", "exit code", "HTTP status", "code", "meaning"), rows)
+
+
+_MODULES = {"contracts": contracts, "types": types, "plan": values, "outputs": outputs}
+_KINDS: dict[str, Callable[..., str]] = {
+    "hook": hook, "fields": fields, "protocol": protocol, "commands": commands, "endpoint": endpoint,
+    "errors": error_table,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main()

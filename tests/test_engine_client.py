@@ -1,0 +1,159 @@
+"""The engine in a process of its own: what it says when it cannot start, and what happens when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from inferno.engine import EngineClient
+from inferno.errors import CheckpointError, EngineDeadError, PluginError
+from inferno.plan import Options, Plan, resolve
+from inferno.types import FinishReason, Request, SamplingParams, Token
+
+pytest.importorskip("inferno_demo")
+
+LONG = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return resolve("demo", Options(memory="2GiB"))
+
+
+def request(name: str, params: SamplingParams = LONG, *, token_ids: tuple[int, ...] = (5, 6, 7)) -> Request:
+    return Request(id=name, token_ids=token_ids, params=params)
+
+
+async def collect(stream: AsyncIterator[list[Token]] | object) -> list[Token]:
+    return [token for tokens in [batch async for batch in stream] for token in tokens]  # type: ignore[attr-defined]
+
+
+def with_client(plan: Plan, body: Callable[[EngineClient], Awaitable[None]]) -> None:
+    async def run() -> None:
+        client = EngineClient(plan)
+        await client.start()
+        try:
+            await body(client)
+        finally:
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_tokens_come_in_order_and_the_stream_ends(plan: Plan) -> None:
+    async def body(client: EngineClient) -> None:
+        params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+        one, two = await asyncio.gather(
+            collect(client.submit(request("a", params))), collect(client.submit(request("b", params)))
+        )
+        assert [t.id for t in one] == [t.id for t in two]
+        assert [t.finish for t in one] == [None] * 8 + [FinishReason.LENGTH]
+
+    with_client(plan, body)
+
+
+def test_a_request_the_engine_refuses_ends_alone(plan: Plan) -> None:
+    async def body(client: EngineClient) -> None:
+        other = client.submit(request("other", SamplingParams(max_tokens=5, ignore_eos=True)))
+        [refused] = await collect(client.submit(request("bad", token_ids=(10**6,))))
+        assert refused.finish == FinishReason.ERROR
+        assert "1000000" in refused.error
+        assert len(await collect(other)) == 5
+
+    with_client(plan, body)
+
+
+def test_an_aborted_stream_ends_at_once(plan: Plan) -> None:
+    async def body(client: EngineClient) -> None:
+        stream = client.submit(request("a"))
+        client.abort("a")
+        client.abort("never seen")
+        assert (await collect(stream))[-1].finish == FinishReason.ABORT
+        assert len(await collect(client.submit(request("a", SamplingParams(max_tokens=3, ignore_eos=True))))) == 3
+
+    with_client(plan, body)
+
+
+def test_a_killed_engine_fails_who_waits_and_comes_back(plan: Plan) -> None:
+    async def body(client: EngineClient) -> None:
+        streams = [client.submit(request(f"r{i}")) for i in range(8)]
+        readers = [asyncio.create_task(collect(s)) for s in streams]
+        first = client.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        for reader in readers:
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await reader
+        with pytest.raises(EngineDeadError):
+            client.submit(request("too early"))
+        while not client.alive:
+            await asyncio.sleep(0.05)
+        assert client.pid != first
+        assert len(await collect(client.submit(request("r0", SamplingParams(max_tokens=4, ignore_eos=True))))) == 4
+
+    with_client(plan, body)
+
+
+def test_closing_fails_who_waits(plan: Plan) -> None:
+    async def run() -> None:
+        client = EngineClient(plan)
+        await client.start()
+        reader = asyncio.create_task(collect(client.submit(request("a"))))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(EngineDeadError, match="closed"):
+            await reader
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_an_engine_that_cannot_load_says_why_with_its_traceback(plan: Plan, tmp_path: Path) -> None:
+    for file in Path(plan.path).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    elsewhere = attrs.evolve(plan, path=str(tmp_path))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match="truncated") as caught:
+        asyncio.run(asyncio.wait_for(EngineClient(elsewhere).start(), 60))
+    assert "Traceback" in caught.value.detail
+
+
+def test_a_plan_of_other_versions_is_refused(plan: Plan) -> None:
+    other = attrs.evolve(plan, distributions={**plan.distributions, "architecture X": "inferno-qwen3 0.0.1"})
+    with pytest.raises(PluginError, match="inferno-qwen3 0.0.1"):
+        asyncio.run(asyncio.wait_for(EngineClient(other).start(), 60))
+
+
+def test_the_engine_goes_when_its_parent_is_killed(plan: Plan) -> None:
+    code = """
+        import asyncio
+        from inferno.engine import EngineClient
+        from inferno.plan import Options, resolve
+
+        async def main():
+            client = EngineClient(resolve("demo", Options(memory="2GiB")))
+            await client.start()
+            print(client.pid, flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        engine = int(parent.stdout.readline())
+        parent.kill()
+
+    async def gone() -> None:
+        while Path(f"/proc/{engine}").exists() and "State:\tZ" not in Path(f"/proc/{engine}/status").read_text():
+            await asyncio.sleep(0.1)
+
+    asyncio.run(asyncio.wait_for(gone(), 30))

@@ -1,0 +1,105 @@
+"""The house has floors: a module imports only from lower ones. Whoever needs more changes the table, and says why."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "inferno"
+FLOORS = [  # top to bottom; rooms of one floor do not import each other
+    {"__main__"},
+    {"cli"},
+    {"server", "compat"},
+    {"llm", "testing"},
+    {"engine"},
+    {"runner", "loading", "text"},
+    {"plan", "scheduler", "sampler", "builtin"},
+    {"nn", "catalog", "sampling_state"},
+    {"batch", "cache"},
+    {"types", "contracts", "hookspecs", "modelconfig", "memory"},
+    {"errors", "__init__"},
+]
+HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}
+FOR_PLUGINS = {"contracts", "errors", "batch", "cache", "nn", "modelconfig", "testing"}
+MODULES = sorted(SRC.rglob("*.py"))
+PLUGIN_MODULES = sorted(path for path in ROOT.glob("plugins/*/*/src/**/*.py"))
+MAX_LINES = 400
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import that runs, in functions too: `if TYPE_CHECKING` does not count."""
+    guarded = {
+        id(node)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
+        for statement in test.body
+        for node in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are absolute"
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+
+
+def rooms(path: Path) -> set[str]:
+    """The rooms of inferno that the module imports."""
+    found = set()
+    for module, name in imports(ast.parse(path.read_text())):
+        package, *rest = module.split(".")
+        if package == "inferno":
+            found.add(rest[0] if rest else name if name in HEIGHT else "__init__")
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def test_every_room_has_a_floor() -> None:
+    assert {room_of(path) for path in MODULES} == set(HEIGHT)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_go_down(path: Path) -> None:
+    room = room_of(path)
+    up = {other for other in rooms(path) - {room} if HEIGHT[other] >= HEIGHT[room]}
+    assert not up, f"{room} may not import {', '.join(sorted(up))}: hand the value in, or convince whoever keeps the floors"
+
+
+@pytest.mark.parametrize("path", PLUGIN_MODULES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_plugin_knows_the_public_modules_and_no_other_plugin(path: Path) -> None:
+    own = path.relative_to(ROOT).parts[4]
+    for module, name in imports(ast.parse(path.read_text())):
+        package, *rest = module.split(".")
+        assert not package.startswith("inferno_") or package == own, f"{own} imports the plugin {package}"
+        if package == "inferno":
+            assert rest[:1] and rest[0] in FOR_PLUGINS or name == "hookimpl", f"{own} imports {module}: {name}"
+
+
+def test_the_check_sees_imports_in_functions_and_not_those_for_types(tmp_path: Path) -> None:
+    source = """
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from inferno.server.app import create_app
+else:
+    from inferno.cache import BlockPool
+def f():
+    from inferno import scheduler, hookimpl
+    import inferno.engine.core
+"""
+    (tmp_path / "x.py").write_text(source)
+    assert rooms(tmp_path / "x.py") == {"cache", "scheduler", "__init__", "engine"}
+
+
+@pytest.mark.parametrize("path", [*MODULES, *PLUGIN_MODULES], ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_files_stay_small(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= MAX_LINES, f"{lines} lines: split it by meaning, or convince whoever keeps this number"

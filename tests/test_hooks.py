@@ -1,0 +1,51 @@
+"""What must be true of every hook."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from inferno import contracts, hookspecs
+from inferno.catalog import KINDS, load_catalog
+
+HOOKS: dict[str, Any] = {name: value for name, value in vars(hookspecs).items() if name.startswith("inferno_")}
+MAX_HOOKS = 8
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_is_documented_takes_nothing_and_returns_a_list_of_its_kind(name: str) -> None:
+    signature = inspect.signature(HOOKS[name])
+    assert inspect.getdoc(HOOKS[name])
+    assert not signature.parameters
+    assert signature.return_annotation == f"list[{KINDS[name].__name__}]"
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_is_answered_by_a_plugin_of_this_repository(name: str) -> None:
+    catalog = load_catalog()
+    ours = {p.distribution for p in catalog.plugins if name in p.offers and p.offers[name]}
+    assert any(distribution == "inferno" or distribution.startswith("inferno-") for distribution in ours)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hooks_kind_is_frozen_documented_and_speaks_its_version(name: str) -> None:
+    kind = KINDS[name]
+    assert kind is getattr(contracts, kind.__name__) and inspect.getdoc(kind)
+    fields = {a.name: a for a in kind.__attrs_attrs__}  # type: ignore[attr-defined]
+    assert fields["name"].type == "str"
+    assert fields["api_version"].default == hookspecs.API_VERSIONS[name]
+    assert kind.__setattr__ is not object.__setattr__, "declarations are frozen"
+
+
+def test_every_hook_has_a_kind_and_a_version() -> None:
+    assert set(HOOKS) == set(KINDS) == set(hookspecs.API_VERSIONS)
+
+
+def test_hooks_stay_few() -> None:
+    assert len(HOOKS) <= MAX_HOOKS, "one per noun that a third party would publish a package for: see hookspecs.py"
+
+
+def test_nothing_installed_here_is_broken() -> None:
+    assert [(p.name, p.error) for p in load_catalog().broken] == []

@@ -1,0 +1,262 @@
+"""The plan decides everything before the first token, from headers alone, or says what stands in the way."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from inferno import memory
+from inferno.errors import (
+    CheckpointError,
+    InfernoError,
+    ModelNotFoundError,
+    OptionError,
+    OutOfMemoryError,
+    PluginError,
+    UnsupportedError,
+)
+from inferno.plan import Options, open_text, plan_from_json, plan_to_json, resolve
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 1024, "dtype": "bfloat16",
+}  # fmt: skip
+TENSORS: dict[str, tuple[int, ...]] = {
+    "model.embed_tokens.weight": (64, 32),
+    "model.layers.0.self_attn.q_proj.weight": (64, 32),
+    "model.layers.0.self_attn.q_proj.bias": (64,),
+    "model.norm.weight": (32,),
+}
+KV_BYTES = 3 * 2 * (2 * 16) * 2  # layers, keys and values, heads, bfloat16
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a checkpoint of these tensors, in bfloat16; returns its reference."""
+
+    def write(tensors: dict[str, tuple[int, ...]] = TENSORS, stored: str = "BF16", **config: Any) -> str:
+        header, end = {}, 0
+        for name, shape in tensors.items():
+            begin, end = end, end + 2 * int(memory_of(shape))
+            header[name] = {"dtype": stored, "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+        merged = {k: v for k, v in {**CONFIG, **config}.items() if v is not None}
+        (tmp_path / "config.json").write_text(json.dumps(merged))
+        return str(tmp_path)
+
+    return write
+
+
+def memory_of(shape: tuple[int, ...]) -> int:
+    size = 1
+    for dimension in shape:
+        size *= dimension
+    return size
+
+
+def on_cpu(**options: Any) -> Options:
+    return Options(**{"device": "cpu", "max_num_seqs": 8, "max_num_batched_tokens": 64, **options})
+
+
+def test_a_plan_names_everything_that_will_run(write: Write) -> None:
+    ref = write()
+    plan = resolve(ref, on_cpu())
+    assert (plan.architecture, plan.format, plan.source) == ("Qwen3ForCausalLM", "safetensors", "local")
+    assert (plan.dtype, plan.device, plan.vocab_size, plan.max_model_len) == ("bfloat16", "cpu", 64, 1024)
+    assert plan.cache_policy == "lru" and plan.model_id == ref
+    [scheme] = plan.schemes
+    assert (scheme.name, scheme.count, scheme.stored) == ("dense", 2, ("bfloat16",))
+    assert set(scheme.classes) == {"embed_tokens", "q_proj"} and scheme.nbytes == 2 * (64 * 32 + 64 * 32)
+    [attention] = plan.attention
+    assert attention.layers == (0, 1, 2) and attention.need.dtype == "bfloat16"
+    assert plan.distributions["architecture Qwen3ForCausalLM"].startswith("inferno-qwen3 ")
+    assert {r.name for r in plan.considered} >= {"none"}, "the other cache policy, and why not"
+
+
+def test_memory_is_itemised_and_the_cache_is_as_large_as_it_can_be_used(write: Write) -> None:
+    plan = resolve(write(), on_cpu())
+    items = {item.name: item.nbytes for item in plan.memory}
+    assert items["weights"] == 2 * sum(map(memory_of, TENSORS.values()))
+    assert plan.kv_bytes_per_token == KV_BYTES
+    assert items["KV cache"] == plan.kv_tokens * KV_BYTES
+    assert plan.kv_tokens == 8 * 1024, "8 sequences of the longest context: more would never be used"
+    assert sum(items.values()) <= plan.memory_limit
+
+
+def test_memory_bounds_the_cache(write: Write) -> None:
+    ref = write()
+    fixed = sum(i.nbytes for i in resolve(ref, on_cpu()).memory if i.name != "KV cache")
+    plan = resolve(ref, on_cpu(memory=f"{fixed + 1300 * KV_BYTES}B"))
+    assert plan.kv_tokens == 1296 and plan.max_model_len == 1024 and not plan.notes
+    assert sum(item.nbytes for item in plan.memory) <= plan.memory_limit
+
+
+def test_a_context_that_does_not_fit_is_lowered_with_a_note(write: Write) -> None:
+    ref = write()
+    fixed = sum(i.nbytes for i in resolve(ref, on_cpu()).memory if i.name != "KV cache")
+    plan = resolve(ref, on_cpu(memory=f"{fixed + 500 * KV_BYTES}B"))
+    assert plan.max_model_len == plan.kv_tokens == 496
+    assert any("1024" in note and "496" in note for note in plan.notes)
+    with pytest.raises(OutOfMemoryError, match="600 are wanted"):
+        resolve(ref, on_cpu(memory=f"{fixed + 500 * KV_BYTES}B", max_model_len=600))
+
+
+@pytest.mark.parametrize("given", ["1MiB", "512MiB"])
+def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(write: Write, given: str) -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        resolve(write(), on_cpu(memory=given))
+    assert "MiB" in caught.value.cause and "--memory" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("8GiB", 8 << 30), ("500MB", 500_000_000), ("500 mb", 500_000_000), ("1.5GiB", 3 << 29), ("2G", 2_000_000_000),
+     ("60%", 60 << 30), ("100%", 100 << 30), ("12345", 12345), ("7B", 7), ("0.5TiB", None)],
+)  # fmt: skip
+def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
+    if nbytes is None:
+        with pytest.raises(OutOfMemoryError, match="more than the device"):
+            memory.parse(text, 100 << 30)
+    else:
+        assert memory.parse(text, 100 << 30) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "0%", "101%", "-1GiB", "lots", "GiB", "1e3", "nan", "8 Gi B", "1,5GiB"])
+def test_what_is_no_amount_of_memory(text: str) -> None:
+    with pytest.raises(OptionError):
+        memory.parse(text, 100 << 30)
+
+
+def test_the_plan_survives_its_own_document(write: Write) -> None:
+    plan = resolve(write(sliding_window=8, use_sliding_window=True, max_window_layers=1), on_cpu(seed=3))
+    assert len(plan.attention) == 2
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert plan_from_json(plan_to_json(plan).encode()) == plan
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"ref": 1}', "null"])
+def test_a_document_that_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="no plan"):
+        plan_from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"max_model_len": 2000}, "beyond the model's 1024"),
+        ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"max_num_seqs": 100}, "below max_num_seqs"),
+        ({"max_num_seqs": -1}, "max_num_seqs is -1"),
+        ({"block_size": 0}, "block_size is 0"),
+        ({"attention_backend": "warp"}, "no attention backend 'warp'"),
+        ({"cache_policy": "warp"}, "no cache policy 'warp'"),
+        ({"isq": "warp"}, "no quantization scheme 'warp'"),
+        ({"isq": "dense"}, "cannot quantize while loading"),
+        ({"dtype": "int8"}, "dtype 'int8'"),
+        ({"device": "tpu"}, "device 'tpu'"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2"),
+        ({"gpu_memory_utilization": 0.9}, "on the CPU"),
+        ({"gpu_memory_utilization": 0.9, "memory": "1GiB"}, "exclude each other"),
+        ({"memory": "plenty"}, "no amount"),
+        ({"disable": ("warp",)}, "no plugin is called warp"),
+    ],
+)
+def test_an_option_that_cannot_be_honoured_is_refused_with_a_way_out(
+    write: Write, options: dict[str, Any], complaint: str
+) -> None:
+    ref = write()
+    with pytest.raises(OptionError, match=complaint) as caught:
+        resolve(ref, on_cpu(**options))
+    assert caught.value.remedy and caught.value.exit_code == 2
+
+
+def test_an_unknown_architecture_names_the_package_to_install(write: Write) -> None:
+    with pytest.raises(UnsupportedError, match="'Gemma9ForCausalLM'") as caught:
+        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu())
+    assert "pip install inferno-gemma9" in caught.value.remedy
+    assert "Qwen3ForCausalLM" in caught.value.remedy, "and what is installed"
+
+
+@pytest.mark.parametrize("architectures", [None, [], "Qwen3ForCausalLM", [3]])
+def test_a_config_without_architecture_says_so(write: Write, architectures: Any) -> None:
+    with pytest.raises(CheckpointError, match="architectures"):
+        resolve(write(architectures=architectures), on_cpu())
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_hidden_layers"])
+def test_a_field_that_is_missing_or_nonsense_is_named(write: Write, field: str) -> None:
+    for value in (None, "many", -3, 0, True):
+        with pytest.raises(CheckpointError, match=field):
+            resolve(write(**{field: value}), on_cpu())
+
+
+def test_a_layout_no_scheme_reads_names_the_matrix_and_the_package(write: Write) -> None:
+    tensors = {"model.layers.0.mlp.up_proj.qweight": (4, 8), "model.layers.0.mlp.up_proj.scales": (4, 2)}
+    ref = write(tensors, quantization_config={"quant_method": "gptq"})
+    with pytest.raises(UnsupportedError, match="model.layers.0.mlp.up_proj.*qweight") as caught:
+        resolve(ref, on_cpu())
+    assert "pip install inferno-gptq" in caught.value.remedy
+
+
+def test_a_reference_nobody_knows_lists_where_it_was_looked_for() -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve("./no/such/folder", on_cpu(offline=True))
+    assert "./no/such/folder" in str(caught.value)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(InfernoError) as caught:
+        resolve(str(tmp_path), on_cpu())
+    assert caught.value.exit_code == 3 and "safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "config", "stored", "dtype"),
+    [
+        ("float32", "bfloat16", "BF16", "float32"),
+        ("auto", "float16", "BF16", "float16"),
+        ("auto", "torch.bfloat16", "F16", "bfloat16"),
+        ("auto", None, "F16", "float16"),
+        ("auto", "float8_e4m3fn", "BF16", "bfloat16"),
+    ],
+)
+def test_the_type_is_what_was_asked_else_declared_else_stored(
+    write: Write, asked: str, config: str | None, stored: str, dtype: str
+) -> None:
+    assert resolve(write(stored=stored, dtype=None, torch_dtype=config), on_cpu(dtype=asked)).dtype == dtype
+
+
+def test_layers_of_different_need_are_served_apart(write: Write) -> None:
+    plan = resolve(write(sliding_window=8, use_sliding_window=True, max_window_layers=2), on_cpu())
+    assert {use.need.sliding_window: use.layers for use in plan.attention} == {None: (0, 1), 8: (2,)}
+
+
+def test_switched_off_plugins_stay_off_wherever_the_plan_goes(write: Write) -> None:
+    plan = plan_from_json(plan_to_json(resolve(write(), on_cpu(disable=("llama",)))))
+    assert [p.name for p in plan.catalog().plugins if p.disabled] == ["llama"]
+
+
+def test_an_engine_of_other_plugins_refuses_the_plan(write: Write) -> None:
+    from inferno.loading import agree
+
+    plan = resolve(write(), on_cpu())
+    agree(plan, plan.catalog())
+    elsewhere = attrs.evolve(plan, distributions={"architecture Qwen3ForCausalLM": "inferno-qwen3 9.9"})
+    with pytest.raises(PluginError, match="inferno-qwen3 9.9"):
+        agree(elsewhere, plan.catalog())
+
+
+def test_a_checkpoint_without_a_tokenizer_has_no_text(write: Write) -> None:
+    assets, config = open_text(resolve(write(), on_cpu()))
+    assert assets.tokenizer_json is None and assets.chat_template is None
+    assert config["hidden_size"] == 32

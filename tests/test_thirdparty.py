@@ -1,0 +1,214 @@
+"""A plugin from outside works like ours; a broken one is set aside, and says why when it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from inferno.catalog import load_catalog
+from inferno.errors import OptionError, PluginError, UnsupportedError
+from inferno.plan import Options, resolve
+
+STRANGER = Path(__file__).parent / "thirdparty" / "inferno-stranger"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stranger's package, installed into a folder of its own."""
+    source = shutil.copytree(STRANGER, tmp_path_factory.mktemp("source") / "inferno-stranger")
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*pip, "--target", str(target), str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pebble")
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (96, 32), "wpe.weight": (64, 32)}
+    shapes |= {"ln_f.weight": (32,), "ln_f.bias": (32,)}
+    for layer in (f"h.{i}" for i in range(2)):
+        shapes |= {f"{layer}.ln.weight": (32,), f"{layer}.ln.bias": (32,)}
+        shapes |= {f"{layer}.attn.{n}.weight": (32, 32) for n in ("q", "k", "v", "out")}
+        shapes |= {f"{layer}.attn.{n}.bias": (32,) for n in ("q", "k", "v", "out")}
+        shapes |= {f"{layer}.mlp.up.weight": (128, 32), f"{layer}.mlp.up.bias": (128,)}
+        shapes |= {f"{layer}.mlp.down.weight": (32, 128), f"{layer}.mlp.down.bias": (32,)}
+    generator = torch.Generator().manual_seed(0)
+    save_file({n: torch.randn(s, generator=generator) for n, s in shapes.items()}, folder / "model.safetensors")
+    config = {"architectures": ["PebbleForCausalLM"], "vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    (folder / "config.json").write_text(json.dumps({**config, "n_ctx": 64}))
+    return folder
+
+
+def run(site: Path, *command: str, cwd: Path | None = None) -> str:
+    env = {**os.environ, "PYTHONPATH": str(site), "PYTEST_ADDOPTS": ""}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, cwd=cwd)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_its_own_conformance_tests_pass(installed: Path, tmp_path: Path) -> None:
+    tests = shutil.copytree(STRANGER / "tests", tmp_path / "tests")
+    out = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), cwd=tmp_path)
+    assert "passed" in out and "failed" not in out
+
+
+def test_explain_says_what_it_takes_from_the_plugin(installed: Path, checkpoint: Path) -> None:
+    out = run(installed, "-m", "inferno", "explain", str(checkpoint), "--cache-policy", "loyal", "--json")
+    plan = json.loads(out)
+    assert plan["architecture"] == "PebbleForCausalLM" and plan["cache_policy"] == "loyal"
+    assert plan["distributions"]["architecture PebbleForCausalLM"] == "inferno-stranger 0.3.0"
+
+
+def test_it_generates(installed: Path, checkpoint: Path) -> None:
+    script = """
+import sys
+from inferno import LLM, SamplingParams
+with LLM(sys.argv[1], cache_policy="loyal", device="cpu", max_num_seqs=4) as llm:
+    again = [llm.generate([list(range(40))], SamplingParams(temperature=0, max_tokens=8))[0] for _ in range(2)]
+    assert again[0].outputs[0].token_ids == again[1].outputs[0].token_ids
+    assert len(again[1].outputs[0].token_ids) == 8 and again[1].num_cached_tokens == 32
+"""
+    run(installed, "-c", script, str(checkpoint))
+
+
+# --- plugins that break their contract ------------------------------------------------------------------------------
+
+
+class Site:
+    """A folder of installed distributions, made by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(self, name: str, source: str, version: str = "1.0") -> None:
+        """A distribution `inferno-NAME` with one module and one entry point."""
+        (self.folder / f"broken_{name}.py").write_text("from __future__ import annotations\n" + source)
+        info = self.folder / f"inferno_{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: inferno-{name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[inferno]\n{name} = broken_{name}\n")
+        importlib.invalidate_caches()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    yield Site(folder)
+    for module in [name for name in sys.modules if name.startswith("broken_")]:
+        del sys.modules[module]
+
+
+OFFER = """
+from inferno import hookimpl
+from inferno.contracts import Architecture, AttentionBackend, CachePolicy
+@hookimpl
+def inferno_architectures():
+    return [{}]
+"""
+PEBBLE = "Architecture(name='PebbleForCausalLM', config='nowhere:x', build='nowhere:y')"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "error"),
+    [
+        ("absent", "import a_library_that_is_not_here", "ModuleNotFoundError: No module named 'a_library_that_is_not_"),
+        ("syntax", "def broken(:", "SyntaxError"),
+        ("crash", "raise RuntimeError('no licence key')", "RuntimeError: no licence key"),
+        ("raises", OFFER.format("1 / 0"), "ZeroDivisionError"),
+        ("version", OFFER.format(PEBBLE[:-1] + ", api_version=99)"), "speaks version 99 of inferno_architectures"),
+        ("kind", OFFER.format("CachePolicy(name='x', build='a:b')"), "inferno_architectures returned CachePolicy"),
+        ("number", OFFER.replace("[{}]", "42"), "TypeError"),
+        ("missing", OFFER.format("Architecture(name='x')"), "TypeError"),
+        (
+            "misspelt",
+            "from inferno import hookimpl\n@hookimpl\ndef inferno_architecture():\n    return []",
+            "inferno_architecture",
+        ),
+    ],
+)
+def test_a_broken_plugin_is_set_aside_with_its_own_error(site: Site, name: str, source: str, error: str) -> None:
+    site.install(name, source)
+    catalog = load_catalog()
+    [broken] = catalog.broken
+    assert broken.distribution == f"inferno-{name}" and error in broken.error
+    assert "Traceback" in broken.detail or "Error" in broken.detail
+    assert catalog.cache_policy().item.name == "lru", "the others are not harmed"
+
+
+def test_an_older_contract_tells_who_must_be_upgraded(site: Site) -> None:
+    site.install("old", OFFER.format(PEBBLE[:-1] + ", api_version=0)"))
+    assert "Upgrade the plugin" in load_catalog().broken[0].detail
+
+
+def test_a_broken_plugin_is_fatal_only_when_it_may_be_what_is_needed(site: Site, checkpoint: Path) -> None:
+    site.install("crash", "raise RuntimeError('no licence key')")
+    with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*inferno-crash.*no licence key") as caught:
+        resolve(str(checkpoint), Options(device="cpu"))
+    assert "raise RuntimeError('no licence key')" in caught.value.detail, "its own traceback is shown"
+    assert load_catalog().architecture("Qwen3ForCausalLM").item.name == "Qwen3ForCausalLM"
+
+
+def test_a_disabled_plugin_is_not_even_imported(site: Site) -> None:
+    site.install("crash", "raise RuntimeError('no licence key')")
+    for name in ("crash", "inferno-crash"):
+        catalog = load_catalog(disable=[name])
+        assert not catalog.broken
+        assert [p.name for p in catalog.plugins if p.disabled] == ["crash"]
+
+
+def test_only_keeps_what_is_named_and_the_built_in(site: Site) -> None:
+    site.install("pebble", OFFER.format(PEBBLE))
+    catalog = load_catalog(only=["pebble"])
+    assert {p.name for p in catalog.plugins if not p.disabled} == {"builtin", "pebble"}
+    with pytest.raises(UnsupportedError, match="Qwen3ForCausalLM"):
+        catalog.architecture("Qwen3ForCausalLM")
+
+
+def test_switching_off_what_is_not_installed_is_an_error() -> None:
+    for switch in ("disable", "only"):
+        with pytest.raises(OptionError, match="no plugin is called typo"):
+            load_catalog(**{switch: ["typo"]})
+
+
+def test_a_tie_names_both_distributions_and_the_way_out(site: Site) -> None:
+    site.install("one", OFFER.format(PEBBLE))
+    site.install("two", OFFER.format(PEBBLE))
+    with pytest.raises(PluginError) as caught:
+        load_catalog().architecture("PebbleForCausalLM")
+    assert "inferno-one and inferno-two" in caught.value.cause
+    assert "--disable inferno-one" in caught.value.remedy
+    assert load_catalog(disable=["inferno-one"]).architecture("PebbleForCausalLM").offer.distribution == "inferno-two"
+
+
+def test_backends_of_equal_priority_are_a_tie_and_of_unequal_are_not(site: Site) -> None:
+    hook = OFFER.replace("inferno_architectures", "inferno_cache_policies")
+    site.install("one", hook.format("CachePolicy(name='one', build='a:b', priority=7)"))
+    site.install("two", hook.format("CachePolicy(name='two', build='a:b', priority=7)"))
+    with pytest.raises(PluginError, match="inferno-one and inferno-two"):
+        load_catalog().cache_policy()
+    site.install("three", hook.format("CachePolicy(name='three', build='a:b', priority=8)"))
+    choice = load_catalog().cache_policy()
+    assert choice.item.name == "three"
+    assert {r.name: r.reason for r in choice.refusals}["two"] == "priority 7, three has 8"
+
+
+def test_a_name_that_is_offered_twice_is_an_error_only_when_chosen(site: Site) -> None:
+    hook = OFFER.replace("inferno_architectures", "inferno_cache_policies")
+    site.install("two", hook.format("CachePolicy(name='lru', build='a:b', priority=-50)"))
+    assert load_catalog().cache_policy().offer.distribution == "inferno"
+    with pytest.raises(PluginError, match="inferno and inferno-two"):
+        load_catalog().cache_policy("lru")
