@@ -1,6 +1,6 @@
 """Writes the parts of the reference that the software itself knows, between `<!-- begin NAME -->` and `<!-- end -->`.
 
-    python docs/generate.py            brings every page up to date, names those that changed
+    python docs/generate.py     brings every page up to date, names those that changed
 
 Without it a page can lie; `tests/test_docs.py` fails when a page is not what this would write.
 """
@@ -11,6 +11,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -23,8 +24,11 @@ from inferno.plan import values
 from inferno.server import FIELDS, AddressError
 from inferno.server import errors as server_errors
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+FLOORS = DOCS.parent / "tests" / "test_floors.py"
 _BLOCK = re.compile(r"(<!-- begin (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # What the code leaves unsaid because the name says it; a table has no room for silence.
 _UNSAID = {
@@ -71,8 +75,8 @@ def main() -> None:
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Every reference page, and what it should say."""
-    for page in sorted(REFERENCE.glob("*.md")):
+    """Every page that has such parts, and what it should say."""
+    for page in sorted([*DOCS.glob("reference/*.md"), *DOCS.glob("explanation/*.md")]):
         text = page.read_text(encoding="utf-8")
         yield page, _BLOCK.sub(lambda m: f"{m[1]}\n{_block(*m[2].split())}\n{m[3]}", text)
 
@@ -126,16 +130,46 @@ def _unsaid(owner: str, field: str) -> str:
     return _UNSAID.get(f"{owner}.{field}") or _UNSAID[field]
 
 
-def _class(module: ModuleType, name: str) -> ast.ClassDef:
+def methods(module: str, name: str) -> str:
+    """A class's public methods and properties, those whose name does not say it all."""
+    rows = []
+    for statement, doc in _documented(_class(import_module(module), name)):
+        if isinstance(statement, _FUNCTIONS) and doc and not statement.name.startswith("_"):
+            waits = "await " if isinstance(statement, ast.AsyncFunctionDef) else ""
+            rows.append((f"`{waits}{_call(statement)}`", doc))
+    return _table(("member", "meaning"), rows)
+
+
+def function(module: str, name: str) -> str:
+    """A function's call and docstring."""
+    found = next(s for s in _tree(import_module(module)).body if isinstance(s, _FUNCTIONS) and s.name == name)
+    return f"```text\n{_call(found)}\n```\n\n{ast.get_docstring(found)}"
+
+
+def _call(found: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """`name(arguments)` without types; a property is its name."""
+    if any(ast.unparse(decorator) == "property" for decorator in found.decorator_list):
+        return found.name
+    for argument in ast.walk(found.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    arguments = ast.unparse(found.args)
+    return f"{found.name}({re.sub(r'^(self|cls)(, /)?(, )?', '', arguments)})"
+
+
+def _tree(module: ModuleType) -> ast.Module:
     assert module.__file__, "a module of ours is a file"
-    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+
+
+def _class(module: ModuleType, name: str) -> ast.ClassDef:
+    return next(node for node in _tree(module).body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
 def _documented(node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
     """Each statement with its docstring: a field's is the string after it."""
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
-        doc = ast.get_docstring(statement) if isinstance(statement, ast.FunctionDef) else None
+        doc = ast.get_docstring(statement) if isinstance(statement, _FUNCTIONS) else None
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
             doc = after.value.value
         yield statement, _clean(doc)
@@ -217,10 +251,18 @@ def error_table() -> str:
     return _table(("error", "exit code", "HTTP status", "code", "meaning"), rows)
 
 
+def floors() -> str:
+    """The rooms from top to bottom, as the test has them."""
+    tree = ast.parse(FLOORS.read_text(encoding="utf-8"))
+    assigned = {ast.unparse(s.targets[0]): s.value for s in tree.body if isinstance(s, ast.Assign)}
+    lines = [", ".join(f"`{room}`" for room in sorted(floor)) for floor in ast.literal_eval(assigned["FLOORS"])]
+    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
+
+
 _MODULES = {"contracts": contracts, "types": types, "plan": values, "outputs": outputs}
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook, "fields": fields, "protocol": protocol, "commands": commands, "endpoint": endpoint,
-    "errors": error_table,
+    "errors": error_table, "floors": floors, "methods": methods, "function": function,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
@@ -111,10 +113,16 @@ class KVCache:
 
     @classmethod
     def allocate(cls, layouts: Sequence[Mapping[str, CacheTensor]], num_blocks: int, device: str) -> KVCache:
-        import torch
+        return cls(tuple({name: _zeros(num_blocks, t, device) for name, t in layout.items()} for layout in layouts))
 
-        def empty(tensor: CacheTensor) -> Tensor:
-            # Zeroed by the operating system on first touch: blocks never used cost no memory.
-            return torch.zeros((num_blocks, *tensor.shape), dtype=getattr(torch, tensor.dtype), device=device)
 
-        return cls(tuple({name: empty(t) for name, t in layout.items()} for layout in layouts))
+def _zeros(num_blocks: int, tensor: CacheTensor, device: str) -> Tensor:
+    import torch
+
+    shape, dtype = (num_blocks, *tensor.shape), getattr(torch, tensor.dtype)
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Pages that the operating system zeroes on first touch: blocks never used cost no memory. `torch.zeros` would write
+    # them all: seconds, and the whole budget resident.
+    pages = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -24,6 +24,8 @@ if importlib.util.find_spec("inferno_demo") is None:
     pytest.skip("the demo model's package (inferno-demo) is not installed", allow_module_level=True)
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What does math.gcd do?"}]
+ENDLESS = {"ignore_eos": True, "skip_special_tokens": False}
+"""Every token is text, the model's end tokens too: a stream that keeps sending."""
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -208,7 +210,7 @@ def test_unknown_fields_are_named(client: Any) -> None:
 
 def test_a_client_that_leaves_frees_its_place(client: Any, served: Served) -> None:
     stream = client.completions.create(
-        model="demo", prompt="import math", stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+        model="demo", prompt="import math", stream=True, max_tokens=2000, extra_body=ENDLESS
     )
     next(iter(stream))
     stream.close()
@@ -224,7 +226,7 @@ def test_a_killed_engine_is_told_to_eight_streams_and_comes_back(client: Any, se
 
     async def stream(http: Any) -> str:
         answer = await http.completions.create(
-            model="demo", prompt="import math", stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+            model="demo", prompt="import math", stream=True, max_tokens=2000, extra_body=ENDLESS
         )
         count = 0
         try:
@@ -234,6 +236,8 @@ def test_a_killed_engine_is_told_to_eight_streams_and_comes_back(client: Any, se
                     started.release()
         except openai.APIError as error:
             return str(error.code)
+        finally:
+            started.release(8)  # nobody waits for one that is over
         return "ended"
 
     async def all_of_them() -> list[str]:
