@@ -146,6 +146,16 @@ def function(module: str, name: str) -> str:
     return f"```text\n{_call(found)}\n```\n\n{ast.get_docstring(found)}"
 
 
+def kit() -> str:
+    """The classes of `inferno.testing`, by what their docstrings say. Read, not imported: they need pytest."""
+    rows = []
+    for path in sorted((Path(cli.__file__).parents[1] / "testing").glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Tests"):
+                rows.append((f"`{node.name}`", _clean(ast.get_docstring(node))))
+    return _table(("class", "how to use it"), rows)
+
+
 def _call(found: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """`name(arguments)` without types; a property is its name."""
     if any(ast.unparse(decorator) == "property" for decorator in found.decorator_list):
@@ -263,6 +273,7 @@ _MODULES = {"contracts": contracts, "types": types, "plan": values, "outputs": o
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook, "fields": fields, "protocol": protocol, "commands": commands, "endpoint": endpoint,
     "errors": error_table, "floors": floors, "methods": methods, "function": function,
+    "kit": kit,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -118,8 +118,9 @@ def test_targets_that_are_named_exist() -> None:
         assert set(named) <= targets, page
 
 
-def test_the_readmes_python_runs(tmp_path: Path) -> None:
-    local = [code for code in blocks(ROOT / "README.md", "python") if "from inferno import" in code]
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial/first-token.md"])
+def test_python_for_beginners_runs(page: str, tmp_path: Path) -> None:
+    local = [code for code in blocks(ROOT / page, "python") if "from inferno import" in code]
     assert local
     for code in local:
         assert run([sys.executable, "-c", code], tmp_path).strip()

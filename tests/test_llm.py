@@ -94,9 +94,9 @@ def test_one_invalid_prompt_refuses_all_before_anything_runs(
 
 def test_a_prompt_that_leaves_no_room_has_openai_s_code() -> None:
     with pytest.raises(RequestError) as caught:
-        llm()[0].encode([1] * 100)
+        llm()[0].encode_prompt([1] * 100)
     assert caught.value.request_code == "context_length_exceeded"
-    assert len(llm()[0].encode([1] * 99)) == 99
+    assert len(llm()[0].encode_prompt([1] * 99)) == 99
 
 
 def test_params_that_do_not_match_the_prompts_are_refused() -> None:

@@ -170,7 +170,7 @@ class Engine:
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return self._llm.encode(prompt)
+            return self._llm.encode_prompt(prompt)
         return self._llm.encode_chat([attrs.asdict(m) for m in prompt])
 
     def _generated(self, output: RequestOutput) -> GenerationOutput:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from inferno.errors import RequestError
-from inferno.llm.front import Front, Job, Prompt, plan_for
+from inferno.llm.front import Front, Job, Messages, Prompt, Prompting, plan_for
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.plan import Plan
 from inferno.text import ChatTemplate, Tokenizer
 from inferno.types import EngineStats, Request, SamplingParams, Token
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 class _Client(Protocol):
@@ -31,7 +29,7 @@ class _Client(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-class AsyncLLM:
+class AsyncLLM(Prompting):
     """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with `start()` or
     `async with`."""
 
@@ -102,18 +100,6 @@ class AsyncLLM:
     @property
     def stats(self) -> EngineStats:
         return self._client.stats
-
-    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model cannot take."""
-        return self._front.encode_prompt(prompt)
-
-    def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
-        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the template's own."""
-        return self._front.render_chat(messages, **template_kwargs)
-
-    def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:
-        """`render_chat` as token ids: a prompt for `stream` and `generate`."""
-        return self._front.encode_chat(messages, **template_kwargs)
 
     def stream(
         self,

@@ -21,6 +21,9 @@ from inferno.types import Request, SamplingParams
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
 
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""A conversation, as OpenAI writes it."""
+
 DEFAULT_MAX_TOKENS = 256
 """Most tokens of an answer when the caller gives no parameters at all and the checkpoint no `max_new_tokens`."""
 
@@ -223,3 +226,39 @@ def _integers(ids: Any) -> tuple[int, ...]:
         raise RequestError(
             f"a prompt of type {type(ids).__name__}", "It is text, or a list of token ids.", param="prompt"
         ) from error
+
+
+class Prompting:
+    """What `LLM` and `AsyncLLM` have in common: the way from texts and messages to token ids."""
+
+    _front: Front
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._front.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._front.template
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self._front.max_model_len
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What calls without params use: the checkpoint's generation_config.json."""
+        return self._front.default_params
+
+    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model cannot take."""
+        return self._front.encode_prompt(prompt)
+
+    def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
+        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the template's own."""
+        return self._front.render_chat(messages, **template_kwargs)
+
+    def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:
+        """`render_chat` as token ids: a prompt for `generate` and `stream`."""
+        return self._front.encode_chat(messages, **template_kwargs)

@@ -8,13 +8,11 @@ from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
 from inferno.errors import RequestError
-from inferno.llm.front import Front, Job, Prompt, plan_for
+from inferno.llm.front import Front, Job, Messages, Prompt, Prompting, plan_for
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.text import ChatTemplate, Tokenizer
 from inferno.types import Request, SamplingParams, Token
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-Messages = Sequence[Mapping[str, Any]]
 
 
 class _Engine(Protocol):
@@ -28,7 +26,7 @@ class _Engine(Protocol):
     def close(self) -> None: ...
 
 
-class LLM:
+class LLM(Prompting):
     """A loaded model: prompts in, texts out, all prompts of a call computed together.
 
     `ref` is a directory, a file, a hub id or "demo" (`model` is vLLM's name for it); `options` are the fields of
@@ -59,36 +57,6 @@ class LLM:
     def _begin(self, engine: _Engine, front: Front) -> None:
         self._engine, self._front = engine, front
         self._live: dict[str, OutputBuilder] = {}
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self._front.tokenizer
-
-    @property
-    def template(self) -> ChatTemplate:
-        return self._front.template
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and answer together."""
-        return self._front.max_model_len
-
-    @property
-    def default_params(self) -> SamplingParams:
-        """What calls without params use."""
-        return self._front.default_params
-
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """A prompt's token ids. Raises RequestError for one the model cannot take."""
-        return self._front.encode_prompt(prompt)
-
-    def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
-        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the template's own."""
-        return self._front.render_chat(messages, **template_kwargs)
-
-    def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:
-        """`render_chat` as token ids: a prompt for `generate` and `stream`."""
-        return self._front.encode_chat(messages, **template_kwargs)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = False

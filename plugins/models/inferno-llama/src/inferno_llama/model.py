@@ -1,7 +1,7 @@
 """Llama: the plain decoder that many families are configs of.
 
 https://arxiv.org/abs/2307.09288, https://arxiv.org/abs/2407.21783; reference: transformers/models/llama.
-Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim, S sampled rows, V vocabulary.
+Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from inferno.batch import Batch
-from inferno.nn import Attention, Embedding, GatedMLP, Linear, LMHead, MergedLinear, RMSNorm, Rope, Rotation, TiedLMHead
+from inferno.nn import Attention, CausalLM, Decoder, DecoderLayer, GatedMLP, Linear, MergedLinear, Rope, Rotation
 from inferno_llama.config import LlamaConfig
 
 
@@ -32,51 +32,17 @@ class LlamaAttention(nn.Module):
         return y_TD
 
 
-class LlamaLayer(nn.Module):
-    def __init__(self, config: LlamaConfig, layer_id: int) -> None:
-        super().__init__()
-        self.self_attn = LlamaAttention(config, layer_id)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rotate, batch)
-        y_TD: Tensor = x_TD + self.mlp(self.post_attention_layernorm(x_TD))
-        return y_TD
-
-
-class LlamaModel(nn.Module):
+class LlamaForCausalLM(CausalLM):
     def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(LlamaLayer(config, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
-
-    def forward(self, batch: Batch) -> Tensor:
-        x_TD = self.embed_tokens(batch.token_ids_T)
-        rotate = self.rope(batch.positions_T)
-        for layer in self.layers:
-            x_TD = layer(x_TD, rotate, batch)
-        y_TD: Tensor = self.norm(x_TD)
-        return y_TD
-
-
-class LlamaForCausalLM(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.model = LlamaModel(config)
-        self.lm_head = (
-            TiedLMHead(self.model.embed_tokens)
-            if config.tie_word_embeddings
-            else LMHead(config.hidden_size, config.vocab_size)
+        sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
+        layers = (
+            DecoderLayer(
+                LlamaAttention(config, layer_id),
+                GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias),
+                hidden_size=config.hidden_size,
+                eps=config.rms_norm_eps,
+            )
+            for layer_id in range(config.num_hidden_layers)
         )
-
-    def forward(self, batch: Batch) -> Tensor:
-        x_TD: Tensor = self.model(batch)
-        return x_TD
-
-    def logits(self, x_SD: Tensor) -> Tensor:
-        y_SV: Tensor = self.lm_head(x_SD)
-        return y_SV
+        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
+        super().__init__(Decoder(layers, rope, eps=config.rms_norm_eps, **sizes), tied=config.tie_word_embeddings, **sizes)
