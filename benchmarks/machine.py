@@ -68,7 +68,7 @@ class Neighbours:
         return self.cores < _CLEAN_CORES
 
 
-def wait_for_quiet(patience: float = 20.0) -> None:
+def wait_for_quiet(patience: float = 6.0) -> None:
     """Until others leave the machine alone, or patience (in seconds) is over."""
     end = time.perf_counter() + patience
     while time.perf_counter() < end:

@@ -146,14 +146,23 @@ def test_a_mixed_batch_is_the_same_when_its_prompts_are_chunked(toy: Toy) -> Non
         assert_same(tokens, whole[name])
 
 
-def test_a_mixed_batch_is_the_same_when_blocks_run_out(toy: Toy) -> None:
-    """A preempted request goes on with its counts, its penalties and its random numbers."""
-    tight = Toy(attrs.evolve(toy.plan, num_blocks=12, max_model_len=64), toy.model).engine()
-    roomy = Toy(attrs.evolve(toy.plan, max_model_len=64), toy.model).engine()
-    squeezed, whole = run(tight, mixed_requests()), run(roomy, mixed_requests())
-    assert tight.stats().preemptions > 0
-    for name, tokens in squeezed.items():
-        assert_same(tokens, whole[name])
+REMEMBERING = [
+    SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=1.0, max_tokens=40),
+    SamplingParams(temperature=0, repetition_penalty=1.8, repeat_last_n=9, max_tokens=40),
+    SamplingParams(temperature=1.0, seed=1, frequency_penalty=2.0, logprobs=1, max_tokens=40),
+    SamplingParams(temperature=1.0, seed=2, min_tokens=30, stop_token_ids=tuple(range(0, VOCAB, 3)), max_tokens=40),
+    SamplingParams(temperature=0, repetition_penalty=1.8, prompt_logprobs=1, max_tokens=40),
+    SamplingParams(temperature=0, frequency_penalty=1.0, max_tokens=40),
+]
+
+
+def test_a_preempted_request_goes_on_with_its_penalties_and_random_numbers(toy: Toy) -> None:
+    requests = [Request(id=str(i), token_ids=prompt_of(i, 9), params=p) for i, p in enumerate(REMEMBERING)]
+    tight = Toy(attrs.evolve(toy.plan, num_blocks=9, max_model_len=64), toy.model).engine()
+    squeezed, whole = run(tight, requests), run(toy.engine(), requests)
+    assert tight.stats().preemptions >= len(requests) / 2
+    for request in requests:
+        assert_same(squeezed[request.id], whole[request.id])
 
 
 def test_requests_that_come_later_change_nothing(toy: Toy) -> None:

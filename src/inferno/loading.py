@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from inferno.catalog import Catalog
-from inferno.contracts import Checkpoint, TensorInfo
+from inferno.contracts import Checkpoint, ModelConfig, TensorInfo
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
 from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, MergedLinear, Unloaded, Weight
 from inferno.plan import Plan, modules_of, open_checkpoint, unused_tensors
@@ -21,10 +21,7 @@ def load_model(plan: Plan, catalog: Catalog | None = None) -> nn.Module:
     agree(plan, catalog)
     checkpoint = open_checkpoint(plan, catalog)
     try:
-        architecture = catalog.architecture(plan.architecture).item
-        config = architecture.config(checkpoint.config)
-        with torch.device("meta"):
-            model = architecture.build(config).to(dtype_of(plan))
+        model, config = build(plan, checkpoint, catalog)
         fill(model, checkpoint, catalog, dtype=plan.dtype, device=plan.device, unused=unused_tensors(config))
     finally:
         checkpoint.close()
@@ -35,6 +32,26 @@ def load_model(plan: Plan, catalog: Catalog | None = None) -> nn.Module:
             module.fuse()
     bind(model, catalog, plan)
     return model.eval().requires_grad_(False)
+
+
+def build(plan: Plan, checkpoint: Checkpoint, catalog: Catalog) -> tuple[nn.Module, ModelConfig]:
+    """The plan's model without memory, on meta, and its config."""
+    architecture = catalog.architecture(plan.architecture).item
+    config = architecture.config(checkpoint.config)
+    with torch.device("meta"):
+        return architecture.build(config).to(dtype_of(plan)), config
+
+
+def check(plan: Plan) -> int:
+    """Compare the checkpoint's headers with the model: names and shapes. Returns the number of tensors, reads none."""
+    catalog = plan.catalog()
+    checkpoint = open_checkpoint(plan, catalog)
+    try:
+        model, config = build(plan, checkpoint, catalog)
+        pair(model, checkpoint, unused_tensors(config))
+        return len(checkpoint.tensors)
+    finally:
+        checkpoint.close()
 
 
 def dtype_of(plan: Plan) -> torch.dtype:
@@ -62,6 +79,15 @@ def fill(
 ) -> None:  # fmt: skip
     """Give every module its tensors. What is stored under a module's path decides what it holds."""
     quant_config = checkpoint.config.get("quantization_config") or {}
+    for path, module, parts in pair(model, checkpoint, unused):
+        _fill_module(module, checkpoint_path(path), parts, checkpoint, catalog, quant_config, dtype, device)
+    _materialize(model, device)
+
+
+def pair(
+    model: nn.Module, checkpoint: Checkpoint, unused: tuple[str, ...]
+) -> list[tuple[str, nn.Module, dict[str, TensorInfo]]]:
+    """Every module with its path and what is stored for it. Raises CheckpointError unless the two fit, by headers alone."""
     stored = modules_of(checkpoint.tensors, unused)
     problems: list[str] = []
     work: list[tuple[str, nn.Module, dict[str, TensorInfo]]] = []
@@ -70,12 +96,10 @@ def fill(
         problems += _misfits(checkpoint_path(path), module, parts)
         work.append((path, module, parts))
     problems += [f"{path}.{part} is stored, but the model has no such tensor" for path, p in stored.items() for part in p]
-    if problems:  # before a byte of data is read
+    if problems:
         shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
         raise CheckpointError(shown, "The checkpoint and its config.json belong to different models, or are damaged.")
-    for path, module, parts in work:
-        _fill_module(module, checkpoint_path(path), parts, checkpoint, catalog, quant_config, dtype, device)
-    _materialize(model, device)
+    return work
 
 
 def checkpoint_path(path: str) -> str:

@@ -108,6 +108,14 @@ def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
         raise CheckpointError(f"{cls.__name__}: {problems}", "Check the model's config.json.") from error
 
 
+def check_known(config: Mapping[str, Any], field: str, *known: Any) -> None:
+    """Raises CheckpointError when `field` is given and none of `known`: the model would compute something else."""
+    if field in config and config[field] not in known:
+        raise CheckpointError(
+            f"config.json: {field} is {config[field]!r}", f"This plugin computes {' or '.join(map(repr, known))} only."
+        )
+
+
 def check_positive(**numbers: int) -> None:
     """Raises CheckpointError unless every one is at least 1: sizes that a tensor could not have."""
     for name, number in numbers.items():

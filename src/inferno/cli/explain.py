@@ -13,13 +13,18 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 @ref_argument
 @click.option("--json", "as_json", is_flag=True, help="The whole plan, for programs.")
 @click.option("--lock", "locked", is_flag=True, help="Write it to ./inferno.lock, for serve --locked.")
+@click.option("--check", "checked", is_flag=True, help="Compare every tensor's name and shape with the model (imports torch).")
 @engine_options
-def command(ref: str | None, as_json: bool, locked: bool, **values: Any) -> None:
+def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **values: Any) -> None:
     """Say what would run REF, in how much memory, and why nothing else was chosen."""
     from inferno.cli import lock, show
     from inferno.plan import plan_to_json, resolve
 
     plan = resolve(chosen(ref), plan_options(values))
     click.echo(plan_to_json(plan) if as_json else show.explained(plan))
+    if checked:
+        from inferno.loading import check
+
+        click.echo(f"Checked: all {check(plan)} tensors are as the model wants them.", err=True)
     if locked:
         click.echo(f"Written to {lock.write(plan)}.", err=True)

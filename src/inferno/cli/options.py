@@ -29,9 +29,14 @@ _DTYPES = {
 
 def declare(function: Callable[..., Any]) -> click.Command:
     """A command whose options may also come from the environment: `--max-model-len` from `INFERNO_MAX_MODEL_LEN`."""
-    settings = {"auto_envvar_prefix": "INFERNO", "help_option_names": ["-h", "--help"], "show_default": True}
+    settings = {"help_option_names": ["-h", "--help"], "show_default": True}
     first = click.option_panel("Options")  # a command's own options before the shared ones
-    return click.command(function.__module__.rpartition(".")[2], context_settings=settings)(first(function))
+    command = click.command(function.__module__.rpartition(".")[2], context_settings=settings)(first(function))
+    for option in command.params:
+        if isinstance(option, click.Option) and option.expose_value:
+            flag = next(o for o in option.opts if o.startswith("--"))
+            option.envvar = "INFERNO_" + flag[2:].replace("-", "_").upper()
+    return command
 
 
 def together(decorators: list[_Decorator]) -> Callable[[_Command], _Command]:

@@ -24,6 +24,7 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
     default="both",
     help="The field that carries a model's thinking; clients differ.",
 )
+@click.option("--open-path", "open_paths", multiple=True, help="Needs no key even where there are keys: /metrics; repeatable.")
 @click.option("--seed", type=int, help="Makes requests without a seed of their own repeatable.")
 @click.option("--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock).")
 @template_option
@@ -35,6 +36,7 @@ def command(
     api_keys: tuple[str, ...],
     names: tuple[str, ...],
     strict_params: bool,
+    open_paths: tuple[str, ...],
     max_waiting: int | None,
     shutdown_timeout: float,
     reasoning: str,
@@ -56,6 +58,7 @@ def command(
     clock.lap("text")
     from inferno.engine import EngineClient
     from inferno.server import run_server
+    from inferno.server.app import OPEN_PATHS
 
     clock.lap("imports")
     llm = AsyncLLM.of(EngineClient(plan), front, plan)
@@ -72,6 +75,7 @@ def command(
         "strict_params": strict_params,
         "max_waiting": max_waiting,
         "reasoning": reasoning,
+        "open_paths": (*OPEN_PATHS, *open_paths),
     }
     run_server(llm, host=host, port=port, ready=ready, app_options=app, shutdown_seconds=shutdown_timeout)
 

@@ -72,8 +72,9 @@ class Worker:
 
 
 def main() -> None:
-    # Ctrl-C goes to the whole process group; the client decides what it means and tells us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, and tells us when to end.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
     endpoint, parent = sys.argv[1], int(sys.argv[2])
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)

@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from inferno.contracts import AttentionNeed
-from inferno.modelconfig import RopeScaling, check_positive, read_config
+from inferno.modelconfig import RopeScaling, check_known, check_positive, read_config
 
 
 @frozen(kw_only=True)
@@ -33,6 +33,7 @@ class LlamaConfig:
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> LlamaConfig:
         read = read_config(cls, config)
+        check_known(config, "hidden_act", "silu", "swish")
         check_positive(
             vocab_size=read.vocab_size, hidden_size=read.hidden_size, num_hidden_layers=read.num_hidden_layers,
             num_attention_heads=read.num_attention_heads,
