@@ -161,3 +161,21 @@ def test_a_budget_that_is_too_small_says_what_is_needed(inferno: Inferno, model:
     done = inferno("explain", str(model), "--memory", "1MB")
     assert done.returncode == 4
     assert "--memory" in done.stderr
+
+
+def test_check_finds_a_tensor_that_headers_alone_do_not_miss(inferno: Inferno, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 32, **sizes}
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text(json.dumps(config))
+    save_file({"model.norm.weight": np.zeros(32, np.float32)}, tmp_path / "llama" / "model.safetensors")
+    assert inferno("explain", "llama").returncode == 0
+    done = inferno("explain", "llama", "--check")
+    assert done.returncode == 3
+    assert "model.embed_tokens.weight is missing" in done.stderr
+
+
+def test_every_option_is_an_environment_variable_by_its_flag(inferno: Inferno) -> None:
+    done = inferno("explain", "demo", "--json", INFERNO_MAX_NUM_SEQS="3", INFERNO_SERVED_MODEL_NAME="ignored by explain")
+    assert json.loads(done.stdout)["max_num_seqs"] == 3
+    assert inferno("explain", "demo", INFERNO_JSON="1").stdout.startswith("{")

@@ -159,7 +159,7 @@ class _Resolver:
         options, total = self._options, memory.device_total(device)
         if options.gpu_memory_utilization is not None:
             if device == "cpu":
-                raise OptionError("gpu_memory_utilization cannot be honoured on the CPU", "Use --memory, with a size or a share.")
+                raise OptionError("gpu_memory_utilization cannot be honoured on the CPU", "Use --memory.")
             if not 0 < options.gpu_memory_utilization <= 1:
                 raise OptionError(f"gpu_memory_utilization {options.gpu_memory_utilization}", "Between 0 and 1.")
             return int(total * options.gpu_memory_utilization)
