@@ -42,14 +42,17 @@ class Run:
     samples: list[Sample] = field(factory=list)
     versions: dict[str, str] = field(factory=dict)
 
-    def clean_by_round(self, cell: str) -> list[list[bool]]:
-        return [[sample.clean for sample in samples.values()] for samples in self._rounds(cell)]
+    def num_clean(self, cell: str) -> int:
+        """Rounds in which nobody disturbed any engine."""
+        return len(self._clean(cell))
 
     def counted(self, cell: str) -> list[dict[str, Sample]]:
         """The cell's rounds, by engine: the undisturbed ones, or all where those are less than half."""
-        rounds = self._rounds(cell)
-        clean = [samples for samples in rounds if all(sample.clean for sample in samples.values())]
+        clean, rounds = self._clean(cell), self._rounds(cell)
         return clean if 2 * len(clean) >= len(rounds) else rounds
+
+    def _clean(self, cell: str) -> list[dict[str, Sample]]:
+        return [samples for samples in self._rounds(cell) if all(sample.clean for sample in samples.values())]
 
     def _rounds(self, cell: str) -> list[dict[str, Sample]]:
         rounds: dict[int, dict[str, Sample]] = {}

@@ -38,7 +38,9 @@ class Bench:
 
     def cold_starts(self) -> None:
         """Every engine anew in each round. A first start, which may compile and convert, does not count."""
-        for round_ in range(-1, self._rounds):
+        for worker in list(self._started(Worker)):
+            worker.close()
+        for round_ in self._until_clean(COLD):
             for engine, python in _in_turn(self._engines, round_):
                 with self._sample(engine.name, COLD, round_) as figures:
                     worker = Worker(engine, python, self._model, self._work, self._run.threads)
@@ -52,7 +54,7 @@ class Bench:
         for name, cell in chosen.items():
             for worker in workers:  # kernels are chosen, and buffers made, when a shape is first seen
                 worker.generate(cell.prompts(-1), min(cell.new_tokens, 3))
-            for round_ in self._until_clean(name, [worker.engine for worker in workers]):
+            for round_ in self._until_clean(name):
                 prompts = cell.prompts(round_)
                 for worker in _in_turn(workers, round_):
                     with self._sample(worker.engine.name, name, round_) as figures:
@@ -69,7 +71,7 @@ class Bench:
         for name, (clients, requests) in chosen.items():
             for server in servers:
                 client.load(server.url, clients, 1, -1)
-            for round_ in self._until_clean(name, [server.engine for server in servers]):
+            for round_ in self._until_clean(name):
                 for server in _in_turn(servers, round_):
                     with self._sample(server.engine.name, name, round_) as figures:
                         served = client.load(server.url, clients, requests, round_)
@@ -79,23 +81,19 @@ class Bench:
 
     def _started(self, kind: Callable[[Engine, Path, Path, Path, int], T]) -> Iterator[T]:
         for engine, python in self._engines:
-            if kind is Server and engine.serve is None:
-                continue
-            try:
+            if kind is not Server or engine.serve is not None:
                 yield kind(engine, python, self._model, self._work, self._run.threads)
-            except EngineError as error:
-                _say(f"skipped: {error}")
 
-    def _until_clean(self, cell: str, engines: Sequence[Engine]) -> Iterator[int]:
+    def _until_clean(self, cell: str) -> Iterator[int]:
         """Rounds, until enough of them were undisturbed, but not more than twice as many."""
         for round_ in range(2 * self._rounds):
-            if sum(map(all, self._run.clean_by_round(cell))) >= self._rounds:
+            if self._run.num_clean(cell) >= self._rounds:
                 return
             yield round_
 
     @contextmanager
     def _sample(self, engine: str, cell: str, round_: int) -> Iterator[dict[str, float]]:
-        """A measurement: fill in its figures. Rounds below zero are thrown away."""
+        """One measurement: fill in its figures."""
         wait_for_quiet()
         figures: dict[str, float] = {}
         before = self._probe()
@@ -103,12 +101,11 @@ class Bench:
             yield figures
         speed = before.mean(self._probe())
         sample = Sample(engine, cell, round_, figures, speed, neighbours.cores, neighbours.clean)
-        if round_ >= 0:
-            self._run.samples.append(sample)
-            with open(self._work / "samples.jsonl", "a") as file:
-                file.write(json.dumps({"model": self._run.model, "date": self._run.date, **attrs.asdict(sample)}) + "\n")
-            shown = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
-            _say(f"{cell} {round_} {engine}: {shown}; {speed.gigabytes:.0f} GB/s, others {neighbours.cores:.2f} cores")
+        self._run.samples.append(sample)
+        with open(self._work / "samples.jsonl", "a") as file:
+            file.write(json.dumps({"model": self._run.model, "date": self._run.date, **attrs.asdict(sample)}) + "\n")
+        shown = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
+        _say(f"{cell} {round_} {engine}: {shown}; {speed.gigabytes:.0f} GB/s, others {neighbours.cores:.2f} cores")
 
 
 def _in_turn(items: Sequence[T], round_: int) -> list[T]:
@@ -163,12 +160,15 @@ def main() -> None:
     in_process = {name: cell for name, cell in cells(quick=options.quick).items() if name in options.cells}
     run = Run(options.model, shape, in_process, options.threads, time.strftime("%Y-%m-%d %H:%M"))
     bench = Bench(run, engines, model, options.work, 1 if options.quick else options.rounds)
-    if COLD in options.cells:
-        bench.cold_starts()
-    if in_process:
-        bench.in_process(in_process)
-    if http := {name: load for name, load in HTTP_CELLS.items() if name in options.cells}:
-        bench.over_http(http)
+    try:
+        if COLD in options.cells:
+            bench.cold_starts()
+        if in_process:
+            bench.in_process(in_process)
+        if http := {name: load for name, load in HTTP_CELLS.items() if name in options.cells}:
+            bench.over_http(http)
+    except EngineError as error:
+        _say(f"stopped: {error}")
     print(report(run))
 
 

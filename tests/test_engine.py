@@ -152,7 +152,7 @@ REMEMBERING = [
     SamplingParams(temperature=1.0, seed=1, frequency_penalty=2.0, logprobs=1, max_tokens=40),
     SamplingParams(temperature=1.0, seed=2, min_tokens=30, stop_token_ids=tuple(range(0, VOCAB, 3)), max_tokens=40),
     SamplingParams(temperature=0, repetition_penalty=1.8, prompt_logprobs=1, max_tokens=40),
-    SamplingParams(temperature=0, frequency_penalty=1.0, max_tokens=40),
+    SamplingParams(temperature=0, frequency_penalty=1.0, repetition_penalty=1.5, max_tokens=40),
 ]
 
 

@@ -12,7 +12,6 @@ from inferno.errors import RequestError
 from inferno.llm.front import Front, Job, Messages, Prompt, Prompting, plan_for
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.plan import Plan
-from inferno.text import ChatTemplate, Tokenizer
 from inferno.types import EngineStats, Request, SamplingParams, Token
 
 
@@ -23,6 +22,57 @@ class _Client(Protocol):
     async def close(self) -> None: ...
     def submit(self, request: Request) -> AsyncIterable[list[Token]]: ...
     def abort(self, request_id: str) -> None: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def stats(self) -> EngineStats: ...
+
+
+class AsyncLLM(Prompting):
+    """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with `start()` or
+    `async with`."""
+
+    def __init__(
+        self, ref: str | None = None, *, model: str | None = None, chat_template: str | None = None, **options: Any
+    ) -> None:
+        from inferno.engine import EngineClient
+
+        plan = plan_for(ref or model or "demo", options)
+        front = Front.open(plan, chat_template)
+        self._begin(EngineClient(plan), front, plan)
+
+    @classmethod
+    def of(cls, client: _Client, front: Front, plan: Plan) -> Self:
+        """An AsyncLLM around a client that exists already."""
+        self = cls.__new__(cls)
+        self._begin(client, front, plan)
+        return self
+
+    def _begin(self, client: _Client, front: Front, plan: Plan) -> None:
+        self._client, self._front, self.plan = client, front, plan
+        self._live: dict[str, Job] = {}
+
+    async def start(self) -> None:
+        """Load the model. Raises whatever InfernoError the engine process met."""
+        await self._client.start()
+
+    async def close(self) -> None:
+        """End the engine process."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def model_id(self) -> str:
+        return self.plan.model_id
+
     @property
     def alive(self) -> bool: ...
     @property
