@@ -249,9 +249,22 @@ def test_sequences_that_compute_the_same_at_once_share_blocks_afterwards() -> No
     for name in ("a", "b", "c"):
         house.add(name, prompt_of(0, 12), 3)
     house.step()
-    assert house.pool.num_held == 3, "each computed three full blocks, all the same"
+    house.step()
+    assert [len(step.slices) for step in house.steps] == [1, 3], "one computes the prompt, the others find it"
     house.run()
+    assert [house.tokens[name][0].num_cached for name in "abc"] == [0, 8, 8]
     assert house.output("a") == house.output("b") == house.output("c") == continuation(prompt_of(0, 12), 3, VOCAB)
+
+
+def test_blocks_filled_with_the_same_at_once_become_one() -> None:
+    house = House(prefix=True)
+    for name in ("a", "b"):
+        house.add(name, prompt_of(0, 3), 20)  # less than a block: nothing to wait for
+    for _ in range(11):
+        house.step()
+    assert house.pool.num_held == 3 + 2, "three full blocks are shared, the one being filled is not"
+    house.run()
+    assert house.output("a") == house.output("b") == continuation(prompt_of(0, 3), 20, VOCAB)
 
 
 def test_salts_keep_caches_apart() -> None:

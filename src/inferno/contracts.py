@@ -298,8 +298,8 @@ class CachePolicy:
     """A prefix cache by name. The one of the highest priority is the default."""
 
     name: str
-    build: Callable[[int], PrefixCache] = field(converter=_callable)
-    """build(num_blocks). Imports no torch."""
+    build: Callable[[int], PrefixCache | None] = field(converter=_callable)
+    """build(num_blocks); None remembers nothing. Imports no torch."""
     priority: int = 0
     api_version: int = 1
 

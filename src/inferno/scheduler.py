@@ -134,6 +134,8 @@ class Scheduler:
                 return  # whatever it finds in the cache, one block is always missing
             sequence = self._waiting[0][2]
             hits = self._match(sequence)
+            if self._is_computed_beside(sequence, len(hits)):
+                return  # a step or two later it is found instead of computed again
             start = len(hits) * self._pool.block_size
             pending = len(sequence.token_ids) - start
             count = min(pending, budget)
@@ -161,6 +163,17 @@ class Scheduler:
         self._extend_keys(sequence)
         usable = (len(sequence.token_ids) - 1) // self._pool.block_size
         return self._pool.prefix.match(sequence.keys[:usable])
+
+    def _is_computed_beside(self, sequence: Sequence, place: int) -> bool:
+        """Whether a running sequence is about to compute the block that this one needs next: the same prompt, or `n` > 1."""
+        if place >= min(len(sequence.keys), (len(sequence.token_ids) - 1) // self._pool.block_size):
+            return False
+        key = sequence.keys[place]
+        return any(
+            s.num_kept <= place < len(s.keys) and s.keys[place] == key
+            for s in self._running.values()
+            if s.num_pending > 1
+        )
 
     def _count_admission(self, sequence: Sequence, start: int) -> None:
         stats = self.stats

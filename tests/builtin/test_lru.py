@@ -10,11 +10,6 @@ class TestLRU(CachePolicyTests):
     max_examples = 150
 
 
-class TestNone(CachePolicyTests):
-    policy = "none"
-    remembers = False
-
-
 def idle(cache: LRUPrefixCache, **blocks: int) -> None:
     for key, block in blocks.items():
         cache.keep(key.encode(), block)
@@ -49,6 +44,10 @@ def test_a_key_known_by_another_block_keeps_that_one() -> None:
     cache.keep(b"a", 3)
     assert cache.keep(b"a", 5) == 3
     assert cache.keeps(3) and not cache.keeps(5)
+
+
+def test_none_remembers_nothing() -> None:
+    assert load_catalog().cache_policy("none").item.build(8) is None
 
 
 def test_it_is_the_default() -> None:

@@ -48,7 +48,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
 def inferno_cache_policies() -> list[CachePolicy]:
     return [
         CachePolicy(name="lru", build="inferno.builtin.lru:LRUPrefixCache", priority=0),
-        CachePolicy(name="none", build="inferno.builtin.lru:NoPrefixCache", priority=-10),
+        CachePolicy(name="none", build=lambda num_blocks: None, priority=-10),
     ]
 
 

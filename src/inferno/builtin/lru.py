@@ -1,4 +1,4 @@
-"""Prefix caches: one that evicts the least recently used continuation first, and one that remembers nothing."""
+"""A prefix cache that evicts the least recently used continuation first."""
 
 from __future__ import annotations
 
@@ -57,32 +57,3 @@ class LRUPrefixCache:
 
     def clear(self) -> list[int]:
         return self.evict(self.num_idle)
-
-
-@define
-class NoPrefixCache:
-    """Remembers nothing: every prompt is computed."""
-
-    num_blocks: int
-    num_idle: int = field(default=0, init=False)
-
-    def match(self, keys: Sequence[bytes]) -> list[int]:
-        return []
-
-    def keep(self, key: bytes, block_id: int) -> int:
-        return block_id
-
-    def keeps(self, block_id: int) -> bool:
-        return False
-
-    def use(self, block_id: int) -> None:
-        raise AssertionError("no block is ever idle")
-
-    def release(self, block_id: int) -> None:
-        raise AssertionError("no block is ever kept")
-
-    def evict(self, count: int) -> list[int]:
-        return []
-
-    def clear(self) -> list[int]:
-        return []
