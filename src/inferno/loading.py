@@ -30,6 +30,7 @@ def load_model(plan: Plan, catalog: Catalog | None = None) -> nn.Module:
     for module in model.modules():
         if isinstance(module, MergedLinear):
             module.fuse()
+    settle(model)
     bind(model, catalog, plan)
     return model.eval().requires_grad_(False)
 
@@ -168,6 +169,14 @@ def quantize(model: nn.Module, catalog: Catalog, name: str) -> None:
             weight: Weight = module.weight
             if isinstance(weight, Dense):
                 module.weight = scheme.pack(weight.data)
+
+
+def settle(model: nn.Module) -> None:
+    """Weights that are only multiplied by may take the layout that is fastest here. A tied head's is an embedding too."""
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, Embedding)}
+    for module in model.modules():
+        if isinstance(module, Linear) and id(module.weight) not in looked_up:
+            module.weight.settle()
 
 
 def bind(model: nn.Module, catalog: Catalog, plan: Plan) -> None:

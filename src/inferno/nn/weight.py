@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -27,6 +28,10 @@ class Weight(nn.Module):
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         """One weight for this and `others` stacked along O, or None when their layouts do not allow it."""
         return None
+
+    def settle(self) -> None:
+        """Called once, when the weight is in its final place and only `matmul` will be asked of it: it may repack itself,
+        in place of what it held."""
 
     @property
     def nbytes(self) -> int:
@@ -51,16 +56,39 @@ class Dense(Weight):
         self.shape = (out_features, in_features)
         self.data: Tensor
         self.register_buffer("data", weight_OI)
+        self._packed: Tensor | None = None
 
     def matmul(self, x_TI: Tensor) -> Tensor:
+        if self._packed is not None:
+            y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, self._packed, None, "none", [], "")
+            return y_TO
         return F.linear(x_TI, self.data)
 
     def rows(self, ids_T: Tensor) -> Tensor:
         return F.embedding(ids_T, self.data)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
-        import torch
-
         if not all(isinstance(w, Dense) and w.data.dtype == self.data.dtype for w in others):
             return None
         return Dense(torch.cat([self.data, *(w.data for w in others if isinstance(w, Dense))]))
+
+    def settle(self) -> None:
+        """On a CPU with bfloat16 instructions: oneDNN's own blocked layout, which a few rows are multiplied by at twice
+        the speed of the plain one."""
+        if self.data.device.type == "cpu" and self.data.dtype == torch.bfloat16 and _has_packed_bfloat16():
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.data, _PACKED_FOR)
+            self.data = self.data.new_empty(0)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes if self._packed is None else self._packed.numel() * self._packed.element_size()
+
+
+_PACKED_FOR = 1
+"""Rows that the layout is chosen for; others work, at their usual speed."""
+
+
+def _has_packed_bfloat16() -> bool:
+    """Whether this torch can, on this CPU. The operators are those that torch's own compiler emits."""
+    operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
+    return all(hasattr(torch.ops.mkldnn, name) for name in operators) and torch.ops.mkldnn._is_mkldnn_bf16_supported()
