@@ -18,7 +18,7 @@ SOURCES := src $(wildcard plugins/*/*/src)
 help: ## This list
 	@echo "make TARGET"
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=$(PYTHON)  TORCH='$(TORCH)'  REF=$(REF) (serve, bench)  ARGS='more arguments'"
+	@echo "Variables: PYTHON=$(PYTHON)  TORCH='$(TORCH)'  REF=$(REF) (serve)  ARGS='more arguments'"
 	@echo "Without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes torch a tenth of the download."
 
 demo: $(VENV)/.runtime ## Set up, then stream an answer of the demo model
@@ -37,8 +37,8 @@ docs: $(VENV)/.docs ## Build the documentation into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build
 	@echo "docs/_build/index.html"
 
-bench: $(VENV)/.runtime ## Measure speed: decode, prefill, batches
-	$(BIN)/inferno bench $(REF) $(ARGS)
+bench: $(VENV)/.runtime ## Measure speed beside a peer: decode, prefill, batches, HTTP (ARGS='--quick' to try it, --setup for peers)
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 serve: $(VENV)/.runtime ## Serve REF at http://127.0.0.1:8000/v1
 	$(BIN)/inferno serve $(REF) $(ARGS)

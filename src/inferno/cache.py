@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING
@@ -40,11 +39,12 @@ class BlockPool:
     num_blocks: int
     block_size: int
     prefix: PrefixCache | None = None
-    _free: deque[int] = field(init=False)
+    _free: list[int] = field(init=False)
+    """A stack: what was given back last is handed out first, so that memory never used stays untouched."""
     _holders: list[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._free = deque(range(self.num_blocks))
+        self._free = list(range(self.num_blocks - 1, -1, -1))
         self._holders = [0] * self.num_blocks
 
     @property
@@ -64,7 +64,7 @@ class BlockPool:
         if self.prefix is not None and count > len(self._free):
             self._free.extend(self.prefix.evict(count - len(self._free)))
         assert count <= len(self._free), "the scheduler checks num_available first"
-        blocks = [self._free.popleft() for _ in range(count)]
+        blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._holders[block] = 1
         return blocks
