@@ -61,6 +61,21 @@ def test_tokens_come_in_order_and_the_stream_ends(plan: Plan) -> None:
     with_client(plan, body)
 
 
+def test_no_message_is_missed_however_sends_and_answers_cross(plan: Plan) -> None:
+    """libzmq's descriptor is silent about a message that came while something was sent."""
+
+    async def body(client: EngineClient) -> None:
+        async def one_after_another(name: str) -> None:
+            for i in range(60):
+                params = SamplingParams(max_tokens=1 + i % 3, ignore_eos=True)
+                assert len(await collect(client.submit(request(f"{name}{i}", params)))) == params.max_tokens
+                client.abort(f"{name}{i}")
+
+        await asyncio.gather(*map(one_after_another, "abcdef"))
+
+    with_client(plan, body)
+
+
 def test_a_request_the_engine_refuses_ends_alone(plan: Plan) -> None:
     async def body(client: EngineClient) -> None:
         other = client.submit(request("other", SamplingParams(max_tokens=5, ignore_eos=True)))

@@ -11,12 +11,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from attrs import define, field
 
 from inferno.engine import protocol
@@ -71,6 +70,46 @@ class TokenStream:
                 raise self._error
 
 
+@define(eq=False)
+class _Link:
+    """This end of the socket to an engine process.
+
+    libzmq's descriptor tells of changes, not of states: whatever is done with the socket may swallow the news of a message,
+    so every use ends with a look for some.
+    """
+
+    socket: zmq.Socket[bytes]
+    take: Callable[[bytes, bytes], None]
+
+    @classmethod
+    def bind(cls, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, take: Callable[[bytes, bytes], None]) -> _Link:
+        socket = context.socket(zmq.PAIR)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(endpoint)
+        link = cls(socket, take)
+        asyncio.get_running_loop().add_reader(socket.fileno(), link.look)
+        return link
+
+    def send(self, kind: bytes, body: bytes) -> None:
+        # Without a peer there is nobody to tell: its process has ended, and `EngineClient._keep` will say so.
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([kind, body], zmq.NOBLOCK)
+        asyncio.get_running_loop().call_soon(self.look)
+
+    def look(self) -> None:
+        while not self.socket.closed:
+            try:
+                kind, body = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.take(kind, body)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.socket.fileno())
+        self.socket.close()
+
+
 class EngineClient:
     """Starts the engine process, sends it requests, hands out its tokens; starts another when it dies."""
 
@@ -79,9 +118,11 @@ class EngineClient:
         self.stats = EngineStats()
         self.alive = False
         self._streams: dict[str, TokenStream] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: asyncio.subprocess.Process | None = None
-        self._socket: zmq.asyncio.Socket | None = None
-        self._context = zmq.asyncio.Context()
+        self._link: _Link | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._last_words: InfernoError | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closing = False
         self._failure: InfernoError | None = None
@@ -100,9 +141,8 @@ class EngineClient:
         """Stop the process; whoever still waits gets EngineDeadError."""
         self._closing = True
         self.alive = False
-        if self._socket is not None:
-            with contextlib.suppress(zmq.ZMQError):
-                await self._socket.send_multipart([protocol.STOP, b""], flags=zmq.NOBLOCK)
+        if self._link is not None and not self._link.socket.closed:
+            self._link.send(protocol.STOP, b"")
         if self._process is not None:
             try:
                 await asyncio.wait_for(self._process.wait(), 5)
@@ -115,11 +155,11 @@ class EngineClient:
         self._context.destroy(linger=0)
 
     def submit(self, request: Request) -> TokenStream:
-        if not self.alive or self._socket is None:
+        if not self.alive or self._link is None:
             raise self._failure or EngineDeadError("the engine process is being restarted", "Try again in a moment.")
         stream = TokenStream(request.id)
         self._streams[request.id] = stream
-        self._post(protocol.ADD, protocol.encode(request))
+        self._link.send(protocol.ADD, protocol.encode(request))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -127,67 +167,58 @@ class EngineClient:
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
-        if self.alive:
-            self._post(protocol.ABORT, protocol.encode(request_id))
+        if self.alive and self._link is not None:
+            self._link.send(protocol.ABORT, protocol.encode(request_id))
         stream.feed(Token(request_id, -1, FinishReason.ABORT))
 
     # --- the process ----------------------------------------------------------------------------------------------
 
     async def _spawn(self) -> None:
         folder = tempfile.mkdtemp(prefix="inferno-")
-        socket = self._context.socket(zmq.PAIR)
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.LINGER, 0)
         endpoint = f"ipc://{Path(folder) / 'engine'}"
-        socket.bind(endpoint)
+        self._last_words, self._ready = None, asyncio.get_running_loop().create_future()
+        self._link = link = _Link.bind(self._context, endpoint, self._take)
+        self._process = None
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "inferno.engine.worker", endpoint, str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_fileno() else None,
             )  # fmt: skip
-            await socket.send_multipart([protocol.PLAN, plan_to_json(self.plan).encode()])
-            await self._ready(socket, process)
+            ended = asyncio.ensure_future(process.wait())
+            either: set[asyncio.Future[Any]] = {self._ready, ended}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            link.look()
+            if not self._ready.done() or self._last_words is not None:
+                await process.wait()
+                link.look()  # its last words
+                raise self._last_words or EngineDeadError(
+                    f"the engine process {_ending(process)} while starting", "Its log is above."
+                )
         except BaseException:
-            socket.close()
+            link.close()
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()
                 await self._process.wait()
             raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # both ends hold the socket open by now
-        self._socket, self.alive, self._failure = socket, True, None
-
-    async def _ready(self, socket: zmq.asyncio.Socket, process: asyncio.subprocess.Process) -> None:
-        """Until it says ready. Raises what it failed with, or how it ended."""
-        message = asyncio.ensure_future(socket.recv_multipart())
-        ended = asyncio.ensure_future(process.wait())
-        await asyncio.wait({message, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not message.done():  # its last words may still be in the socket
-            await asyncio.wait({message}, timeout=0.5)
-        ended.cancel()
-        if not message.done():
-            message.cancel()
-            raise EngineDeadError(f"the engine process {_ending(process)} while starting", "Its log is above.")
-        kind, body = message.result()
-        if kind == protocol.FAILED:
-            await process.wait()
-            failure: protocol.Failure = protocol.decode_failure(body)
-            raise failure.error()
-        assert kind == protocol.READY, "the worker's first word is ready or failed"
+        self.alive, self._failure = True, None
 
     async def _keep(self) -> None:
-        """Receive until the process ends; then tell who waits and start another."""
+        """Wait for the process to end; then tell who waits and start another."""
         while True:
-            last_words = await self._receive()
+            assert self._process is not None and self._link is not None, "_spawn sets both"
+            await self._process.wait()
+            self._link.look()
             self.alive = False
+            self._link.close()
             if self._closing:
                 return
-            assert self._process is not None and self._socket is not None, "_spawn sets both"
-            self._socket.close()
-            cause = last_words.cause if last_words else f"the engine process {_ending(self._process)}"
+            cause = self._last_words.cause if self._last_words else f"the engine process {_ending(self._process)}"
             log.error("%s; starting another", cause)
-            if last_words and last_words.detail:
-                log.error("%s", last_words.detail)
+            if self._last_words and self._last_words.detail:
+                log.error("%s", self._last_words.detail)
             self._fail_all(EngineDeadError(cause, "It is being restarted: send the request again in a moment."))
             if not await self._respawn():
                 return
@@ -208,31 +239,20 @@ class EngineClient:
         log.critical("the engine failed to start %d times in a row; giving up", _GIVE_UP_AFTER)
         return False
 
-    async def _receive(self) -> InfernoError | None:
-        """Hand out tokens until the process ends. Returns the error it named, if it could."""
-        assert self._process is not None and self._socket is not None, "_spawn sets both"
-        ended: asyncio.Future[Any] = asyncio.ensure_future(self._process.wait())
-        message: asyncio.Future[Any] | None = None
-        failure: InfernoError | None = None
-        while True:
-            message = message or asyncio.ensure_future(self._socket.recv_multipart())
-            if not message.done():
-                await asyncio.wait({message, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not message.done():
-                # The process is gone; what it sent before may still arrive.
-                await asyncio.wait({message}, timeout=0.05)
-                if not message.done():
-                    message.cancel()
-                    return failure
-            kind, body = message.result()
-            message = None
-            if kind == protocol.TOKENS:
-                for token in protocol.decode_tokens(body):
-                    self._hand_out(token)
-            elif kind == protocol.STATS:
-                self.stats = protocol.decode_stats(body)
-            elif kind == protocol.FAILED:
-                failure = protocol.decode_failure(body).error()
+    def _take(self, kind: bytes, body: bytes) -> None:
+        """One message of the process."""
+        if kind == protocol.TOKENS:
+            for token in protocol.decode_tokens(body):
+                self._hand_out(token)
+        elif kind == protocol.STATS:
+            self.stats = protocol.decode_stats(body)
+        elif kind == protocol.HELLO and self._link is not None:
+            self._link.send(protocol.PLAN, plan_to_json(self.plan).encode())
+        elif kind == protocol.READY and self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+        elif kind == protocol.FAILED:
+            failure: protocol.Failure = protocol.decode_failure(body)
+            self._last_words = failure.error()
 
     def _hand_out(self, token: Token) -> None:
         stream = self._streams.get(token.request_id)
@@ -246,11 +266,6 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
-
-    def _post(self, kind: bytes, body: bytes) -> None:
-        assert self._socket is not None, "callers check `alive`"
-        # Without a high-water mark a send never waits: asking for a coroutine would only reorder messages.
-        zmq.Socket.send_multipart(zmq.Socket.shadow(self._socket.underlying), [kind, body], zmq.NOBLOCK)
 
 
 def _has_fileno() -> bool:

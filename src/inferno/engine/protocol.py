@@ -1,7 +1,7 @@
 """What the engine process and its client say to each other: a kind and one msgpack body, over a local socket.
 
-client -> engine   plan (JSON, first), add Request, abort id, stop
-engine -> client   ready, tokens [Token], stats EngineStats, failed Failure (fatal: the process ends)
+engine -> client   hello (first), ready, tokens [Token], stats EngineStats, failed Failure (fatal: the process ends)
+client -> engine   plan (JSON, after hello), add Request, abort id, stop
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inferno.errors import ERRORS, InfernoError
 from inferno.types import EngineStats, Request, Token
 
 PLAN, ADD, ABORT, STOP = b"plan", b"add", b"abort", b"stop"
-READY, TOKENS, STATS, FAILED = b"ready", b"tokens", b"stats", b"failed"
+HELLO, READY, TOKENS, STATS, FAILED = b"hello", b"ready", b"tokens", b"stats", b"failed"
 
 
 @frozen

@@ -27,8 +27,12 @@ class Worker:
         self._told = EngineStats()
 
     def run(self) -> None:
+        self._send(protocol.HELLO, b"")
+        while not self._socket.poll(_IDLE_MS):
+            if os.getppid() != self._parent:
+                return
         kind, body = self._socket.recv_multipart()
-        assert kind == protocol.PLAN, "the client sends the plan first"
+        assert kind == protocol.PLAN, "the client answers hello with the plan"
         from inferno.plan import plan_from_json
 
         plan = plan_from_json(body)
