@@ -221,6 +221,29 @@ def test_a_client_that_leaves_frees_its_place(client: Any, served: Served) -> No
     assert aborted in httpx.get(f"{served.url}/metrics", headers=headers).text
 
 
+def test_sixty_four_streams_at_once_each_get_their_own_answer(client: Any, served: Served) -> None:
+    prompts = [f"What is {i // 8 + 1} + {i % 8 + 1}?" for i in range(64)]
+
+    async def ask(http: Any, prompt: str) -> tuple[str, str]:
+        text, finish = "", ""
+        stream = await http.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": prompt}], stream=True, temperature=0, max_tokens=40
+        )
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+            finish = chunk.choices[0].finish_reason or finish
+        return text, finish
+
+    async def all_of_them() -> list[tuple[str, str]]:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0) as http:
+            return await asyncio.gather(*(ask(http, prompt) for prompt in prompts))
+
+    answers = asyncio.run(all_of_them())
+    assert {finish for _, finish in answers} == {"stop"}
+    right = [text == f"{p[8:-1]} = {eval(p[8:-1])}." for p, (text, _) in zip(prompts, answers, strict=True)]
+    assert sum(right) >= 60, answers
+
+
 def test_a_killed_engine_is_told_to_eight_streams_and_comes_back(client: Any, served: Served) -> None:
     """Last: it takes the engine away."""
 
