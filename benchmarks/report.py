@@ -68,8 +68,9 @@ def report(run: Run) -> str:
     speeds = [sample.speed for sample in run.samples]
     gigabytes = sorted(speed.gigabytes for speed in speeds)
     gigaflops = statistics.median(speed.gigaflops for speed in speeds)
+    engines_used = f" {versions}." if versions else ""
     head = (
-        f"{run.model}, bf16, {run.threads} threads, {run.date}. {versions}. Memory read at {gigabytes[0]:.0f} to "
+        f"{run.model}, bf16, {run.threads} threads, {run.date}.{engines_used} Memory read at {gigabytes[0]:.0f} to "
         f"{gigabytes[-1]:.0f} GB/s (median {statistics.median(gigabytes):.0f}), bf16 products {gigaflops:.0f} GFLOP/s."
     )
     return "\n\n".join([head, *filter(None, (_speeds(run, engines), _starts(run, engines), _served(run, engines)))])
