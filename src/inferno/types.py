@@ -178,10 +178,6 @@ class Sequence:
         """Tokens whose keys and values are not in the cache yet."""
         return len(self.token_ids) - self.num_computed
 
-    @property
-    def num_generated(self) -> int:
-        return len(self.token_ids) - len(self.request.token_ids)
-
 
 class Slice(NamedTuple):
     """One sequence's share of a step: `num_tokens` tokens from `start` on. A tuple, because a step may hold hundreds."""

@@ -33,11 +33,6 @@ class Weight(nn.Module):
         """Called once, when the weight is in its final place and only `matmul` will be asked of it: it may repack itself,
         in place of what it held."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held in memory."""
-        return sum(t.numel() * t.element_size() for t in (*self.parameters(), *self.buffers()))
-
 
 class Unloaded(Weight):
     """Holds the place, and the shape, until the loader comes."""
@@ -78,10 +73,6 @@ class Dense(Weight):
         if self.data.device.type == "cpu" and self.data.dtype == torch.bfloat16 and _has_packed_bfloat16():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.data, _PACKED_FOR)
             self.data = self.data.new_empty(0)
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes if self._packed is None else self._packed.numel() * self._packed.element_size()
 
 
 _PACKED_FOR = 1
