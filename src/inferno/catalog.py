@@ -22,6 +22,7 @@ from inferno.contracts import (
     AttentionBackend,
     AttentionNeed,
     CachePolicy,
+    Checkpoint,
     CheckpointFormat,
     QuantScheme,
     Source,
@@ -119,6 +120,11 @@ class Catalog:
             hint = "pip install inferno-gguf" if path.suffix == ".gguf" else "It needs config.json and *.safetensors."
             raise self._missing(f"{path}: no installed format reads this", offers, hint)
         return _highest(found, lambda o: None, f"{path}")
+
+    def open(self, path: Path) -> tuple[Choice[CheckpointFormat], Checkpoint]:
+        """The checkpoint at `path`, headers read, and the format that reads it."""
+        found = self.format_of(path)
+        return found, found.item.open(path, [o.item for o in self.of("inferno_architectures")])
 
     def scheme_of(
         self, parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any], path: str

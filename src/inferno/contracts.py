@@ -112,6 +112,28 @@ class Model(Protocol):
 
 
 @frozen(kw_only=True)
+class GgufNames:
+    """How a GGUF file names an architecture: with it, the file reads as if it were the original checkpoint.
+
+    GGUF names are those of llama.cpp's converters (gguf-py's `constants.py`); `{n}` in a path stands for a layer's number.
+    """
+
+    architecture: str
+    """`general.architecture`, and the prefix of its metadata keys."""
+    fields: Mapping[str, str]
+    """Field of `config.json` -> metadata key without the prefix: {"hidden_size": "embedding_length"}. What a file does not
+    store is left out of the config. The rotary base and scaling, the vocabulary's size, the dtype and whether the head is
+    tied are every model's and need no entry."""
+    modules: Mapping[str, str]
+    """Module path in the file -> in the checkpoint: {"blk.{n}.attn_q": "model.layers.{n}.self_attn.q_proj"}."""
+    rotary_pairs: Mapping[str, str] = field(factory=dict)
+    """Modules (by their path in the file) whose rows are stored rotary pair by pair, (i, i + C/2) side by side, and the
+    metadata key of their number of heads: {"blk.{n}.attn_q": "attention.head_count"}."""
+    constants: Mapping[str, Any] = field(factory=dict)
+    """Fields of `config.json` that are the same for every file of this architecture."""
+
+
+@frozen(kw_only=True)
 class Architecture:
     """A model the kernel can build.
 
@@ -124,6 +146,8 @@ class Architecture:
     """Reads the checkpoint's config (plain JSON). Imports no torch. Raises CheckpointError."""
     build: Callable[[Any], nn.Module] = field(converter=_callable)
     """The model of that config, on whatever device is current (the kernel builds on meta)."""
+    gguf: GgufNames | None = None
+    """How its GGUF files are named; None: it loads from its own dialect only."""
     api_version: int = 1
 
 
@@ -183,8 +207,9 @@ class CheckpointFormat:
     name: str
     matches: Callable[[Path], bool] = field(converter=_callable)
     """Whether `path` is of this format, from names or first bytes only."""
-    open: Callable[[Path], Checkpoint] = field(converter=_callable)
-    """Reads and checks the headers. Imports no torch. Raises CheckpointError on anything damaged."""
+    open: Callable[[Path, Sequence[Architecture]], Checkpoint] = field(converter=_callable)
+    """open(path, architectures): reads and checks the headers. Imports no torch. A format with names of its own finds their
+    translation in the installed architectures. Raises CheckpointError on anything damaged."""
     priority: int = 0
     api_version: int = 1
 

@@ -121,3 +121,37 @@ def check_positive(**numbers: int) -> None:
     for name, number in numbers.items():
         if number < 1:
             raise CheckpointError(f"config.json: {name} is {number}", "It must be at least 1.")
+
+
+GGUF_FIELDS: Mapping[str, str] = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+"""What most decoders' GGUF files call the fields of `config.json` (`contracts.GgufNames.fields`)."""
+
+GGUF_MODULES: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    **{
+        f"blk.{{n}}.{theirs}": f"model.layers.{{n}}.{ours}"
+        for theirs, ours in {
+            "attn_norm": "input_layernorm",
+            "attn_q": "self_attn.q_proj",
+            "attn_k": "self_attn.k_proj",
+            "attn_v": "self_attn.v_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_gate": "mlp.gate_proj",
+            "ffn_up": "mlp.up_proj",
+            "ffn_down": "mlp.down_proj",
+        }.items()
+    },
+}
+"""What most decoders' GGUF files call the modules (`contracts.GgufNames.modules`)."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
 
-from inferno.contracts import DTYPE_BYTES, TensorInfo, TextAssets
+from inferno.contracts import DTYPE_BYTES, Architecture, TensorInfo, TextAssets
 from inferno.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class SafetensorsCheckpoint:
     _open: dict[Path, Any] = field(factory=dict, init=False)
 
     @classmethod
-    def open(cls, path: Path) -> SafetensorsCheckpoint:
+    def open(cls, path: Path, architectures: Sequence[Architecture] = ()) -> SafetensorsCheckpoint:
         folder = path if path.is_dir() else path.parent
         config = _read_json(folder / "config.json")
         if config is None:

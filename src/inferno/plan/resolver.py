@@ -29,8 +29,7 @@ def resolve(ref: str, options: Options | None = None, catalog: Catalog | None = 
     source = catalog.source_of(ref)
     fetch = FetchOptions(revision=options.revision, offline=options.offline, progress=options.progress)
     path = source.item.fetch(ref, fetch)
-    found = catalog.format_of(path)
-    checkpoint = found.item.open(path)
+    found, checkpoint = catalog.open(path)
     try:
         return _Resolver(catalog, options, checkpoint).plan(ref, path, source.offer, found.offer)
     finally:

@@ -169,8 +169,7 @@ class Plan:
 def open_checkpoint(plan: Plan, catalog: Catalog | None = None) -> Checkpoint:
     """The plan's checkpoint, headers read."""
     catalog = catalog or plan.catalog()
-    checkpoint: Checkpoint = catalog.format_of(Path(plan.path)).item.open(Path(plan.path))
-    return checkpoint
+    return catalog.open(Path(plan.path))[1]
 
 
 def open_text(plan: Plan) -> tuple[TextAssets, Mapping[str, Any]]:

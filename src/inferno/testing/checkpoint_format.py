@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferno.catalog import Catalog, load_catalog
-from inferno.contracts import CheckpointFormat
+from inferno.contracts import Architecture, CheckpointFormat
 from inferno.errors import CheckpointError
 from inferno.testing.tiny import run_python
 
@@ -32,6 +32,8 @@ class CheckpointFormatTests:
 
     format: ClassVar[str]
     config: ClassVar[Mapping[str, Any]] = {"architectures": ["ToyForCausalLM"], "hidden_size": 32, "vocab_size": 64}
+    architectures: ClassVar[Sequence[Architecture]] = ()
+    """Those that a format with names of its own finds its translation in."""
 
     def write(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
         """Write a checkpoint into the folder; returns the path that a user would name."""
@@ -73,7 +75,7 @@ class CheckpointFormatTests:
             assert not any(o.item.matches(other) for o in offers if o.item.name == self.format)
 
     def test_gives_back_what_was_written(self, item: CheckpointFormat, written: Path) -> None:
-        checkpoint = item.open(written)
+        checkpoint = item.open(written, self.architectures)
         wanted = self.tensors()
         assert set(checkpoint.tensors) == set(wanted)
         assert self.config.items() <= dict(checkpoint.config).items()
@@ -87,7 +89,7 @@ class CheckpointFormatTests:
     def test_opening_imports_no_torch(self, written: Path) -> None:
         code = (
             "import sys; from pathlib import Path; from inferno.catalog import load_catalog\n"
-            "checkpoint = load_catalog().format_of(Path(sys.argv[1])).item.open(Path(sys.argv[1]))\n"
+            "_, checkpoint = load_catalog().open(Path(sys.argv[1]))\n"
             "checkpoint.config, checkpoint.tensors, checkpoint.text()\n"
             "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
         )
@@ -103,7 +105,7 @@ class CheckpointFormatTests:
                 content = file.read_bytes()
                 file.write_bytes(content[: int(share * len(content))])
                 with pytest.raises(CheckpointError) as caught:
-                    _read_all(item, path)
+                    _read_all(item, path, self.architectures)
                 assert caught.value.cause and caught.value.remedy
 
         run()
@@ -123,7 +125,7 @@ class CheckpointFormatTests:
                     content[place] = data.draw(st.integers(0, 255), label="byte")
                 file.write_bytes(content)
                 try:
-                    _read_all(item, path)
+                    _read_all(item, path, self.architectures)
                 except CheckpointError as error:
                     assert error.cause
 
@@ -140,10 +142,10 @@ def _copy(written: Path) -> Iterator[tuple[Path, list[Path]]]:
         yield path, sorted(f for f in folder.rglob("*") if f.is_file())
 
 
-def _read_all(item: CheckpointFormat, path: Path) -> None:
+def _read_all(item: CheckpointFormat, path: Path, architectures: Sequence[Architecture]) -> None:
     tracemalloc.start()
     try:
-        checkpoint = item.open(path)
+        checkpoint = item.open(path, architectures)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import Architecture, GgufNames
+from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
+
+GGUF = GgufNames(
+    architecture="llama",
+    fields=GGUF_FIELDS,
+    modules=GGUF_MODULES,
+    rotary_pairs={"blk.{n}.attn_q": "attention.head_count", "blk.{n}.attn_k": "attention.head_count_kv"},
+)
 
 
 @hookimpl
@@ -13,5 +21,6 @@ def inferno_architectures() -> list[Architecture]:
             name="LlamaForCausalLM",
             config="inferno_llama.config:LlamaConfig.from_json",
             build="inferno_llama.model:LlamaForCausalLM",
+            gguf=GGUF,
         )
     ]
