@@ -37,21 +37,18 @@ class Cell:
             return sum(map(len, prompts))
         return len(prompts) * (self.new_tokens - self.decode_only)
 
-    def floor(self, prompts: Sequence[Sequence[int]], shape: Shape, speed: Speed) -> float:
-        """Seconds that the weights alone ask for: each step reads them once and multiplies each token by them. Attention
-        and everything small is free."""
+    def floor(self, prompts: Sequence[Sequence[int]], shape: Shape, weight_bytes: int, speed: Speed) -> float:
+        """Seconds that the weights alone ask for: each step reads all their bytes once and multiplies each token by them.
+        Attention and everything small is free."""
         count = len(prompts)
-        steps = (self.new_tokens - 1) * _step_floor(count, count, shape, speed)
-        if self.decode_only:
-            return steps
-        return steps + _step_floor(sum(map(len, prompts)), count, shape, speed)
+        reading = weight_bytes / (speed.gigabytes * 1e9)
 
+        def step(num_tokens: int) -> float:
+            products = 2 * (num_tokens * shape.layer_weights + count * shape.head_weights)
+            return max(reading, products / (speed.gigaflops * 1e9))
 
-def _step_floor(num_tokens: int, num_sampled: int, shape: Shape, speed: Speed) -> float:
-    layers, head = shape.layer_weights, shape.head_weights
-    reading = 2 * (layers + head) / (speed.gigabytes * 1e9)
-    computing = 2 * (num_tokens * layers + num_sampled * head) / (speed.gigaflops * 1e9)
-    return max(reading, computing)
+        steps = (self.new_tokens - 1) * step(count)
+        return steps if self.decode_only else steps + step(sum(map(len, prompts)))
 
 
 def cells(*, quick: bool) -> Mapping[str, Cell]:

@@ -23,24 +23,29 @@ class Speed:
     gigabytes: float
     """Read from memory per second."""
     gigaflops: float
-    """Of a 2048^3 bf16 matrix product, per second."""
+    """Of a 2048^3 matrix product, per second: bf16, or float32 where that is the faster one."""
 
     def mean(self, other: Speed) -> Speed:
         return Speed((self.gigabytes + other.gigabytes) / 2, (self.gigaflops + other.gigaflops) / 2)
 
 
 class Probe:
-    """Measures Speed in about a tenth of a second."""
+    """Measures Speed in some tenths of a second."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
         self._numbers = torch.ones(1 << 27)  # 512 MiB, far more than any cache
-        self._matrix = torch.randn(2048, 2048).bfloat16()
+        small = torch.randn(512, 512)
+        dtype = min((torch.bfloat16, torch.float32), key=lambda dtype: _product_seconds(small.to(dtype)))
+        self._matrix = torch.randn(2048, 2048).to(dtype)
 
     def __call__(self) -> Speed:
         read = _median_seconds(self._numbers.sum, 4)
-        product = _median_seconds(lambda: torch.mm(self._matrix, self._matrix), 3)
-        return Speed(self._numbers.nbytes / read / 1e9, 2 * 2048**3 / product / 1e9)
+        return Speed(self._numbers.nbytes / read / 1e9, 2 * 2048**3 / _product_seconds(self._matrix) / 1e9)
+
+
+def _product_seconds(matrix: torch.Tensor) -> float:
+    return _median_seconds(lambda: torch.mm(matrix, matrix), 3)
 
 
 def _median_seconds(call: Callable[[], object], times: int) -> float:
@@ -76,6 +81,17 @@ def wait_for_quiet(patience: float = 6.0) -> None:
             time.sleep(0.3)
         if neighbours.cores < _QUIET_CORES:
             return
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor has instructions for it. Without, bf16 is slower than float32 in engines that only offer both."""
+    return any(flag in Path("/proc/cpuinfo").read_text() for flag in ("avx512_bf16", "amx_bf16", " bf16 "))
+
+
+def available_gigabytes() -> float:
+    """Memory that a new process could take."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("MemAvailable"))
 
 
 def peak_gigabytes(pid: int) -> float:

@@ -113,10 +113,11 @@ def make(name: str, work: Path) -> Path:
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """One token per byte, and a word for every other id, so that whatever the model draws is text."""
+    """One token per byte, and a hexadecimal number for every other id, so that whatever the model draws is text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*alphabet, *(f"Ġ{i:x}" for i in range(len(alphabet), vocab_size - 1))]
-    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    words = [f"Ġ{i:x}" for i in range(vocab_size - 1 - len(alphabet))]
+    vocab = {word: i for i, word in enumerate([*alphabet, *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(word[:-1], word[-1]) for word in words]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(_END, special=True)])

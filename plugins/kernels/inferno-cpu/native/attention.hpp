@@ -1,0 +1,8 @@
+// Attention over the paged cache.
+#pragma once
+#include <cstdint>
+
+#include "dtype.hpp"
+
+struct Attention {
+};

@@ -1,0 +1,4 @@
+#include "bind.hpp"
+#include "kernels.hpp"
+
+void bind_dense(nb::module_&) {}

@@ -1,0 +1,77 @@
+// The Python module: which instruction set is used, how many threads, and the ops of the other bind_*.cpp files.
+// Tensors come as addresses (`Tensor.data_ptr()`), so that no torch header is needed and a call costs well under 1 us.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bind.hpp"
+#include "kernels.hpp"
+
+int inferno_threads = 1;
+
+#define DECLARE(isa)                         \
+  extern const Elementwise elementwise_##isa; \
+  extern const DenseLinear dense_##isa;       \
+  extern const PackedLinear packed_##isa;     \
+  extern const Attention attention_##isa;
+#define ENTRY(isa) \
+  Isa { #isa, &elementwise_##isa, &dense_##isa, &packed_##isa, &attention_##isa }
+
+DECLARE(portable)
+#if defined(__x86_64__)
+DECLARE(avx2)
+DECLARE(avx512)
+#endif
+
+namespace {
+
+// Best first.
+std::vector<Isa> usable() {
+  std::vector<Isa> found;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+    found.push_back(ENTRY(avx512));
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    found.push_back(ENTRY(avx2));
+#endif
+  found.push_back(ENTRY(portable));
+  return found;
+}
+
+Isa chosen = usable().front();
+
+}  // namespace
+
+const Isa& active() { return chosen; }
+
+std::vector<std::function<void()>>* recording = nullptr;
+
+NB_MODULE(_native, m) {
+  m.doc() = "CPU kernels. Addresses and sizes are trusted: only inferno_cpu's own modules call this.";
+  m.def("available", [] {
+    std::vector<std::string> names;
+    for (const Isa& isa : usable()) names.push_back(isa.name);
+    return names;
+  }, "Instruction sets this machine can run, best first.");
+  m.def("selected", [] { return std::string(chosen.name); });
+  m.def("select", [](const std::string& name) {
+    for (const Isa& isa : usable())
+      if (name == isa.name) {
+        chosen = isa;
+        return;
+      }
+    throw std::invalid_argument("this machine cannot run " + name);
+  }, "Use this instruction set from now on: for tests.");
+  m.def("set_threads", [](int n) { inferno_threads = n < 1 ? 1 : n; });
+  m.def("threads", [] { return inferno_threads; });
+  bind_elementwise(m);
+  bind_dense(m);
+  bind_packed(m);
+  bind_attention(m);
+}

@@ -1,0 +1,8 @@
+// Quantized matrices.
+#pragma once
+#include <cstdint>
+
+#include "dtype.hpp"
+
+struct PackedLinear {
+};

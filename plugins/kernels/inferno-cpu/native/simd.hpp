@@ -1,0 +1,262 @@
+// Sixteen lanes, whatever the machine: one AVX-512 register, two AVX2 registers, or a GCC vector that the compiler
+// lowers to what there is (four NEON registers). Kernels are written once over these, and compiled once for each set. I32 has
+// no operators: GCC adds __m512i as 64-bit numbers.
+//
+// Every translation unit that includes this is compiled several times with different flags: nothing here or in a kernel may
+// have external linkage but the table it exports, and no std:: template that is not inlined (vector, function, sort): the
+// linker keeps one copy of such a function, perhaps the one with instructions this machine lacks.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define INL static inline __attribute__((always_inline, unused))
+#define UNROLL _Pragma("GCC unroll 16")
+
+#if defined(__AVX512F__)
+#define INFERNO_ISA avx512
+#elif defined(__AVX2__)
+#define INFERNO_ISA avx2
+#else
+#define INFERNO_ISA portable
+#endif
+#define INFERNO_PASTE2(a, b) a##_##b
+#define INFERNO_PASTE(a, b) INFERNO_PASTE2(a, b)
+// name_avx512, name_avx2, name_portable: what a kernel's translation unit exports.
+#define INFERNO_EXPORT(name) INFERNO_PASTE(name, INFERNO_ISA)
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+// ---- scalars: exact, by bits ----------------------------------------------------------------------------------------
+
+INL float to_float(float x) { return x; }
+INL float to_float(bf16 x) {
+  uint32_t u = uint32_t(x.bits) << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+INL float to_float(f16 x) {
+#if defined(__F16C__)
+  return _cvtsh_ss(x.bits);
+#else
+  uint32_t sign = uint32_t(x.bits & 0x8000) << 16, exponent = (x.bits >> 10) & 31, mantissa = x.bits & 1023, u;
+  if (exponent == 31) {
+    u = sign | 0x7f800000 | (mantissa << 13) | (mantissa ? 0x400000 : 0);
+  } else if (exponent) {
+    u = sign | ((exponent + 112) << 23) | (mantissa << 13);
+  } else {
+    float f = float(mantissa) * 0x1p-24f;  // subnormals are multiples of 2^-24
+    memcpy(&u, &f, 4);
+    u |= sign;
+  }
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+#endif
+}
+INL void from_float(float* to, float x) { *to = x; }
+INL void from_float(bf16* to, float x) {  // to nearest, ties to even
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  bool nan = (u & 0x7fffffff) > 0x7f800000;
+  to->bits = nan ? uint16_t((u >> 16) | 0x40) : uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+INL void from_float(f16* to, float x) {
+#if defined(__F16C__)
+  to->bits = _cvtss_sh(x, 0);
+#else
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  uint16_t sign = uint16_t((u >> 16) & 0x8000);
+  uint32_t a = u & 0x7fffffff;
+  if (a >= 0x7f800000) {
+    to->bits = uint16_t(sign | 0x7c00 | (a > 0x7f800000 ? 0x200 | ((a >> 13) & 0x3ff) : 0));
+  } else if (a >= 0x477ff000) {
+    to->bits = uint16_t(sign | 0x7c00);
+  } else if (a < 0x38800000) {  // subnormal: adding 0.5 leaves the rounded mantissa in the low bits
+    float f;
+    memcpy(&f, &a, 4);
+    f += 0.5f;
+    memcpy(&a, &f, 4);
+    to->bits = uint16_t(sign | (a - 0x3f000000));
+  } else {
+    a += 0xc8000fff + ((a >> 13) & 1);
+    to->bits = uint16_t(sign | (a >> 13));
+  }
+#endif
+}
+
+// ---- vectors --------------------------------------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+
+using F32 = __m512;
+using I32 = __m512i;
+
+INL F32 splat(float x) { return _mm512_set1_ps(x); }
+INL I32 splat(int32_t x) { return _mm512_set1_epi32(x); }
+INL F32 load(const float* p) { return _mm512_loadu_ps(p); }
+INL F32 load(const bf16* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+INL F32 load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+INL I32 load(const int32_t* p) { return _mm512_loadu_si512(p); }
+INL I32 load(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+INL I32 load(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+INL void store(float* p, F32 x) { _mm512_storeu_ps(p, x); }
+INL void store(bf16* p, F32 x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+INL void store(f16* p, F32 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, 0)); }
+INL void store(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
+INL F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
+INL F32 max(F32 a, F32 b) { return _mm512_max_ps(a, b); }
+INL F32 min(F32 a, F32 b) { return _mm512_min_ps(a, b); }
+INL F32 abs(F32 a) { return _mm512_abs_ps(a); }
+INL I32 add(I32 a, I32 b) { return _mm512_add_epi32(a, b); }
+INL F32 to_f32(I32 a) { return _mm512_cvtepi32_ps(a); }
+INL I32 round_i32(F32 a) { return _mm512_cvtps_epi32(a); }
+INL F32 round_f32(F32 a) { return _mm512_roundscale_ps(a, 0); }
+INL F32 times_pow2(F32 a, F32 n) { return _mm512_scalef_ps(a, n); }  // a * 2^n, n whole
+INL float sum(F32 a) { return _mm512_reduce_add_ps(a); }
+INL float largest(F32 a) { return _mm512_reduce_max_ps(a); }
+
+#elif defined(__AVX2__)
+
+struct F32 { __m256 lo, hi; };
+struct I32 { __m256i lo, hi; };
+INL F32 operator+(F32 a, F32 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+INL F32 operator-(F32 a, F32 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+INL F32 operator*(F32 a, F32 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+INL F32 operator/(F32 a, F32 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+
+INL F32 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INL I32 splat(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INL F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INL __m256 widen8(const bf16* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+INL F32 load(const bf16* p) { return {widen8(p), widen8(p + 8)}; }
+INL F32 load(const f16* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+INL I32 load(const int32_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))}; }
+INL I32 load(const int8_t* p) {
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
+INL I32 load(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+}
+INL void store(float* p, F32 x) { _mm256_storeu_ps(p, x.lo), _mm256_storeu_ps(p + 8, x.hi); }
+INL __m128i narrow8(__m256 x) {  // bf16, to nearest even; NaN stays NaN
+  __m256i u = _mm256_castps_si256(x);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  __m256i r = _mm256_blendv_epi8(rounded, quiet, nan);
+  return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+}
+INL void store(bf16* p, F32 x) {
+  _mm_storeu_si128((__m128i*)p, narrow8(x.lo));
+  _mm_storeu_si128((__m128i*)(p + 8), narrow8(x.hi));
+}
+INL void store(f16* p, F32 x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.lo, 0));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.hi, 0));
+}
+INL void store(int32_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, x.lo), _mm256_storeu_si256((__m256i*)(p + 8), x.hi); }
+INL F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+INL F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+INL F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+INL F32 abs(F32 a) {
+  __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
+}
+INL I32 add(I32 a, I32 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+INL F32 to_f32(I32 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+INL I32 round_i32(F32 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+INL F32 round_f32(F32 a) { return {_mm256_round_ps(a.lo, 8), _mm256_round_ps(a.hi, 8)}; }
+INL __m256 pow2_8(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+INL F32 times_pow2(F32 a, F32 n) { return {_mm256_mul_ps(a.lo, pow2_8(n.lo)), _mm256_mul_ps(a.hi, pow2_8(n.hi))}; }
+INL float sum(F32 a) {
+  __m256 s = _mm256_add_ps(a.lo, a.hi);
+  __m128 h = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+  return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+}
+INL float largest(F32 a) {
+  __m256 s = _mm256_max_ps(a.lo, a.hi);
+  __m128 h = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+  return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+}
+
+#else
+
+typedef float F32 __attribute__((vector_size(64)));
+typedef int32_t I32 __attribute__((vector_size(64)));
+
+#define EACH(expression) \
+  for (int i = 0; i < 16; i++) r[i] = (expression); \
+  return r
+INL F32 splat(float x) { F32 r; EACH(x); }
+INL I32 splat(int32_t x) { I32 r; EACH(x); }
+INL F32 load(const float* p) { F32 r; memcpy(&r, p, 64); return r; }
+INL F32 load(const bf16* p) { F32 r; EACH(to_float(p[i])); }
+INL F32 load(const f16* p) { F32 r; EACH(to_float(p[i])); }
+INL I32 load(const int32_t* p) { I32 r; memcpy(&r, p, 64); return r; }
+INL I32 load(const int8_t* p) { I32 r; EACH(p[i]); }
+INL I32 load(const uint8_t* p) { I32 r; EACH(p[i]); }
+INL void store(float* p, F32 x) { memcpy(p, &x, 64); }
+INL void store(bf16* p, F32 x) { for (int i = 0; i < 16; i++) from_float(p + i, x[i]); }
+INL void store(f16* p, F32 x) { for (int i = 0; i < 16; i++) from_float(p + i, x[i]); }
+INL void store(int32_t* p, I32 x) { memcpy(p, &x, 64); }
+INL F32 fma(F32 a, F32 b, F32 c) { return a * b + c; }
+INL F32 max(F32 a, F32 b) { F32 r; EACH(a[i] > b[i] ? a[i] : b[i]); }
+INL F32 min(F32 a, F32 b) { F32 r; EACH(a[i] < b[i] ? a[i] : b[i]); }
+INL F32 abs(F32 a) { F32 r; EACH(__builtin_fabsf(a[i])); }
+INL I32 add(I32 a, I32 b) { return a + b; }
+INL F32 to_f32(I32 a) { return __builtin_convertvector(a, F32); }
+INL F32 round_f32(F32 a) { F32 r; EACH(__builtin_nearbyintf(a[i])); }
+INL I32 round_i32(F32 a) { return __builtin_convertvector(round_f32(a), I32); }
+INL F32 times_pow2(F32 a, F32 n) {
+  I32 u = (__builtin_convertvector(n, I32) + 127) << 23;
+  F32 p;
+  memcpy(&p, &u, 64);
+  return a * p;
+}
+INL float sum(F32 a) {
+  float s[8];
+  for (int i = 0; i < 8; i++) s[i] = a[i] + a[i + 8];
+  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+INL float largest(F32 a) {
+  float m = a[0];
+  for (int i = 1; i < 16; i++) m = a[i] > m ? a[i] : m;
+  return m;
+}
+#undef EACH
+#endif
+
+// e^x to about 2 units in the last place for -87 <= x <= 88; below that 0 within float's smallest normal numbers.
+INL F32 exp(F32 x) {
+  x = max(min(x, splat(88.0f)), splat(-87.0f));
+  F32 n = round_f32(x * splat(1.44269504f));
+  F32 r = fma(n, splat(-0.693359375f), x);
+  r = fma(n, splat(2.12194440e-4f), r);
+  F32 p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r + splat(1.0f));
+  return times_pow2(p, n);
+}

@@ -1,0 +1,1 @@
+"""Native CPU kernels for inferno. Imports no torch until a model is built."""
