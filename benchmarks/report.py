@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from samples import Round, Run, Sample
+from samples import START, Round, Run, Sample
 
-COLD, PEAK = "cold-start", "peak"
+COLD, FIRST, PEAK = "cold-start", "first-start", "peak"
+"""Starts that count, the one before them, and the memory at the end."""
 OURS = "inferno"
 
 
@@ -37,10 +38,18 @@ def _parts(run: Run, format: str) -> list[str]:
     variants = {sample.engine: sample.variant for sample in samples}
     engines = sorted(variants, key=lambda engine: engine != OURS)
     titles = [f"{engine} {variants[engine]}" for engine in engines]
-    missing = [f"{engine} ({why})" for (of, engine), why in run.skipped.items() if of == format and engine not in variants]
-    note = f"Not measured: {'; '.join(missing)}." if missing else ""
+    note = _left_out(run, format)
     tables = (_speeds(run, format, engines, titles), _starts(run, format, engines, titles), _served(run, format, engines))
     return [part for part in (*tables, note) if part]
+
+
+def _left_out(run: Run, format: str) -> str:
+    """Engines that were not measured, unless they were later."""
+    there = {(sample.engine, sample.cell) for sample in run.samples if sample.format == format}
+    there |= {(sample.engine, START) for sample in run.samples if sample.format == format}
+    failed = [(place, why) for place, why in run.skipped.items() if place[0] == format and place[1:] not in there]
+    reasons = "; ".join(f"{engine}, {cell}: {why}" for (_, engine, cell), why in failed)
+    return f"Left out: {reasons}." if reasons else ""
 
 
 def _speeds(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]) -> str:
@@ -79,7 +88,7 @@ def beside_best(rounds: Sequence[Round], *, more_is_better: bool, key: str = "va
 
 
 def _starts(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]) -> str:
-    rows = []
+    rows, first = [], [*run.rounds(format, FIRST).values()]
     for title, cell, key in (
         ("start to first token, s", COLD, "value"),
         ("peak memory at the first token, GB", COLD, "peak_gb"),
@@ -88,7 +97,8 @@ def _starts(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]
         # A run in pieces has a peak of each piece: the highest counts.
         rounds = [_highest(run.rounds(format, PEAK).values())] if cell == PEAK else run.counted(format, cell)
         if any(rounds):
-            found = [_of(rounds, engine) for engine in engines]
+            # What starts very slowly is started once.
+            found = [_of(rounds, engine) or _of(first if cell == COLD else [], engine) for engine in engines]
             shown = [f"{median(samples, key):.2f}" if samples else "" for samples in found]
             rows.append([title, *shown, beside_best(rounds, more_is_better=False, key=key)])
     return _table([format, *titles, "best peer / inferno"], rows)

@@ -11,6 +11,9 @@ import attrs
 from attrs import define, field, frozen
 from machine import Speed
 
+START = "start"
+"""In place of a cell, where an engine did not even start."""
+
 
 @frozen(kw_only=True)
 class Sample:
@@ -46,8 +49,8 @@ class Run:
     name: str
     model: str
     samples: list[Sample] = field(factory=list)
-    skipped: dict[tuple[str, str], str] = field(factory=dict)
-    """(format, engine) -> why it was not measured."""
+    skipped: dict[tuple[str, str, str], str] = field(factory=dict)
+    """(format, engine, cell) -> why it was left out from there on."""
 
     def rounds(self, format: str, cell: str) -> dict[int, dict[str, Sample]]:
         rounds: dict[int, dict[str, Sample]] = {}
@@ -82,7 +85,7 @@ def load(path: Path, name: str, model: str) -> Run:
         if (line.pop("run", None), line.pop("model", None)) != (name, model):
             continue
         if "skipped" in line:
-            run.skipped[line["format"], line["engine"]] = line["skipped"]
+            run.skipped[line["format"], line["engine"], line["cell"]] = line["skipped"]
         else:
             run.samples.append(Sample(**line | {"speed": Speed(**line["speed"])}))
     return run
@@ -98,9 +101,13 @@ def keep(path: Path, run: Run, sample: Sample) -> None:
     _append(path, {"run": run.name, "model": run.model, **attrs.asdict(sample)})
 
 
-def skip(path: Path, run: Run, format: str, engine: str, reason: str) -> None:
-    run.skipped[format, engine] = reason
-    _append(path, {"run": run.name, "model": run.model, "format": format, "engine": engine, "skipped": reason})
+def skip(path: Path, run: Run, place: tuple[str, str, str], reason: str) -> None:
+    """`place` is a format, an engine and a cell."""
+    if run.skipped.get(place) == reason:
+        return
+    run.skipped[place] = reason
+    format, engine, cell = place
+    _append(path, {"run": run.name, "model": run.model, "format": format, "engine": engine, "cell": cell, "skipped": reason})
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

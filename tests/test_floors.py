@@ -17,11 +17,11 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"llm", "testing"},
     {"engine"},
     {"runner", "loading", "text"},
-    {"plan", "scheduler", "sampler", "builtin"},
+    {"plan", "scheduler", "sampler", "replay", "builtin"},
     {"nn", "catalog", "sampling_state"},
     {"batch", "cache"},
     {"types", "contracts", "hookspecs", "modelconfig", "memory"},
-    {"errors", "__init__"},
+    {"errors", "lazy", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}
 FOR_PLUGINS = {"contracts", "errors", "batch", "cache", "nn", "modelconfig", "testing"}

@@ -96,7 +96,7 @@ def test_memory_bounds_the_cache(write: Write) -> None:
     ref = write()
     fixed = sum(i.nbytes for i in resolve(ref, on_cpu()).memory if i.name != "KV cache")
     plan = resolve(ref, on_cpu(memory=f"{fixed + 1300 * KV_BYTES}B"))
-    assert plan.kv_tokens == 1296 and plan.max_model_len == 1024 and not plan.notes
+    assert plan.kv_tokens == 1296 and plan.max_model_len == 1024 and not any("lowered" in note for note in plan.notes)
     assert sum(item.nbytes for item in plan.memory) <= plan.memory_limit
 
 

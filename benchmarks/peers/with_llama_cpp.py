@@ -1,87 +1,20 @@
-"""llama.cpp through llama-cpp-python's low-level interface, one batch per step. The checkpoint is written as GGUF once, beside
-itself. Contexts are made for the number of sequences and kept while it stays the same."""
+"""llama.cpp through llama-cpp-python's low-level interface, one batch per step, on a GGUF file. Contexts are made for the
+number of sequences and kept while it stays the same. What it was built with, and its attention, go into the log."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import gguf
 import llama_cpp as L
 import numpy as np
 from worker import MAX_MODEL_LEN, THREADS, serve
 
-_PARTS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
-_WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 _BATCH = 2048
-
-
-def gguf_of(folder: Path) -> Path:
-    path = folder / "bf16.gguf"
-    if not path.exists():
-        part = path.with_suffix(".part")
-        _convert(folder, part)
-        part.rename(path)
-    return path
-
-
-def _convert(folder: Path, path: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    heads, kv_heads, head_dim = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-    arch = config["model_type"]
-    writer = gguf.GGUFWriter(str(path), arch)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])  # prompts come as ids
-    writer.add_token_merges(["t t"])
-    writer.add_eos_token_id(config["eos_token_id"])
-    for name, raw in _tensors(folder / "model.safetensors"):
-        place = name.split(".")
-        stem = ".".join(place[3:-1])
-        target = _WHOLE.get(name) or f"blk.{place[2]}.{_PARTS[stem]}.weight"
-        if arch == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):  # its rotation pairs neighbours
-            count = heads if stem == "self_attn.q_proj" else kv_heads
-            raw = np.ascontiguousarray(raw.reshape(count, 2, -1, raw.shape[1]).swapaxes(1, 2)).reshape(raw.shape)
-        if raw.ndim == 1:
-            writer.add_tensor(target, (raw.astype(np.uint32) << 16).view(np.float32))
-        else:
-            writer.add_tensor(target, raw.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """A bf16 safetensors file's tensors, as 16-bit patterns."""
-    data = np.memmap(path, np.uint8, "r")
-    start = 8 + int(data[:8].view(np.uint64)[0])
-    for name, info in json.loads(bytes(data[8:start])).items():
-        if name != "__metadata__":
-            begin, end = info["data_offsets"]
-            yield name, np.asarray(data[start + begin : start + end]).view(np.uint16).reshape(info["shape"])
 
 
 class Runner:
@@ -93,7 +26,8 @@ class Runner:
         params.n_gpu_layers = 0
         self._model = L.llama_model_load_from_file(str(path).encode(), params)
         self._vocab = L.llama_vocab_n_tokens(L.llama_model_get_vocab(self._model))
-        self._context, self._num_seqs, self._length = None, 0, 0
+        self._context: Any = None
+        self._num_seqs = self._length = 0
         self._batch = L.llama_batch_init(_BATCH, 0, 1)
 
     def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, float]:
@@ -138,11 +72,13 @@ class Runner:
         assert self._context, "llama.cpp made no context"
 
 
-@L.llama_log_callback  # type: ignore[misc]
-def _quiet(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    pass
+@L.llama_log_callback  # type: ignore[untyped-decorator]
+def _log(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
+    if any(word in text for word in (b"flash_attn", b"Flash Attention", b"n_ubatch", b"n_threads")):
+        sys.stderr.write(text.decode(errors="replace"))
 
 
 if __name__ == "__main__":
-    L.llama_log_set(_quiet, None)
-    serve("llama-cpp-python", Runner(gguf_of(Path(sys.argv[1]))).generate)
+    L.llama_log_set(_log, None)
+    print(L.llama_print_system_info().decode(), file=sys.stderr, flush=True)
+    serve("llama-cpp-python", Runner(Path(sys.argv[1])).generate)

@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, StoppingCriteria
 from worker import THREADS, serve
 
+DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 torch.set_num_threads(THREADS)
-model: Any = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+model: Any = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=DTYPES[sys.argv[2]]).eval()
 
 
 class Clock(StoppingCriteria):  # type: ignore[misc]

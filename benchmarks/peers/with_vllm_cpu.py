@@ -17,8 +17,9 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model=sys.argv[1], dtype="bfloat16", max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=MAX_MODEL_LEN, enable_prefix_caching=False, seed=0, disable_log_stats=True,
+        model=sys.argv[1], dtype={"bf16": "bfloat16", "f32": "float32"}[sys.argv[2]], max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_MODEL_LEN, enable_prefix_caching=False, seed=0,
+        disable_log_stats=True,
     )  # fmt: skip
 
     def seconds(prompts: Sequence[list[int]], new_tokens: int) -> float:

@@ -2,18 +2,19 @@
 
 A worker defines `generate(prompts, new_tokens) -> (seconds to the first token, seconds in all)`, greedy and never stopping
 early, and calls `serve(generate)`. It runs under its engine's own Python: standard library only. Between questions it
-waits on stdin, so that it does not disturb the engine being measured.
+waits on stdin, so that it does not disturb the engine being measured. It leads a process group, which ends with stdin.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from time import perf_counter
+from types import TracebackType
 from typing import Any
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
@@ -24,6 +25,14 @@ Generate = Callable[[Sequence[list[int]], int], tuple[float, float]]
 
 _answers = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)  # whatever the engine prints is a log
+
+
+def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.__excepthook__(kind, error, trace)
+    _answer({"error": _words(error)})
+
+
+sys.excepthook = _fail  # whoever waits for the first token is told why there is none
 
 
 def serve(package: str, generate: Generate) -> None:
@@ -37,14 +46,12 @@ def serve(package: str, generate: Generate) -> None:
             _answer({"first": first, "total": total})
         except Exception as error:
             traceback.print_exc()
-            _answer({"error": f"{type(error).__name__}: {error}"[:300]})
-    os._exit(0)  # some engines' threads would keep the process
+            _answer({"error": _words(error)})
+    os.killpg(os.getpid(), signal.SIGKILL)  # some engines' threads, or processes they started, would stay
 
 
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    start = perf_counter()
-    result = call()
-    return result, perf_counter() - start
+def _words(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _answer(document: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Batch:
-    """A step as tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of T."""
+    """A step as dense tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of T."""
 
     token_ids_T: Tensor
     positions_T: Tensor
@@ -33,5 +33,9 @@ class Batch:
     """Block tables, int64. Entries past a sequence's context are arbitrary valid ids."""
     block_size: int
     cache: KVCache
+    query_starts_S1: Tensor
+    """`query_starts`, int32, on the device."""
+    context_lens_S: Tensor
+    """`context_lens`, int32, on the device."""
     scratch: dict[object, Any] = field(factory=dict)
     """What an attention backend derives from the step once, under a key of its own: the next layers find it here."""

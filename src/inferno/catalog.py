@@ -24,13 +24,15 @@ from inferno.contracts import (
     CachePolicy,
     Checkpoint,
     CheckpointFormat,
+    KernelNeed,
+    KernelProvider,
     QuantScheme,
     Source,
     TensorInfo,
 )
 from inferno.errors import ModelNotFoundError, OptionError, PluginError, UnsupportedError
 
-T = TypeVar("T", Architecture, AttentionBackend, CachePolicy, CheckpointFormat, QuantScheme, Source)
+T = TypeVar("T", Architecture, AttentionBackend, CachePolicy, CheckpointFormat, KernelProvider, QuantScheme, Source)
 
 GROUP = "inferno"
 """The entry-point group that plugins register in."""
@@ -39,6 +41,7 @@ KINDS: Mapping[str, type] = {
     "inferno_architectures": Architecture,
     "inferno_checkpoint_formats": CheckpointFormat,
     "inferno_quant_schemes": QuantScheme,
+    "inferno_kernels": KernelProvider,
     "inferno_attention_backends": AttentionBackend,
     "inferno_cache_policies": CachePolicy,
     "inferno_sources": Source,
@@ -142,7 +145,25 @@ class Catalog:
         """The scheme of that name."""
         return _named(self.of("inferno_quant_schemes"), name, "quantization scheme")
 
-    def attention(self, need: AttentionNeed, name: str = "auto") -> Choice[AttentionBackend]:
+    def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
+        """Who provides the op, or None: then torch computes it."""
+        offers = self.of("inferno_kernels")
+
+        def refuses(offer: Offer[KernelProvider]) -> str | None:
+            if need.op not in offer.item.ops:
+                return f"it does not provide {need.op}"
+            return offer.item.refuses(need)
+
+        if refusals := tuple(Refusal(o.item.name, o.distribution, r) for o in offers if (r := refuses(o)) is not None):
+            offers = tuple(o for o in offers if refuses(o) is None)
+        if not offers:
+            return None, refusals
+        choice = _highest(offers, refuses, f"the op {need.op}")
+        return choice.offer, (*refusals, *choice.refusals)
+
+    def attention(
+        self, need: AttentionNeed, name: str = "auto", block_size: int | None = None
+    ) -> Choice[AttentionBackend]:
         offers = self.of("inferno_attention_backends")
         if name != "auto":
             _named(offers, name, "attention backend")
@@ -153,6 +174,8 @@ class Catalog:
             unknown = sorted(need.features - offer.item.features)
             if unknown:
                 return f"it does not know {', '.join(unknown)}"
+            if block_size is not None and block_size % offer.item.block_multiple:
+                return f"its blocks are multiples of {offer.item.block_multiple} tokens, {block_size} were asked for"
             return offer.item.refuses(need)
 
         return _highest(offers, refuses, f"attention over {need.num_heads} heads of {need.head_dim}, {need.dtype}")

@@ -9,14 +9,14 @@ Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, O outpu
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 from attrs import field, frozen
+
+from inferno import lazy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,31 +27,13 @@ if TYPE_CHECKING:
 DType = Literal["float32", "bfloat16", "float16"]
 """Compute types, by torch's names."""
 
+CacheDType = Literal["auto", "fp8_e4m3", "int8"]
+"""Types of a key/value cache; auto is the compute type."""
+
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
-
-
-@frozen
-class _Lazy:
-    target: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module, _, name = self.target.partition(":")
-        return attrgetter(name)(importlib.import_module(module))(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return self.target
-
-
-def _callable(target: Callable[..., Any] | str) -> Callable[..., Any]:
-    """Converter: `"package.module:name"` becomes a callable that imports when it is called."""
-    return _Lazy(target) if isinstance(target, str) else target
-
-
-def _optional_callable(target: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
-    return None if target is None else _callable(target)
 
 
 # --- architectures -------------------------------------------------------------------------------------------------
@@ -73,6 +55,8 @@ class AttentionNeed:
     """Attend to this many tokens, the current one included; None to all before it."""
     soft_cap: float | None = None
     """Scores become cap · tanh(score / cap)."""
+    cache_dtype: CacheDType = "auto"
+    """What keys and values are stored as: auto is `dtype`; the others hold a scale beside each head's vector."""
 
     @property
     def features(self) -> frozenset[str]:
@@ -142,9 +126,9 @@ class Architecture:
 
     name: str
     """As in `config.json`'s "architectures"."""
-    config: Callable[[Mapping[str, Any]], ModelConfig] = field(converter=_callable)
+    config: Callable[[Mapping[str, Any]], ModelConfig] = field(converter=lazy.function)
     """Reads the checkpoint's config (plain JSON). Imports no torch. Raises CheckpointError."""
-    build: Callable[[Any], nn.Module] = field(converter=_callable)
+    build: Callable[[Any], nn.Module] = field(converter=lazy.function)
     """The model of that config, on whatever device is current (the kernel builds on meta)."""
     gguf: GgufNames | None = None
     """How its GGUF files are named; None: it loads from its own dialect only."""
@@ -205,9 +189,9 @@ class CheckpointFormat:
     """A way a model lies on disk."""
 
     name: str
-    matches: Callable[[Path], bool] = field(converter=_callable)
+    matches: Callable[[Path], bool] = field(converter=lazy.function)
     """Whether `path` is of this format, from names or first bytes only."""
-    open: Callable[[Path, Sequence[Architecture]], Checkpoint] = field(converter=_callable)
+    open: Callable[[Path, Sequence[Architecture]], Checkpoint] = field(converter=lazy.function)
     """open(path, architectures): reads and checks the headers. Imports no torch. A format with names of its own finds their
     translation in the installed architectures. Raises CheckpointError on anything damaged."""
     priority: int = 0
@@ -223,14 +207,67 @@ class QuantScheme:
     """
 
     name: str
-    owns: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool] = field(converter=_callable)
+    owns: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool] = field(converter=lazy.function)
     """owns(parts, quantization_config). Imports no torch."""
-    load: Callable[..., Weight] = field(converter=_callable)
+    load: Callable[..., Weight] = field(converter=lazy.function)
     """load(parts, *, quant_config, dtype) -> the Weight these tensors encode."""
-    nbytes: Callable[[Mapping[str, TensorInfo], str], int] = field(converter=_callable)
+    nbytes: Callable[[Mapping[str, TensorInfo], str], int] = field(converter=lazy.function)
     """nbytes(parts, dtype) -> bytes the loaded weight holds in memory. Imports no torch."""
-    pack: Callable[[Tensor], Weight] | None = field(default=None, converter=_optional_callable)
+    layout: str = ""
+    """`Weight.layout` of what `load` gives: what a kernel is asked for. Empty: a plain matrix of the compute type."""
+    pack: Callable[[Tensor], Weight] | None = field(default=None, converter=lazy.optional)
     """Encode a dense matrix: in-situ quantization. None where the scheme cannot."""
+    priority: int = 0
+    api_version: int = 1
+
+
+# --- kernels -------------------------------------------------------------------------------------------------------
+
+LINEAR = "linear"
+OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax")
+"""The ops a kernel may provide beside `linear`; `inferno.nn.ops` holds their meaning, as torch computes them."""
+
+
+@frozen(kw_only=True)
+class KernelNeed:
+    """What one op is asked for."""
+
+    op: str
+    """`linear`, or one of `OPS`."""
+    dtype: DType
+    """Of the activations."""
+    device: str
+    """"cpu", "cuda"."""
+    layout: str = ""
+    """For `linear`, how the matrix is stored: a dtype's name, or a packed layout as its scheme calls it ("q4_k")."""
+
+
+class Recording(Protocol):
+    """A list of a provider's ops with the addresses they read and wrote."""
+
+    def __enter__(self) -> Recording:
+        """From now on every op of the provider is noted, after it has run."""
+        ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def replay(self) -> None:
+        """Run the ops again, on what lies at those addresses now."""
+        ...
+
+
+@frozen(kw_only=True)
+class KernelProvider:
+    """Faster implementations of named ops. What none provides, torch computes."""
+
+    name: str
+    ops: Mapping[str, Callable[..., Any]] = field(converter=lazy.functions)
+    """Op -> the function, with the signature of `inferno.nn.ops`. `linear` is (*weights) -> one Weight that holds them stacked
+    along the rows, in whatever layout it likes, or None when these do not go together; the caller then lets go of them."""
+    refuses: Callable[[KernelNeed], str | None] = field(converter=lazy.function)
+    """Why it cannot serve the need, as a sentence, or None when it can. Imports no torch."""
+    record: Callable[[], Recording] | None = field(default=None, converter=lazy.optional)
+    """A new recording, where the provider's ops, its attention backend's included, can be run again without Python."""
     priority: int = 0
     api_version: int = 1
 
@@ -261,15 +298,17 @@ class AttentionBackend:
     """An implementation of paged attention."""
 
     name: str
-    refuses: Callable[[AttentionNeed], str | None] = field(converter=_callable)
+    refuses: Callable[[AttentionNeed], str | None] = field(converter=lazy.function)
     """Why it cannot serve the need, as a sentence, or None when it can. Imports no torch."""
-    build: Callable[[AttentionNeed], Attend] = field(converter=_callable)
-    cache: Callable[[AttentionNeed, int], Mapping[str, CacheTensor]] = field(converter=_callable)
+    build: Callable[[AttentionNeed], Attend] = field(converter=lazy.function)
+    cache: Callable[[AttentionNeed, int], Mapping[str, CacheTensor]] = field(converter=lazy.function)
     """cache(need, block_size) -> what a layer keeps per block: the backend owns the layout. Imports no torch."""
     features: frozenset[str] = frozenset()
     """The optional fields of AttentionNeed it honours. Needs with any other are refused for it."""
     block_size: int = 16
     """Tokens per block it likes best."""
+    block_multiple: int = 1
+    """Tokens per block must be a multiple of this; where others are asked for, it is refused."""
     priority: int = 0
     """The willing backend of the highest priority is taken."""
     api_version: int = 1
@@ -323,7 +362,7 @@ class CachePolicy:
     """A prefix cache by name. The one of the highest priority is the default."""
 
     name: str
-    build: Callable[[int], PrefixCache | None] = field(converter=_callable)
+    build: Callable[[int], PrefixCache | None] = field(converter=lazy.function)
     """build(num_blocks); None remembers nothing. Imports no torch."""
     priority: int = 0
     api_version: int = 1
@@ -350,11 +389,11 @@ class Source:
     name: str
     describe: str
     """What references of it look like, for "not found" errors: "a directory or file on this machine"."""
-    matches: Callable[[str], bool] = field(converter=_callable)
+    matches: Callable[[str], bool] = field(converter=lazy.function)
     """Whether the reference is of this source, from its form and what is on this machine only."""
-    fetch: Callable[[str, FetchOptions], Path] = field(converter=_callable)
+    fetch: Callable[[str, FetchOptions], Path] = field(converter=lazy.function)
     """The reference as a local path. Raises ModelNotFoundError. Imports no torch."""
-    list: Callable[[], Collection[str]] = field(factory=lambda: tuple, converter=_callable)
+    list: Callable[[], Collection[str]] = field(factory=lambda: tuple, converter=lazy.function)
     """References this source can name without asking a network."""
     priority: int = 0
     api_version: int = 1

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         AttentionBackend,
         CachePolicy,
         CheckpointFormat,
+        KernelProvider,
         QuantScheme,
         Source,
     )
@@ -27,6 +28,7 @@ API_VERSIONS = {
     "inferno_architectures": 1,
     "inferno_checkpoint_formats": 1,
     "inferno_quant_schemes": 1,
+    "inferno_kernels": 1,
     "inferno_attention_backends": 1,
     "inferno_cache_policies": 1,
     "inferno_sources": 1,
@@ -49,6 +51,12 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
 @hookspec
 def inferno_quant_schemes() -> list[QuantScheme]:
     """Layouts of a stored matrix that a linear layer can compute with: dense, Q8_0, GPTQ, AWQ."""
+    raise NotImplementedError
+
+
+@hookspec
+def inferno_kernels() -> list[KernelProvider]:
+    """Faster implementations of the ops that `inferno.nn` computes with torch: matrix products, norms, activations."""
     raise NotImplementedError
 
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from inferno import lazy
 from inferno.catalog import Catalog
-from inferno.contracts import Checkpoint, ModelConfig, TensorInfo
+from inferno.contracts import LINEAR, OPS, Checkpoint, KernelProvider, ModelConfig, Recording, TensorInfo
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
-from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, MergedLinear, Unloaded, Weight
-from inferno.plan import Plan, modules_of, open_checkpoint, unused_tensors
+from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, MergedLinear, TiedLMHead, Unloaded, Weight
+from inferno.nn.ops import Ops
+from inferno.plan import KernelUse, Plan, modules_of, open_checkpoint, unused_tensors
 
 
 def load_model(plan: Plan, catalog: Catalog | None = None) -> nn.Module:
     """The plan's model, weights in place, every layer bound to its attention backend."""
     catalog = catalog or plan.catalog()
     agree(plan, catalog)
+    torch.set_num_threads(plan.threads)  # of the steps, and of packing weights
     checkpoint = open_checkpoint(plan, catalog)
     try:
         model, config = build(plan, checkpoint, catalog)
@@ -27,11 +30,9 @@ def load_model(plan: Plan, catalog: Catalog | None = None) -> nn.Module:
         checkpoint.close()
     if plan.isq is not None:
         quantize(model, catalog, plan.isq)
-    for module in model.modules():
-        if isinstance(module, MergedLinear):
-            module.fuse()
-    settle(model)
+    settle(model, {use.layout: _kernel(use, catalog) for use in plan.kernels if use.op == LINEAR})
     bind(model, catalog, plan)
+    bind_ops(model, ops_of(plan, catalog))
     return model.eval().requires_grad_(False)
 
 
@@ -40,7 +41,10 @@ def build(plan: Plan, checkpoint: Checkpoint, catalog: Catalog) -> tuple[nn.Modu
     architecture = catalog.architecture(plan.architecture).item
     config = architecture.config(checkpoint.config)
     with torch.device("meta"):
-        return architecture.build(config).to(dtype_of(plan)), config
+        model: nn.Module = architecture.build(config)
+    for param in model.parameters():  # not the buffers: rotary frequencies stay float32
+        param.data = param.data.to(dtype_of(plan))
+    return model, config
 
 
 def check(plan: Plan) -> int:
@@ -171,12 +175,66 @@ def quantize(model: nn.Module, catalog: Catalog, name: str) -> None:
                 module.weight = scheme.pack(weight.data)
 
 
-def settle(model: nn.Module) -> None:
-    """Weights that are only multiplied by may take the layout that is fastest here. A tied head's is an embedding too."""
-    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, Embedding)}
+Stack = Callable[..., Weight | None]
+"""A kernel provider's `linear` (`contracts.KernelProvider.ops`)."""
+
+
+def settle(model: nn.Module, kernels: Mapping[str, Stack]) -> None:
+    """Give every matrix its final layout: that of the kernel for what it is stored as, else what torch is fastest with.
+    Linears that share their input become one where their layouts allow. One after the other: no two copies of all weights."""
+    tied = {id(m.embedding.weight) for m in model.modules() if isinstance(m, TiedLMHead)}
+
+    def stack(weights: Sequence[Weight]) -> Weight | None:
+        [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
+        if not others and (build := kernels.get(layout)) is not None:
+            return build(*weights)
+        whole = weights[0].concatenate(weights[1:]) if len(weights) > 1 else weights[0]
+        if whole is not None and id(whole) not in tied:  # a tied head's is an embedding too
+            whole.settle()
+        return whole
+
     for module in model.modules():
-        if isinstance(module, Linear) and id(module.weight) not in looked_up:
-            module.weight.settle()
+        if isinstance(module, MergedLinear):
+            module.fuse(stack)
+    for module in model.modules():
+        if isinstance(module, Linear) or (isinstance(module, Embedding) and _is_multiplied(module, tied)):
+            module.weight = stack([module.weight]) or module.weight
+
+
+def _is_multiplied(embedding: Embedding, tied: Collection[int]) -> bool:
+    """An embedding of which only rows are taken stays where it is: most of a mapped file's pages are never read."""
+    return id(embedding.weight) in tied or not isinstance(embedding.weight, Dense)
+
+
+def _kernel(use: KernelUse, catalog: Catalog) -> Callable[..., Any]:
+    return lazy.resolved(_provider(use.name, catalog).ops[use.op])
+
+
+def _provider(name: str, catalog: Catalog) -> KernelProvider:
+    [found] = [o.item for o in catalog.of("inferno_kernels") if o.item.name == name]
+    assert isinstance(found, KernelProvider)
+    return found
+
+
+def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
+    """How to record a step, if one provider computes every op of the plan."""
+    names = {use.name for use in plan.kernels}
+    if len(names) != 1 or {use.op for use in plan.kernels} != {LINEAR, *OPS}:
+        return None
+    provider: KernelProvider = _provider(names.pop(), catalog)
+    return provider.record
+
+
+def ops_of(plan: Plan, catalog: Catalog) -> Ops:
+    """The plan's implementation of each op: its providers', else torch's."""
+    return Ops(**{use.op: _kernel(use, catalog) for use in plan.kernels if use.op != LINEAR})
+
+
+def bind_ops(model: nn.Module, ops: Ops) -> None:
+    """Give every module that computes ops the plan's."""
+    for module in model.modules():
+        if isinstance(getattr(module, "ops", None), Ops):
+            module.ops = ops  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
 
 
 def bind(model: nn.Module, catalog: Catalog, plan: Plan) -> None:

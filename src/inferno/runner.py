@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from inferno.batch import Batch
 from inferno.cache import KVCache
+from inferno.nn.ops import TORCH, Ops
 from inferno.plan import Plan
+from inferno.replay import MAX_TOKENS, Record, Replays
 from inferno.sampler import Sampler, logprobs_of
 from inferno.types import Logprobs, Sampled, Step
 
@@ -48,7 +50,7 @@ class Tables:
 
     def lay_out(self, step: Step) -> Layout:
         """The step's slices, packed."""
-        rows, starts, counts, samples = np.array(step.slices, np.int64).T
+        rows, starts, counts, samples = np.array(step.slices, np.int64).T.copy()  # kernels read dense arrays
         ends = np.cumsum(counts)
         total = int(ends[-1])
         if total == len(rows):  # one token each: the common case, without the repeats
@@ -92,15 +94,15 @@ class Layout:
 class ModelRunner:
     """The model, its cache and its sampler, on one device."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
-        torch.set_num_threads(plan.threads)
+    def __init__(self, model: nn.Module, plan: Plan, ops: Ops = TORCH, record: Record | None = None) -> None:
         self._model, self._device = model, torch.device(plan.device)
         layers = {layer: use for use in plan.attention for layer in use.layers}
         layouts = [layers[i].cache for i in range(len(layers))]
         self._cache = KVCache.allocate(layouts, plan.num_blocks, plan.device)
         self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size)
-        self._sampler = Sampler(plan.max_num_seqs, plan.vocab_size, device=self._device, seed=plan.seed)
+        self._sampler = Sampler(plan.max_num_seqs, plan.vocab_size, device=self._device, seed=plan.seed, argmax=ops.argmax)
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
+        self._replays = record and Replays(self._compute, record, self._cache, plan.block_size, plan.max_model_len)
 
     @torch.inference_mode()
     def run(self, step: Step) -> Sampled:
@@ -112,14 +114,29 @@ class ModelRunner:
             if (top := admission.request.params.prompt_logprobs) is not None:
                 self._wants_prompt[admission.row] = _PromptLogprobs(admission.request.token_ids, top)
         layout = self._tables.lay_out(step)
-        hidden_TD = self._model(self._batch(layout))
-        prompt_logprobs = self._prompt_logprobs(step, layout, hidden_TD) if self._wants_prompt else {}
-        if not layout.sampling_rows:
-            return Sampled([], {}, prompt_logprobs)
-        logits_SV = self.logits(hidden_TD[self._tensor(layout.last)])
+        if (logits_SV := self._replayed(layout)) is not None:
+            prompt_logprobs: dict[int, tuple[Logprobs | None, ...]] = {}
+        else:
+            hidden_TD = self._model(self._batch(layout))
+            prompt_logprobs = self._prompt_logprobs(step, layout, hidden_TD) if self._wants_prompt else {}
+            if not layout.sampling_rows:
+                return Sampled([], {}, prompt_logprobs)
+            logits_SV = self.logits(hidden_TD[self._tensor(layout.last)])
         drawn = self._sampler.sample(logits_SV, layout.sampling_rows)
         self._tables.append(layout, drawn.token_ids)
         return Sampled(drawn.token_ids, drawn.logprobs, prompt_logprobs)
+
+    def _replayed(self, layout: Layout) -> Tensor | None:
+        """The logits of a small step in which every sequence computes one token and samples, if it can be replayed."""
+        tokens = len(layout.context_lens)
+        if self._replays is None or tokens > MAX_TOKENS or not tokens == len(layout.token_ids) == len(layout.last):
+            return None
+        if self._wants_prompt:
+            return None
+        return self._replays.run(layout.token_ids, layout.positions, layout.slots, layout.context_lens, layout.tables)
+
+    def _compute(self, batch: Batch) -> Tensor:
+        return self.logits(self._model(batch))
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         logits_SV: Tensor = self._model.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
@@ -133,6 +150,8 @@ class ModelRunner:
             query_starts=layout.query_starts,
             context_lens=layout.context_lens,
             blocks_SM=self._tensor(layout.tables),
+            query_starts_S1=torch.tensor(layout.query_starts, dtype=torch.int32, device=self._device),
+            context_lens_S=torch.tensor(layout.context_lens, dtype=torch.int32, device=self._device),
             block_size=self._tables.block_size,
             cache=self._cache,
         )

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from inferno.errors import RequestError
+from inferno.nn import ops
 from inferno.sampling_state import UNIFORM_BITS, Kind, Row, Tally
 from inferno.types import Logprobs, Request, Sampled, SamplingParams
 
@@ -63,11 +64,13 @@ class Sampler:
     """Resident sampling state, one row per running sequence, and the draw."""
 
     def __init__(
-        self, num_rows: int, vocab_size: int, *, device: torch.device | str = "cpu", seed: int | None = None
-    ) -> None:
+        self, num_rows: int, vocab_size: int, *, device: torch.device | str = "cpu", seed: int | None = None,
+        argmax: Callable[[Tensor], Tensor] = ops.argmax,
+    ) -> None:  # fmt: skip
         """`seed` makes the draws of requests without a seed repeatable: they get theirs in order of admission."""
         self._vocab_size = vocab_size
         self._device = torch.device(device)
+        self._argmax = argmax
         self._seeds = random.Random(seed)
         self._rows: dict[int, Row] = {}
         self._floats_RP = torch.ones(num_rows, 5, device=self._device)
@@ -113,7 +116,7 @@ class Sampler:
         """
         states = [self._rows[row] for row in rows]
         if all(state.plain for state in states):
-            token_ids = self._argmax_all(logits_SV).tolist()
+            token_ids = self._argmax(logits_SV).tolist()
         else:
             token_ids = self._draw(logits_SV, rows, states).tolist()
         for look_at in (_MANY, self._vocab_size):
@@ -129,12 +132,6 @@ class Sampler:
         self._count(rows, states, token_ids)
         return Sampled(token_ids, _wanted_logprobs(logits_SV, states, token_ids))
 
-    def _argmax_all(self, logits_SV: Tensor) -> Tensor:
-        if self._device.type != "cpu" or logits_SV.dtype == torch.float32:
-            return _argmax(logits_SV)
-        # A CPU takes the argmax of 16-bit numbers five times slower than that of float32 copies within its caches.
-        return torch.cat([_argmax(x_BV.float()) for x_BV in torch.split(logits_SV, self._rows_at_once)])
-
     def _draw(self, logits_SV: Tensor, rows: Sequence[int], states: Sequence[Row], look_at: int = 0) -> Tensor:
         """Token ids, (S,), or _UNDECIDED. `look_at` is the least number of candidates."""
         host = torch.tensor([rows, [state.uniform() for state in states]], device=self._device)
@@ -145,7 +142,7 @@ class Sampler:
             rows_B, mine = rows_S[at], [states[i] for i in part]
             x_BV = self._adjusted(logits_SV[at], rows_B, mine)
             if kind is Kind.GREEDY:
-                ids_S[at] = _argmax(x_BV)
+                ids_S[at] = self._argmax(x_BV)
                 continue
             floats_BP = self._floats_RP[rows_B]
             temperature_B1, min_p_B1 = floats_BP[:, _TEMPERATURE, None], floats_BP[:, _MIN_P, None]
@@ -218,12 +215,6 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
     high: Tensor = part * (whole >> UNIFORM_BITS)
     low: Tensor = (part * (whole & (2**UNIFORM_BITS - 1))) >> UNIFORM_BITS
     return high + low
-
-
-def _argmax(x_BV: Tensor) -> Tensor:
-    ids_B = x_BV.argmax(-1)
-    best_B = x_BV.gather(-1, ids_B[:, None])[:, 0]
-    return torch.where(best_B.isfinite(), ids_B, _UNDECIDED)
 
 
 def _finite(x_BV: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_tensor_is_a_tensor(tmp_path: Path) -> None:
-    assert read_header(raw(tmp_path, {"a": entry([0, 3], 0, 0)}))["a"].shape == (0, 3)
+    assert read_header(raw(tmp_path, {"a": entry([0, 3], 0, 0)}))["a"].info.shape == (0, 3)
 
 
 # --- hostile folders ------------------------------------------------------------------------------------------------

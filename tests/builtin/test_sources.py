@@ -210,6 +210,17 @@ def test_one_file_of_a_repository_comes_alone(hub: Hub) -> None:
     assert hub.downloads() == ["q4/bear.gguf"]
 
 
+def test_a_split_file_comes_whole_by_any_of_its_parts(hub: Hub) -> None:
+    parts = [f"q4/bear-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    hub.repos["toys/bear"] = dict.fromkeys(parts, b"GGUF") | {"q4/bear-00001-of-00002.gguf": b"other"}
+
+    path = fetch(f"toys/bear/{parts[1]}")
+
+    assert path.name == "bear-00002-of-00003.gguf" and hub.downloads() == parts
+    with pytest.raises(ModelNotFoundError, match="no part"):
+        fetch("toys/bear/bear-00009-of-00003.gguf")
+
+
 def test_a_missing_file_names_its_neighbours(hub: Hub) -> None:
     hub.repos["toys/bear"] = {"bear-q4.gguf": b"GGUF"}
 

@@ -25,6 +25,8 @@ UNWANTED = ("*/*", "consolidated*")
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _REF = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?", re.A)
+_PART_OF = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)", re.A)
+MAX_PARTS = 1000
 
 
 def is_local(ref: str) -> bool:
@@ -34,7 +36,7 @@ def is_local(ref: str) -> bool:
 def fetch_local(ref: str, options: FetchOptions) -> Path:
     if options.revision:
         raise OptionError(f"{ref} is on this machine: it has no revisions", "Leave --revision out.")
-    return Path(ref).expanduser().resolve()
+    return Path(ref).expanduser().absolute()  # not resolved: links in a hub's cache are named, what they point at is not
 
 
 def is_hub(ref: str) -> bool:
@@ -54,13 +56,25 @@ def fetch_hub(ref: str, options: FetchOptions) -> Path:
     }
     with _explained(wanted, options):
         if wanted.file:
-            return Path(hf_hub_download(wanted.repo, wanted.file, **common))
+            files = {part: Path(hf_hub_download(wanted.repo, part, **common)) for part in _parts(wanted.file)}
+            return files[wanted.file]
         path = Path(
             snapshot_download(wanted.repo, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED), **common)
         )
     if not any(path.glob("*.safetensors")):
         raise ModelNotFoundError(f"{wanted.repo} has no safetensors weights", _other_weights(wanted, options))
     return path
+
+
+def _parts(file: str) -> list[str]:
+    """All parts of a split file, named by any of them: `model-00001-of-00003.gguf`. Raises ModelNotFoundError."""
+    found = _PART_OF.fullmatch(file)
+    if found is None:
+        return [file]
+    count = int(found["count"])
+    if not 1 <= int(found["number"]) <= count <= MAX_PARTS:
+        raise ModelNotFoundError(f"{file} is no part of a file", f"Parts are numbered from 1 to at most {MAX_PARTS}.")
+    return [f"{found['stem']}-{i:05}-of-{found['count']}{found['suffix']}" for i in range(1, count + 1)]
 
 
 def cached() -> Collection[str]:

@@ -76,6 +76,7 @@ engine_options = together([
     _engine("--memory", metavar="SIZE", help="All the memory to use, weights included: 8GiB, or 60% of what there is."),
     _engine("--gpu-memory-utilization", type=float, metavar="0..1", help="The same, as a share of the device's."),
     _engine("--max-model-len", type=int, help="Longest context, in tokens. [default: the model's, if it fits]"),
+    _engine("--kv-cache-dtype", metavar="TYPE", help="auto, fp8_e4m3 or int8. [default: the compute type]"),
     _engine("--max-num-seqs", type=int, help="Most requests that run at once."),
     _engine("--max-num-batched-tokens", type=int, help="Most tokens in one step."),
     _engine("--block-size", type=int, help="Tokens per cache block. [default: what attention likes best]"),

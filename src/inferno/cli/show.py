@@ -23,6 +23,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
     rows = [
         ("model", f"{plan.architecture}, {plan.dtype} on {plan.device}", _origin(plan, "architecture")),
         *_scheme_rows(plan),
+        *_kernel_rows(plan),
         ("attention", ", ".join(dict.fromkeys(use.name for use in plan.attention)), _origin(plan, "attention")),
         ("cache", f"{plan.cache_policy}, {plan.kv_tokens} tokens", _origin(plan, "cache policy")),
         ("memory", items, ""),
@@ -55,6 +56,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *_scheme_rows(plan, classes=True),
         *([("quantized to", f"{plan.isq}, while loading", _origin(plan, "in-situ scheme"))] if plan.isq else []),
         ("compute", f"{plan.dtype} on {plan.device}", ""),
+        *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
         ("executor", plan.executor, ""),
@@ -70,6 +72,13 @@ def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
 def _scheme(use: SchemeUse, classes: bool) -> str:
     held = f"{use.name}: {use.count} matrices of {', '.join(use.stored)}, {memory.show(use.nbytes)}"
     return f"{held} ({', '.join(use.classes)})" if classes else held
+
+
+def _kernel_rows(plan: Plan) -> Iterable[Row]:
+    by_name: dict[str, list[str]] = {}
+    for use in plan.kernels:
+        by_name.setdefault(use.name, []).append(f"{use.op} {use.layout}".rstrip())
+    return [("kernels", f"{name}: {', '.join(ops)}", _origin(plan, "kernels", name)) for name, ops in by_name.items()]
 
 
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:

@@ -28,13 +28,14 @@ class Engine:
     @classmethod
     def load(cls, plan: Plan) -> Engine:
         """Load the plan's model and make room for its cache. Raises CheckpointError, PluginError, OutOfMemoryError."""
-        from inferno.loading import load_model
+        from inferno.loading import load_model, ops_of, record_of
         from inferno.runner import ModelRunner
 
         catalog = plan.catalog()
         policy = catalog.cache_policy(plan.cache_policy).item
         pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks))
-        return cls(plan, scheduler_of(plan, pool), ModelRunner(load_model(plan, catalog), plan))
+        runner = ModelRunner(load_model(plan, catalog), plan, ops_of(plan, catalog), record_of(plan, catalog))
+        return cls(plan, scheduler_of(plan, pool), runner)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError, and then nothing has changed."""

@@ -16,7 +16,11 @@ from inferno.nn.rope import Rope, Rotation
 
 
 class DecoderLayer(nn.Module):
-    """x + self_attn(norm(x)), then x + mlp(norm(x)). `self_attn` is called with (x_TD, rotation, batch)."""
+    """x + self_attn(norm(x)), then x + mlp(norm(x)). `self_attn` is called with (x_TD, rotation, batch).
+
+    Layers hand on the residual stream x and, beside it, the delta that is still to be added: adding it and norming the sum is
+    one operator.
+    """
 
     def __init__(self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float) -> None:
         super().__init__()
@@ -24,14 +28,16 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(hidden_size, eps)
         self.post_attention_layernorm = RMSNorm(hidden_size, eps)
 
-    def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
-        x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rotate, batch)
-        y_TD: Tensor = x_TD + self.mlp(self.post_attention_layernorm(x_TD))
-        return y_TD
+    def forward(
+        self, x_TD: Tensor, delta_TD: Tensor | None, rotate: Rotation, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        x_TD, h_TD = self.input_layernorm.after(x_TD, delta_TD)
+        x_TD, h_TD = self.post_attention_layernorm.after(x_TD, self.self_attn(h_TD, rotate, batch))
+        return x_TD, self.mlp(h_TD)
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, norm. One rotary table serves all layers."""
+    """Embedding, layers (see `DecoderLayer`), norm. One rotary table serves all layers."""
 
     def __init__(
         self, layers: Iterable[nn.Module], rope: Rope, *, vocab_size: int, hidden_size: int, eps: float
@@ -44,11 +50,11 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed_tokens(batch.token_ids_T)
-        rotate = self.rope(batch.positions_T)
+        rotate = self.rope(batch)
+        delta_TD: Tensor | None = None
         for layer in self.layers:
-            x_TD = layer(x_TD, rotate, batch)
-        y_TD: Tensor = self.norm(x_TD)
-        return y_TD
+            x_TD, delta_TD = layer(x_TD, delta_TD, rotate, batch)
+        return self.norm.after(x_TD, delta_TD)[1]
 
 
 class CausalLM(nn.Module):

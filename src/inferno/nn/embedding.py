@@ -32,5 +32,9 @@ class TiedLMHead(nn.Module):
         # In a list, so that the embedding is not registered as a second module under another path.
         self._embedding = [embedding]
 
+    @property
+    def embedding(self) -> Embedding:
+        return self._embedding[0]
+
     def forward(self, x_SD: Tensor) -> Tensor:
-        return self._embedding[0].weight.matmul(x_SD)
+        return self.embedding.weight.matmul(x_SD)

@@ -5,7 +5,7 @@ Suffixes: T tokens, I input features, O output features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        y_TO = self.weight.matmul(x_TI)
-        return y_TO if self.bias is None else y_TO + self.bias
+        return self.weight.matmul(x_TI, self.bias)
 
 
 class MergedLinear(nn.Module):
@@ -47,10 +46,10 @@ class MergedLinear(nn.Module):
     def linears(self) -> Mapping[str, Linear]:
         return {name: part for name, part in self.parts.items() if isinstance(part, Linear)}
 
-    def fuse(self) -> None:
-        """One weight instead of several, if their layouts allow. The parts' own memory is given back."""
+    def fuse(self, stack: Callable[[Sequence[Weight]], Weight | None]) -> None:
+        """One weight instead of several, if `stack` can make one of them. The parts' own memory is given back."""
         parts = list(self.linears.values())
-        weight = parts[0].weight.concatenate([p.weight for p in parts[1:]])
+        weight = stack([p.weight for p in parts])
         if weight is None:
             return
         fused = Linear(weight.shape[1], weight.shape[0])

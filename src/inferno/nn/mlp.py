@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inferno.nn import ops
 from inferno.nn.linear import Linear, MergedLinear
 
 
@@ -13,8 +13,9 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up = MergedLinear(hidden_size, bias=bias, gate_proj=intermediate_size, up_proj=intermediate_size)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+        self.ops = ops.TORCH
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_TI, up_TI = self.gate_up(x_TD)
-        y_TD: Tensor = self.down_proj(F.silu(gate_TI) * up_TI)
+        y_TD: Tensor = self.down_proj(self.ops.silu_mul(gate_TI, up_TI))
         return y_TD

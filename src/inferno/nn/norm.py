@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from inferno.nn import ops
 
 
 class RMSNorm(nn.Module):
@@ -12,9 +13,13 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size))
+        self.ops = ops.TORCH
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        # Rounded to x's type before the weight is applied, as the checkpoints were trained.
-        return F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype) * self.weight
+        return self.ops.rms_norm(x, self.weight, self.eps)
+
+    def after(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + delta, and its norm. Without a delta x itself, and its norm."""
+        if delta_TD is None:
+            return x_TD, self.ops.rms_norm(x_TD, self.weight, self.eps)
+        return self.ops.add_rms_norm(x_TD, delta_TD, self.weight, self.eps)

@@ -11,7 +11,11 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from inferno.batch import Batch
 from inferno.modelconfig import RopeScaling
+from inferno.nn import ops
+from inferno.nn.norm import RMSNorm
+from inferno.nn.ops import Ops
 
 
 class Rope(nn.Module):
@@ -29,28 +33,46 @@ class Rope(nn.Module):
         with torch.device("cpu"):  # computed even while the model is built on meta
             frequencies, self.attention_factor = _frequencies(self.rotated, scaling, max_position_embeddings)
         self.register_buffer("inv_freq_E", frequencies, persistent=False)
+        self.ops = ops.TORCH
+        self._max_positions = max_position_embeddings
+        self._tables: tuple[Tensor, Tensor] | None = None
+        self._filled = 0
 
-    def forward(self, positions_T: Tensor) -> Rotation:
-        """The rotation of a step's tokens: made once, applied in every layer."""
-        angle_TE = positions_T[:, None].float() * self.inv_freq_E
-        return Rotation(
-            (angle_TE.cos() * self.attention_factor)[:, None], (angle_TE.sin() * self.attention_factor)[:, None]
-        )
+    def forward(self, batch: Batch) -> Rotation:
+        """The rotation of a step's tokens: looked up once, applied in every layer."""
+        last = max(batch.context_lens) - 1
+        cos_NE, sin_NE = self._tables if last < self._filled and self._tables else self._fill(last)
+        gather = self.ops.gather
+        return Rotation(gather(cos_NE, batch.positions_T), gather(sin_NE, batch.positions_T), self.ops)
+
+    def _fill(self, last: int) -> tuple[Tensor, Tensor]:
+        """The tables of cos and sin, filled beyond `last`. Rows not filled yet are untouched pages: they cost no memory."""
+        if self._tables is None:
+            size = (max(self._max_positions, last + 1), len(self.inv_freq_E))
+            self._tables = (self.inv_freq_E.new_empty(size), self.inv_freq_E.new_empty(size))
+        stop = min(max(2 * self._filled, last + 1, _FIRST_POSITIONS), len(self._tables[0]))
+        positions = torch.arange(self._filled, stop, device=self.inv_freq_E.device)
+        angle_NE = positions[:, None].float() * self.inv_freq_E
+        for table_NE, turned_NE in zip(self._tables, (angle_NE.cos(), angle_NE.sin()), strict=True):
+            table_NE[self._filled : stop] = turned_NE * self.attention_factor
+        self._filled = stop
+        return self._tables
+
+
+_FIRST_POSITIONS = 1024
 
 
 @frozen(eq=False)
 class Rotation:
-    """Turns the heads of a step's tokens to their positions."""
+    """Turns the heads of a step's tokens to their positions, after their norm if they have one."""
 
-    cos_T1E: Tensor
-    sin_T1E: Tensor
+    cos_TE: Tensor
+    sin_TE: Tensor
+    ops: Ops
 
-    def __call__(self, x_THC: Tensor) -> Tensor:
-        rotated = 2 * self.cos_T1E.shape[-1]
-        a, b = x_THC[..., :rotated].float().chunk(2, dim=-1)
-        turned = (a * self.cos_T1E - b * self.sin_T1E, b * self.cos_T1E + a * self.sin_T1E)
-        out = torch.cat(turned, -1).to(x_THC.dtype)
-        return out if rotated == x_THC.shape[-1] else torch.cat([out, x_THC[..., rotated:]], -1)
+    def __call__(self, x_THC: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        weight_C, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return self.ops.norm_rope(x_THC, weight_C, eps, self.cos_TE, self.sin_TE)
 
 
 def _frequencies(rotated: int, scaling: RopeScaling, max_position_embeddings: int) -> tuple[Tensor, float]:

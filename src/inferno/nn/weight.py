@@ -16,9 +16,11 @@ class Weight(nn.Module):
     """A matrix of O rows and I columns. How it is stored is its own business."""
 
     shape: tuple[int, int]
+    layout: str = ""
+    """How it is stored, as kernels are asked for it: a dtype's name, or what its scheme calls it. Empty: its own way."""
 
-    def matmul(self, x_TI: Tensor) -> Tensor:
-        """x_TI @ W_OI.T -> y_TO, in x's type."""
+    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """x_TI @ W_OI.T + bias_O -> y_TO, in x's type."""
         raise NotImplementedError
 
     def rows(self, ids_T: Tensor) -> Tensor:
@@ -51,13 +53,14 @@ class Dense(Weight):
         self.shape = (out_features, in_features)
         self.data: Tensor
         self.register_buffer("data", weight_OI)
+        self.layout = str(weight_OI.dtype).removeprefix("torch.")
         self._packed: Tensor | None = None
 
-    def matmul(self, x_TI: Tensor) -> Tensor:
+    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         if self._packed is not None:
-            y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, self._packed, None, "none", [], "")
+            y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, self._packed, bias_O, "none", [], "")
             return y_TO
-        return F.linear(x_TI, self.data)
+        return F.linear(x_TI, self.data, bias_O)
 
     def rows(self, ids_T: Tensor) -> Tensor:
         return F.embedding(ids_T, self.data)

@@ -8,6 +8,7 @@ from inferno.plan.resolver import resolve
 from inferno.plan.stored import is_matrix, modules_of, unused_tensors
 from inferno.plan.values import (
     AttentionUse,
+    KernelUse,
     MemoryItem,
     Options,
     Plan,
@@ -19,6 +20,6 @@ from inferno.plan.values import (
 )
 
 __all__ = [
-    "AttentionUse", "MemoryItem", "Options", "Plan", "SchemeUse", "is_matrix", "modules_of", "open_checkpoint", "open_text",
-    "plan_from_json", "plan_to_json", "resolve", "unused_tensors",
+    "AttentionUse", "KernelUse", "MemoryItem", "Options", "Plan", "SchemeUse", "is_matrix", "modules_of", "open_checkpoint",
+    "open_text", "plan_from_json", "plan_to_json", "resolve", "unused_tensors",
 ]  # fmt: skip

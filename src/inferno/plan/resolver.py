@@ -12,10 +12,23 @@ import attrs
 
 from inferno import memory
 from inferno.catalog import Catalog, Choice, Offer, Refusal, load_catalog
-from inferno.contracts import DTYPE_BYTES, Architecture, AttentionNeed, Checkpoint, DType, FetchOptions, ModelConfig, TensorInfo
+from inferno.contracts import (
+    DTYPE_BYTES,
+    LINEAR,
+    OPS,
+    Architecture,
+    AttentionNeed,
+    CacheDType,
+    Checkpoint,
+    DType,
+    FetchOptions,
+    KernelNeed,
+    ModelConfig,
+    TensorInfo,
+)
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
 from inferno.plan.stored import architecture_name, is_matrix, modules_of, unused_tensors
-from inferno.plan.values import COMPUTE_DTYPES, AttentionUse, MemoryItem, Options, Plan, SchemeUse
+from inferno.plan.values import COMPUTE_DTYPES, AttentionUse, KernelUse, MemoryItem, Options, Plan, SchemeUse
 
 DEFAULT_MEMORY = "70%"
 SHARED_FROM = 64 * memory.UNITS["MI"]
@@ -55,18 +68,22 @@ class _Resolver:
         device = self._device()
         dtype = self._dtype()
         schemes = self._schemes(model, dtype)
-        needs = [attrs.evolve(need, dtype=dtype, device=device) for need in model.attention_needs()]
+        cache_dtype = cast(CacheDType, options.kv_cache_dtype)
+        needs = [
+            attrs.evolve(need, dtype=dtype, device=device, cache_dtype=cache_dtype) for need in model.attention_needs()
+        ]
         attention, block_size = self._attention(needs)
         policy = self._choose("cache policy", self._catalog.cache_policy(options.cache_policy))
         if options.isq is not None:
             self._isq(options.isq)
+        kernels = self._kernels(schemes, dtype, device)
         limit = self._memory_limit(device)
         items = self._fixed_memory(schemes, dtype, model)
         max_model_len, num_blocks = self._size_cache(model, attention, block_size, limit, items)
         return Plan(
             ref=ref, path=str(path), model_id=options.served_model_name or ref, source=source.item.name,
             architecture=architecture.item.name, format=found.item.name, config=dict(self._config), schemes=schemes,
-            isq=options.isq, attention=attention, cache_policy=policy.item.name, executor="single process",
+            isq=options.isq, kernels=kernels, attention=attention, cache_policy=policy.item.name, executor="single process",
             dtype=dtype, device=device, threads=self._threads(schemes), seed=options.seed, vocab_size=model.vocab_size,
             max_model_len=max_model_len,
             max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
@@ -126,14 +143,14 @@ class _Resolver:
     def _attention(self, needs: list[AttentionNeed]) -> tuple[tuple[AttentionUse, ...], int]:
         if not needs:
             raise CheckpointError("the model has no attention layers", "Its config.json is not one inferno can run.")
-        layers: dict[AttentionNeed, list[int]] = defaultdict(list)
+        options, layers = self._options, defaultdict[AttentionNeed, list[int]](list)
         for layer, need in enumerate(needs):
             layers[need].append(layer)
         chosen = {
-            need: self._choose("attention", self._catalog.attention(need, self._options.attention_backend))
+            need: self._choose("attention", self._catalog.attention(need, options.attention_backend, options.block_size))
             for need in layers
         }
-        block_size = self._options.block_size or max(offer.item.block_size for offer in chosen.values())
+        block_size = options.block_size or max(offer.item.block_size for offer in chosen.values())
         return tuple(
             AttentionUse(
                 name=offer.item.name, distribution=offer.distribution, need=need, layers=tuple(layers[need]),
@@ -141,6 +158,25 @@ class _Resolver:
             )  # fmt: skip
             for need, offer in chosen.items()
         ), block_size
+
+    def _kernels(self, schemes: tuple[SchemeUse, ...], dtype: DType, device: str) -> tuple[KernelUse, ...]:
+        """Who computes what: a product for each layout the weights come in, and the ops between."""
+        names = {use.name for use in schemes} | ({self._options.isq} if self._options.isq else set())
+        layouts = sorted({self._catalog.scheme(name).item.layout or dtype for name in names} | {dtype})
+        needs = [KernelNeed(op=LINEAR, layout=layout, dtype=dtype, device=device) for layout in layouts]
+        needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in OPS]
+        chosen = []
+        for need in needs:
+            offer, refusals = self._catalog.kernel(need)
+            self._considered += [r for r in refusals if r not in self._considered]
+            if offer is not None:
+                self._used("kernels", offer)
+                chosen.append(
+                    KernelUse(op=need.op, layout=need.layout, name=offer.item.name, distribution=offer.distribution)
+                )
+        if device == "cpu" and not any(use.op == LINEAR for use in chosen):
+            self._notes.append("no native kernels: torch multiplies the matrices, slower (pip install inferno-cpu)")
+        return tuple(chosen)
 
     def _isq(self, name: str) -> None:
         offer = self._catalog.scheme(name)

@@ -6,14 +6,14 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import cattrs
 from attrs import field, frozen
 from cattrs.preconf.msgspec import make_converter
 
 from inferno.catalog import Catalog, Refusal, load_catalog
-from inferno.contracts import DTYPE_BYTES, AttentionNeed, CacheTensor, Checkpoint, TextAssets
+from inferno.contracts import DTYPE_BYTES, AttentionNeed, CacheDType, CacheTensor, Checkpoint, TextAssets
 from inferno.errors import OptionError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -36,6 +36,8 @@ class Options:
     """The same as a fraction of a GPU's total, as at vLLM."""
     block_size: int | None = None
     attention_backend: str = "auto"
+    kv_cache_dtype: str = "auto"
+    """What keys and values are stored as: auto is the compute type; fp8_e4m3 and int8 take half of it or less."""
     cache_policy: str = "auto"
     tensor_parallel_size: int = 1
     threads: int | None = None
@@ -59,6 +61,8 @@ class Options:
                 raise OptionError(f"{name} is {value!r}", "It must be a whole number of at least 1.")
         if self.dtype not in ("auto", *COMPUTE_DTYPES):
             raise OptionError(f"dtype {self.dtype!r} is not known", f"Known: auto, {', '.join(COMPUTE_DTYPES)}.")
+        if self.kv_cache_dtype not in (known := get_args(CacheDType)):
+            raise OptionError(f"kv_cache_dtype {self.kv_cache_dtype!r} is not known", f"Known: {', '.join(known)}.")
         if self.tensor_parallel_size != 1:
             raise OptionError(
                 f"tensor_parallel_size {self.tensor_parallel_size}: no installed executor runs several ranks",
@@ -86,6 +90,17 @@ class SchemeUse:
     count: int
     nbytes: int
     """Once loaded."""
+
+
+@frozen(kw_only=True)
+class KernelUse:
+    """An op that a kernel provider computes."""
+
+    op: str
+    layout: str
+    """Of the matrices, for `linear`."""
+    name: str
+    distribution: str
 
 
 @frozen(kw_only=True)
@@ -128,6 +143,8 @@ class Plan:
     """The checkpoint's, as its format tells it."""
     schemes: tuple[SchemeUse, ...]
     isq: str | None
+    kernels: tuple[KernelUse, ...]
+    """What is not listed, torch computes."""
     attention: tuple[AttentionUse, ...]
     cache_policy: str
     executor: str

@@ -15,9 +15,10 @@ from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.fake_runner import FakeRunner
+from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.tiny import Outcome, generate, randomize
 
 __all__ = [
     "ArchitectureTests", "AttentionBackendTests", "CachePolicyTests", "CheckpointFormatTests",
-    "FakeRunner", "Outcome", "generate", "randomize",
+    "FakeRunner", "KernelProviderTests", "Outcome", "generate", "randomize",
 ]  # fmt: skip

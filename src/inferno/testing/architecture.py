@@ -111,6 +111,11 @@ class ArchitectureTests:
         [ours], [theirs] = (generate(t, prompts[-1:]) for t in (_load(tmp_path, catalog), toy))
         _assert_close(ours.logits_NV, theirs.logits_NV)
 
+    def test_tables_are_not_rounded_to_the_compute_type(self, checkpoint: Path, catalog: Catalog) -> None:
+        """Rotary frequencies in bfloat16 would turn distant tokens by wrong angles."""
+        model = _load(checkpoint, catalog, dtype="bfloat16").model
+        assert not [name for name, buffer in model.named_buffers() if "freq" in name and buffer.dtype != torch.float32]
+
     # --- what must change nothing ---------------------------------------------------------------------------------
 
     def test_neighbours_in_the_batch_change_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:

@@ -175,13 +175,16 @@ def _batch(
     slots = [tables[i][p // block_size] * block_size + p % block_size for i, p in zip(owners, positions, strict=True)]
     widest = max(-(-b // block_size) for _, b in spans)
 
-    def tensor(values: Any) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+    def tensor(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
 
+    query_starts = [0, *itertools.accumulate(b - a for a, b in spans)]
+    context_lens = [b for _, b in spans]
     return Batch(
         token_ids_T=tensor([0] * len(positions)), positions_T=tensor(positions), slots_T=tensor(slots),
-        query_starts=[0, *itertools.accumulate(b - a for a, b in spans)], context_lens=[b for _, b in spans],
+        query_starts=query_starts, context_lens=context_lens,
         blocks_SM=tensor([list(tables[i][:widest]) for i in active]), block_size=block_size, cache=KVCache(()),
+        query_starts_S1=tensor(query_starts, torch.int32), context_lens_S=tensor(context_lens, torch.int32),
     )  # fmt: skip
 
 

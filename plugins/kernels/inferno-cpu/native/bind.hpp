@@ -12,8 +12,9 @@ using Address = uintptr_t;
 template <class T = void>
 inline T* at(Address a) { return reinterpret_cast<T*>(a); }
 
-// While a step is recorded, the op is kept (its arguments by value) to be run again by `replay`.
-extern std::vector<std::function<void()>>* recording;
+// While a step is recorded, the op is kept (its arguments by value) to be run again.
+struct Recording : std::vector<std::function<void()>> {};  // a type of its own: lists convert to Python lists
+extern Recording* recording;
 
 template <class Op>
 inline void run(const Op& op) {

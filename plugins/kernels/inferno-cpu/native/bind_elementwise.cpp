@@ -2,7 +2,36 @@
 #include "kernels.hpp"
 
 void bind_elementwise(nb::module_& m) {
-  m.def("rms_norm", [](int dtype, Address x, int64_t x_stride, Address weight, Address y, int64_t T, int64_t D, float eps) {
-    run([=] { active().elementwise->rms_norm(dtype, at(x), x_stride, at(weight), at(y), T, D, eps); });
+  m.def("rms_norm", [](int dtype, Address x, int64_t token_stride, int64_t head_stride, int64_t T, int64_t H, int64_t C,
+                       Address weight, Address y, float eps) {
+    Heads heads{at(x), token_stride, head_stride, T, H, C};
+    run([=] { active().elementwise->rms_norm(dtype, heads, at(weight), at(y), eps); });
+  });
+  m.def("add_rms_norm", [](int dtype, Address x, int64_t x_stride, Address delta, int64_t delta_stride, Address weight,
+                           Address sum, Address y, int64_t T, int64_t D, float eps) {
+    run([=] {
+      active().elementwise->add_rms_norm(dtype, at(x), x_stride, at(delta), delta_stride, at(weight), at(sum), at(y), T, D,
+                                         eps);
+    });
+  });
+  m.def("rope", [](int dtype, Address x, int64_t token_stride, int64_t head_stride, int64_t T, int64_t H, int64_t C,
+                   Address cos, Address sin, int64_t E, Address y) {
+    Heads heads{at(x), token_stride, head_stride, T, H, C};
+    run([=] { active().elementwise->rope(dtype, heads, at<float>(cos), at<float>(sin), E, at(y)); });
+  });
+  m.def("norm_rope", [](int dtype, Address x, int64_t token_stride, int64_t head_stride, int64_t T, int64_t H, int64_t C,
+                        Address weight, float eps, Address cos, Address sin, int64_t E, Address y) {
+    Heads heads{at(x), token_stride, head_stride, T, H, C};
+    run([=] { active().elementwise->norm_rope(dtype, heads, at(weight), eps, at<float>(cos), at<float>(sin), E, at(y)); });
+  });
+  m.def("silu_mul", [](int dtype, Address gate, int64_t gate_stride, Address up, int64_t up_stride, Address y, int64_t T,
+                       int64_t I) {
+    run([=] { active().elementwise->silu_mul(dtype, at(gate), gate_stride, at(up), up_stride, at(y), T, I); });
+  });
+  m.def("argmax", [](int dtype, Address x, int64_t x_stride, Address ids, int64_t T, int64_t V) {
+    run([=] { active().elementwise->argmax(dtype, at(x), x_stride, at<int64_t>(ids), T, V); });
+  });
+  m.def("gather", [](int dtype, Address ids, Address table, Address y, int64_t T, int64_t V, int64_t D) {
+    run([=] { active().elementwise->gather(dtype, at<int64_t>(ids), at(table), at(y), T, V, D); });
   });
 }

@@ -1,11 +1,309 @@
 // Matrices of float32, bfloat16 and float16. Compiled once for each instruction set.
+//
+// M tokens, N rows of the weights, K columns.
 #include "dense.hpp"
 
+#include <cstdlib>
+
+#include "gemm_float.hpp"
 #include "parallel.hpp"
+#include "scratch.hpp"
 #include "simd.hpp"
 
 namespace {
+
+constexpr int64_t kChunkBytes = 256 << 10;     // of weights: what a thread takes at a time
+constexpr int64_t kResidentBytes = 256 << 10;  // of activations: half of a small second-level cache
+constexpr int64_t kLeastTiles = 4;             // by which panels are multiplied, though the activations be larger than that
+constexpr int64_t kSlice = 512;                // tokens packed at a time
+constexpr int64_t kAhead = 2048;               // bytes asked for ahead of where a panel is read once
+
+template <class E>
+struct Steps;
+template <>
+struct Steps<float> { using Of = ColumnSteps<float>; };
+template <>
+struct Steps<f16> { using Of = ColumnSteps<f16>; };
+template <>
+struct Steps<bf16> { using Of = Bf16Steps; };
+
+template <class S>
+INL int64_t steps_of(int64_t K) { return (K + S::kColumns - 1) / S::kColumns; }
+
+// ---- activations ------------------------------------------------------------------------------------------------------
+
+// M tokens in tiles of nearly equal size.
+struct Tiles {
+  int64_t M, count;
+  explicit Tiles(int64_t M) : M(M), count((M + kTokens - 1) / kTokens) {}
+  int64_t begin(int64_t i) const { return M / count * i + (i < M % count ? i : M % count); }
+  int size(int64_t i) const { return int(M / count + (i < M % count)); }
+};
+
+INL void sixteen(const bf16* x, float* to) { store(to, load(x)); }
+INL void sixteen(const f16* x, float* to) { store(to, load(x)); }
+INL void sixteen(const float* x, float* to) { store(to, load(x)); }
+INL void sixteen(const bf16* x, uint32_t* to) { memcpy(to, x, 64); }
+
+INL void single(const bf16* x, int64_t, float* to) { *to = to_float(*x); }
+INL void single(const f16* x, int64_t, float* to) { *to = to_float(*x); }
+INL void single(const float* x, int64_t, float* to) { *to = *x; }
+INL void single(const bf16* x, int64_t left, uint32_t* to) { *to = x[0].bits | (left > 1 ? uint32_t(x[1].bits) << 16 : 0); }
+
+// T rows of x to [K, to full steps][T].
+template <class S, class A>
+void pack(const A* x, int64_t x_stride, int64_t T, int64_t K, typename S::X* to) {
+  using X = typename S::X;
+  constexpr int64_t kEach = S::kColumns / S::kPerStep;  // of K, in one X
+  int64_t count = steps_of<S>(K) * S::kPerStep, whole = K / kEach / 16 * 16;
+  X sixteens[kTokens][16];
+  for (int64_t i = 0; i < whole; i += 16) {
+    for (int64_t t = 0; t < T; t++) sixteen(x + t * x_stride + i * kEach, T == 1 ? to + i : sixteens[t]);
+    if (T > 1)
+      for (int64_t j = 0; j < 16; j++)
+        for (int64_t t = 0; t < T; t++) to[(i + j) * T + t] = sixteens[t][j];
+  }
+  for (int64_t i = whole; i < count; i++)
+    for (int64_t t = 0; t < T; t++) {
+      to[i * T + t] = X(0);
+      if (i * kEach < K) single(x + t * x_stride + i * kEach, K - i * kEach, to + i * T + t);
+    }
+}
+
+// ---- results ----------------------------------------------------------------------------------------------------------
+
+template <class A>
+struct Store {
+  A* y;
+  const float* bias;
+  int64_t N;
+  void operator()(int64_t, int64_t panel, int64_t token, F32 sum) const {
+    A* to = y + token * N + panel * 16;
+    int64_t left = N - panel * 16;
+    if (left >= 16) return store(to, bias ? sum + load(bias + panel * 16) : sum);
+    float lanes[16];
+    store(lanes, sum);
+    for (int64_t i = 0; i < left; i++) from_float(to + i, bias ? lanes[i] + bias[panel * 16 + i] : lanes[i]);
+  }
+};
+
+struct Best {
+  float value;
+  int32_t id;
+};
+
+template <class A>
+struct Largest {
+  Best* best;  // [pieces][M]
+  int64_t M, N;
+  void operator()(int64_t piece, int64_t panel, int64_t token, F32 sum) const {
+    Best& b = best[piece * M + token];
+    A rounded[16];
+    store(rounded, sum);
+    if (!(largest(max(load(rounded), splat(-__builtin_inff()))) > b.value) && N - panel * 16 >= 16) return;
+    for (int64_t i = 0; i < 16 && panel * 16 + i < N; i++)
+      if (to_float(rounded[i]) > b.value) b = {to_float(rounded[i]), int32_t(panel * 16 + i)};
+  }
+};
+
+// ---- the product ------------------------------------------------------------------------------------------------------
+
+// What is done in one go by one thread: some panels, once over, by tiles of tokens that stay in its cache meanwhile. Pieces
+// of the same tokens follow each other.
+struct Pieces {
+  int64_t panels, tiles;  // of one piece
+  int64_t across, down;   // pieces along panels, along tiles
+  Pieces(int64_t count, int64_t panel_bytes, int R, int64_t tile_count, int64_t tile_bytes) {
+    int64_t wanted = 4 * inferno_threads;  // enough that threads end together
+    panels = whole(kChunkBytes / panel_bytes < count / wanted ? kChunkBytes / panel_bytes : count / wanted, R);
+    across = (count + panels - 1) / panels;
+    tiles = kResidentBytes / tile_bytes < kLeastTiles ? kLeastTiles : kResidentBytes / tile_bytes;
+    down = (tile_count + tiles - 1) / tiles;
+    if (down * across < wanted && tile_count > kLeastTiles) down = (wanted + across - 1) / across;
+    tiles = (tile_count + down - 1) / down;
+    down = (tile_count + tiles - 1) / tiles;
+  }
+  static int64_t whole(int64_t n, int64_t R) { return n < R ? R : n / R * R; }
+};
+
+template <class S>
+struct Product {
+  using X = typename S::X;
+  const char* w;
+  int64_t count, panel_bytes, steps;
+  const X* x;
+  Tiles tiles;
+  int R;
+
+  // One tile of tokens by R panels from `panel` on. It asks for `ahead`, of which every tile of `of` takes its share.
+  template <class Sink>
+  void group(int64_t piece, int64_t panel, int64_t i, const char* ahead, int64_t share, int64_t of, const Sink& sink) const {
+    int T = tiles.size(i), present = int(count - panel < R ? count - panel : R);
+    alignas(64) float out[24 * 16];
+    const X* tokens = x + tiles.begin(i) * steps * S::kPerStep;
+    tile_for<S>(T, tiles.count == 1)(w + panel * panel_bytes, panel_bytes, present, tokens, steps,
+                                     ahead + share * (panel_bytes / of), S::kBytes / of, out);
+    for (int r = 0; r < present; r++)
+      for (int t = 0; t < T; t++) sink(piece, panel + r, tiles.begin(i) + t, load(out + (r * T + t) * 16));
+  }
+
+  template <class Sink>
+  void piece(const Pieces& p, int64_t at, const Sink& sink) const {
+    int64_t begin = at % p.across * p.panels, end = begin + p.panels < count ? begin + p.panels : count;
+    int64_t first = at / p.across * p.tiles, last = first + p.tiles < tiles.count ? first + p.tiles : tiles.count;
+    int64_t of = last - first;
+    for (int64_t g = begin; g < end; g += R)
+      for (int64_t i = first; i < last; i++) {
+        if (of == 1)
+          group(at, g, i, w + g * panel_bytes + kAhead, 0, 1, sink);
+        else
+          group(at, g, i, w + (g + R < end ? g + R : g) * panel_bytes, i - first, of, sink);
+      }
+  }
+};
+
+// A slice of tokens. make_sink(pieces) is asked once; it may allocate from scratch<1>.
+template <class S, class A, class MakeSink>
+void multiply(const A* x, int64_t x_stride, const void* panels, int64_t M, int64_t N, int64_t K, const MakeSink& make_sink) {
+  using X = typename S::X;
+  Tiles tiles(M);
+  int64_t steps = steps_of<S>(K), row = steps * S::kPerStep;
+  X* packed = (X*)scratch<0>(size_t(M * row) * sizeof(X));
+  parallel_for(tiles.count, 1 + (int64_t(16) << 10) / (row * kTokens), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++)
+      pack<S>(x + tiles.begin(i) * x_stride, x_stride, tiles.size(i), K, packed + tiles.begin(i) * row);
+  });
+  int R = tiles.count == 1 ? panels_for(int(M)) : kPanels;
+  Product<S> product{(const char*)panels, (N + 15) / 16, steps * S::kBytes, steps, packed, tiles, R};
+  Pieces pieces(product.count, product.panel_bytes, R, tiles.count, kTokens * row * int64_t(sizeof(X)));
+  auto sink = make_sink(pieces.across * pieces.down);
+  parallel_chunks(pieces.across * pieces.down, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at++) product.piece(pieces, at, sink);
+  });
+}
+
+template <class S, class A>
+void matmul_of(const void* x, int64_t x_stride, const void* panels, const float* bias, void* y, int64_t M, int64_t N,
+               int64_t K) {
+  for (int64_t m = 0; m < M; m += kSlice)
+    multiply<S>((const A*)x + m * x_stride, x_stride, panels, M - m < kSlice ? M - m : kSlice, N, K,
+                [&](int64_t) { return Store<A>{(A*)y + m * N, bias, N}; });
+}
+
+template <class S, class A>
+void argmax_of(const void* x, int64_t x_stride, const void* panels, int64_t* ids, int64_t M, int64_t N, int64_t K) {
+  for (int64_t m = 0; m < M; m += kSlice) {
+    int64_t rows = M - m < kSlice ? M - m : kSlice, pieces = 0;
+    Best* best = nullptr;
+    multiply<S>((const A*)x + m * x_stride, x_stride, panels, rows, N, K, [&](int64_t n) {
+      pieces = n;
+      best = (Best*)scratch<1>(size_t(n * rows) * sizeof(Best));
+      for (int64_t i = 0; i < n * rows; i++) best[i] = {-__builtin_inff(), -1};
+      return Largest<A>{best, rows, N};
+    });
+    for (int64_t t = 0; t < rows; t++) {
+      Best b = {-__builtin_inff(), -1};
+      for (int64_t p = 0; p < pieces; p++)
+        if (best[p * rows + t].value > b.value) b = best[p * rows + t];
+      ids[m + t] = __builtin_isinf(b.value) ? -1 : b.id;
+    }
+  }
+}
+
+// ---- layout -----------------------------------------------------------------------------------------------------------
+
+// A panel of `present` rows, the others zero.
+template <class E>
+void interleave(const E* rows, int64_t row_stride, int64_t present, int64_t K, E* to) {
+  constexpr int64_t C = Steps<E>::Of::kColumns;
+  int64_t k = 0;
+  if (C * sizeof(E) == 4 && present == 16)
+    for (; k + 8 * C <= K; k += 8 * C) transpose((const char*)(rows + k), row_stride * sizeof(E), (char*)(to + k * 16));
+  for (; k < K; k += C)
+    for (int64_t r = 0; r < 16; r++)
+      for (int64_t c = 0; c < C; c++) to[k * 16 + r * C + c] = r < present && k + c < K ? rows[r * row_stride + k + c] : E{};
+  end_of_stores();
+}
+
+template <class E>
+void repack_of(const void* w, int64_t row_stride, void* panels, int64_t N, int64_t K) {
+  using S = typename Steps<E>::Of;
+  int64_t steps = steps_of<S>(K), count = (N + 15) / 16;
+  parallel_chunks(count, 1 + kChunkBytes / (steps * S::kBytes), [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin; g < end; g++) {
+      int64_t present = N - g * 16 < 16 ? N - g * 16 : 16;
+      interleave((const E*)w + g * 16 * row_stride, row_stride, present, K, (E*)panels + g * steps * 16 * S::kColumns);
+    }
+  });
+}
+
+template <class E, class A>
+bool rows_of(const void* panels, const int64_t* ids, void* y, int64_t T, int64_t N, int64_t K) {
+  using S = typename Steps<E>::Of;
+  for (int64_t t = 0; t < T; t++)
+    if (ids[t] < 0 || ids[t] >= N) return false;
+  int64_t size = steps_of<S>(K) * 16 * S::kColumns;
+  parallel_for(T, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      const E* from = (const E*)panels + ids[t] / 16 * size + ids[t] % 16 * S::kColumns;
+      A* to = (A*)y + t * K;
+      for (int64_t k = 0; k < K; k++) from_float(to + k, to_float(from[k / S::kColumns * 16 * S::kColumns + k % S::kColumns]));
+    }
+  });
+  return true;
+}
+
+// ---- by type ----------------------------------------------------------------------------------------------------------
+
+#define FOR_TYPE(dtype, Name, ...)                                \
+  switch (dtype) {                                                \
+    case kFloat32: { using Name = float; __VA_ARGS__; } break;    \
+    case kBFloat16: { using Name = bf16; __VA_ARGS__; } break;    \
+    default: { using Name = f16; __VA_ARGS__; } break;            \
+  }
+
+void repack(int dtype, const void* w, int64_t row_stride, void* panels, int64_t N, int64_t K) {
+  FOR_TYPE(dtype, E, repack_of<E>(w, row_stride, panels, N, K));
+}
+
+void matmul(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels, const float* bias, void* y,
+            int64_t M, int64_t N, int64_t K) {
+#if defined(INFERNO_AVX512)
+  if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
+    return matmul_of<Bf16DotSteps, bf16>(x, x_stride, panels, bias, y, M, N, K);
+#endif
+  FOR_TYPE(w_dtype, E, FOR_TYPE(x_dtype, A, matmul_of<typename Steps<E>::Of, A>(x, x_stride, panels, bias, y, M, N, K)));
+}
+
+void argmax(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels, int64_t* ids, int64_t M, int64_t N,
+            int64_t K) {
+#if defined(INFERNO_AVX512)
+  if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
+    return argmax_of<Bf16DotSteps, bf16>(x, x_stride, panels, ids, M, N, K);
+#endif
+  FOR_TYPE(w_dtype, E, FOR_TYPE(x_dtype, A, argmax_of<typename Steps<E>::Of, A>(x, x_stride, panels, ids, M, N, K)));
+}
+
+bool rows(int w_dtype, int y_dtype, const void* panels, const int64_t* ids, void* y, int64_t T, int64_t N, int64_t K) {
+  FOR_TYPE(w_dtype, E, FOR_TYPE(y_dtype, A, return rows_of<E, A>(panels, ids, y, T, N, K)));
+}
+
+float read(const void* data, int64_t bytes) {
+  constexpr int64_t kPiece = 256;
+  float total = 0;
+  parallel_for(bytes / kPiece, 1, [&](int64_t begin, int64_t end) {
+    F32 sums[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+    const char* at = (const char*)data;
+    for (int64_t i = begin; i < end; i++)
+      UNROLL for (int j = 0; j < 4; j++) sums[j] = sums[j] + load((const float*)(at + i * kPiece + j * 64));
+    float part = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+#pragma omp atomic
+    total += part;
+  });
+  return total;
+}
+
 }  // namespace
 
 extern const DenseLinear INFERNO_EXPORT(dense);
-const DenseLinear INFERNO_EXPORT(dense) = {};
+const DenseLinear INFERNO_EXPORT(dense) = {repack, matmul, argmax, rows, read};

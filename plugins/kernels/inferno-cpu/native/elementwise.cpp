@@ -1,12 +1,16 @@
 // Norms, rotary embedding, activations. Compiled once for each instruction set.
 #include "elementwise.hpp"
 
+#include <stdlib.h>
+
 #include "parallel.hpp"
 #include "simd.hpp"
 
 namespace {
 
-constexpr int64_t kRowsPerThread = 4;  // handing over less costs more than it saves
+// Numbers a thread gets at least: handing over less costs more than it saves.
+constexpr int64_t kGrain = 16384;
+INL int64_t rows_of(int64_t size) { return (kGrain + size - 1) / size; }
 
 template <class T>
 INL T rounded(float x) {
@@ -15,37 +19,220 @@ INL T rounded(float x) {
   return t;
 }
 
+// `call` with a number of the type `dtype` names.
+template <class Call>
+INL void with_type(int dtype, const Call& call) {
+  switch (dtype) {
+    case kFloat32: return call(float{});
+    case kBFloat16: return call(bf16{});
+    default: return call(f16{});
+  }
+}
+
+// 1 / rms of a row. Four sums, so that no addition waits for the one before.
 template <class T>
-void rms_norm_row(const T* x, const T* weight, T* y, int64_t D, float eps) {
-  F32 squares = splat(0.0f);
+INL float inverse_rms(const T* x, int64_t D, float eps) {
+  F32 squares[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
   int64_t i = 0;
-  for (; i + 16 <= D; i += 16) squares = fma(load(x + i), load(x + i), squares);
-  float total = sum(squares);
+  for (; i + 64 <= D; i += 64) UNROLL for (int j = 0; j < 4; j++) {
+    F32 v = load(x + i + 16 * j);
+    squares[j] = fma(v, v, squares[j]);
+  }
+  for (; i + 16 <= D; i += 16) squares[0] = fma(load(x + i), load(x + i), squares[0]);
+  float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
   for (; i < D; i++) total += to_float(x[i]) * to_float(x[i]);
-  float scale = 1.0f / __builtin_sqrtf(total / float(D) + eps);
-  for (i = 0; i + 16 <= D; i += 16) {
-    store(y + i, load(x + i) * splat(scale));
-    store(y + i, load(y + i) * load(weight + i));
+  return 1.0f / __builtin_sqrtf(total / float(D) + eps);
+}
+
+template <class T>
+void norm_row(const T* x, const T* weight, T* y, int64_t D, float eps) {
+  const float scale = inverse_rms(x, D, eps);
+  int64_t i = 0;
+  for (; i + 16 <= D; i += 16) {
+    T whole[16];
+    store(whole, load(x + i) * splat(scale));
+    store(y + i, load(whole) * load(weight + i));
   }
   for (; i < D; i++) from_float(y + i, to_float(rounded<T>(to_float(x[i]) * scale)) * to_float(weight[i]));
 }
 
 template <class T>
-void rms_norm_of(const void* x, int64_t x_stride, const void* weight, void* y, int64_t rows, int64_t D, float eps) {
-  parallel_for(rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; t++) rms_norm_row((const T*)x + t * x_stride, (const T*)weight, (T*)y + t * D, D, eps);
+INL const T* row_of(const Heads& x, int64_t i) {
+  return (const T*)x.at + i / x.H * x.token_stride + i % x.H * x.head_stride;
+}
+
+void rms_norm(int dtype, const Heads& x, const void* weight, void* y, float eps) {
+  with_type(dtype, [&](auto number) {
+    using T = decltype(number);
+    parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) norm_row(row_of<T>(x, i), (const T*)weight, (T*)y + i * x.C, x.C, eps);
+    });
   });
 }
 
-void rms_norm(int dtype, const void* x, int64_t x_stride, const void* weight, void* y, int64_t T, int64_t D, float eps) {
-  switch (dtype) {
-    case kFloat32: return rms_norm_of<float>(x, x_stride, weight, y, T, D, eps);
-    case kBFloat16: return rms_norm_of<bf16>(x, x_stride, weight, y, T, D, eps);
-    default: return rms_norm_of<f16>(x, x_stride, weight, y, T, D, eps);
+template <class T>
+void add_row(const T* x, const T* delta, T* y, int64_t D) {
+  int64_t i = 0;
+  for (; i + 16 <= D; i += 16) store(y + i, load(x + i) + load(delta + i));
+  for (; i < D; i++) from_float(y + i, to_float(x[i]) + to_float(delta[i]));
+}
+
+void add_rms_norm(int dtype, const void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const void* weight,
+                  void* sums, void* y, int64_t rows, int64_t D, float eps) {
+  with_type(dtype, [&](auto number) {
+    using T = decltype(number);
+    parallel_for(rows, rows_of(D), [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; t++) {
+        T* both = (T*)sums + t * D;
+        add_row((const T*)x + t * x_stride, (const T*)delta + t * delta_stride, both, D);
+        norm_row(both, (const T*)weight, (T*)y + t * D, D, eps);
+      }
+    });
+  });
+}
+
+template <class T>
+void turn_row(const T* x, const float* cos, const float* sin, int64_t E, T* y, int64_t C) {
+  int64_t i = 0;
+  for (; i + 16 <= E; i += 16) {
+    F32 a = load(x + i), b = load(x + E + i), c = load(cos + i), s = load(sin + i);
+    store(y + i, a * c - b * s);
+    store(y + E + i, b * c + a * s);
   }
+  for (; i < E; i++) {
+    float a = to_float(x[i]), b = to_float(x[E + i]);
+    from_float(y + i, a * cos[i] - b * sin[i]);
+    from_float(y + E + i, b * cos[i] + a * sin[i]);
+  }
+  memcpy(y + 2 * E, x + 2 * E, size_t(C - 2 * E) * sizeof(T));
+}
+
+void rope(int dtype, const Heads& x, const float* cos_TE, const float* sin_TE, int64_t E, void* y) {
+  with_type(dtype, [&](auto number) {
+    using T = decltype(number);
+    parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++)
+        turn_row(row_of<T>(x, i), cos_TE + i / x.H * E, sin_TE + i / x.H * E, E, (T*)y + i * x.C, x.C);
+    });
+  });
+}
+
+constexpr int64_t kHead = 512;  // longest head that is normed and turned in one go
+
+void norm_rope(int dtype, const Heads& x, const void* weight, float eps, const float* cos_TE, const float* sin_TE, int64_t E,
+               void* y) {
+  with_type(dtype, [&](auto number) {
+    using T = decltype(number);
+    parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
+      T normed[kHead];
+      for (int64_t i = begin; i < end; i++) {
+        norm_row(row_of<T>(x, i), (const T*)weight, normed, x.C, eps);
+        turn_row(normed, cos_TE + i / x.H * E, sin_TE + i / x.H * E, E, (T*)y + i * x.C, x.C);
+      }
+    });
+  });
+}
+
+template <class T>
+void silu_mul_row(const T* gate, const T* up, T* y, int64_t I) {
+  for (int64_t i = 0; i < I; i += 16) {
+    const bool whole = i + 16 <= I;
+    T gates[16] = {}, ups[16] = {}, out[16];
+    if (!whole) memcpy(gates, gate + i, size_t(I - i) * sizeof(T)), memcpy(ups, up + i, size_t(I - i) * sizeof(T));
+    F32 g = load(whole ? gate + i : gates);
+    store(out, g / (splat(1.0f) + exp(splat(0.0f) - g)));
+    F32 product = load(out) * load(whole ? up + i : ups);
+    if (whole) {
+      store(y + i, product);
+    } else {
+      store(out, product);
+      memcpy(y + i, out, size_t(I - i) * sizeof(T));
+    }
+  }
+}
+
+void silu_mul(int dtype, const void* gate, int64_t gate_stride, const void* up, int64_t up_stride, void* y, int64_t rows,
+              int64_t I) {
+  // In pieces of a row: a single token's may be long.
+  const int64_t piece = 1024, pieces = (I + piece - 1) / piece;
+  with_type(dtype, [&](auto number) {
+    using T = decltype(number);
+    parallel_for(rows * pieces, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) {
+        int64_t t = i / pieces, at = i % pieces * piece;
+        silu_mul_row((const T*)gate + t * gate_stride + at, (const T*)up + t * up_stride + at, (T*)y + t * I + at,
+                     I - at < piece ? I - at : piece);
+      }
+    });
+  });
+}
+
+template <class T>
+float top_of(const T* x, int64_t n) {
+  const float least = -__builtin_inff();
+  F32 top[4] = {splat(least), splat(least), splat(least), splat(least)};
+  int64_t i = 0;
+  // max(a, b) is b where either is NaN.
+  for (; i + 64 <= n; i += 64) UNROLL for (int j = 0; j < 4; j++) top[j] = max(load(x + i + 16 * j), top[j]);
+  float best = largest(max(max(top[0], top[1]), max(top[2], top[3])));
+  for (; i < n; i++) best = to_float(x[i]) > best ? to_float(x[i]) : best;
+  return best;
+}
+
+constexpr int64_t kPiece = 4096;
+thread_local float* tops = nullptr;
+thread_local int64_t tops_room = 0;
+
+void argmax(int dtype, const void* x, int64_t x_stride, int64_t* ids, int64_t rows, int64_t V) {
+  const int64_t pieces = (V + kPiece - 1) / kPiece;
+  if (rows * pieces > tops_room) {
+    free(tops);
+    tops_room = 2 * rows * pieces;
+    tops = (float*)malloc(size_t(tops_room) * sizeof(float));
+    if (!tops) abort();
+  }
+  float* found = tops;
+  with_type(dtype, [&](auto number) {
+    using T = decltype(number);
+    auto piece_of = [&](int64_t t, int64_t p) { return (const T*)x + t * x_stride + p * kPiece; };
+    auto size_of = [&](int64_t p) { return V - p * kPiece < kPiece ? V - p * kPiece : kPiece; };
+    parallel_for(rows * pieces, 8, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) found[i] = top_of(piece_of(i / pieces, i % pieces), size_of(i % pieces));
+    });
+    parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; t++) {
+        int64_t best = 0;
+        for (int64_t p = 1; p < pieces; p++)
+          if (found[t * pieces + p] > found[t * pieces + best]) best = p;
+        const float top = found[t * pieces + best];
+        const T* piece = piece_of(t, best);
+        ids[t] = -1;
+        if (top - top == 0.0f)
+          for (int64_t i = 0; i < size_of(best); i++)
+            if (to_float(piece[i]) == top) {
+              ids[t] = best * kPiece + i;
+              break;
+            }
+      }
+    });
+  });
+}
+
+void gather(int dtype, const int64_t* ids, const void* table, void* y, int64_t rows, int64_t V, int64_t D) {
+  const int64_t bytes = D * (dtype == kFloat32 ? 4 : 2);
+  parallel_for(rows, rows_of(D), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      char* to = (char*)y + t * bytes;
+      if (ids[t] >= 0 && ids[t] < V) {
+        memcpy(to, (const char*)table + ids[t] * bytes, size_t(bytes));
+      } else {
+        memset(to, 0, size_t(bytes));
+      }
+    }
+  });
 }
 
 }  // namespace
 
 extern const Elementwise INFERNO_EXPORT(elementwise);
-const Elementwise INFERNO_EXPORT(elementwise) = {rms_norm};
+const Elementwise INFERNO_EXPORT(elementwise) = {rms_norm, add_rms_norm, rope, norm_rope, silu_mul, argmax, gather};

@@ -34,9 +34,13 @@ std::vector<Isa> usable() {
   std::vector<Isa> found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
+#if defined(INFERNO_EMULATE)
+  found.push_back(ENTRY(avx512));
+#else
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
     found.push_back(ENTRY(avx512));
+#endif
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
     found.push_back(ENTRY(avx2));
 #endif
@@ -50,7 +54,7 @@ Isa chosen = usable().front();
 
 const Isa& active() { return chosen; }
 
-std::vector<std::function<void()>>* recording = nullptr;
+Recording* recording = nullptr;
 
 NB_MODULE(_native, m) {
   m.doc() = "CPU kernels. Addresses and sizes are trusted: only inferno_cpu's own modules call this.";
@@ -70,6 +74,18 @@ NB_MODULE(_native, m) {
   }, "Use this instruction set from now on: for tests.");
   m.def("set_threads", [](int n) { inferno_threads = n < 1 ? 1 : n; });
   m.def("threads", [] { return inferno_threads; });
+  nb::class_<Recording>(m, "Recording", "While it is entered, every op is noted with its addresses; replay() runs them again.")
+      .def(nb::init<>())
+      .def("__enter__", [](nb::object self) {
+        if (recording) throw std::logic_error("a step is being recorded already");
+        recording = nb::cast<Recording*>(self);
+        return self;
+      })
+      .def("__exit__", [](Recording&, nb::args) { recording = nullptr; })
+      .def("__len__", [](Recording& self) { return self.size(); })
+      .def("replay", [](Recording& self) {
+        for (const auto& op : self) op();
+      }, nb::call_guard<nb::gil_scoped_release>());
   bind_elementwise(m);
   bind_dense(m);
   bind_packed(m);

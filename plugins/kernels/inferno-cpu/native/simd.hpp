@@ -10,14 +10,19 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(INFERNO_EMULATE)
+#include "emulate.hpp"
+#elif defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__) || defined(INFERNO_EMULATE)
+#define INFERNO_AVX512
 #endif
 
 #define INL static inline __attribute__((always_inline, unused))
 #define UNROLL _Pragma("GCC unroll 16")
 
-#if defined(__AVX512F__)
+#if defined(INFERNO_AVX512)
 #define INFERNO_ISA avx512
 #elif defined(__AVX2__)
 #define INFERNO_ISA avx2
@@ -94,7 +99,7 @@ INL void from_float(f16* to, float x) {
 
 // ---- vectors --------------------------------------------------------------------------------------------------------
 
-#if defined(__AVX512F__)
+#if defined(INFERNO_AVX512)
 
 using F32 = __m512;
 using I32 = __m512i;
@@ -124,6 +129,18 @@ INL F32 round_f32(F32 a) { return _mm512_roundscale_ps(a, 0); }
 INL F32 times_pow2(F32 a, F32 n) { return _mm512_scalef_ps(a, n); }  // a * 2^n, n whole
 INL float sum(F32 a) { return _mm512_reduce_add_ps(a); }
 INL float largest(F32 a) { return _mm512_reduce_max_ps(a); }
+
+using Pairs = __m512i;  // sixteen lanes of two bf16, the one with the lower index in the lower half
+INL Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
+INL Pairs splat_pair(uint32_t pair) { return _mm512_set1_epi32(int32_t(pair)); }
+INL F32 first(Pairs a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
+INL F32 second(Pairs a) { return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(int32_t(0xffff0000)))); }
+INL F32 dot2(F32 sum, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+#if defined(INFERNO_EMULATE)
+INL void compute_now(F32&) {}
+#else
+INL void compute_now(F32& a) { asm("" : "+v"(a)); }
+#endif
 
 #elif defined(__AVX2__)
 
@@ -198,6 +215,21 @@ INL float largest(F32 a) {
   return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
 }
 
+struct Pairs { __m256i lo, hi; };  // sixteen lanes of two bf16, the one with the lower index in the lower half
+INL Pairs load_pairs(const bf16* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 16))};
+}
+INL Pairs splat_pair(uint32_t pair) { return {_mm256_set1_epi32(int32_t(pair)), _mm256_set1_epi32(int32_t(pair))}; }
+INL F32 first(Pairs a) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(a.lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(a.hi, 16))};
+}
+INL F32 second(Pairs a) {
+  __m256i m = _mm256_set1_epi32(int32_t(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(a.lo, m)), _mm256_castsi256_ps(_mm256_and_si256(a.hi, m))};
+}
+INL F32 dot2(F32 sum, Pairs a, Pairs b) { return fma(first(a), first(b), fma(second(a), second(b), sum)); }
+INL void compute_now(F32& a) { asm("" : "+x"(a.lo), "+x"(a.hi)); }
+
 #else
 
 typedef float F32 __attribute__((vector_size(64)));
@@ -242,7 +274,58 @@ INL float largest(F32 a) {
   for (int i = 1; i < 16; i++) m = a[i] > m ? a[i] : m;
   return m;
 }
+
+typedef uint32_t Pairs __attribute__((vector_size(64)));  // sixteen lanes of two bf16, the lower index in the lower half
+INL Pairs load_pairs(const bf16* p) { Pairs r; memcpy(&r, p, 64); return r; }
+INL Pairs splat_pair(uint32_t pair) { Pairs r; EACH(pair); }
+INL F32 first(Pairs a) { a <<= 16; F32 r; memcpy(&r, &a, 64); return r; }
+INL F32 second(Pairs a) { a &= 0xffff0000; F32 r; memcpy(&r, &a, 64); return r; }
+INL F32 dot2(F32 sum, Pairs a, Pairs b) { return fma(first(a), first(b), fma(second(a), second(b), sum)); }
+INL void compute_now(F32&) {}
 #undef EACH
+#endif
+
+// dot2(sum, a, b) = (sum + a.second * b.second) + a.first * b.first in each lane. AVX-512 and AVX2 round once after each of
+// the two additions, and agree bit for bit except that AVX-512 takes and leaves subnormal numbers as zero; without FMA the
+// products, exact in float32 but at its ends, are rounded nowhere either.
+
+// compute_now(a): `a` is computed here. GCC likes to put a sum off until it is used, and then keeps all its inputs instead: in
+// a loop that has its registers counted out, say so.
+
+// pairs: thirty-two bf16. `pair` goes to every lane.
+INL F32 dot2(F32 sum, const bf16* pairs, uint32_t pair) { return dot2(sum, load_pairs(pairs), splat_pair(pair)); }
+
+// Eight columns of sixteen rows of 32-bit numbers, rows row_bytes apart, to [8][16], a multiple of 64 bytes.
+#if defined(__AVX2__)
+INL void transpose8(const char* rows, int64_t row_bytes, char* to) {  // eight rows, to the lower halves
+  __m256 a[8], b[8];
+  UNROLL for (int r = 0; r < 8; r++) a[r] = _mm256_loadu_ps((const float*)(rows + r * row_bytes));
+  UNROLL for (int r = 0; r < 8; r += 2) {
+    b[r] = _mm256_unpacklo_ps(a[r], a[r + 1]);
+    b[r + 1] = _mm256_unpackhi_ps(a[r], a[r + 1]);
+  }
+  UNROLL for (int r = 0; r < 8; r += 4) {
+    a[r] = _mm256_shuffle_ps(b[r], b[r + 2], 0x44);
+    a[r + 1] = _mm256_shuffle_ps(b[r], b[r + 2], 0xee);
+    a[r + 2] = _mm256_shuffle_ps(b[r + 1], b[r + 3], 0x44);
+    a[r + 3] = _mm256_shuffle_ps(b[r + 1], b[r + 3], 0xee);
+  }
+  UNROLL for (int r = 0; r < 4; r++) {
+    _mm256_stream_ps((float*)(to + r * 64), _mm256_permute2f128_ps(a[r], a[r + 4], 0x20));
+    _mm256_stream_ps((float*)(to + (r + 4) * 64), _mm256_permute2f128_ps(a[r], a[r + 4], 0x31));
+  }
+}
+INL void transpose(const char* rows, int64_t row_bytes, char* to) {
+  transpose8(rows, row_bytes, to);
+  transpose8(rows + 8 * row_bytes, row_bytes, to + 32);
+}
+INL void end_of_stores() { _mm_sfence(); }  // what transpose wrote, past the caches, is seen by other threads
+#else
+INL void transpose(const char* rows, int64_t row_bytes, char* to) {
+  for (int k = 0; k < 8; k++)
+    for (int r = 0; r < 16; r++) memcpy(to + k * 64 + r * 4, rows + r * row_bytes + k * 4, 4);
+}
+INL void end_of_stores() {}
 #endif
 
 // e^x to about 2 units in the last place for -87 <= x <= 88; below that 0 within float's smallest normal numbers.

@@ -1,1 +1,63 @@
-"""Native CPU kernels for inferno. Imports no torch until a model is built."""
+"""Native CPU kernels for inferno. Imports no torch until a model is loaded."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from inferno import hookimpl
+from inferno.contracts import LINEAR, AttentionBackend, AttentionNeed, KernelNeed, KernelProvider
+from inferno_cpu import attention, layouts
+
+_NOT_COMPILED = "its native part was not compiled: it needs a C++ compiler when it is installed"
+
+
+def refuses(need: KernelNeed) -> str | None:
+    if need.device != "cpu":
+        return "it computes on the CPU only"
+    if find_spec("inferno_cpu._native") is None:
+        return _NOT_COMPILED
+    if need.op == LINEAR and need.layout not in (*layouts.DTYPES, *layouts.LAYOUTS):
+        return f"it has no kernel for matrices stored as {need.layout}"
+    return None
+
+
+def refuses_attention(need: AttentionNeed) -> str | None:
+    if need.device == "cpu" and find_spec("inferno_cpu._native") is None:
+        return _NOT_COMPILED
+    return attention.refuses(need)
+
+
+@hookimpl
+def inferno_kernels() -> list[KernelProvider]:
+    return [
+        KernelProvider(
+            name="cpu",
+            refuses=refuses,
+            ops={
+                LINEAR: "inferno_cpu.linear:stack",
+                "rms_norm": "inferno_cpu.elementwise:rms_norm",
+                "add_rms_norm": "inferno_cpu.elementwise:add_rms_norm",
+                "norm_rope": "inferno_cpu.elementwise:norm_rope",
+                "silu_mul": "inferno_cpu.elementwise:silu_mul",
+                "gather": "inferno_cpu.elementwise:gather",
+                "argmax": "inferno_cpu.elementwise:argmax",
+            },
+            record="inferno_cpu._native:Recording",
+            priority=10,
+        )
+    ]
+
+
+@hookimpl
+def inferno_attention_backends() -> list[AttentionBackend]:
+    return [
+        AttentionBackend(
+            name="cpu",
+            refuses=refuses_attention,
+            build="inferno_cpu.attend:build",
+            cache=attention.cache,
+            features=frozenset({"sliding_window", "soft_cap", "cache_dtype"}),
+            block_multiple=attention.BLOCK_MULTIPLE,
+            priority=10,
+        )
+    ]

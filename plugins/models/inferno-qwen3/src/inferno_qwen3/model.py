@@ -28,10 +28,9 @@ class Qwen3Attention(nn.Module):
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
         q_TX, k_TX, v_TX = self.qkv(x_TD)
-        q_THC = self.q_norm(q_TX.unflatten(-1, (-1, self.head_dim)))
-        k_THC = self.k_norm(k_TX.unflatten(-1, (-1, self.head_dim)))
-        o_TX = self.attention(rotate(q_THC).flatten(1), rotate(k_THC).flatten(1), v_TX, batch)
-        y_TD: Tensor = self.o_proj(o_TX)
+        q_THC = rotate(q_TX.unflatten(-1, (-1, self.head_dim)), self.q_norm)
+        k_THC = rotate(k_TX.unflatten(-1, (-1, self.head_dim)), self.k_norm)
+        y_TD: Tensor = self.o_proj(self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch))
         return y_TD
 
 

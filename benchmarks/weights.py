@@ -1,0 +1,72 @@
+"""The files each engine reads: the same random weights in every format, written on first use."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+from attrs import frozen
+from engines import PEERS, Engine, EngineError, idle
+from models import SHAPES, make
+
+FORMATS = ("bf16", "q8_0", "q4_k_m")
+"""Classes in which engines are compared. What each engine has in a class is its own affair: `Engine.variants`."""
+
+
+@frozen
+class Weights:
+    """A model in one engine's format."""
+
+    path: Path
+    step_bytes: int
+    """Read in each step: all of the weights, an embedding that is the head too once."""
+
+
+def weights(engine: Engine, variant: str, model: str, work: Path) -> Weights:
+    """Raises EngineError where the program that makes them is not there, or fails."""
+    folder, shape = make(model, work), SHAPES[model]
+    if variant in ("bf16", "f32") and engine.name != "llama-cpp-python":
+        return Weights(folder, (shape.layer_weights + shape.head_weights) * (2 if variant == "bf16" else 4))
+    if engine.name == "openvino-genai":
+        return _openvino(engine, variant, folder, work)
+    return _gguf(variant, folder, work)
+
+
+def _gguf(variant: str, folder: Path, work: Path) -> Weights:
+    """By llama.cpp's own quantizer."""
+    path = folder / f"{folder.name}-{variant}.gguf"
+    sizes = path.with_suffix(".json")
+    if not sizes.exists():
+        python = PEERS["llama-cpp-python"].python(work)
+        if python is None:
+            raise EngineError("GGUF files are made by llama-cpp-python, which is not installed")
+        script = Path(__file__).parent / "peers" / "make_gguf.py"
+        _make([str(python), str(script), str(folder), variant, str(path)], work, f"make-{path.stem}")
+    return Weights(path, json.loads(sizes.read_text())["weight_bytes"])
+
+
+def _openvino(engine: Engine, variant: str, folder: Path, work: Path) -> Weights:
+    path = folder / f"openvino-{variant}"
+    if not path.exists():
+        python = engine.python(work)
+        assert python is not None, "only engines that are there are asked for"
+        part = folder / f"openvino-{variant}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        _make(
+            [
+                str(python.parent / "optimum-cli"), "export", "openvino", "--model", str(folder), "--task",
+                "text-generation-with-past", "--weight-format", {"f16": "fp16"}.get(variant, variant), str(part),
+            ],
+            work, f"make-{folder.name}-openvino-{variant}",
+        )  # fmt: skip
+        part.rename(path)
+    return Weights(path, (path / "openvino_model.bin").stat().st_size)
+
+
+def _make(command: list[str], work: Path, log: str) -> None:
+    (work / "logs").mkdir(parents=True, exist_ok=True)
+    with open(work / "logs" / f"{log}.log", "wb") as file:
+        if subprocess.run(idle(command), stdout=file, stderr=file).returncode:
+            raise EngineError(f"{log} failed; see its log in {work / 'logs'}")

@@ -1,0 +1,123 @@
+// How each layout stores 32 columns of 16 rows, and the same unpacked to a byte per code. w = scale * (code - offset) - minimum.
+#pragma once
+#include "packed.hpp"
+#include "simd_int8.hpp"
+
+namespace {
+
+constexpr int kRows = 16, kColumns = 32;  // of a group
+constexpr int kFours = kColumns / 4;
+
+// The finer scales of 32 columns, times the superblock's own: none, two bytes (scale, minimum), for each 16 columns a byte of two
+// nibbles (scale, minimum), or for each 16 columns a signed byte.
+enum Sub { kNoSub, kBytes, kNibbles, kSignedBytes };
+// The minimum: none, its own number beside the scale, or the scale times a zero point.
+enum Min { kNoMin, kMin, kZeroPoint };
+
+// BITS a code, GROUPS of 32 columns a superblock.
+template <int BITS, int GROUPS, Sub SUB, Min MIN, int OFFSET>
+struct Packed {
+  static constexpr int kBits = BITS, kGroups = GROUPS, kOffset = OFFSET;
+  static constexpr Sub kSub = SUB;
+  static constexpr Min kMinimum = MIN;
+  static constexpr int kHalves = SUB == kNibbles || SUB == kSignedBytes ? 2 : 1;  // scales for each 32 columns
+  static constexpr bool kHasMin = MIN != kNoMin;
+  static constexpr int kHeader = kRows * (MIN == kNoMin ? 2 : 4);
+  static constexpr int kSubBytes = SUB == kNoSub ? 0 : 2 * kRows;
+  static constexpr int kGroupBytes = kSubBytes + kRows * kColumns * BITS / 8;
+  static constexpr int kSuperBytes = kHeader + GROUPS * kGroupBytes;
+
+  struct Header { F32 scale, min; };
+  INL Header header(const uint8_t* p) {
+    Header h;
+    h.scale = load((const f16*)p);
+    if (MIN != kNoMin) h.min = load((const f16*)(p + 2 * kRows));
+    if (MIN == kZeroPoint) h.min = h.scale * h.min;
+    return h;
+  }
+  // Exact: a float16 times at most 7 bits.
+  INL F32 scale(const Header& h, const uint8_t* group, int half) {
+    if (SUB == kBytes) return h.scale * to_f32(load(group));
+    if (SUB == kNibbles) return h.scale * to_f32(nibble(group, half, 0));
+    if (SUB == kSignedBytes) return h.scale * to_f32(load((const int8_t*)group + kRows * half));
+    return h.scale;
+  }
+  INL F32 min(const Header& h, const uint8_t* group, int half) {
+    if (SUB == kBytes) return h.min * to_f32(load(group + kRows));
+    if (SUB == kNibbles) return h.min * to_f32(nibble(group, half, 4));
+    return h.min;
+  }
+  INL I32 nibble(const uint8_t* group, int half, int shift) {
+    uint8_t n[kRows];
+    for (int i = 0; i < kRows; i++) n[i] = uint8_t(group[kRows * half + i] >> shift) & 15;
+    return load(n);
+  }
+  // Columns 4j .. 4j + 3.
+  INL B64 codes(const uint8_t* group, int j) {
+    const uint8_t* p = group + kSubBytes;
+    if (BITS == 8) return Dot<8>::code(load_bytes(p + 64 * j));
+    if (BITS == 4 || BITS == 5) {  // a vector of nibbles for two fours; the fifth bits of four j in bit j of the last vector
+      B64 low = bits(load_bytes(p + 64 * (j / 2)), j % 2 ? -4 : 0, 15);
+      return BITS == 4 ? low : either(low, bits(load_bytes(p + 256), 4 - j, 16));
+    }
+    if (BITS == 6) {  // for each 16 columns two vectors of nibbles and one of the bits above
+      p += 192 * (j / 4);
+      B64 low = bits(load_bytes(p + 64 * (j % 4 / 2)), j % 2 ? -4 : 0, 15);
+      return either(low, bits(load_bytes(p + 128), 4 - 2 * (j % 4), 0x30));
+    }
+    B64 low = bits(load_bytes(p + 64 * (j / 4)), -2 * (j % 4), 3);
+    return BITS == 2 ? low : either(low, bits(load_bytes(p + 128), 2 - j, 4));
+  }
+};
+
+using Q8_0 = Packed<8, 1, kNoSub, kNoMin, 128>;
+using Q4_0 = Packed<4, 1, kNoSub, kNoMin, 8>;
+using Q4_1 = Packed<4, 1, kNoSub, kMin, 0>;
+using Q5_0 = Packed<5, 1, kNoSub, kNoMin, 16>;
+using Q5_1 = Packed<5, 1, kNoSub, kMin, 0>;
+using Q2_K = Packed<2, 8, kNibbles, kMin, 0>;
+using Q3_K = Packed<3, 8, kSignedBytes, kNoMin, 4>;
+using Q4_K = Packed<4, 8, kBytes, kMin, 0>;
+using Q5_K = Packed<5, 8, kBytes, kMin, 0>;
+using Q6_K = Packed<6, 8, kSignedBytes, kNoMin, 32>;
+template <int GROUP>
+using Int4 = Packed<4, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
+
+// What a panel is unpacked to when many rows of x are multiplied by it. BITS bounds the codes; 4 stands for fewer.
+template <int BITS, int HALVES, bool MIN, int OFFSET>
+struct Unpacked {
+  static constexpr int kBits = BITS, kGroups = 1, kOffset = OFFSET, kHalves = HALVES;
+  static constexpr bool kHasMin = MIN;
+  static constexpr int kHeader = 0;
+  static constexpr int kScaleBytes = 4 * kRows * HALVES;
+  static constexpr int kCodesAt = kScaleBytes * (MIN ? 2 : 1);
+  static constexpr int kGroupBytes = kCodesAt + kRows * kColumns, kSuperBytes = kGroupBytes;
+
+  struct Header {};
+  INL Header header(const uint8_t*) { return {}; }
+  INL F32 scale(const Header&, const uint8_t* group, int half) { return load((const float*)group + kRows * half); }
+  INL F32 min(const Header&, const uint8_t* group, int half) {
+    return load((const float*)(group + kScaleBytes) + kRows * half);
+  }
+  INL B64 codes(const uint8_t* group, int j) { return load_bytes(group + kCodesAt + 64 * j); }
+};
+template <class L>
+using UnpackedOf = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset>;
+
+template <class L>
+void unpack(const uint8_t* panel, uint8_t* to, int64_t groups) {
+  using U = UnpackedOf<L>;
+  for (int64_t g = 0; g < groups; panel += L::kSuperBytes) {
+    typename L::Header header = L::header(panel);
+    for (int i = 0; i < L::kGroups; i++, g++, to += U::kGroupBytes) {
+      const uint8_t* group = panel + L::kHeader + i * L::kGroupBytes;
+      for (int half = 0; half < L::kHalves; half++) {
+        store((float*)to + kRows * half, L::scale(header, group, half));
+        if (L::kHasMin) store((float*)(to + U::kScaleBytes) + kRows * half, L::min(header, group, half));
+      }
+      UNROLL for (int j = 0; j < kFours; j++) store_bytes(to + U::kCodesAt + 64 * j, L::codes(group, j));
+    }
+  }
+}
+
+}  // namespace

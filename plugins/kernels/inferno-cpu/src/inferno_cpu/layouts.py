@@ -1,0 +1,59 @@
+"""What packed matrices the kernels take, and how much memory they need. Imports no torch: for planning."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+
+class Layout(NamedTuple):
+    number: int
+    """As in native/packed.hpp."""
+    block: int
+    """Columns that share a scale: a matrix has a whole number of blocks in a row."""
+    block_bytes: int
+    """Of a block of one row as it is loaded; for int4 of its codes alone."""
+    panel_bytes: int
+    """Of a block of the 16 rows of a panel."""
+
+
+LAYOUTS = {
+    "q8_0": Layout(0, 32, 34, 544),
+    "q4_0": Layout(1, 32, 18, 288),
+    "q4_1": Layout(2, 32, 20, 320),
+    "q5_0": Layout(3, 32, 22, 352),
+    "q5_1": Layout(4, 32, 24, 384),
+    "q2_k": Layout(5, 256, 84, 1344),
+    "q3_k": Layout(6, 256, 110, 1824),
+    "q4_k": Layout(7, 256, 144, 2368),
+    "q5_k": Layout(8, 256, 176, 2880),
+    "q6_k": Layout(9, 256, 210, 3360),
+    "int4_g32": Layout(10, 32, 16, 320),
+    "int4_g64": Layout(11, 64, 32, 576),
+    "int4_g128": Layout(12, 128, 64, 1088),
+}
+"""ggml's block layouts by their lower-case names, and int4 with a scale and a zero point for each group of columns."""
+
+DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""Types of activations, as the kernels number them."""
+
+PANEL_ROWS = 16
+
+
+def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
+    """Why a matrix cannot be packed, or None. `shape` is (O, I), or (E, O, I) for a stack; `dtype` the activations' type."""
+    if layout not in LAYOUTS:
+        return f"no kernel for the layout {layout}"
+    if dtype not in DTYPES:
+        return f"no kernel for activations in {dtype}"
+    if len(shape) not in (2, 3) or min(shape) < 1:
+        return f"a matrix has rows and columns, not the shape {shape}"
+    if shape[-1] % LAYOUTS[layout].block:
+        return f"{shape[-1]} columns are not a whole number of {layout}'s blocks of {LAYOUTS[layout].block}"
+    return None
+
+
+def nbytes(layout: str, shape: tuple[int, ...]) -> int:
+    """Memory that a matrix (O, I), or a stack (E, O, I), takes in panels."""
+    stack, (rows, columns) = prod(shape[:-2]), shape[-2:]
+    return stack * -(-rows // PANEL_ROWS) * (columns // LAYOUTS[layout].block) * LAYOUTS[layout].panel_bytes

@@ -1,0 +1,228 @@
+"""Native attention against a naive one in float64: ragged steps, chunked prompts beside single tokens, scattered blocks.
+
+Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, L tokens of a sequence, S sequences.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from inferno.batch import Batch
+from inferno.cache import KVCache
+from inferno.contracts import AttentionNeed
+from inferno_cpu import _native
+from inferno_cpu.attend import NativeAttend
+from inferno_cpu.attention import cache, refuses
+
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 2e-3}
+MIXED = [(7, 1, 0, 33), (16, 1, 5, 1), (1, 1, 1, 1), (0, 100, 12, 1), (1, 1, 1, 1)]
+"""Tokens each sequence computes in each step."""
+
+
+@pytest.fixture(params=_native.available(), autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before, threads = _native.selected(), _native.threads()
+    _native.select(request.param)
+    _native.set_threads(2)
+    yield request.param
+    _native.select(before)
+    _native.set_threads(threads)
+
+
+def need(heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: str = "float32", **more: Any) -> AttentionNeed:
+    sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
+    return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **more)  # type: ignore[arg-type]
+
+
+class Sequences:
+    """Random tokens of a few sequences, and a cache they are attended to through, step by step."""
+
+    def __init__(self, asked: AttentionNeed, lengths: Sequence[int], block_size: int = 16, seed: int = 0) -> None:
+        self.need, self.block_size = asked, block_size
+        generator = torch.Generator().manual_seed(seed)
+        self.dtype = getattr(torch, asked.dtype)
+        heads = (asked.num_heads, asked.num_kv_heads, asked.num_kv_heads)
+        self.qkv = [
+            [torch.randn(n, h, asked.head_dim, generator=generator).to(self.dtype) for h in heads] for n in lengths
+        ]
+        width = -(-max(lengths) // block_size) + 1
+        blocks = list(range(len(lengths) * width))
+        random.Random(seed).shuffle(blocks)
+        self.tables = [blocks[i :: len(lengths)] for i in range(len(lengths))]
+        self.cache = KVCache.allocate([cache(asked, block_size)], len(blocks), "cpu").layers[0]
+        poison(self.cache)
+        self.done = [0] * len(lengths)
+        self.attend = NativeAttend(asked)
+
+    def step(self, counts: Sequence[int], last: int = 1 << 30) -> tuple[Tensor, Tensor]:
+        """(ours, theirs), the outputs of the step's tokens: of each sequence the `last`."""
+        spans = [(i, self.done[i], self.done[i] + n) for i, n in enumerate(counts) if n]
+        q, k, v = (torch.cat([self.qkv[i][j][a:b] for i, a, b in spans]) for j in range(3))
+        q, k, v = views_of_one(q, k, v)
+        ours = self.attend(q, k, v, self.cache, self.batch(spans))
+        for i, _, b in spans:
+            self.done[i] = b
+        ours = torch.cat([x[-last:] for x in torch.split(ours, [b - a for _, a, b in spans])])
+        return ours, torch.cat([naive(self.qkv[i], max(a, b - last), b, self.need) for i, a, b in spans])
+
+    def batch(self, spans: Sequence[tuple[int, int, int]]) -> Batch:
+        B = self.block_size
+        places = [(i, p) for i, a, b in spans for p in range(a, b)]
+        widest = max(-(-b // B) for _, _, b in spans)
+        return Batch(
+            token_ids_T=torch.zeros(len(places), dtype=torch.int64),
+            positions_T=torch.tensor([p for _, p in places]),
+            slots_T=torch.tensor([self.tables[i][p // B] * B + p % B for i, p in places]),
+            query_starts=[0, *itertools.accumulate(b - a for _, a, b in spans)],
+            context_lens=[b for _, _, b in spans],
+            blocks_SM=torch.tensor([self.tables[i][:widest] for i, _, _ in spans]),
+            block_size=B,
+            cache=KVCache(()),
+            query_starts_S1=torch.tensor([0, *itertools.accumulate(b - a for _, a, b in spans)], dtype=torch.int32),
+            context_lens_S=torch.tensor([b for _, _, b in spans], dtype=torch.int32),
+        )
+
+
+def poison(tensors: Mapping[str, Tensor]) -> None:
+    """NaN in every slot: whoever reads one that was not stored shows it."""
+    for tensor in tensors.values():
+        tensor.view(torch.uint8).fill_(0xFF)
+
+
+def views_of_one(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor) -> list[Tensor]:
+    """The three as slices of one matrix, as a fused projection gives them."""
+    whole = torch.cat([q_THC.flatten(1), k_TKC.flatten(1), v_TKC.flatten(1)], 1)
+    sizes = [x[0].numel() for x in (q_THC, k_TKC, v_TKC)]
+    return [x.unflatten(1, (-1, q_THC.shape[-1])) for x in torch.split(whole, sizes, 1)]
+
+
+def naive(qkv: Sequence[Tensor], first: int, stop: int, asked: AttentionNeed) -> Tensor:
+    q_LHC, k_LKC, v_LKC = (x.double() for x in qkv)
+    groups = asked.num_heads // asked.num_kv_heads
+    k_LHC, v_LHC = (x[:stop].repeat_interleave(groups, dim=1) for x in (k_LKC, v_LKC))
+    scores_HQL = torch.einsum("qhc,lhc->hql", q_LHC[first:stop], k_LHC) * asked.scale
+    if asked.soft_cap is not None:
+        scores_HQL = asked.soft_cap * torch.tanh(scores_HQL / asked.soft_cap)
+    back_QL = torch.arange(first, stop)[:, None] - torch.arange(stop)
+    hidden_QL = back_QL < 0
+    if asked.sliding_window is not None:
+        hidden_QL |= back_QL >= asked.sliding_window
+    weights_HQL = scores_HQL.masked_fill(hidden_QL, float("-inf")).softmax(-1)
+    return torch.einsum("hql,lhc->qhc", weights_HQL, v_LHC)
+
+
+def check(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    error = (ours.double() - theirs).abs() / (1 + theirs.abs())
+    assert error.max() <= tolerance, error.max()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1), (16, 1), (71, 1)], ids=str)
+def test_mixed_steps(dtype: str, heads: tuple[int, int]) -> None:
+    totals = [sum(counts) for counts in zip(*MIXED, strict=True)]
+    for dim, block_size in [(16, 32), (80, 16)]:
+        sequences = Sequences(need(*heads, dim=dim, dtype=dtype), totals, block_size)
+        for counts in MIXED:
+            check(*sequences.step(counts), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dim", [16, 48, 64, 96, 128, 256])
+def test_head_dims(dim: int) -> None:
+    for dtype in ("float32", "bfloat16"):
+        sequences = Sequences(need(dim=dim, dtype=dtype), [70, 45])
+        for counts in [(69, 44), (1, 1)]:
+            check(*sequences.step(counts), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 17, 40])
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_windows_and_caps(window: int, cap: float | None) -> None:
+    for dtype in ("float32", "bfloat16"):
+        asked = need(6, 2, 32, dtype, sliding_window=window, soft_cap=cap)
+        sequences = Sequences(asked, [140, 90], block_size=32)
+        for counts in [(100, 1), (37, 88), (2, 0), (1, 1)]:
+            check(*sequences.step(counts), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_contexts_are_split(threads: int) -> None:
+    """More panels than one piece of a decode, or of a prompt's tile, holds."""
+    _native.set_threads(threads)
+    for dtype, heads in [("float32", (4, 1)), ("bfloat16", (40, 1))]:
+        sequences = Sequences(need(*heads, dim=16, dtype=dtype), [2201, 650])
+        for counts in [(2150, 600), (49, 1), (1, 1), (1, 48)]:
+            check(*sequences.step(counts, last=8), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("lengths", [(1,), (15,), (16,), (17,), (33, 64, 100)], ids=str)
+def test_chunked_equals_whole(lengths: tuple[int, ...]) -> None:
+    asked = need(6, 3, 64)
+    whole, _ = Sequences(asked, lengths).step(lengths)
+    chunked = Sequences(asked, lengths)
+    parts: list[list[Tensor]] = [[] for _ in lengths]
+    while chunked.done != list(lengths):
+        counts = [min(7, n - d) for n, d in zip(lengths, chunked.done, strict=True)]
+        ours, _ = chunked.step(counts)
+        for part, out in zip(parts, torch.split(ours, counts), strict=True):
+            part.append(out)
+    torch.testing.assert_close(torch.cat([x for part in parts for x in part]), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_8_bit_caches(kind: str, dtype: str) -> None:
+    """Scores move by the error of a key's number times the root of the head dim, values by theirs: a few percent."""
+    tolerance = {"int8": 0.03, "fp8_e4m3": 0.12}[kind]
+    totals = [sum(counts) for counts in zip(*MIXED, strict=True)]
+    for heads, block_size in [((4, 2), 16), ((12, 1), 32)]:
+        sequences = Sequences(need(*heads, dim=64, dtype=dtype, cache_dtype=kind), totals, block_size)
+        for counts in MIXED:
+            check(*sequences.step(counts), tolerance)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
+def test_8_bit_numbers_are_the_nearest(kind: str) -> None:
+    """What is cached is what torch makes of the row over its scale; nothing, the tiny and the huge included."""
+    asked = need(1, 1, 64, cache_dtype=kind)
+    sequences = Sequences(asked, [16])
+    q, k, v = sequences.qkv[0]
+    v *= torch.logspace(-44, 37, 16)[:, None, None]
+    v[3] = 0.0
+    sequences.attend(q, k, v, sequences.cache, sequences.batch([(0, 0, 16)]))
+    block = sequences.tables[0][0]
+    scales = sequences.cache["v_scales"][block, 0].double()
+    stored_CT = sequences.cache["v"][block, 0, 0].view(4, 16, 16).transpose(0, 1).reshape(16, 64)
+    largest, dtype, read = (127.0, torch.int8, 1.0) if kind == "int8" else (448.0, torch.float8_e4m3fn, 256.0)
+    top = v[:, 0].abs().amax(-1).double()
+    usable = top > 2e-36
+    torch.testing.assert_close((scales / read)[usable], (top / largest)[usable], rtol=1e-5, atol=0.0)
+    assert (scales[top == 0] == 0).all()
+    over = (v[:, 0] * (largest / top)[:, None].float())[usable]
+    expected = over.round().to(dtype) if kind == "int8" else over.to(dtype)
+    same = stored_CT[usable].float() == expected.float()
+    assert same.double().mean() > 0.99, "but for ties that the scale's own rounding decides"
+
+
+def test_a_step_of_no_context_gives_zeros() -> None:
+    sequences = Sequences(need(), [4])
+    nothing = torch.zeros(1, dtype=torch.int32)
+    batch = attrs.evolve(sequences.batch([(0, 0, 1)]), context_lens_S=nothing, slots_T=torch.tensor([-1]))
+    q, k, v = (x[:1] for x in sequences.qkv[0])
+    assert (sequences.attend(q, k, v, sequences.cache, batch) == 0).all()
+    assert sequences.cache["k"].isnan().all(), "a slot below zero stores nothing"
+
+
+def test_refusals() -> None:
+    assert refuses(need()) is None
+    odd = need(5, 3), need(129, 1), need(dim=40), need(dim=272), need(cache_dtype="int3"), need(device="cuda")
+    for asked in odd:
+        reason = refuses(asked)
+        assert reason is not None and len(reason.split()) > 4

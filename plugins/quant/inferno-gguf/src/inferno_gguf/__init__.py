@@ -1,0 +1,52 @@
+"""GGUF files for inferno, and ggml's block-quantized weights. Imports no torch, no gguf-py until a file is read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from inferno import hookimpl
+from inferno.contracts import CheckpointFormat, QuantScheme
+from inferno_gguf.ggml import PACKABLE, PACKED, UNPACKED
+from inferno_gguf.sizes import dense_nbytes, owns, packed_nbytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inferno.nn import Weight
+
+
+@hookimpl
+def inferno_checkpoint_formats() -> list[CheckpointFormat]:
+    return [
+        CheckpointFormat(
+            name="gguf",
+            matches="inferno_gguf.files:matches",
+            open="inferno_gguf.checkpoint:GgufCheckpoint.open",
+        )
+    ]
+
+
+@hookimpl
+def inferno_quant_schemes() -> list[QuantScheme]:
+    """One per block type, named as ggml names it: `inferno explain` then says what a file's matrices are stored as."""
+    return [
+        QuantScheme(
+            name=name,
+            owns=partial(owns, name),
+            load="inferno_gguf.blocks:load",
+            nbytes=packed_nbytes,
+            layout=name,
+            pack=partial(_pack, name) if name in PACKABLE else None,
+        )
+        for name in PACKED
+    ] + [
+        QuantScheme(name=name, owns=partial(owns, name), load="inferno_gguf.unpacked:load", nbytes=dense_nbytes)
+        for name in UNPACKED
+    ]
+
+
+def _pack(layout: str, weight_OI: Tensor) -> Weight:
+    from inferno_gguf.blocks import pack
+
+    return pack(layout, weight_OI)

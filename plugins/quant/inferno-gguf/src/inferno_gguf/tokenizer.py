@@ -1,0 +1,277 @@
+"""A GGUF vocabulary as a `tokenizer.json` document.
+
+A file stores tokens, their types, scores or merges, and the name of the algorithm (`tokenizer.ggml.model`):
+
+- gpt2: byte-level BPE by merges, after a cut by `tokenizer.ggml.pre` (`pretokenizers`);
+- llama: SentencePiece's BPE, which merges the pair whose piece scores highest. Each piece and each way to make it of two
+  others is a merge, best score first: the same order as a plain BPE's list;
+- gemma4: the same texts, but its merges are stored;
+- t5: SentencePiece's unigram model, the best path by scores.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Self
+
+from attrs import field, frozen
+
+from inferno.errors import CheckpointError
+from inferno_gguf import charsmap
+from inferno_gguf.pretokenizers import DEFAULT, FALLBACK, PRETOKENIZERS, PreTokenizer
+from inferno_gguf.reader import DAMAGED, GgufFile
+
+log = logging.getLogger("inferno.gguf")
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Token types, by ggml's numbers."""
+
+SPACE = "▁"
+"""How SentencePiece writes a space."""
+
+SPECIAL = {
+    "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding", "sep": "seperator",
+}  # fmt: skip
+"""Special tokens -> how the keys of their ids spell them."""
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+}
+"""Ids that files leave out, by tokenizer."""
+
+
+@frozen
+class Vocabulary:
+    """The tokenizer's metadata, checked."""
+
+    file: GgufFile
+    model: str
+    tokens: list[str]
+    types: list[int]
+    special: Mapping[str, int]
+    """Ids by name: bos, eos, eot, eom, unk, pad, sep."""
+    _ids: dict[str, int] = field(factory=dict)
+
+    @classmethod
+    def read(cls, file: GgufFile) -> Self:
+        model = file.metadata["tokenizer.ggml.model"]
+        if model not in _MODELS:
+            raise CheckpointError(
+                f"{file.path.name}: tokenizers of type {model!r} cannot be read", f"Known: {', '.join(_MODELS)}."
+            )
+        tokens = _list(file, "tokens", str)
+        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+        types = _list(file, "token_type", int) or [NORMAL] * len(tokens)
+        ids = {token: i for i, token in enumerate(tokens)}
+        if len(types) != len(tokens) or len(ids) != len(tokens):
+            raise CheckpointError(
+                f"{file.path.name}: {len(tokens)} tokens, {len(ids)} of them different, with {len(types)} types", DAMAGED
+            )
+        special = dict(DEFAULTS.get(model, {}))
+        for name, key in SPECIAL.items():
+            given = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+            if type(given) is int:
+                special[name] = given
+        special = {name: i for name, i in special.items() if 0 <= i < len(tokens)}
+        for name in ("bos", "eos", "eot", "eom"):  # converters have forgotten their types
+            if name in special and types[special[name]] == NORMAL:
+                types[special[name]] = CONTROL
+        return cls(file, model, tokens, types, special, ids)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.file.metadata.get(f"tokenizer.ggml.{key}", default)
+        return value if isinstance(value, bool) else default
+
+    def scores(self) -> list[float]:
+        found = _list(self.file, "scores", float)
+        if len(found) != len(self.tokens):
+            raise CheckpointError(f"{self.file.path.name}: {len(found)} scores for {len(self.tokens)} tokens", DAMAGED)
+        return found
+
+    def merges(self) -> list[str] | list[tuple[str, str]]:
+        """Pairs in order, most as "left right". A token may hold a space, but begins with none that ends a pair."""
+        merges: list[str] = _list(self.file, "merges", str)
+        if all(merge.count(" ") == 1 for merge in merges):
+            return merges
+        cuts = [merge.find(" ", 1) for merge in merges]
+        if -1 in cuts:
+            raise CheckpointError(f"{self.file.path.name}: the merge {merges[cuts.index(-1)]!r} is no pair", DAMAGED)
+        return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
+
+    def ids(self) -> dict[str, int]:
+        """Ids by token. Fillers that converters invent for rows no token has are none."""
+        return {token: i for token, i in self._ids.items() if self.types[i] != UNUSED or token != f"[PAD{i}]"}
+
+    def controls(self, names: Collection[str]) -> list[int]:
+        """Ids of the control tokens with one of these names."""
+        return [i for name in names if (i := self._ids.get(name)) is not None and self.types[i] == CONTROL]
+
+    def special_names(self) -> dict[str, Any]:
+        """The entries of `tokenizer_config.json`."""
+        return {f"{name}_token": self.tokens[self.special[name]] for name in SPECIAL if name in self.special}
+
+
+def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
+    """An array of the tokenizer's metadata; empty where there is none."""
+    values = file.metadata.get(f"tokenizer.ggml.{key}", [])
+    if not isinstance(values, list) or (values and type(values[0]) is not kind and (kind, type(values[0])) != (float, int)):
+        raise CheckpointError(f"{file.path.name}: tokenizer.ggml.{key} is no list of {kind.__name__}", DAMAGED)
+    return values
+
+
+def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The document. Its ids are the file's."""
+    document = _MODELS[vocabulary.model](vocabulary)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(vocabulary),
+        "pre_tokenizer": None,
+        **document,
+    }
+
+
+def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    """Tokens found in a text before anything else happens to it."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": i, "content": vocabulary.tokens[i], **flags, "special": kind != USER_DEFINED}
+        for i, kind in enumerate(vocabulary.types)
+        if kind in (CONTROL, UNKNOWN, USER_DEFINED)
+    ]
+
+
+def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+    pre = _pre_tokenizer(vocabulary)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    cuts = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in pre.patterns]
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, byte_level]},
+        "post_processor": _post_processor(vocabulary, bos=pre.add_bos, eos=False),
+        "decoder": byte_level,
+        "model": _bpe(vocabulary.ids(), vocabulary.merges(), ignore_merges=pre.ignore_merges),
+    }
+
+
+def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
+    name = vocabulary.file.metadata.get("tokenizer.ggml.pre")
+    if name is None:
+        return DEFAULT
+    known = PRETOKENIZERS.get(name) if isinstance(name, str) else None
+    if known is None:
+        log.warning("%s: pre-tokenizer %r is not known; cutting texts as llama-bpe does", vocabulary.file.path.name, name)
+    return known or FALLBACK
+
+
+def _sentencepiece_bpe(vocabulary: Vocabulary) -> dict[str, Any]:
+    ids, types = vocabulary.ids(), vocabulary.types
+    pieces = {token: i for token, i in ids.items() if types[i] == NORMAL}
+    stored = vocabulary.merges() if vocabulary.model == "gemma4" else None
+    merges = _merges_of(pieces, vocabulary.scores()) if stored is None else stored
+    bytes_known = "<0x00>" in ids
+    unknown = vocabulary.tokens[vocabulary.special["unk"]] if "unk" in vocabulary.special else None
+    prefix = vocabulary.flag("add_space_prefix", stored is None)
+    cuts = {"type": "Split", "pattern": {"Regex": r"[^\n]+|[\n]+"}, "behavior": "Isolated", "invert": False}
+    return {
+        "normalizer": _spaces_written(prefix=prefix),
+        "pre_tokenizer": None if stored is None else cuts,
+        "post_processor": _post_processor(vocabulary, bos=True, eos=False),
+        "decoder": _spaces_read(prefix=prefix),
+        "model": _bpe(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=bytes_known),
+    }
+
+
+def _merges_of(pieces: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Every way to make a piece of two others, the best scored pieces first; of one piece, the longest left part first."""
+    found = [
+        (-scores[i], -cut, i, piece[:cut], piece[cut:])
+        for piece, i in pieces.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    found.sort()
+    return [(left, right) for *_, left, right in found]
+
+
+def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
+    scores, tokens, types = vocabulary.scores(), vocabulary.tokens, vocabulary.types
+    if "unk" not in vocabulary.special:
+        raise CheckpointError(f"{vocabulary.file.path.name}: the tokenizer has no token for the unknown", DAMAGED)
+    least = min((s for s, kind in zip(scores, types, strict=True) if kind == NORMAL), default=0.0)
+    # The unknown token's score is made from the lowest one: fillers' must not count. Trailing ones can be left out.
+    last = max((i for i, kind in enumerate(types) if kind != UNUSED), default=-1)
+    pieces = [[t, s if kind == NORMAL else least] for t, s, kind in zip(tokens, scores, types, strict=True)][: last + 1]
+    normalizers = _charsmap(vocabulary)
+    if vocabulary.flag("remove_extra_whitespaces", False):
+        normalizers += [
+            {"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        ]
+    prefix = vocabulary.flag("add_space_prefix", True)
+    normalizers += _spaces_written(prefix=prefix)["normalizers"]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "post_processor": _post_processor(vocabulary, bos=False, eos=True),
+        "decoder": _spaces_read(prefix=prefix),
+        "model": {
+            "type": "Unigram", "unk_id": vocabulary.special["unk"], "vocab": pieces, "byte_fallback": BYTE in types,
+        },
+    }  # fmt: skip
+
+
+def _charsmap(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    """SentencePiece's compiled normalization rules, where a file has them."""
+    values = _list(vocabulary.file, "precompiled_charsmap", int)
+    if not values:
+        return []
+    blob = bytes(v & 255 for v in values)
+    if wrong := charsmap.problem(blob):
+        raise CheckpointError(f"{vocabulary.file.path.name}: the tokenizer's normalization cannot be used: {wrong}", DAMAGED)
+    return [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(blob).decode()}]
+
+
+def _bpe(ids: Mapping[str, int], merges: Sequence[str] | Sequence[tuple[str, str]], **options: Any) -> dict[str, Any]:
+    defaults = {
+        "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+        "byte_fallback": False, "ignore_merges": False,
+    }  # fmt: skip
+    return {"type": "BPE", **defaults, **options, "vocab": ids, "merges": merges}
+
+
+def _spaces_written(*, prefix: bool) -> dict[str, Any]:
+    before = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    return {"type": "Sequence", "normalizers": [*before, replace]}
+
+
+def _spaces_read(*, prefix: bool) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    return {"type": "Sequence", "decoders": [*steps, {"type": "Strip", "content": " ", "start": 1, "stop": 0}][: 3 + prefix]}
+
+
+def _post_processor(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str, Any] | None:
+    """Puts BOS before and EOS behind a text, where the file says so or, where it does not, as is usual for its kind."""
+    added = [name for name, usual in (("bos", bos), ("eos", eos)) if vocabulary.flag(f"add_{name}_token", usual)]
+    names = {name: vocabulary.tokens[i] for name, i in vocabulary.special.items() if name in added}
+    if not names:
+        return None
+
+    def template(*sequences: str) -> list[dict[str, Any]]:
+        steps: list[dict[str, Any]] = [{"Sequence": {"id": s, "type_id": 0}} for s in sequences]
+        before = [{"SpecialToken": {"id": names["bos"], "type_id": 0}}] if "bos" in names else []
+        behind = [{"SpecialToken": {"id": names["eos"], "type_id": 0}}] if "eos" in names else []
+        return [*before, *steps, *behind]
+
+    tokens = {t: {"id": t, "ids": [vocabulary.special[name]], "tokens": [t]} for name, t in names.items()}
+    return {"type": "TemplateProcessing", "single": template("A"), "pair": template("A", "B"), "special_tokens": tokens}
+
+
+_MODELS = {"gpt2": _byte_level, "llama": _sentencepiece_bpe, "gemma4": _sentencepiece_bpe, "t5": _unigram}

@@ -1,0 +1,43 @@
+"""Block types that weights do not keep: unpacked once, at load, by gguf-py's reference, into a plain matrix.
+
+Suffixes: O rows, I columns, B bytes of a packed row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inferno.errors import UnsupportedError
+from inferno.nn import Dense
+from inferno_gguf.ggml import BY_NAME
+
+CHUNK = 1 << 22
+"""Values unpacked at once: float32 copies of a whole matrix would be the peak of memory."""
+
+
+def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Dense:
+    [(layout, packed_OB)] = parts.items()
+    return Dense(dequantize(layout, packed_OB, getattr(torch, dtype)))
+
+
+def dequantize(layout: str, packed_OB: Tensor, dtype: torch.dtype) -> Tensor:
+    """(O, B) bytes to (O, I) values, through float32. Raises UnsupportedError for a type this gguf-py does not know."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize as reference
+
+    kind = BY_NAME[layout]
+    try:
+        number = GGMLQuantizationType(kind.number)
+    except ValueError as error:
+        raise UnsupportedError(f"the installed gguf does not know {layout}", "pip install --upgrade gguf") from error
+    out_features, in_features = packed_OB.shape[0], packed_OB.shape[1] // kind.nbytes * kind.values
+    weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=packed_OB.device)
+    step = max(1, CHUNK // max(1, in_features))
+    for start in range(0, out_features, step):
+        rows = packed_OB[start : start + step].cpu().numpy()
+        weight_OI[start : start + step] = torch.from_numpy(reference(rows, number))
+    return weight_OI

@@ -1,0 +1,101 @@
+"""Fixtures of more than one file: a writer of GGUF models from Hugging Face names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+from torch import Tensor
+
+ARCHITECTURES = {"Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3, "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA}
+
+Write = Callable[..., Path]
+
+
+def names_in_file(config: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, str]:
+    """The file's name of each tensor, by gguf-py's own map."""
+    layers = config.get("num_hidden_layers", 1)
+    mapping = gguf.get_tensor_name_map(ARCHITECTURES[config["architectures"][0]], layers)
+    found = {}
+    for name in names:
+        theirs = mapping.get_name(name, (".weight", ".bias"))
+        assert theirs is not None, name
+        found[name] = theirs
+    return found
+
+
+def as_llama_cpp(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """llama.cpp's converter reorders the rows of Llama's queries and keys: rotary pairs side by side."""
+    if config["architectures"] != ["LlamaForCausalLM"] or not re.search(r"[qk]_proj", name):
+        return weight
+    heads = config["num_attention_heads"]
+    if "k_proj" in name:
+        heads = config.get("num_key_value_heads", heads)
+    heads = heads[0] if isinstance(heads, list) else heads
+    shape = (heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return weight.reshape(shape).swapaxes(1, 2).reshape(weight.shape).contiguous()
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, weight: Tensor, kind: Type) -> None:
+    if weight.dtype == torch.uint8:  # blocks already
+        writer.add_tensor(name, weight.numpy(), raw_dtype=kind)
+    elif kind == Type.BF16:
+        halves = weight.bfloat16().contiguous().view(torch.int16).numpy()
+        if writer.endianess == gguf.GGUFEndian.BIG:
+            halves = halves.byteswap()
+        writer.add_tensor(name, halves.view(np.uint8).reshape(*weight.shape[:-1], -1), raw_dtype=kind)
+    else:
+        data = gguf.quants.quantize(weight.float().numpy(), kind).copy()  # the writer swaps bytes in place
+        writer.add_tensor(name, data, raw_dtype=kind)
+
+
+def stored_type(tensor: Tensor) -> Type:
+    return {torch.float32: Type.F32, torch.float16: Type.F16, torch.bfloat16: Type.BF16}[tensor.dtype]
+
+
+@pytest.fixture(scope="session")
+def write_gguf() -> Write:
+    """write_gguf(path, config, tensors, types=..., **writer's options, add=f): a GGUF model. `types` gives the ggml type of a
+    tensor by its Hugging Face name; others keep their own. `add` gets the writer before the tensors are added."""
+
+    def write(
+        path: Path,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        *,
+        types: Mapping[str, Type] | None = None,
+        add: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+        **options: Any,
+    ) -> Path:
+        architecture = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[config["architectures"][0]]]
+        writer = gguf.GGUFWriter(path, architecture, **options)
+        keys = {
+            "hidden_size": writer.add_embedding_length, "intermediate_size": writer.add_feed_forward_length,
+            "num_hidden_layers": writer.add_block_count, "num_attention_heads": writer.add_head_count,
+            "num_key_value_heads": writer.add_head_count_kv, "head_dim": writer.add_key_length,
+            "max_position_embeddings": writer.add_context_length, "rms_norm_eps": writer.add_layer_norm_rms_eps,
+            "rope_theta": writer.add_rope_freq_base,
+        }  # fmt: skip
+        for key, method in keys.items():
+            if key in config:
+                method(config[key])
+        add(writer)
+        for name, theirs in names_in_file(config, tensors).items():
+            tensor = tensors[name]
+            kind = (types or {}).get(name, stored_type(tensor) if tensor.dtype != torch.uint8 else None)
+            assert kind is not None, f"{name} is packed: its type must be given"
+            add_tensor(writer, theirs, as_llama_cpp(name, tensor, config), kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write

@@ -1,0 +1,175 @@
+"""Unpacking is gguf-py's, bit by bit; the weights compute with it; the table of types is ggml's.
+
+Suffixes: O rows, I columns, B bytes of a packed row, T tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from inferno.catalog import load_catalog
+from inferno.contracts import QuantScheme, TensorInfo
+from inferno.errors import CheckpointError, UnsupportedError
+from inferno.nn import Dense
+from inferno_gguf.blocks import Blocks, unpack
+from inferno_gguf.ggml import BY_NAME, PACKABLE, PACKED, TYPES, UNPACKED
+
+repeatable = settings(deadline=None, derandomize=True, database=None)
+
+HALVES = {
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
+    "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+}  # fmt: skip
+"""Where the float16 scales of a block lie: random bytes alone would rarely make them extreme."""
+EXTREME = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x3C00]
+"""float16: zeros, subnormals, the smallest normal, the largest, infinities, NaN, one."""
+
+
+def scheme(name: str) -> QuantScheme:
+    item = load_catalog().scheme(name).item
+    assert isinstance(item, QuantScheme)
+    return item
+
+
+def random_blocks(layout: str, rows: int, blocks: int, seed: int, halves: list[int]) -> Tensor:
+    kind = BY_NAME[layout]
+    data = np.random.default_rng(seed).integers(0, 256, (rows * blocks, kind.nbytes), dtype=np.uint8)
+    for offset, half in zip(HALVES.get(layout, ()), halves, strict=False):
+        data[:: 1 + seed % 3, offset : offset + 2] = np.frombuffer(np.uint16(half).tobytes(), np.uint8)
+    return torch.from_numpy(data.reshape(rows, blocks * kind.nbytes))
+
+
+def reference(layout: str, data_OB: Tensor) -> Tensor:
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(dequantize(data_OB.numpy(), GGMLQuantizationType(BY_NAME[layout].number)))
+
+
+def assert_same_bits(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.dtype == theirs.dtype == torch.float32
+    nan = theirs.isnan()
+    assert torch.equal(ours.isnan(), nan)
+    assert torch.equal(ours[~nan].view(torch.int32), theirs[~nan].view(torch.int32))
+
+
+def test_the_table_of_types_is_ggmls() -> None:
+    for kind in TYPES:
+        theirs = GGMLQuantizationType(kind.number)
+        assert (theirs.name.lower(), GGML_QUANT_SIZES[theirs]) == (kind.name, (kind.values, kind.nbytes))
+    assert {t.name for t in TYPES if t.dtype is None} == {*PACKED, *UNPACKED}
+    missing = {t.name for t in GGMLQuantizationType} - {t.name.upper() for t in TYPES}
+    assert missing <= {"Q8_1", "Q8_K", "Q1_0"}, "gguf-py knows types that files may hold and we cannot read"
+
+
+@pytest.mark.parametrize("layout", PACKED)
+def test_unpacking_is_bit_exact(layout: str) -> None:
+    @repeatable
+    @given(
+        st.integers(1, 7), st.integers(1, 3), st.integers(0, 2**32 - 1),
+        st.lists(st.sampled_from(EXTREME) | st.integers(0, 0xFFFF), min_size=2, max_size=2),
+    )  # fmt: skip
+    def run(rows: int, blocks: int, seed: int, halves: list[int]) -> None:
+        data_OB = random_blocks(layout, rows, blocks, seed, halves)
+        assert_same_bits(unpack(layout, data_OB), reference(layout, data_OB))
+
+    run()
+
+
+@pytest.mark.parametrize("layout", PACKED)
+def test_every_byte_of_a_block_counts(layout: str) -> None:
+    """Each byte in turn is inverted: the values change, as the reference's do."""
+    [base] = random_blocks(layout, 1, 1, 3, [0x3C00, 0x3800])
+    data = base.repeat(len(base) + 1, 1)
+    data[:-1].fill_diagonal_(0)
+    data[:-1] += torch.diag(~base)
+    values = unpack(layout, data)
+    assert_same_bits(values, reference(layout, data))
+    assert not (values[:-1] == values[-1]).all(1).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", PACKED)
+def test_a_packed_weight_computes_what_its_values_say(layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferno_gguf.blocks.CHUNK", 700)  # several chunks, the last one short
+    data_OB = random_blocks(layout, 7, 2, 3, [0x2C00, 0x2C00])
+    weight = scheme(layout).load({layout: data_OB}, quant_config={}, dtype=str(dtype).removeprefix("torch."))
+    assert isinstance(weight, Blocks) and weight.layout == layout and torch.equal(weight.data, data_OB)
+    weight_OI = reference(layout, data_OB)
+    assert weight.shape == tuple(weight_OI.shape)
+    x_TI = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected_TO = x_TI.double() @ weight_OI.to(dtype).double().T
+    y_TO = weight.matmul(x_TI)
+    assert y_TO.dtype == dtype and y_TO.shape == (5, 7)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(y_TO.double(), expected_TO, rtol=tolerance, atol=tolerance * float(expected_TO.abs().max()))
+    bias_O = torch.arange(7.0).to(dtype)
+    shift_TO = (weight.matmul(x_TI, bias_O) - y_TO).double()
+    largest = float(expected_TO.abs().max())
+    torch.testing.assert_close(shift_TO, bias_O.double().expand(5, 7), rtol=0, atol=tolerance * largest)
+    ids_T = torch.tensor([6, 0, 0, 3])
+    assert torch.equal(weight.rows(ids_T), weight_OI[ids_T].to(dtype))
+
+
+def test_weights_of_one_layout_are_stacked_and_others_are_not() -> None:
+    a, b = (Blocks("q4_k", random_blocks("q4_k", rows, 1, rows, []), torch.float32) for rows in (2, 3))
+    both = a.concatenate([b])
+    assert isinstance(both, Blocks) and both.shape == (5, 256)
+    assert torch.equal(both.rows(torch.arange(5)), torch.cat([a.rows(torch.arange(2)), b.rows(torch.arange(3))]))
+    assert a.concatenate([Blocks("q6_k", random_blocks("q6_k", 2, 1, 0, []), torch.float32)]) is None
+    assert a.concatenate([Dense(torch.zeros(2, 256))]) is None
+
+
+@pytest.mark.parametrize("shape", [(3, 143), (2, 3, 144), (144,)])
+def test_bytes_that_are_no_rows_of_blocks_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CheckpointError, match="q4_k"):
+        Blocks("q4_k", torch.zeros(shape, dtype=torch.uint8), torch.float32)
+
+
+@pytest.mark.parametrize("layout", UNPACKED)
+def test_other_types_are_unpacked_at_load(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferno_gguf.unpacked.CHUNK", 600)
+    data_OB = random_blocks(layout, 5, 2, 3, [])
+    weight = scheme(layout).load({layout: data_OB}, quant_config={}, dtype="bfloat16")
+    assert isinstance(weight, Dense)
+    expected = reference(layout, data_OB).bfloat16()
+    assert torch.equal(weight.data.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("layout", [*PACKED, *UNPACKED])
+def test_planned_bytes_are_those_that_are_held(layout: str) -> None:
+    data_OB = random_blocks(layout, 3, 2, 1, [])
+    parts = {layout: TensorInfo("uint8", tuple(data_OB.shape), data_OB.nbytes)}
+    item = scheme(layout)
+    assert item.layout == (layout if layout in PACKED else "")
+    assert item.owns(parts, {})
+    assert not item.owns({"weight": parts[layout]}, {}) and not item.owns({**parts, "weight": parts[layout]}, {})
+    for dtype in ("bfloat16", "float32"):
+        loaded = item.load({layout: data_OB}, quant_config={}, dtype=dtype)
+        assert item.nbytes(parts, dtype) == sum(b.nbytes for b in loaded.buffers())
+
+
+@pytest.mark.parametrize("layout", PACKABLE)
+def test_packing_is_gguf_pys(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferno_gguf.blocks.CHUNK", 100)
+    weight_OI = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    pack = scheme(layout).pack
+    assert pack is not None
+    packed = pack(weight_OI)
+    assert isinstance(packed, Blocks) and packed.shape == (5, 64) and packed.dtype == torch.bfloat16
+    expected = quantize(weight_OI.float().numpy(), GGMLQuantizationType(BY_NAME[layout].number))
+    assert torch.equal(packed.data, torch.from_numpy(expected))
+    error = (packed.rows(torch.arange(5)).float() - weight_OI.float()).abs().max()
+    assert error < (0.05 if layout == "q8_0" else 0.6)
+    with pytest.raises(UnsupportedError, match=layout):
+        pack(torch.zeros(2, 48))
+
+
+def test_types_that_cannot_pack_say_so() -> None:
+    assert all(scheme(name).pack is None for name in (*PACKED, *UNPACKED) if name not in PACKABLE)

@@ -1,0 +1,119 @@
+"""Small decode steps without Python: recorded once, then run again on the same memory.
+
+With one or a few tokens in a step, the calls of a few hundred operators cost more than a packed model's arithmetic. A kernel
+provider that can record (`contracts.KernelProvider.record`) notes the operators of a step, each with the addresses it
+read and wrote; the next step of that shape writes its inputs to those addresses and runs the list again. A step in which
+anything but the provider's operators touched a tensor is not recorded: it would be left out.
+
+Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from inferno.batch import Batch
+from inferno.cache import KVCache
+from inferno.contracts import Recording
+
+MAX_TOKENS = 4
+"""Above, the operators take far longer than their calls, and a recording keeps every intermediate result."""
+
+Compute = Callable[[Batch], Tensor]
+"""A batch to the logits of its tokens."""
+Record = Callable[[], Recording]
+
+
+@frozen(eq=False)
+class Shape:
+    """Inputs at fixed addresses for steps of T sequences and up to M blocks each, and what they are computed to."""
+
+    batch: Batch
+    logits_TV: Tensor
+    recording: Recording
+    held: list[Tensor]
+    """Every intermediate result: the addresses stay theirs."""
+
+
+@define(eq=False)
+class Replays:
+    """The recordings of one model."""
+
+    compute: Compute
+    record: Record
+    cache: KVCache
+    block_size: int
+    max_model_len: int
+    _shapes: dict[tuple[int, int], Shape | None] = field(factory=dict)
+    """None: it cannot be recorded."""
+
+    def run(
+        self, token_ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], slots: np.ndarray[Any, Any],
+        context_lens: list[int], tables: np.ndarray[Any, Any],
+    ) -> Tensor | None:  # fmt: skip
+        """The step's logits, valid until the next step; None if it must be computed in the usual way."""
+        tokens, blocks = tables.shape
+        width = max(8, 1 << (blocks - 1).bit_length())
+        key = (tokens, width)
+        if key not in self._shapes:
+            batch = self._batch(tokens, width)
+            _write(batch, token_ids, positions, slots, context_lens, tables)
+            self._shapes[key] = shape = self._recorded(batch)
+        elif (shape := self._shapes[key]) is not None:
+            _write(shape.batch, token_ids, positions, slots, context_lens, tables)
+            shape.recording.replay()
+        return None if shape is None else shape.logits_TV
+
+    def _recorded(self, batch: Batch) -> Shape | None:
+        watch = _Watch()
+        with self.record() as recording, watch:
+            logits_TV = self.compute(batch)
+        return None if watch.foreign else Shape(batch, logits_TV, recording, watch.allocated)
+
+    def _batch(self, tokens: int, width: int) -> Batch:
+        longest = min(width * self.block_size, self.max_model_len)  # tables that depend on it are made for all its steps
+        return Batch(
+            token_ids_T=torch.zeros(tokens, dtype=torch.int64), positions_T=torch.zeros(tokens, dtype=torch.int64),
+            slots_T=torch.zeros(tokens, dtype=torch.int64), query_starts=range(tokens + 1), context_lens=[longest] * tokens,
+            blocks_SM=torch.zeros(tokens, width, dtype=torch.int64), block_size=self.block_size, cache=self.cache,
+            query_starts_S1=torch.arange(tokens + 1, dtype=torch.int32),
+            context_lens_S=torch.zeros(tokens, dtype=torch.int32),
+        )  # fmt: skip
+
+
+def _write(
+    batch: Batch, token_ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], slots: np.ndarray[Any, Any],
+    context_lens: list[int], tables: np.ndarray[Any, Any],
+) -> None:  # fmt: skip
+    batch.token_ids_T.numpy()[:] = token_ids
+    batch.positions_T.numpy()[:] = positions
+    batch.slots_T.numpy()[:] = slots
+    batch.context_lens_S.numpy()[:] = context_lens
+    batch.blocks_SM.numpy()[:, : tables.shape[1]] = tables
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every torch operator: allocations are kept, views are free, anything else is `foreign`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.allocated: list[Tensor] = []
+        self.foreign = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _ALLOCATIONS:
+            self.allocated.append(result)
+        elif not all(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+            self.foreign = self.foreign or str(func)
+        return result
+
+
+_ALLOCATIONS = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty, torch.ops.aten.empty_strided)

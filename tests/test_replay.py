@@ -1,0 +1,71 @@
+"""Recorded steps give what computed steps give, whatever comes and goes between them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferno.batch import Batch
+from inferno.cache import KVCache
+from inferno.engine.core import Engine
+from inferno.plan import Options, resolve
+from inferno.replay import Replays
+from inferno.types import Request, SamplingParams
+
+pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
+
+ARRIVALS = {0: (0,), 3: (1,), 9: (2, 3), 20: (4,), 30: (5, 6, 7)}
+"""Step -> requests that come then: between 1 and 7 run at once."""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_model_len=512)))
+
+
+def tokens(engine: Engine) -> dict[str, list[int]]:
+    """What eight requests of different lengths get."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for step in range(400):
+        for i in ARRIVALS.get(step, ()):
+            prompt = tuple(100 + (7 * i + 3 * j) % 900 for j in range(1 + 40 * i % 150))
+            engine.submit(Request(id=str(i), token_ids=prompt, params=SamplingParams(temperature=0, max_tokens=40 + 30 * i)))
+        for token in engine.step():
+            found[token.request_id].append(token.id)
+    assert not engine.busy
+    return found
+
+
+def test_replayed_and_computed_steps_agree(engine: Engine) -> None:
+    runner = engine._runner
+    replayed = tokens(engine)
+    assert runner._replays is not None and any(runner._replays._shapes.values()), "steps were recorded"
+    runner._replays = None
+    assert tokens(engine) == replayed
+
+
+def test_a_foreign_operator_is_never_left_out() -> None:
+    """A step that torch touches is computed, each time."""
+    calls: list[int] = []
+
+    class Recorded:
+        def __enter__(self) -> Recorded:
+            return self
+
+        def __exit__(self, *exception: object) -> None: ...
+
+        def replay(self) -> None:
+            raise AssertionError("it was not to be recorded")
+
+    def compute(batch: Batch) -> Tensor:
+        calls.append(1)
+        return batch.token_ids_T[:, None] * torch.ones(5)
+
+    replays = Replays(compute, Recorded, KVCache(()), block_size=16, max_model_len=64)
+    for _ in range(2):
+        one = torch.zeros(1, dtype=torch.int64).numpy()
+        assert replays.run(one, one, one, [1], one[:, None]) is None
+    assert len(calls) == 1, "it is tried once"
