@@ -11,10 +11,12 @@ namespace {
 
 // Rows of x that go together: through packed panels, and through unpacked ones; from how many on panels are unpacked first; and
 // how many panels are read side by side.
-#if defined(INFERNO_AVX512)
+#if defined(INFERNO_EMULATE)  // few of them: emulated instructions take minutes to compile
+constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5, kStreams = 2;
+#elif defined(INFERNO_AVX512)
 constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 16, kStreams = 2;
 #elif defined(__AVX2__)
-constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 4, kStreams = 1;
+constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8, kStreams = 1;
 #else
 constexpr int kDirect = 2, kWide = 2, kWidePanels = 1, kDirectRows = 2, kStreams = 1;
 #endif

@@ -228,7 +228,9 @@ void repack_panel(const uint8_t* source, int64_t row_bytes, const uint16_t* scal
   for (int64_t b = 0; b < blocks; b++, panel += L::kSuperBytes) {
     for (int64_t r = 0; r < count; r++) {
       int64_t n = p * kRows + r;
-      From::decode(source + n * row_bytes + b * From::kBytes, &rows[r]);
+      uint8_t block[From::kBytes];  // its own memory: the compiler must know that it is not what is written
+      memcpy(block, source + n * row_bytes + b * From::kBytes, sizeof block);
+      From::decode(block, &rows[r]);
       if (L::kMinimum == kZeroPoint) {
         rows[r].scale = scales[n * blocks + b];
         rows[r].min = zeros[n * blocks + b];

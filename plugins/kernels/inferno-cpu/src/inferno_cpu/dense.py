@@ -47,17 +47,20 @@ class Panels(Weight):
         self._address = panels.data_ptr()
 
     @classmethod
-    def of(cls, dense: Dense) -> Panels:
-        """A copy of `dense`, which may be dropped then."""
-        weight_OI = dense.data if dense.data.stride(1) == 1 else dense.data.contiguous()
-        out_features, in_features = dense.shape
-        itemsize = weight_OI.element_size()
-        steps = in_features + in_features % 2 if weight_OI.dtype == torch.bfloat16 else in_features
-        panels = pages(-(-out_features // _PANEL_ROWS) * _PANEL_ROWS * steps * itemsize)
-        _native.dense_repack(
-            DTYPES[weight_OI.dtype], weight_OI.data_ptr(), weight_OI.stride(0), panels.data_ptr(), out_features, in_features
-        )
-        return cls(panels, dense.shape, weight_OI.dtype)
+    def of(cls, *parts: Dense) -> Panels:
+        """A copy of these, stacked along the rows; they may be dropped then. All but the last have whole panels."""
+        kind, in_features = parts[0].data.dtype, parts[0].shape[1]
+        steps = in_features + in_features % 2 if kind == torch.bfloat16 else in_features
+        panel_bytes = _PANEL_ROWS * steps * kind.itemsize
+        out_features = sum(part.shape[0] for part in parts)
+        panels = pages(-(-out_features // _PANEL_ROWS) * panel_bytes)
+        to = panels.data_ptr()
+        for part in parts:
+            weight_OI = part.data if part.data.stride(1) == 1 else part.data.contiguous()
+            rows = part.shape[0]
+            _native.dense_repack(DTYPES[kind], weight_OI.data_ptr(), weight_OI.stride(0), to, rows, in_features)
+            to += rows // _PANEL_ROWS * panel_bytes
+        return cls(panels, (out_features, in_features), kind)
 
     @property
     def nbytes(self) -> int:

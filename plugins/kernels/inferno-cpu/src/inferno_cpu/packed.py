@@ -47,9 +47,17 @@ class PackedPanels(Weight):
         self._out, self._in = shape
 
     @classmethod
-    def of(cls, weight: Blocks, dtype: torch.dtype) -> PackedPanels:
-        """Repacks `weight`, for activations of `dtype`; raises where `refuses` has a reason."""
-        return cls(weight.layout, weight.shape, dtype, pack(weight.layout, weight.shape, weight.data, dtype=dtype))
+    def of(cls, *parts: Blocks, dtype: torch.dtype) -> PackedPanels:
+        """Repacks `parts` of one layout, stacked along the rows, for activations of `dtype`; all but the last have whole
+        panels. Raises where `refuses` has a reason."""
+        layout, columns = parts[0].layout, parts[0].shape[1]
+        rows = sum(part.shape[0] for part in parts)
+        panels = pages(nbytes(layout, (rows, columns)))
+        done = 0
+        for part in parts:
+            pack(layout, part.shape, part.data, dtype=dtype, panels=panels[nbytes(layout, (done, columns)) :])
+            done += part.shape[0]
+        return cls(layout, (rows, columns), dtype, panels)
 
     @property
     def nbytes(self) -> int:
@@ -73,8 +81,9 @@ class PackedPanels(Weight):
         kernel: the products are not rounded to x's type first."""
         x_TI = x_TI.contiguous()
         ids_T = torch.empty(x_TI.shape[:-1], dtype=torch.int64)
+        to, count = ids_T.data_ptr(), ids_T.numel()
         _native.packed_argmax(
-            self._number, self._address, _DTYPES[x_TI.dtype], x_TI.data_ptr(), ids_T.data_ptr(), ids_T.numel(), *self.shape
+            self._number, self._address, _DTYPES[x_TI.dtype], x_TI.data_ptr(), to, count, self._out, self._in
         )
         return ids_T
 
@@ -82,8 +91,9 @@ class PackedPanels(Weight):
         """W_OI[ids_T] -> x_TI, rounded once from the exact values; zeros for ids out of range."""
         ids_T = ids_T.to(torch.int64).contiguous()
         x_TI = torch.empty((*ids_T.shape, self._in), dtype=self.dtype)
+        to, count = x_TI.data_ptr(), ids_T.numel()
         _native.packed_rows(
-            self._number, self._address, ids_T.data_ptr(), _DTYPES[self.dtype], x_TI.data_ptr(), ids_T.numel(), *self.shape
+            self._number, self._address, ids_T.data_ptr(), _DTYPES[self.dtype], to, count, self._out, self._in
         )
         return x_TI
 
@@ -96,17 +106,19 @@ def pack(
     zeros: Tensor | None = None,
     *,
     dtype: torch.dtype,
+    panels: Tensor | None = None,
 ) -> Tensor:
     """The panels of a matrix (O, I), or of a stack (E, O, I): E sets of panels, one after the other.
 
     `data` uint8 (..., O, B): ggml's blocks. For int4: two codes to a byte, the low nibble first, and float16 `scales` and
-    `zeros` (..., O, G): w = scale * (code - zero). Raises InfernoError where `refuses` has a reason or the sizes differ.
+    `zeros` (..., O, G): w = scale * (code - zero). `panels`: where they shall lie. Raises InfernoError where `refuses` has a
+    reason or the sizes differ.
     """
     reason = refuses(layout, str(dtype).removeprefix("torch."), shape) or _misfit(layout, shape, data, scales, zeros)
     if reason:
         raise InfernoError(f"cannot pack a matrix: {reason}", "let another kernel take it, or convert the model")
     number, (rows, columns) = LAYOUTS[layout].number, shape[-2:]
-    panels = pages(nbytes(layout, shape))
+    panels = pages(nbytes(layout, shape)) if panels is None else panels[: nbytes(layout, shape)]
     stack = panels.numel() // nbytes(layout, shape[-2:])
     data, grids = data.contiguous(), [None if t is None else t.contiguous() for t in (scales, zeros)]
     for e in range(stack):
