@@ -107,6 +107,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.allocated: list[Tensor] = []
         self.foreign = ""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To be skipped by torch's compiler would import it: more than a second, in the first step."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ALLOCATIONS:
