@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from inferno.batch import Batch
@@ -13,6 +16,7 @@ from inferno.cache import KVCache
 from inferno.engine.core import Engine
 from inferno.plan import Options, resolve
 from inferno.replay import Replays
+from inferno.testing import randomize
 from inferno.types import Request, SamplingParams
 
 pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
@@ -21,9 +25,24 @@ ARRIVALS = {0: (0,), 3: (1,), 9: (2, 3), 20: (4,), 30: (5, 6, 7)}
 """Step -> requests that come then: between 1 and 7 run at once."""
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_model_len=512)))
+UNTIED: dict[str, Any] = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 512, "tie_word_embeddings": False, "attention_bias": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["demo", "untied, with biases"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    ref = request.param
+    if ref != "demo":
+        fields = {k: v for k, v in UNTIED.items() if k not in ("model_type", "architectures")}
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("llama", **fields))
+        randomize(model)
+        ref = tmp_path_factory.mktemp("untied")
+        model.save_pretrained(ref)
+        (ref / "config.json").write_text(json.dumps(UNTIED))
+    return Engine.load(resolve(str(ref), Options(device="cpu", dtype="bfloat16", max_model_len=512)))
 
 
 def tokens(engine: Engine) -> dict[str, list[int]]:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from inferno.nn import ops
+
 
 class Weight(nn.Module):
     """A matrix of O rows and I columns. How it is stored is its own business."""
@@ -53,6 +55,7 @@ class Dense(Weight):
         self.shape = (out_features, in_features)
         self.data: Tensor
         self.register_buffer("data", weight_OI)
+        self.ops = ops.TORCH
         self.layout = str(weight_OI.dtype).removeprefix("torch.")
         self._packed: Tensor | None = None
 
@@ -63,7 +66,7 @@ class Dense(Weight):
         return F.linear(x_TI, self.data, bias_O)
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        return F.embedding(ids_T, self.data)
+        return self.ops.gather(self.data, ids_T)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         if not all(isinstance(w, Dense) and w.data.dtype == self.data.dtype for w in others):
