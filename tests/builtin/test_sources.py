@@ -212,7 +212,7 @@ def test_one_file_of_a_repository_comes_alone(hub: Hub) -> None:
 
 def test_a_split_file_comes_whole_by_any_of_its_parts(hub: Hub) -> None:
     parts = [f"q4/bear-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    hub.repos["toys/bear"] = dict.fromkeys(parts, b"GGUF") | {"q4/bear-00001-of-00002.gguf": b"other"}
+    hub.repos["toys/bear"] = {part: part.encode() for part in parts} | {"q4/bear-00001-of-00002.gguf": b"other"}
 
     path = fetch(f"toys/bear/{parts[1]}")
 
