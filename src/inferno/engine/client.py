@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ class EngineClient:
         self.stats = EngineStats()
         self.alive = False
         self._streams: dict[str, TokenStream] = {}
+        self._aborting: Counter[str] = Counter()
+        """Ids whose tokens are an aborted request's until the engine confirms: they may be in use again."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: asyncio.subprocess.Process | None = None
         self._link: _Link | None = None
@@ -169,6 +172,7 @@ class EngineClient:
             return
         if self.alive and self._link is not None:
             self._link.send(protocol.ABORT, protocol.encode(request_id))
+            self._aborting[request_id] += 1
         stream.feed(Token(request_id, -1, FinishReason.ABORT))
 
     # --- the process ----------------------------------------------------------------------------------------------
@@ -255,8 +259,12 @@ class EngineClient:
             self._last_words = failure.error()
 
     def _hand_out(self, token: Token) -> None:
+        if token.request_id in self._aborting:
+            if token.finish is FinishReason.ABORT:
+                self._aborting -= Counter([token.request_id])
+            return
         stream = self._streams.get(token.request_id)
-        if stream is None:  # aborted meanwhile
+        if stream is None:
             return
         if token.finish is not None:
             del self._streams[token.request_id]
@@ -264,6 +272,7 @@ class EngineClient:
 
     def _fail_all(self, error: EngineDeadError) -> None:
         streams, self._streams = self._streams, {}
+        self._aborting.clear()
         for stream in streams.values():
             stream.fail(error)
 

@@ -68,7 +68,10 @@ class Worker:
                 refused = Token(request.id, -1, FinishReason.ERROR, error=str(error))
                 self._send(protocol.TOKENS, protocol.encode([refused]))
         elif kind == protocol.ABORT:
-            self._engine.abort(protocol.decode_text(body))
+            aborted = protocol.decode_text(body)
+            self._engine.abort(aborted)
+            # Its last token: what the id brings from now on is another request's.
+            self._send(protocol.TOKENS, protocol.encode([Token(aborted, -1, FinishReason.ABORT)]))
         return kind != protocol.STOP
 
     def _send(self, kind: bytes, body: bytes) -> None:
