@@ -66,6 +66,18 @@ def test_replayed_and_computed_steps_agree(engine: Engine) -> None:
     assert tokens(engine) == replayed
 
 
+def test_long_contexts_are_recorded_too() -> None:
+    """Rotary tables grow with the context: not within a recorded step."""
+    engine = Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_model_len=2048)))
+    prompt = tuple(100 + 3 * j % 900 for j in range(1022))
+    engine.submit(Request(id="a", token_ids=prompt, params=SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)))
+    while engine.busy:
+        engine.step()
+    replays = engine._runner._replays
+    assert replays is not None
+    assert {key: shape is not None for key, shape in replays._shapes.items()} == {(1, 64): True, (1, 128): True}
+
+
 def test_a_foreign_operator_is_never_left_out() -> None:
     """A step that torch touches is computed, each time."""
     calls: list[int] = []

@@ -51,6 +51,8 @@ class Replays:
     cache: KVCache
     block_size: int
     max_model_len: int
+    prepare: Callable[[Batch], None] = lambda batch: None
+    """Makes what is made on first use, tables by context length: within a recorded step it would be foreign."""
     _shapes: dict[tuple[int, int], Shape | None] = field(factory=dict)
     """None: it cannot be recorded."""
 
@@ -72,6 +74,7 @@ class Replays:
         return None if shape is None else shape.logits_TV
 
     def _recorded(self, batch: Batch) -> Shape | None:
+        self.prepare(batch)
         watch = _Watch()
         with self.record() as recording, watch:
             logits_TV = self.compute(batch)

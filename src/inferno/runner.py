@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from inferno.batch import Batch
 from inferno.cache import KVCache
+from inferno.nn import Rope
 from inferno.nn.ops import TORCH, Ops
 from inferno.plan import Plan
 from inferno.replay import MAX_TOKENS, Record, Replays
@@ -102,7 +103,9 @@ class ModelRunner:
         self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size)
         self._sampler = Sampler(plan.max_num_seqs, plan.vocab_size, device=self._device, seed=plan.seed, argmax=ops.argmax)
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
-        self._replays = record and Replays(self._compute, record, self._cache, plan.block_size, plan.max_model_len)
+        self._replays = record and Replays(
+            self._compute, record, self._cache, plan.block_size, plan.max_model_len, self._prepare
+        )
 
     @torch.inference_mode()
     def run(self, step: Step) -> Sampled:
@@ -134,6 +137,11 @@ class ModelRunner:
         if self._wants_prompt:
             return None
         return self._replays.run(layout.token_ids, layout.positions, layout.slots, layout.context_lens, layout.tables)
+
+    def _prepare(self, batch: Batch) -> None:
+        for module in self._model.modules():
+            if isinstance(module, Rope):
+                module(batch)
 
     def _compute(self, batch: Batch) -> Tensor:
         return self.logits(self._model(batch))
