@@ -18,7 +18,7 @@ from types import ModuleType
 import click
 
 from inferno import cli, contracts, errors, hookspecs, types
-from inferno.catalog import KINDS
+from inferno.catalog import ANY, KINDS, load_catalog
 from inferno.llm import outputs
 from inferno.plan import values
 from inferno.server import FIELDS, AddressError
@@ -67,6 +67,10 @@ _UNSAID = {
 }
 
 
+INDEX = DOCS.parent / "src" / "inferno" / "index.json"
+FAMILIES = DOCS.parent / "plugins" / "models"
+
+
 def main() -> None:
     for page, text in pages():
         if page.read_text(encoding="utf-8") != text:
@@ -79,6 +83,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     for page in sorted([*DOCS.glob("reference/*.md"), *DOCS.glob("explanation/*.md")]):
         text = page.read_text(encoding="utf-8")
         yield page, _BLOCK.sub(lambda m: f"{m[1]}\n{_block(*m[2].split())}\n{m[3]}", text)
+    yield INDEX, index()
 
 
 def _block(kind: str, *names: str) -> str:
@@ -173,6 +178,7 @@ def _tree(module: ModuleType) -> ast.Module:
 
 
 def _class(module: ModuleType, name: str) -> ast.ClassDef:
+    module = import_module(getattr(module, name).__module__)
     return next(node for node in _tree(module).body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
@@ -199,6 +205,52 @@ def _default(statement: ast.AnnAssign) -> str:
 
 def _clean(doc: str | None) -> str:
     return " ".join((doc or "").split())
+
+
+# --- model families -------------------------------------------------------------------------------------------------
+
+
+def _architectures() -> dict[str, list[contracts.Architecture]]:
+    """Those of this repository, by distribution."""
+    found: dict[str, list[contracts.Architecture]] = {}
+    for offer in load_catalog().of("inferno_architectures"):
+        if (FAMILIES / offer.distribution).is_dir() and offer.item.name != ANY:
+            found.setdefault(offer.distribution, []).append(offer.item)
+    return dict(sorted(found.items()))
+
+
+def index() -> str:
+    """Architecture, or name of its GGUF files, to the distribution that has it."""
+    names: dict[str, str] = {}
+    by_priority = [(a.gguf.priority if a.gguf else 0, d, a) for d, held in _architectures().items() for a in held]
+    for _, distribution, architecture in sorted(by_priority, key=lambda entry: entry[0]):
+        names[architecture.name] = distribution
+        if architecture.gguf is not None:
+            names[architecture.gguf.architecture] = distribution
+    return json.dumps(dict(sorted(names.items())), indent=1) + "\n"
+
+
+def families() -> str:
+    """Each family: what it is found by, the formats it loads from, and the configs that the conformance kit checks."""
+    parts = []
+    for distribution, architectures in _architectures().items():
+        names = ", ".join(f"`{a.name}`" for a in architectures)
+        gguf = ", ".join(dict.fromkeys(f"`{a.gguf.architecture}`" for a in architectures if a.gguf)) or "no"
+        rows = [("architectures", names), ("GGUF", gguf)]
+        if checkpoints := [c for a in architectures for c in a.checkpoints]:
+            rows.append(("checkpoints", ", ".join(checkpoints)))
+        rows += [("checked as", doc) for doc in _checked(FAMILIES / distribution / "tests")]
+        parts.append(f"## {distribution}\n\n{_table(('', ''), rows)}")
+    return "\n\n".join(parts)
+
+
+def _checked(tests: Path) -> Iterator[str]:
+    """What the conformance classes say they imitate."""
+    for path in sorted(tests.glob("test_*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            bases = [ast.unparse(b) for b in node.bases] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.ClassDef) and (doc := ast.get_docstring(node)) and any("Test" in b for b in bases):
+                yield _clean(doc)
 
 
 # --- command line, HTTP, errors -------------------------------------------------------------------------------------
@@ -273,7 +325,7 @@ _MODULES = {"contracts": contracts, "types": types, "plan": values, "outputs": o
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook, "fields": fields, "protocol": protocol, "commands": commands, "endpoint": endpoint,
     "errors": error_table, "floors": floors, "methods": methods, "function": function,
-    "kit": kit,
+    "kit": kit, "families": families,
 }  # fmt: skip
 
 if __name__ == "__main__":

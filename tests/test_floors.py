@@ -20,11 +20,11 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"plan", "scheduler", "sampler", "replay", "builtin"},
     {"nn", "catalog", "sampling_state"},
     {"batch", "cache"},
-    {"types", "contracts", "hookspecs", "modelconfig", "memory"},
+    {"types", "contracts", "hookspecs", "modelconfig", "memory", "index"},
     {"errors", "lazy", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}
-FOR_PLUGINS = {"contracts", "errors", "batch", "cache", "nn", "modelconfig", "testing"}
+FOR_PLUGINS = {"contracts", "errors", "batch", "cache", "nn", "modelconfig", "index", "testing"}
 MODULES = sorted(SRC.rglob("*.py"))
 PLUGIN_MODULES = sorted(path for path in ROOT.glob("plugins/*/*/src/**/*.py"))
 MAX_LINES = 400

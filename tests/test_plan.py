@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
+import inferno
 from inferno import memory
 from inferno.errors import (
     CheckpointError,
@@ -179,11 +180,23 @@ def test_an_option_that_cannot_be_honoured_is_refused_with_a_way_out(
     assert caught.value.remedy and caught.value.exit_code == 2
 
 
-def test_an_unknown_architecture_names_the_package_to_install(write: Write) -> None:
-    with pytest.raises(UnsupportedError, match="'Gemma9ForCausalLM'") as caught:
-        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu())
-    assert "pip install inferno-gemma9" in caught.value.remedy
+def test_an_architecture_that_is_not_installed_names_the_package_that_has_it(write: Write) -> None:
+    with pytest.raises(UnsupportedError, match="'LlamaForCausalLM'") as caught:
+        resolve(write(architectures=["LlamaForCausalLM"]), on_cpu(only=["qwen3"]))
+    assert "`pip install inferno-llama`" in caught.value.remedy
     assert "Qwen3ForCausalLM" in caught.value.remedy, "and what is installed"
+
+
+def test_an_unknown_architecture_is_not_guessed_at(write: Write) -> None:
+    with pytest.raises(UnsupportedError, match="'Gemma9ForCausalLM'") as caught:
+        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu(disable=["inferno-transformers"]))
+    assert "pip install" not in caught.value.remedy
+
+
+def test_the_index_of_packages_names_each_architecture_of_this_repository_once() -> None:
+    index = json.loads((Path(inferno.__file__).parent / "index.json").read_text())
+    assert index["Qwen3ForCausalLM"] == index["qwen3"] == "inferno-qwen3"
+    assert not [name for name in index.values() if not list(Path(__file__).parents[1].glob(f"plugins/*/{name}"))]
 
 
 @pytest.mark.parametrize("architectures", [None, [], "Qwen3ForCausalLM", [3]])

@@ -31,8 +31,12 @@ from inferno.contracts import (
     TensorInfo,
 )
 from inferno.errors import ModelNotFoundError, OptionError, PluginError, UnsupportedError
+from inferno.index import install_hint
 
 T = TypeVar("T", Architecture, AttentionBackend, CachePolicy, CheckpointFormat, KernelProvider, QuantScheme, Source)
+
+ANY = "*"
+"""The name of an architecture that is taken when none has the model's."""
 
 GROUP = "inferno"
 """The entry-point group that plugins register in."""
@@ -111,9 +115,9 @@ class Catalog:
 
     def architecture(self, name: str) -> Choice[Architecture]:
         offers = self.of("inferno_architectures")
-        found = [o for o in offers if o.item.name == name]
+        found = [o for o in offers if o.item.name == name] or [o for o in offers if o.item.name == ANY]
         if not found:
-            raise self._missing(f"no installed plugin provides the architecture {name!r}", offers, _install_hint(name))
+            raise self._missing(f"no installed plugin provides the architecture {name!r}", offers, install_hint(name))
         return Choice(_single(found, f"architecture {name!r}"))
 
     def format_of(self, path: Path) -> Choice[CheckpointFormat]:
@@ -248,12 +252,6 @@ def _highest(offers: Iterable[Offer[T]], refuses: Callable[[Offer[T]], str | Non
 
 def _priority(offer: Offer[Any]) -> int:
     return int(getattr(offer.item, "priority", 0))
-
-
-def _install_hint(architecture: str) -> str:
-    """The likely distribution of an architecture: its family's name, without the head."""
-    family = architecture.removesuffix("ForCausalLM").lower()
-    return f"Try `pip install inferno-{family}`." if family.isalnum() else ""
 
 
 def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Catalog:

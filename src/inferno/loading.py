@@ -10,9 +10,9 @@ from torch import nn
 
 from inferno import lazy
 from inferno.catalog import Catalog
-from inferno.contracts import LINEAR, OPS, Checkpoint, KernelProvider, ModelConfig, Recording, TensorInfo
+from inferno.contracts import GROUPED, LINEAR, OPS, Checkpoint, KernelProvider, ModelConfig, Recording, TensorInfo
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
-from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, MergedLinear, TiedLMHead, Unloaded, Weight
+from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, Rope, TiedLMHead, Unloaded, Weight
 from inferno.nn.ops import Ops
 from inferno.plan import KernelUse, Plan, modules_of, open_checkpoint, unused_tensors
 
@@ -30,7 +30,11 @@ def load_model(plan: Plan, catalog: Catalog | None = None) -> nn.Module:
         checkpoint.close()
     if plan.isq is not None:
         quantize(model, catalog, plan.isq)
-    settle(model, {use.layout: _kernel(use, catalog) for use in plan.kernels if use.op == LINEAR})
+    kernels = {(use.op, use.layout): _kernel(use, catalog) for use in plan.kernels if use.op in (LINEAR, GROUPED)}
+    settle(model, kernels)
+    for module in model.modules():
+        if isinstance(module, Rope):
+            module.serve(plan.max_model_len)
     bind(model, catalog, plan)
     bind_ops(model, ops_of(plan, catalog))
     return model.eval().requires_grad_(False)
@@ -42,8 +46,10 @@ def build(plan: Plan, checkpoint: Checkpoint, catalog: Catalog) -> tuple[nn.Modu
     config = architecture.config(checkpoint.config)
     with torch.device("meta"):
         model: nn.Module = architecture.build(config)
-    for param in model.parameters():  # not the buffers: rotary frequencies stay float32
-        param.data = param.data.to(dtype_of(plan))
+    for module in model.modules():  # not the buffers: rotary frequencies stay float32, as parameters that must be exact
+        for name, param in module.named_parameters(recurse=False):
+            if name not in getattr(module, "exact", ()):
+                param.data = param.data.to(dtype_of(plan))
     return model, config
 
 
@@ -142,7 +148,9 @@ def _fill_module(
 ) -> None:  # fmt: skip
     tensors = {part: checkpoint.read(f"{path}.{part}" if path else part).to(device) for part in parts}
     for part, _ in list(module.named_parameters(recurse=False)):
-        setattr(module, part, nn.Parameter(tensors.pop(part).to(getattr(torch, dtype)), requires_grad=False))
+        exact = part in getattr(module, "exact", ())
+        tensor = tensors.pop(part).to(torch.float32 if exact else getattr(torch, dtype))
+        setattr(module, part, nn.Parameter(tensor, requires_grad=False))
     held = getattr(module, "weight", None)
     if isinstance(held, Unloaded):
         infos = {part: parts[part] for part in tensors}
@@ -175,27 +183,24 @@ def quantize(model: nn.Module, catalog: Catalog, name: str) -> None:
                 module.weight = scheme.pack(weight.data)
 
 
-Stack = Callable[..., Weight | None]
-"""A kernel provider's `linear` (`contracts.KernelProvider.ops`)."""
-
-
-def settle(model: nn.Module, kernels: Mapping[str, Stack]) -> None:
-    """Give every matrix its final layout: that of the kernel for what it is stored as, else what torch is fastest with.
-    Linears that share their input become one where their layouts allow. One after the other: no two copies of all weights."""
+def settle(model: nn.Module, kernels: Mapping[tuple[str, str], Callable[..., Weight | None]]) -> None:
+    """Give every matrix its final layout: that of the kernel for its op and what it is stored as, else what torch is fastest
+    with. Modules that can `fuse` matrices do. One after the other: no two copies of all weights."""
     tied = {id(m.embedding.weight) for m in model.modules() if isinstance(m, TiedLMHead)}
 
-    def stack(weights: Sequence[Weight]) -> Weight | None:
+    def stack(weights: Sequence[Weight], *, grouped: bool = False) -> Weight | None:
         [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
-        if not others and (build := kernels.get(layout)) is not None:
-            return build(*weights)
+        build = kernels.get((GROUPED if grouped else LINEAR, layout))
+        if not others and build is not None and (built := build(*weights)) is not None:
+            return built
         whole = weights[0].concatenate(weights[1:]) if len(weights) > 1 else weights[0]
-        if whole is not None and id(whole) not in tied:  # a tied head's is an embedding too
+        if whole is not None and not grouped and id(whole) not in tied:  # a tied head's is an embedding too
             whole.settle()
         return whole
 
-    for module in model.modules():
-        if isinstance(module, MergedLinear):
-            module.fuse(stack)
+    for module in list(model.modules()):
+        if callable(fuse := getattr(module, "fuse", None)):
+            fuse(stack)
     for module in model.modules():
         if isinstance(module, Linear) or (isinstance(module, Embedding) and _is_multiplied(module, tied)):
             module.weight = stack([module.weight]) or module.weight
@@ -219,7 +224,7 @@ def _provider(name: str, catalog: Catalog) -> KernelProvider:
 def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
     """How to record a step, if one provider computes every op of the plan."""
     names = {use.name for use in plan.kernels}
-    if len(names) != 1 or {use.op for use in plan.kernels} != {LINEAR, *OPS}:
+    if len(names) != 1 or {use.op for use in plan.kernels} - {GROUPED} != {LINEAR, *OPS}:
         return None
     provider: KernelProvider = _provider(names.pop(), catalog)
     return provider.record
@@ -227,7 +232,7 @@ def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
 
 def ops_of(plan: Plan, catalog: Catalog) -> Ops:
     """The plan's implementation of each op: its providers', else torch's."""
-    return Ops(**{use.op: _kernel(use, catalog) for use in plan.kernels if use.op != LINEAR})
+    return Ops(**{use.op: _kernel(use, catalog) for use in plan.kernels if use.op not in (LINEAR, GROUPED)})
 
 
 def bind_ops(model: nn.Module, ops: Ops) -> None:

@@ -44,11 +44,15 @@ class RopeScaling:
     long_factor: tuple[float, ...] = ()
 
     @classmethod
-    def from_json(cls, config: Mapping[str, Any], *, theta: float = 10_000.0) -> RopeScaling:
-        """From `rope_parameters`, or the older `rope_theta` + `rope_scaling`; `theta` where neither names a base."""
+    def from_json(
+        cls, config: Mapping[str, Any], *, theta: float = 10_000.0, layer_type: str = "full_attention"
+    ) -> RopeScaling:
+        """From `rope_parameters`, or the older `rope_theta` + `rope_scaling`; `theta` where neither names a base. Where there
+        is one for each type of layer, it is that of `layer_type`."""
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if not isinstance(scaling, Mapping):
             raise CheckpointError(f"config.json: rope_scaling is {scaling!r}", "It must be an object or null.")
+        scaling = scaling.get(layer_type, scaling)
         merged = {"rope_theta": config.get("rope_theta", theta), **scaling}
         merged["rope_type"] = scaling.get("rope_type") or scaling.get("type") or "default"
         merged.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
@@ -155,3 +159,19 @@ GGUF_MODULES: Mapping[str, str] = {
     },
 }
 """What most decoders' GGUF files call the modules (`contracts.GgufNames.modules`)."""
+
+GGUF_EXPERT_FIELDS: Mapping[str, str] = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
+"""What GGUF files of mixtures of experts call theirs, beside `GGUF_FIELDS`."""
+
+GGUF_EXPERT_MODULES: Mapping[str, str] = {
+    **{theirs: ours for theirs, ours in GGUF_MODULES.items() if ".mlp." not in ours},
+    "blk.{n}.ffn_gate_inp": "model.layers.{n}.mlp.gate",
+    **{
+        f"blk.{{n}}.ffn_{name}_exps": f"model.layers.{{n}}.mlp.experts.{{e}}.{name}_proj" for name in ("gate", "up", "down")
+    },
+}
+"""The modules of decoders whose every layer has routed experts; with `GGUF_MODULES` those of mixed ones."""

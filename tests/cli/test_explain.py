@@ -124,7 +124,7 @@ def test_locked_without_a_lock_says_how_to_make_one(inferno: Inferno) -> None:
 def test_an_unknown_architecture_is_named(inferno: Inferno, tmp_path: Path) -> None:
     done = inferno("explain", str(checkpoint(tmp_path / "alien", "AlienForCausalLM")))
     assert done.returncode == 3
-    assert "AlienForCausalLM" in done.stderr and "pip install inferno-alien" in done.stderr
+    assert "AlienForCausalLM" in done.stderr and "inferno-transformers may run it" in done.stderr
 
 
 def test_a_corrupt_checkpoint_is_no_traceback(inferno: Inferno, model: Path) -> None:

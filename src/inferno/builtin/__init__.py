@@ -38,7 +38,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             refuses="inferno.builtin.torch_cache:refuses",
             build="inferno.builtin.torch_attention:TorchAttend",
             cache="inferno.builtin.torch_cache:layout",
-            features=frozenset({"sliding_window", "soft_cap"}),
+            features=frozenset({"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks"}),
             priority=-10,  # the reference: right everywhere, taken when nothing faster is willing
         )
     ]

@@ -1,7 +1,7 @@
 """Paged attention in plain torch: the reference every backend is held against.
 
-Suffixes: T packed tokens, H query heads, K key/value heads, G query heads per key/value head, C head dim, S sequences,
-L keys (padded context), Q queries of a sequence, N rows of the cache (slots x key/value heads).
+Suffixes: T packed tokens, H query heads, K key/value heads, G query heads per key/value head, C head dim, V value dim,
+S sequences, L keys (padded context), Q queries of a sequence, N rows of the cache (slots x key/value heads).
 """
 
 from __future__ import annotations
@@ -38,34 +38,43 @@ class TorchAttend:
     need: AttentionNeed
 
     def __call__(
-        self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch
-    ) -> Tensor:
-        keys, values = cache["k"], cache["v"]
+        self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        keys = values = cache["k"]
         keys.flatten(0, 1).index_copy_(0, batch.slots_T, k_TKC)
-        values.flatten(0, 1).index_copy_(0, batch.slots_T, v_TKC)
+        if self.need.latent_dim is None:
+            values = cache["v"]
+            values.flatten(0, 1).index_copy_(0, batch.slots_T, v_TKC)
         key = (TorchAttend, self.need)
         if key not in batch.scratch:  # the same for every layer of this need
             batch.scratch[key] = list(_parts(self.need, batch, q_THC.device))
-        out_THC = torch.empty_like(q_THC)
+        out_THV = q_THC.new_empty((*q_THC.shape[:2], self.need.output_dim))
         for part in batch.scratch[key]:
-            out_THC[part.tokens] = self._attend(q_THC[part.tokens], keys, values, part)
-        return out_THC
+            out_THV[part.tokens] = self._attend(q_THC[part.tokens], keys, values, part, sinks_H)
+        return out_THV
 
-    def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, part: Part) -> Tensor:
+    def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, part: Part, sinks_H: Tensor | None) -> Tensor:
         """Query heads that share a key/value head are folded into the query length: each key is read once."""
         S, Q, L = part.hidden_SQL.shape
         K, C = keys.shape[-2:]
         G = q_THC.shape[1] // K
         k_XLC = keys.reshape(-1, C).index_select(0, part.rows_N).view(S * K, L, C)
-        v_XLC = values.reshape(-1, C).index_select(0, part.rows_N).view(S * K, L, C)
+        if values is keys:
+            v_XLV = k_XLC[..., : self.need.latent_dim]
+        else:
+            v_XLV = values.reshape(-1, values.shape[-1]).index_select(0, part.rows_N).view(S * K, L, -1)
         q_XYC = q_THC.view(S, Q, K, G, C).permute(0, 2, 1, 3, 4).reshape(S * K, Q * G, C)
         scores = torch.bmm(q_XYC, k_XLC.transpose(1, 2)).float().mul_(self.need.scale).view(S, K, Q, G, L)
         if (cap := self.need.soft_cap) is not None:
             scores = cap * torch.tanh(scores / cap)
         scores.masked_fill_(part.hidden_SQL[:, None, :, None], float("-inf"))
-        weights_XYL = torch.softmax(scores, -1).to(v_XLC.dtype).view(S * K, Q * G, L)
-        out = torch.bmm(weights_XYL, v_XLC).view(S, K, Q, G, C)
-        return out.permute(0, 2, 1, 3, 4).reshape(S * Q, K * G, C)
+        if sinks_H is not None:
+            sinks = sinks_H.float().view(1, K, 1, G, 1).expand(S, K, Q, G, 1)
+            scores = torch.cat([scores, sinks], -1)
+        weights_XYL = torch.softmax(scores, -1)[..., :L].to(v_XLV.dtype).reshape(S * K, Q * G, L)
+        out = torch.bmm(weights_XYL, v_XLV).view(S, K, Q, G, -1)
+        return out.permute(0, 2, 1, 3, 4).reshape(S * Q, K * G, -1)
 
 
 def _parts(need: AttentionNeed, batch: Batch, device: torch.device) -> Iterator[Part]:

@@ -1,15 +1,18 @@
 """The language that models are written in. Only what at least two architectures use."""
 
 from inferno.nn.attention import Attention
-from inferno.nn.decoder import CausalLM, Decoder, DecoderLayer
+from inferno.nn.decoder import CausalLM, Decoder, DecoderLayer, ParallelDecoderLayer, SandwichDecoderLayer
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
-from inferno.nn.linear import Linear, MergedLinear
-from inferno.nn.mlp import GatedMLP
-from inferno.nn.norm import RMSNorm
+from inferno.nn.linear import Linear, MergedLinear, Stack
+from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
+from inferno.nn.moe import Experts, Router, Routing, route
+from inferno.nn.norm import LayerNorm, RMSNorm
 from inferno.nn.rope import Rope, Rotation
+from inferno.nn.self_attention import SelfAttention
 from inferno.nn.weight import Dense, Unloaded, Weight
 
 __all__ = [
-    "Attention", "CausalLM", "Decoder", "DecoderLayer", "Dense", "Embedding", "GatedMLP", "LMHead", "Linear",
-    "MergedLinear", "RMSNorm", "Rope", "Rotation", "TiedLMHead", "Unloaded", "Weight",
+    "Activation", "Attention", "CausalLM", "Decoder", "DecoderLayer", "Dense", "Embedding", "Experts", "FusedGatedMLP",
+    "GatedMLP", "LMHead", "LayerNorm", "Linear", "MergedLinear", "ParallelDecoderLayer", "RMSNorm", "Rope", "Rotation",
+    "Router", "Routing", "SandwichDecoderLayer", "SelfAttention", "Stack", "TiedLMHead", "Unloaded", "Weight", "route",
 ]  # fmt: skip

@@ -20,12 +20,21 @@ class Attention(nn.Module):
         self.need = need
         self.attend: Attend = unbound
 
-    def forward(self, q_TX: Tensor, k_TX: Tensor, v_TX: Tensor, batch: Batch) -> Tensor:
-        """(T, H·C), (T, K·C), (T, K·C) -> (T, H·C)"""
-        head_dim = self.need.head_dim
-        q_THC, k_TKC, v_TKC = (x.view(len(x), -1, head_dim) for x in (q_TX, k_TX, v_TX))
-        return self.attend(q_THC, k_TKC, v_TKC, batch.cache.layers[self.layer_id], batch).flatten(1)
+    def forward(
+        self, q_TX: Tensor, k_TX: Tensor, v_TX: Tensor | None, batch: Batch, sinks_H: Tensor | None = None
+    ) -> Tensor:
+        """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`need.output_dim`). Latent attention has no values; `sinks_H` are the logits of
+        `need.sinks`."""
+        need = self.need
+        q_THC, k_TKC = (x.view(len(x), -1, need.head_dim) for x in (q_TX, k_TX))
+        v_TKC = k_TKC[..., : need.latent_dim] if v_TX is None else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
+        cache = batch.cache.layers[self.layer_id]
+        if sinks_H is None:
+            return self.attend(q_THC, k_TKC, v_TKC, cache, batch).flatten(1)
+        return self.attend(q_THC, k_TKC, v_TKC, cache, batch, sinks_H).flatten(1)
 
 
-def unbound(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch) -> Tensor:
+def unbound(
+    q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch, sinks_H: Tensor | None = None
+) -> Tensor:
     raise AssertionError("inferno.loading binds every attention layer before the first step")

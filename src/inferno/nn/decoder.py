@@ -1,69 +1,125 @@
-"""The frame that most decoders share: embed, a row of pre-norm layers, a last norm, a head.
+"""The frame that most decoders share: embed, a row of layers, a last norm, a head.
+
+Layers hand on the residual stream x and, beside it, the delta that is still to be added: adding it and norming the sum is one
+operator.
 
 Suffixes: T packed tokens, D hidden, S sampled rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from inferno.batch import Batch
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.norm import RMSNorm
-from inferno.nn.rope import Rope, Rotation
+
+Norm = Callable[[int, float], Any]
+"""(size, eps) -> `RMSNorm` or `LayerNorm`, or what acts like them."""
 
 
 class DecoderLayer(nn.Module):
-    """x + self_attn(norm(x)), then x + mlp(norm(x)). `self_attn` is called with (x_TD, rotation, batch).
+    """x + self_attn(norm(x)), then x + mlp(norm(x)). `self_attn` is called with (x_TD, rotation, batch)."""
 
-    Layers hand on the residual stream x and, beside it, the delta that is still to be added: adding it and norming the sum is
-    one operator.
-    """
-
-    def __init__(self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float) -> None:
+    def __init__(
+        self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float, norm: Norm = RMSNorm
+    ) -> None:
         super().__init__()
         self.self_attn, self.mlp = self_attn, mlp
-        self.input_layernorm = RMSNorm(hidden_size, eps)
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+        self.input_layernorm = norm(hidden_size, eps)
+        self.post_attention_layernorm = norm(hidden_size, eps)
 
     def forward(
-        self, x_TD: Tensor, delta_TD: Tensor | None, rotate: Rotation, batch: Batch
+        self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         x_TD, h_TD = self.input_layernorm.after(x_TD, delta_TD)
-        x_TD, h_TD = self.post_attention_layernorm.after(x_TD, self.self_attn(h_TD, rotate, batch))
+        x_TD, h_TD = self.post_attention_layernorm.after(x_TD, self.self_attn(h_TD, rotation, batch))
         return x_TD, self.mlp(h_TD)
 
 
-class Decoder(nn.Module):
-    """Embedding, layers (see `DecoderLayer`), norm. One rotary table serves all layers."""
+class ParallelDecoderLayer(nn.Module):
+    """x + self_attn(norm(x)) + mlp(norm(x)): one norm, and neither sees the other's result."""
 
     def __init__(
-        self, layers: Iterable[nn.Module], rope: Rope, *, vocab_size: int, hidden_size: int, eps: float
+        self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float, norm: Norm = RMSNorm
     ) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = self_attn, mlp
+        self.input_layernorm = norm(hidden_size, eps)
+
+    def forward(
+        self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        x_TD, h_TD = self.input_layernorm.after(x_TD, delta_TD)
+        return x_TD, self.self_attn(h_TD, rotation, batch) + self.mlp(h_TD)
+
+
+class SandwichDecoderLayer(nn.Module):
+    """x + norm(self_attn(norm(x))), then x + norm(mlp(norm(x))). `norms` are their names in that order."""
+
+    def __init__(
+        self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float, norms: tuple[str, str, str, str],
+        norm: Norm = RMSNorm,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.self_attn, self.mlp = self_attn, mlp
+        self.norms = norms
+        for name in norms:
+            self.add_module(name, norm(hidden_size, eps))
+
+    def forward(
+        self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        before_attention, after_attention, before_mlp, after_mlp = (getattr(self, name) for name in self.norms)
+        x_TD, h_TD = before_attention.after(x_TD, delta_TD)
+        x_TD, h_TD = before_mlp.after(x_TD, after_attention(self.self_attn(h_TD, rotation, batch)))
+        return x_TD, after_mlp(self.mlp(h_TD))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, norm. What `rope` makes of a step's batch, once, every layer is given."""
+
+    def __init__(
+        self, layers: Iterable[nn.Module], rope: nn.Module, *, vocab_size: int, hidden_size: int, eps: float,
+        norm: Norm = RMSNorm, embedding_scale: float = 1.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.embed_tokens = Embedding(vocab_size, hidden_size)
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(hidden_size, eps)
+        self.norm = norm(hidden_size, eps)
         self.rope = rope
+        self.embedding_scale = embedding_scale
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed_tokens(batch.token_ids_T)
-        rotate = self.rope(batch)
+        if self.embedding_scale != 1.0:  # rounded to the compute type first, as the models were trained
+            x_TD = x_TD * torch.tensor(self.embedding_scale, dtype=x_TD.dtype)
+        rotation = self.rope(batch)
         delta_TD: Tensor | None = None
         for layer in self.layers:
-            x_TD, delta_TD = layer(x_TD, delta_TD, rotate, batch)
-        return self.norm.after(x_TD, delta_TD)[1]
+            x_TD, delta_TD = layer(x_TD, delta_TD, rotation, batch)
+        y_TD: Tensor = self.norm.after(x_TD, delta_TD)[1]
+        return y_TD
 
 
 class CausalLM(nn.Module):
     """A decoder under `model` and its head under `lm_head`, tied to the embedding or its own (`contracts.Model`)."""
 
-    def __init__(self, model: Decoder, *, vocab_size: int, hidden_size: int, tied: bool) -> None:
+    def __init__(
+        self, model: nn.Module, *, tied: bool, bias: bool = False, soft_cap: float | None = None
+    ) -> None:
+        """`model` has its embedding under `embed_tokens`. With a `soft_cap` logits become cap · tanh(logit / cap)."""
         super().__init__()
         self.model = model
-        self.lm_head = TiedLMHead(model.embed_tokens) if tied else LMHead(hidden_size, vocab_size)
+        self.soft_cap = soft_cap
+        embedding = model.embed_tokens
+        assert isinstance(embedding, Embedding), "a decoder has one"
+        vocab_size, hidden_size = embedding.weight.shape
+        self.lm_head = TiedLMHead(embedding) if tied else LMHead(hidden_size, vocab_size, bias=bias)
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD: Tensor = self.model(batch)
@@ -71,4 +127,6 @@ class CausalLM(nn.Module):
 
     def logits(self, x_SD: Tensor) -> Tensor:
         y_SV: Tensor = self.lm_head(x_SD)
+        if self.soft_cap is not None:
+            y_SV = self.soft_cap * torch.tanh(y_SV / self.soft_cap)
         return y_SV

@@ -5,12 +5,22 @@ Suffixes: T tokens, I input features, O output features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from inferno.nn.weight import Unloaded, Weight
+
+
+class Stack(Protocol):
+    """What a module's `fuse` is given, once every tensor is in place."""
+
+    def __call__(self, weights: Sequence[Weight], *, grouped: bool = False) -> Weight | None:
+        """One weight for these, one below the other, in its final layout; None when they do not go together. `grouped` ones
+        are asked for `Weight.grouped`, others for `Weight.matmul`."""
+        ...
 
 
 class Linear(nn.Module):
@@ -46,7 +56,7 @@ class MergedLinear(nn.Module):
     def linears(self) -> Mapping[str, Linear]:
         return {name: part for name, part in self.parts.items() if isinstance(part, Linear)}
 
-    def fuse(self, stack: Callable[[Sequence[Weight]], Weight | None]) -> None:
+    def fuse(self, stack: Stack) -> None:
         """One weight instead of several, if `stack` can make one of them. The parts' own memory is given back."""
         parts = list(self.linears.values())
         weight = stack([p.weight for p in parts])

@@ -1,21 +1,52 @@
 from __future__ import annotations
 
+from typing import Literal
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inferno.nn import ops
 from inferno.nn.linear import Linear, MergedLinear
 
+Activation = Literal["silu", "gelu_tanh"]
+
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) · up(x)): SwiGLU (arXiv:2002.05202)."""
+    """down(act(gate(x)) · up(x)): SwiGLU, or GeGLU (arXiv:2002.05202)."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, activation: Activation = "silu"
+    ) -> None:
         super().__init__()
         self.gate_up = MergedLinear(hidden_size, bias=bias, gate_proj=intermediate_size, up_proj=intermediate_size)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+        self.activation = activation
         self.ops = ops.TORCH
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_TI, up_TI = self.gate_up(x_TD)
-        y_TD: Tensor = self.down_proj(self.ops.silu_mul(gate_TI, up_TI))
+        y_TD: Tensor = self.down_proj(gated(self.ops, self.activation, gate_TI, up_TI))
         return y_TD
+
+
+class FusedGatedMLP(nn.Module):
+    """A `GatedMLP` whose checkpoints store gate and up as one matrix, `gate_up_proj`: the gate's rows first."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, activation: Activation = "silu") -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size)
+        self.down_proj = Linear(intermediate_size, hidden_size)
+        self.activation = activation
+        self.ops = ops.TORCH
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        gate_TI, up_TI = self.gate_up_proj(x_TD).chunk(2, dim=-1)
+        y_TD: Tensor = self.down_proj(gated(self.ops, self.activation, gate_TI, up_TI))
+        return y_TD
+
+
+def gated(ops: ops.Ops, activation: Activation, gate_TI: Tensor, up_TI: Tensor) -> Tensor:
+    """act(gate) · up"""
+    if activation == "silu":
+        return ops.silu_mul(gate_TI, up_TI)
+    return F.gelu(gate_TI, approximate="tanh") * up_TI

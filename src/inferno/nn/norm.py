@@ -1,19 +1,29 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inferno.nn import ops
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight over the last dimension, computed in float32 (arXiv:1910.07467)."""
+    """x / rms(x) · (offset + weight) over the last dimension, computed in float32 (arXiv:1910.07467).
 
-    def __init__(self, size: int, eps: float) -> None:
+    With an offset (Gemma's is 1) weight and sum stay float32, and the result is rounded once.
+    """
+
+    def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.offset = eps, offset
         self.weight = nn.Parameter(torch.empty(size))
+        self.exact = ("weight",) if offset else ()
         self.ops = ops.TORCH
+
+    def fuse(self, stack: object) -> None:
+        """Add the offset, once and for all."""
+        if self.offset:
+            self.weight = nn.Parameter(self.weight + self.offset, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
@@ -23,3 +33,21 @@ class RMSNorm(nn.Module):
         if delta_TD is None:
             return x_TD, self.ops.rms_norm(x_TD, self.weight, self.eps)
         return self.ops.add_rms_norm(x_TD, delta_TD, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean(x)) / std(x) · weight + bias over the last dimension (arXiv:1607.06450)."""
+
+    def __init__(self, size: int, eps: float, *, bias: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+        self.bias = nn.Parameter(torch.empty(size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def after(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + delta, and its norm. Without a delta x itself, and its norm."""
+        sum_TD = x_TD if delta_TD is None else x_TD + delta_TD
+        return sum_TD, self(sum_TD)

@@ -15,10 +15,11 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / rms(x) · weight over the last dimension, computed in float32 (arXiv:1910.07467)."""
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, weight_D.shape, weight_D, eps)
-    # Rounded to x's type before the weight is applied, as the checkpoints were trained.
+    """x / rms(x) · weight over the last dimension, computed in float32 (arXiv:1910.07467). The weight is of x's type or
+    float32; the result is of x's."""
+    if weight_D.dtype == torch.float32:
+        return F.rms_norm(x.float(), weight_D.shape, weight_D, eps).to(x.dtype)
+    # Rounded to x's type before a weight of that type is applied, as the checkpoints were trained.
     return F.rms_norm(x.float(), weight_D.shape, None, eps).to(x.dtype) * weight_D
 
 
@@ -28,14 +29,19 @@ def add_rms_norm(x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float) -
     return sum_TD, rms_norm(sum_TD, weight_D, eps)
 
 
-def norm_rope(x_THC: Tensor, weight_C: Tensor | None, eps: float, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Heads normed, if there is a weight, and the first R dims of each turned: pairs are (i, i + R/2)."""
+def norm_rope(
+    x_THC: Tensor, weight_C: Tensor | None, eps: float, cos_TE: Tensor, sin_TE: Tensor, interleaved: bool = False
+) -> Tensor:
+    """Heads normed, if there is a weight, and the first R dims of each turned: pairs are (i, i + R/2), or, interleaved,
+    (2 i, 2 i + 1)."""
     if weight_C is not None:
         x_THC = rms_norm(x_THC, weight_C, eps)
     rotated = 2 * cos_TE.shape[-1]
     cos_T1E, sin_T1E = cos_TE[:, None], sin_TE[:, None]
-    a, b = x_THC[..., :rotated].float().chunk(2, dim=-1)
-    out = torch.cat((a * cos_T1E - b * sin_T1E, b * cos_T1E + a * sin_T1E), -1).to(x_THC.dtype)
+    x_THR = x_THC[..., :rotated].float()
+    a, b = x_THR.reshape(*x_THR.shape[:-1], -1, 2).unbind(-1) if interleaved else x_THR.chunk(2, dim=-1)
+    turned = (a * cos_T1E - b * sin_T1E, b * cos_T1E + a * sin_T1E)
+    out = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x_THC.dtype)
     return out if rotated == x_THC.shape[-1] else torch.cat([out, x_THC[..., rotated:]], -1)
 
 
@@ -71,7 +77,7 @@ class Ops:
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
-    norm_rope: Callable[[Tensor, Tensor | None, float, Tensor, Tensor], Tensor] = norm_rope
+    norm_rope: Callable[..., Tensor] = norm_rope
     silu_mul: Callable[[Tensor, Tensor], Tensor] = silu_mul
     gather: Callable[[Tensor, Tensor], Tensor] = gather
     argmax: Callable[[Tensor], Tensor] = argmax

@@ -19,22 +19,31 @@ from inferno.nn.ops import Ops
 
 
 class Rope(nn.Module):
-    """Rotates the first R dims of each head by its token's position; half-split layout: pairs are (i, i + R/2).
+    """Rotates the first R dims of each head by its token's position. Pairs are (i, i + R/2), or, interleaved, (2 i, 2 i + 1).
 
-    The frequencies are fixed at build time. `dynamic` and `longrope` depend on how long the context is; they are fixed for
-    `max_position_embeddings`, the longest the model serves, so that a token's key never changes once cached.
+    The frequencies are fixed before the first step. `dynamic` and `longrope` depend on how long the context is; they are fixed
+    for the longest that is served (`serve`), so that a token's key never changes once cached.
     """
 
     inv_freq_E: Tensor
 
-    def __init__(self, head_dim: int, scaling: RopeScaling, *, max_position_embeddings: int) -> None:
+    def __init__(
+        self, head_dim: int, scaling: RopeScaling, *, max_position_embeddings: int, interleaved: bool = False
+    ) -> None:
         super().__init__()
+        self.interleaved = interleaved
         self.rotated = int(head_dim * scaling.partial_rotary_factor)
-        with torch.device("cpu"):  # computed even while the model is built on meta
-            frequencies, self.attention_factor = _frequencies(self.rotated, scaling, max_position_embeddings)
-        self.register_buffer("inv_freq_E", frequencies, persistent=False)
+        self.scaling = scaling
         self.ops = ops.TORCH
+        self.register_buffer("inv_freq_E", torch.empty(0), persistent=False)
         self._max_positions = max_position_embeddings
+        self.serve(max_position_embeddings)
+
+    def serve(self, max_model_len: int) -> None:
+        """Contexts are at most `max_model_len` tokens."""
+        with torch.device("cpu"):  # computed even while the model is built on meta
+            frequencies_E, self.attention_factor = _frequencies(self.rotated, self.scaling, self._max_positions, max_model_len)
+        self.inv_freq_E = frequencies_E if self.inv_freq_E.is_meta else frequencies_E.to(self.inv_freq_E.device)
         self._tables: tuple[Tensor, Tensor] | None = None
         self._filled = 0
 
@@ -43,7 +52,8 @@ class Rope(nn.Module):
         last = max(batch.context_lens) - 1
         cos_NE, sin_NE = self._tables if last < self._filled and self._tables else self._fill(last)
         gather = self.ops.gather
-        return Rotation(gather(cos_NE, batch.positions_T), gather(sin_NE, batch.positions_T), self.ops)
+        cos_TE, sin_TE = gather(cos_NE, batch.positions_T), gather(sin_NE, batch.positions_T)
+        return Rotation(cos_TE, sin_TE, self.ops, self.interleaved)
 
     def _fill(self, last: int) -> tuple[Tensor, Tensor]:
         """The tables of cos and sin, filled beyond `last`. Rows not filled yet are untouched pages: they cost no memory."""
@@ -69,13 +79,18 @@ class Rotation:
     cos_TE: Tensor
     sin_TE: Tensor
     ops: Ops
+    interleaved: bool = False
 
     def __call__(self, x_THC: Tensor, norm: RMSNorm | None = None) -> Tensor:
         weight_C, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        if self.interleaved:
+            return self.ops.norm_rope(x_THC, weight_C, eps, self.cos_TE, self.sin_TE, True)
         return self.ops.norm_rope(x_THC, weight_C, eps, self.cos_TE, self.sin_TE)
 
 
-def _frequencies(rotated: int, scaling: RopeScaling, max_position_embeddings: int) -> tuple[Tensor, float]:
+def _frequencies(
+    rotated: int, scaling: RopeScaling, max_position_embeddings: int, max_model_len: int
+) -> tuple[Tensor, float]:
     """Inverse frequencies of the E pairs, and the factor on cos and sin. Same rules as transformers' `modeling_rope_utils`."""
     exponents_E = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     plain_E = 1.0 / scaling.rope_theta**exponents_E
@@ -87,7 +102,7 @@ def _frequencies(rotated: int, scaling: RopeScaling, max_position_embeddings: in
         case "yarn":
             return _yarn(exponents_E, scaling, rotated, max_position_embeddings)
         case "longrope":
-            return _longrope(exponents_E, scaling, max_position_embeddings)
+            return _longrope(exponents_E, scaling, max_position_embeddings, max_model_len)
         case _:  # "dynamic" is plain up to max_position_embeddings, and no context here is longer
             return plain_E, 1.0
 
@@ -131,13 +146,14 @@ def _yarn(exponents_E: Tensor, scaling: RopeScaling, rotated: int, max_positions
     return plain_E / factor * ramp_E + plain_E * (1 - ramp_E), attention
 
 
-def _longrope(exponents_E: Tensor, scaling: RopeScaling, max_positions: int) -> tuple[Tensor, float]:
+def _longrope(
+    exponents_E: Tensor, scaling: RopeScaling, max_positions: int, max_model_len: int
+) -> tuple[Tensor, float]:
     original = scaling.original_max_position_embeddings or max_positions
-    stretched = max_positions > original
-    factors = scaling.long_factor if stretched else scaling.short_factor
+    factors = scaling.long_factor if max_model_len > original else scaling.short_factor
     factor_E = torch.tensor(factors or [1.0] * len(exponents_E))
     attention = scaling.attention_factor
     if attention is None:
-        ratio = max_positions / original
+        ratio = scaling.factor if scaling.factor != 1.0 else max_positions / original
         attention = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
     return 1.0 / (factor_E * scaling.rope_theta**exponents_E), attention

@@ -5,6 +5,7 @@ Suffixes: O rows (output features), I columns (input features), T tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +30,25 @@ class Weight(nn.Module):
         """W_OI[ids_T] -> x_TI, in the compute type."""
         raise NotImplementedError
 
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
+        """As E matrices of O / E rows each, one below the other: rows starts[e] to starts[e + 1] of x (int32; from 0 to N)
+        times matrix e, (N, O / E).
+
+        The default takes the rows of the matrices in use: all at once for few, matrix by matrix for many."""
+        num_experts, num_rows = len(starts_E1) - 1, self.shape[0] // (len(starts_E1) - 1)
+        rows_O = torch.arange(num_rows, device=x_NI.device)
+        if len(x_NI) <= _FEW:
+            counts_E = starts_E1.diff()
+            expert_N = torch.repeat_interleave(torch.arange(num_experts, device=x_NI.device), counts_E, output_size=len(x_NI))
+            weight_NOI = self.rows((expert_N[:, None] * num_rows + rows_O).flatten()).view(len(x_NI), num_rows, self.shape[1])
+            return torch.bmm(weight_NOI.to(x_NI.dtype), x_NI[..., None])[..., 0]
+        y_NO = x_NI.new_empty(len(x_NI), num_rows)
+        starts = starts_E1.tolist()
+        for expert, (start, stop) in enumerate(itertools.pairwise(starts)):
+            if stop > start:
+                y_NO[start:stop] = F.linear(x_NI[start:stop], self.rows(expert * num_rows + rows_O).to(x_NI.dtype))
+        return y_NO
+
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         """One weight for this and `others` stacked along O, or None when their layouts do not allow it."""
         return None
@@ -36,6 +56,10 @@ class Weight(nn.Module):
     def settle(self) -> None:
         """Called once, when the weight is in its final place and only `matmul` will be asked of it: it may repack itself,
         in place of what it held."""
+
+
+_FEW = 32
+"""Rows up to which a matrix of each row's own is unpacked."""
 
 
 class Unloaded(Weight):
@@ -67,6 +91,13 @@ class Dense(Weight):
 
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.ops.gather(self.data, ids_T)
+
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
+        # torch 2.10 has it, for rows of whole 16 bytes.
+        if not hasattr(F, "grouped_mm") or self.shape[1] * self.data.itemsize % 16:
+            return super().grouped(x_NI, starts_E1)
+        weight_EOI = self.data.view(len(starts_E1) - 1, -1, self.shape[1])
+        return F.grouped_mm(x_NI, weight_EOI.transpose(1, 2), offs=starts_E1[1:])
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         if not all(isinstance(w, Dense) and w.data.dtype == self.data.dtype for w in others):

@@ -5,7 +5,7 @@ execute exactly it, and an engine process receives it serialised: there is one c
 """
 
 from inferno.plan.resolver import resolve
-from inferno.plan.stored import is_matrix, modules_of, unused_tensors
+from inferno.plan.stored import modules_of, unused_tensors
 from inferno.plan.values import (
     AttentionUse,
     KernelUse,
@@ -20,6 +20,6 @@ from inferno.plan.values import (
 )
 
 __all__ = [
-    "AttentionUse", "KernelUse", "MemoryItem", "Options", "Plan", "SchemeUse", "is_matrix", "modules_of", "open_checkpoint",
+    "AttentionUse", "KernelUse", "MemoryItem", "Options", "Plan", "SchemeUse", "modules_of", "open_checkpoint",
     "open_text", "plan_from_json", "plan_to_json", "resolve", "unused_tensors",
 ]  # fmt: skip

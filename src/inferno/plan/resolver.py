@@ -14,6 +14,7 @@ from inferno import memory
 from inferno.catalog import Catalog, Choice, Offer, Refusal, load_catalog
 from inferno.contracts import (
     DTYPE_BYTES,
+    GROUPED,
     LINEAR,
     OPS,
     Architecture,
@@ -27,8 +28,8 @@ from inferno.contracts import (
     TensorInfo,
 )
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
-from inferno.plan.stored import architecture_name, is_matrix, modules_of, unused_tensors
-from inferno.plan.values import COMPUTE_DTYPES, AttentionUse, KernelUse, MemoryItem, Options, Plan, SchemeUse
+from inferno.plan.stored import architecture_name, modules_of, unused_tensors
+from inferno.plan.values import COMPUTE_DTYPES, AttentionUse, KernelUse, MemoryItem, Options, Plan, SchemeUse, adapted
 
 DEFAULT_MEMORY = "70%"
 SHARED_FROM = 64 * memory.UNITS["MI"]
@@ -58,13 +59,18 @@ class _Resolver:
         self._considered: list[Refusal] = []
         self._distributions: dict[str, str] = {}
         self._notes: list[str] = []
+        self._plain: list[TensorInfo] = []
+        """Stored tensors that no scheme holds: norms, biases, a router's corrections."""
 
     def plan(self, ref: str, path: Path, source: Offer[Any], found: Offer[Any]) -> Plan:
         options = self._options
         self._used("source", source)
         self._used("format", found)
         architecture = self._choose("architecture", self._catalog.architecture(architecture_name(self._config)))
+        self._checkpoint = adapted(self._checkpoint, architecture.item)
         model = _model_config(architecture.item, self._config)
+        if architecture.item.note:
+            self._notes.append(architecture.item.note)
         device = self._device()
         dtype = self._dtype()
         schemes = self._schemes(model, dtype)
@@ -76,13 +82,13 @@ class _Resolver:
         policy = self._choose("cache policy", self._catalog.cache_policy(options.cache_policy))
         if options.isq is not None:
             self._isq(options.isq)
-        kernels = self._kernels(schemes, dtype, device)
+        kernels = self._kernels(schemes, model, dtype, device)
         limit = self._memory_limit(device)
         items = self._fixed_memory(schemes, dtype, model)
         max_model_len, num_blocks = self._size_cache(model, attention, block_size, limit, items)
         return Plan(
             ref=ref, path=str(path), model_id=options.served_model_name or ref, source=source.item.name,
-            architecture=architecture.item.name, format=found.item.name, config=dict(self._config), schemes=schemes,
+            architecture=architecture_name(self._config), format=found.item.name, config=dict(self._config), schemes=schemes,
             isq=options.isq, kernels=kernels, attention=attention, cache_policy=policy.item.name, executor="single process",
             dtype=dtype, device=device, threads=self._threads(schemes), seed=options.seed, vocab_size=model.vocab_size,
             max_model_len=max_model_len,
@@ -124,10 +130,15 @@ class _Resolver:
         quant_config = self._config.get("quantization_config") or {}
         grouped: dict[str, list[tuple[str, dict[str, TensorInfo], Offer[Any]]]] = defaultdict(list)
         for path, parts in modules_of(self._checkpoint.tensors, unused_tensors(model)).items():
-            if is_matrix(parts):
-                matrix = {part: info for part, info in parts.items() if part != "bias"}
-                offer = self._choose("scheme", self._catalog.scheme_of(matrix, quant_config, path))
-                grouped[offer.item.name].append((path, matrix, offer))
+            matrix = {part: info for part, info in parts.items() if part != "bias"}
+            flat = {part for part, info in matrix.items() if info.dtype in COMPUTE_DTYPES and len(info.shape) != 2}
+            if flat == set(matrix) or (set(matrix) - flat == {"weight"} and matrix["weight"].dtype in COMPUTE_DTYPES):
+                matrix = {part: info for part, info in matrix.items() if part not in flat}
+            self._plain += [info for part, info in parts.items() if part not in matrix]  # read as they are, by no scheme
+            if not matrix:
+                continue
+            offer = self._choose("scheme", self._catalog.scheme_of(matrix, quant_config, path))
+            grouped[offer.item.name].append((path, matrix, offer))
         return tuple(
             SchemeUse(
                 name=name,
@@ -159,11 +170,14 @@ class _Resolver:
             for need, offer in chosen.items()
         ), block_size
 
-    def _kernels(self, schemes: tuple[SchemeUse, ...], dtype: DType, device: str) -> tuple[KernelUse, ...]:
-        """Who computes what: a product for each layout the weights come in, and the ops between."""
+    def _kernels(
+        self, schemes: tuple[SchemeUse, ...], model: ModelConfig, dtype: DType, device: str
+    ) -> tuple[KernelUse, ...]:
+        """Who computes what: products for each layout the weights come in, and the ops between."""
         names = {use.name for use in schemes} | ({self._options.isq} if self._options.isq else set())
         layouts = sorted({self._catalog.scheme(name).item.layout or dtype for name in names} | {dtype})
-        needs = [KernelNeed(op=LINEAR, layout=layout, dtype=dtype, device=device) for layout in layouts]
+        products = (LINEAR, GROUPED) if getattr(model, "num_experts", 0) else (LINEAR,)
+        needs = [KernelNeed(op=op, layout=layout, dtype=dtype, device=device) for op in products for layout in layouts]
         needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in OPS]
         chosen = []
         for need in needs:
@@ -201,12 +215,7 @@ class _Resolver:
         return memory.parse(options.memory or DEFAULT_MEMORY, total)
 
     def _fixed_memory(self, schemes: tuple[SchemeUse, ...], dtype: str, model: ModelConfig) -> list[MemoryItem]:
-        modules = modules_of(self._checkpoint.tensors, unused_tensors(model)).values()
-        vectors = sum(
-            math.prod(i.shape) * DTYPE_BYTES[dtype]
-            for parts in modules for part, i in parts.items() if part == "bias" or not is_matrix(parts)
-        )  # fmt: skip
-        weights = sum(s.nbytes for s in schemes) + vectors
+        weights = sum(s.nbytes for s in schemes) + sum(math.prod(i.shape) for i in self._plain) * DTYPE_BYTES[dtype]
         if self._options.isq is not None:
             self._notes.append(f"memory is planned for the weights before {self._options.isq}: it will be less")
         tokens, rows = self._options.max_num_batched_tokens, self._options.max_num_seqs

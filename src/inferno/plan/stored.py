@@ -28,10 +28,5 @@ def modules_of(tensors: Mapping[str, TensorInfo], unused: tuple[str, ...]) -> di
     return modules
 
 
-def is_matrix(parts: Mapping[str, TensorInfo]) -> bool:
-    """Whether a scheme must hold what is stored: anything but a vector weight and a bias."""
-    return any(part not in ("weight", "bias") or (part == "weight" and len(i.shape) > 1) for part, i in parts.items())
-
-
 def unused_tensors(model: ModelConfig) -> tuple[str, ...]:
     return tuple(getattr(model, "unused_tensors", ()))

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+import attrs
 import cattrs
 from attrs import field, frozen
 from cattrs.preconf.msgspec import make_converter
 
 from inferno.catalog import Catalog, Refusal, load_catalog
-from inferno.contracts import DTYPE_BYTES, AttentionNeed, CacheDType, CacheTensor, Checkpoint, TextAssets
+from inferno.contracts import DTYPE_BYTES, Architecture, AttentionNeed, CacheDType, CacheTensor, Checkpoint, TextAssets
 from inferno.errors import OptionError
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -186,16 +187,25 @@ class Plan:
 def open_checkpoint(plan: Plan, catalog: Catalog | None = None) -> Checkpoint:
     """The plan's checkpoint, headers read."""
     catalog = catalog or plan.catalog()
-    return catalog.open(Path(plan.path))[1]
+    return adapted(catalog.open(Path(plan.path))[1], catalog.architecture(plan.architecture).item)
+
+
+def adapted(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint:
+    """The checkpoint as the architecture sees it."""
+    return architecture.adapt(checkpoint) if architecture.adapt is not None else checkpoint
 
 
 def open_text(plan: Plan) -> tuple[TextAssets, Mapping[str, Any]]:
-    """The plan's tokenizer and template files, and the model's config."""
-    checkpoint = open_checkpoint(plan)
+    """The plan's tokenizer and template files, with what its architecture adds to them, and the model's config."""
+    catalog = plan.catalog()
+    architecture = catalog.architecture(plan.architecture).item
+    checkpoint = open_checkpoint(plan, catalog)
     try:
-        return checkpoint.text(), plan.config
+        assets = checkpoint.text()
     finally:
         checkpoint.close()
+    template = assets.chat_template or assets.tokenizer_config.get("chat_template") or architecture.chat_template
+    return attrs.evolve(assets, chat_template=template, stop_tokens=architecture.stop_tokens), plan.config
 
 
 _converter = make_converter()

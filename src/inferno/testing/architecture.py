@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +23,12 @@ from inferno.errors import CheckpointError
 from inferno.loading import fill, load_model
 from inferno.nn import Attention
 from inferno.plan import Options, Plan, open_checkpoint, resolve, unused_tensors
+from inferno.testing.gguf import check_names, write_gguf
 from inferno.testing.tiny import Toy, generate, ragged_prompts, randomize, run_python
 
 MAX_MODEL_LEN = 160
 NUM_GREEDY = 64
+NUM_GGUF = 32
 
 
 class ArchitectureTests:
@@ -36,6 +39,11 @@ class ArchitectureTests:
     """
 
     config: ClassVar[dict[str, Any]]
+    in_gguf: ClassVar[bool] = True
+    """Whether GGUF files can say this config; asked where the architecture has `GgufNames`."""
+    rerouted: ClassVar[float] = 0.0
+    """Share of bfloat16 choices that may lie further below: where layers have routed experts, rounding sends some tokens to
+    others, in the reference too."""
     dtype_tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.15}
     """How far below the reference's best logit a greedy choice may lie, in standard deviations of the logits."""
 
@@ -90,16 +98,17 @@ class ArchitectureTests:
     ) -> None:
         """Each token is the reference's choice after the tokens before it, wherever its choice is clear."""
         outcomes = generate(_load(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
-        clear = total = 0
+        clear = total = beyond = 0
         for prompt, outcome in zip(prompts, outcomes, strict=True):
             theirs_NV = _reference_logits(reference, [*prompt, *outcome.token_ids])[len(prompt) - 1 : -1]
             tolerance = self.dtype_tolerance[dtype] * float(theirs_NV.std())
             best_N2 = theirs_NV.topk(2).values
             ours_N = theirs_NV.gather(-1, torch.tensor(outcome.token_ids)[:, None])[:, 0]
-            assert (best_N2[:, 0] - ours_N).max() <= tolerance
+            beyond += int((best_N2[:, 0] - ours_N > tolerance).sum())
             clear += int((best_N2[:, 0] - best_N2[:, 1] > tolerance).sum())
             total += len(outcome.token_ids)
         assert total == NUM_GREEDY * len(prompts)
+        assert beyond <= (self.rerouted if dtype == "bfloat16" else 0.0) * total
         assert clear >= total / 4, f"only {clear} of {total} choices were clear: this shows nothing"
 
     def test_the_config_as_transformers_writes_it_means_the_same(
@@ -115,6 +124,35 @@ class ArchitectureTests:
         """Rotary frequencies in bfloat16 would turn distant tokens by wrong angles."""
         model = _load(checkpoint, catalog, dtype="bfloat16").model
         assert not [name for name, buffer in model.named_buffers() if "freq" in name and buffer.dtype != torch.float32]
+
+    @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+    def test_a_gguf_file_gives_the_same_tokens(
+        self, kind: str, toy: Toy, reference: Any, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
+    ) -> None:
+        """The same numbers from both formats, those that the file's types can hold."""
+        names = catalog.architecture(toy.plan.architecture).item.gguf
+        formats = {offer.item.name for offer in catalog.of("inferno_checkpoint_formats")}
+        if not self.in_gguf or names is None or "gguf" not in formats:
+            pytest.skip("GGUF files cannot say this config, or no plugin reads them")
+        config = {**reference.config.to_dict(), **self.config} if hasattr(reference, "config") else self.config
+        twin = tmp_path / "twin"
+        twin.mkdir()
+        held = write_gguf(tmp_path / "toy.gguf", names, config, _tensors(toy, catalog), kind)
+        save_file({name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors")
+        (twin / "config.json").write_text(json.dumps({**self.config, "dtype": "float32"}))
+        ours, theirs = (
+            generate(_load(path, catalog), prompts, NUM_GGUF) for path in (tmp_path / "toy.gguf", twin)
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            _assert_close(one.logits_NV[0], other.logits_NV[0])
+            assert one.token_ids == other.token_ids
+
+    def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
+        names = catalog.architecture(self.config["architectures"][0]).item.gguf
+        if names is None:
+            pytest.skip("no map for GGUF files")
+        pytest.importorskip("gguf")
+        assert list(check_names(names)) == []
 
     # --- what must change nothing ---------------------------------------------------------------------------------
 
@@ -218,6 +256,15 @@ class _Damaged:
 
 def _reshaped(info: TensorInfo) -> TensorInfo:
     return attrs.evolve(info, shape=(info.shape[0] + 1, *info.shape[1:]))
+
+
+def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
+    """What the model reads of its checkpoint."""
+    opened = open_checkpoint(toy.plan, catalog)
+    unused = unused_tensors(catalog.architecture(toy.plan.architecture).item.config(toy.plan.config))
+    found = {name: opened.read(name) for name in opened.tensors if not any(fnmatchcase(name, p) for p in unused)}
+    opened.close()
+    return found
 
 
 def _load(path: Path, catalog: Catalog, *, dtype: str = "float32", block_size: int | None = None) -> Toy:

@@ -25,6 +25,13 @@ from inferno.testing.tiny import run_python
 HEADS = [(4, 4, 16), (6, 2, 32), (8, 1, 64)]
 WINDOWS = [None, 1, 5, 16]
 CAPS = [None, 3.0]
+SPECIAL: Sequence[dict[str, Any]] = [
+    {"num_heads": 6, "num_kv_heads": 2, "head_dim": 32, "sinks": True},
+    {"num_heads": 6, "num_kv_heads": 3, "head_dim": 16, "sinks": True, "sliding_window": 5},
+    {"num_heads": 4, "num_kv_heads": 2, "head_dim": 24, "value_dim": 16},
+    {"num_heads": 4, "num_kv_heads": 1, "head_dim": 40, "latent_dim": 32},
+]
+"""Needs with the rarer features."""
 STEPS: Sequence[Sequence[int]] = [(7, 1, 0, 33), (16, 1, 5, 1), (1, 1, 1, 1), (0, 30, 12, 1), (1, 1, 1, 1)]
 """Tokens each of four sequences computes in each step: prompts, chunks of prompts and single tokens, mixed."""
 
@@ -63,6 +70,8 @@ class AttentionBackendTests:
                 num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, dtype=dtype,  # type: ignore[arg-type]
                 device=self.device, sliding_window=window, soft_cap=cap,
             )  # fmt: skip
+        for special in SPECIAL:
+            yield AttentionNeed(scale=0.2, dtype=self.dtypes[0], device=self.device, **special)  # type: ignore[arg-type]
 
     def test_plain_attention_is_not_refused(self, catalog: Catalog) -> None:
         need = next(self.grid())
@@ -134,10 +143,12 @@ def _run(
     generator = torch.Generator().manual_seed(0)
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
     # Drawn for the longest, so that leaving sequences out does not change what the others hold.
-    heads = (need.num_heads, need.num_kv_heads, need.num_kv_heads)
-    qkv = [
-        [torch.randn(64, n, need.head_dim, generator=generator).to(dtype) for n in heads] for _ in totals
-    ]
+    shapes = [(need.num_heads, need.head_dim), (need.num_kv_heads, need.head_dim), (need.num_kv_heads, need.output_dim)]
+    qkv = [[torch.randn(64, *shape, generator=generator).to(dtype) for shape in shapes] for _ in totals]
+    if need.latent_dim is not None:
+        qkv = [[q, k, k[..., : need.latent_dim]] for q, k, _ in qkv]
+    sinks_H = torch.randn(need.num_heads, generator=generator).to(dtype) if need.sinks else None
+    sinks = () if sinks_H is None else (sinks_H.to(need.device),)
     assert max(totals) <= 64, "64 tokens are drawn"
     tables = _tables(len(totals), 64 // block_size + 1)
     cache = KVCache.allocate([item.cache(need, block_size)], 1 + max(map(max, tables)), need.device).layers[0]
@@ -152,8 +163,8 @@ def _run(
         batch = _batch(active, spans, tables, block_size, need.device)
         q, k, v = (torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)]) for j in range(3))
         with torch.inference_mode():
-            ours = attend(q.to(need.device), k.to(need.device), v.to(need.device), cache, batch)
-        theirs = [_naive(qkv[i], a, b, need) for i, (a, b) in zip(active, spans, strict=True)]
+            ours = attend(q.to(need.device), k.to(need.device), v.to(need.device), cache, batch, *sinks)
+        theirs = [_naive(qkv[i], a, b, need, sinks_H) for i, (a, b) in zip(active, spans, strict=True)]
         for i in active:
             done[i] += counts[i]
         yield ours, torch.cat(theirs)
@@ -188,7 +199,7 @@ def _batch(
     )  # fmt: skip
 
 
-def _naive(qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed) -> Tensor:
+def _naive(qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed, sinks_H: Tensor | None) -> Tensor:
     """Attention of the queries from `first` to `stop`, one by one, in float64."""
     q_LHC, k_LKC, v_LKC = qkv
     groups = need.num_heads // need.num_kv_heads
@@ -200,5 +211,6 @@ def _naive(qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed) ->
         scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1) * need.scale
         if need.soft_cap is not None:
             scores_LH = need.soft_cap * torch.tanh(scores_LH / need.soft_cap)
-        out.append((scores_LH.softmax(0)[..., None] * v_LHC[seen]).sum(0))
+        weights_LH = scores_LH if sinks_H is None else torch.cat([scores_LH, sinks_H.double()[None]])
+        out.append((weights_LH.softmax(0)[: len(scores_LH), :, None] * v_LHC[seen]).sum(0))
     return torch.stack(out)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferno import lazy
 from inferno.catalog import Catalog, load_catalog
-from inferno.contracts import LINEAR, OPS, DType, KernelNeed, KernelProvider
+from inferno.contracts import GROUPED, LINEAR, OPS, DType, KernelNeed, KernelProvider
 from inferno.nn import Dense, Weight, ops
 
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
@@ -44,8 +44,8 @@ class KernelProviderTests:
         yield Dense(random(rows, columns).to(dtype))
 
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
-        assert set(item.ops) <= {LINEAR, *OPS}
-        for op in (LINEAR, *OPS):
+        assert set(item.ops) <= {LINEAR, GROUPED, *OPS}
+        for op in (LINEAR, GROUPED, *OPS):
             for device in ("cpu", "cuda", "somewhere"):
                 reason = item.refuses(KernelNeed(op=op, dtype="float32", device=device, layout="unheard_of"))
                 assert reason is None or len(reason.split()) > 2

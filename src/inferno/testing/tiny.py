@@ -104,7 +104,9 @@ def randomize(model: nn.Module, seed: int = 0) -> None:
     computes with the same weights in float32 and in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for param in model.parameters():
+        for param in model.state_dict(keep_vars=True).values():
+            if not param.is_floating_point():
+                continue
             noise = torch.randn(param.shape, generator=generator)
             value = noise * param.shape[-1] ** -0.5 if param.ndim > 1 else param.float() + 0.2 * noise
             param.copy_(value.bfloat16())

@@ -144,16 +144,16 @@ class Tokenizer:
 def eos_token_ids(
     assets: TextAssets, config: Mapping[str, Any] | None = None, backend: tokenizers.Tokenizer | None = None
 ) -> tuple[int, ...]:
-    """A model's end tokens: the union of what generation_config.json, config.json and the tokenizer's own
-    `eos_token` say, in that order. Llama 3 names its end of turn only in the first, many others only in the last."""
+    """A model's end tokens: the union of what generation_config.json, config.json, the tokenizer's own
+    `eos_token` and the architecture say, in that order. Llama 3 names its end of turn only in the first, many others only
+    in the third, and their GGUF files often nowhere."""
     ids: list[int] = []
     for source in (assets.generation_config, config or {}):
         value = source.get("eos_token_id")
         ids += [i for i in (value if isinstance(value, list | tuple) else [value]) if isinstance(i, int)]
-    eos = special_token(assets.tokenizer_config, "eos_token")
-    if backend is not None and eos is not None:
-        token_id = backend.token_to_id(eos)
-        ids += [] if token_id is None else [token_id]
+    for token in (special_token(assets.tokenizer_config, "eos_token"), *assets.stop_tokens):
+        if backend is not None and token is not None and (token_id := backend.token_to_id(token)) is not None:
+            ids.append(token_id)
     return tuple(dict.fromkeys(ids))
 
 

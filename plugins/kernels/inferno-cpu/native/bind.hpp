@@ -26,3 +26,4 @@ void bind_elementwise(nb::module_& m);
 void bind_dense(nb::module_& m);
 void bind_packed(nb::module_& m);
 void bind_attention(nb::module_& m);
+void bind_experts(nb::module_& m);

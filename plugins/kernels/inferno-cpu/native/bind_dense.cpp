@@ -10,6 +10,12 @@ void bind_dense(nb::module_& m) {
                            int64_t N, int64_t K) {
     run([=] { active().dense->matmul(w_dtype, x_dtype, at(x), x_stride, at(panels), at<float>(bias), at(y), M, N, K); });
   });
+  m.def("dense_grouped", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels, Address bias, Address y,
+                            Address starts, int64_t E, int64_t N, int64_t K) {
+    run([=] {
+      active().dense->grouped(w_dtype, x_dtype, at(x), x_stride, at(panels), at<float>(bias), at(y), at<int32_t>(starts), E, N, K);
+    });
+  });
   m.def("dense_argmax", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels, Address ids, int64_t M, int64_t N,
                            int64_t K) {
     run([=] { active().dense->argmax(w_dtype, x_dtype, at(x), x_stride, at(panels), at<int64_t>(ids), M, N, K); });

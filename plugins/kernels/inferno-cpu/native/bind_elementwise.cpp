@@ -3,26 +3,26 @@
 
 void bind_elementwise(nb::module_& m) {
   m.def("rms_norm", [](int dtype, Address x, int64_t token_stride, int64_t head_stride, int64_t T, int64_t H, int64_t C,
-                       Address weight, Address y, float eps) {
+                       Address weight, bool wide, float eps, Address y) {
     Heads heads{at(x), token_stride, head_stride, T, H, C};
-    run([=] { active().elementwise->rms_norm(dtype, heads, at(weight), at(y), eps); });
+    Norm norm{at(weight), wide, eps};
+    run([=] { active().elementwise->rms_norm(dtype, heads, norm, at(y)); });
   });
-  m.def("add_rms_norm", [](int dtype, Address x, int64_t x_stride, Address delta, int64_t delta_stride, Address weight,
-                           Address sum, Address y, int64_t T, int64_t D, float eps) {
-    run([=] {
-      active().elementwise->add_rms_norm(dtype, at(x), x_stride, at(delta), delta_stride, at(weight), at(sum), at(y), T, D,
-                                         eps);
-    });
+  m.def("add_rms_norm", [](int dtype, Address x, int64_t x_stride, Address delta, int64_t delta_stride, Address weight, bool wide,
+                           float eps, Address sum, Address y, int64_t T, int64_t D) {
+    Norm norm{at(weight), wide, eps};
+    run([=] { active().elementwise->add_rms_norm(dtype, at(x), x_stride, at(delta), delta_stride, norm, at(sum), at(y), T, D); });
   });
   m.def("rope", [](int dtype, Address x, int64_t token_stride, int64_t head_stride, int64_t T, int64_t H, int64_t C,
-                   Address cos, Address sin, int64_t E, Address y) {
+                   Address cos, Address sin, int64_t E, bool interleaved, Address y) {
     Heads heads{at(x), token_stride, head_stride, T, H, C};
-    run([=] { active().elementwise->rope(dtype, heads, at<float>(cos), at<float>(sin), E, at(y)); });
+    run([=] { active().elementwise->rope(dtype, heads, at<float>(cos), at<float>(sin), E, interleaved, at(y)); });
   });
   m.def("norm_rope", [](int dtype, Address x, int64_t token_stride, int64_t head_stride, int64_t T, int64_t H, int64_t C,
-                        Address weight, float eps, Address cos, Address sin, int64_t E, Address y) {
+                        Address weight, bool wide, float eps, Address cos, Address sin, int64_t E, bool interleaved, Address y) {
     Heads heads{at(x), token_stride, head_stride, T, H, C};
-    run([=] { active().elementwise->norm_rope(dtype, heads, at(weight), eps, at<float>(cos), at<float>(sin), E, at(y)); });
+    Norm norm{at(weight), wide, eps};
+    run([=] { active().elementwise->norm_rope(dtype, heads, norm, at<float>(cos), at<float>(sin), E, interleaved, at(y)); });
   });
   m.def("silu_mul", [](int dtype, Address gate, int64_t gate_stride, Address up, int64_t up_stride, Address y, int64_t T,
                        int64_t I) {

@@ -12,6 +12,12 @@ void bind_packed(nb::module_& m) {
                             int64_t N, int64_t K) {
     run([=] { active().packed->matmul(layout, at(panels), x_dtype, at(x), y_dtype, at(y), at(bias), M, N, K); });
   });
+  m.def("packed_grouped", [](int layout, Address panels, int x_dtype, Address x, int y_dtype, Address y, Address bias, Address starts,
+                             int64_t E, int64_t N, int64_t K) {
+    run([=] {
+      active().packed->grouped(layout, at(panels), x_dtype, at(x), y_dtype, at(y), at(bias), at<int32_t>(starts), E, N, K);
+    });
+  });
   m.def("packed_argmax", [](int layout, Address panels, int x_dtype, Address x, Address ids, int64_t M, int64_t N, int64_t K) {
     run([=] { active().packed->argmax(layout, at(panels), x_dtype, at(x), at<int64_t>(ids), M, N, K); });
   });

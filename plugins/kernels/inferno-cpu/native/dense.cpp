@@ -7,6 +7,7 @@
 
 #include "gemm_float.hpp"
 #include "parallel.hpp"
+#include "parts.hpp"
 #include "scratch.hpp"
 #include "simd.hpp"
 
@@ -72,18 +73,19 @@ void pack(const A* x, int64_t x_stride, int64_t T, int64_t K, typename S::X* to)
 
 // ---- results ----------------------------------------------------------------------------------------------------------
 
+// Row `skew` of the first panel is the matrix's first.
 template <class A>
 struct Store {
   A* y;
   const float* bias;
-  int64_t N;
+  int64_t N, skew;
   void operator()(int64_t, int64_t panel, int64_t token, F32 sum) const {
-    A* to = y + token * N + panel * 16;
-    int64_t left = N - panel * 16;
-    if (left >= 16) return store(to, bias ? sum + load(bias + panel * 16) : sum);
+    A* to = y + token * N;
+    int64_t n = panel * 16 - skew;
+    if (n >= 0 && n + 16 <= N) return store(to + n, bias ? sum + load(bias + n) : sum);
     float lanes[16];
     store(lanes, sum);
-    for (int64_t i = 0; i < left; i++) from_float(to + i, bias ? lanes[i] + bias[panel * 16 + i] : lanes[i]);
+    for (int64_t i = n < 0 ? -n : 0; i < 16 && n + i < N; i++) from_float(to + n + i, bias ? lanes[i] + bias[n + i] : lanes[i]);
   }
 };
 
@@ -113,8 +115,7 @@ struct Largest {
 struct Pieces {
   int64_t panels, tiles;  // of one piece
   int64_t across, down;   // pieces along panels, along tiles
-  Pieces(int64_t count, int64_t panel_bytes, int R, int64_t tile_count, int64_t tile_bytes) {
-    int64_t wanted = 4 * inferno_threads;  // enough that threads end together
+  Pieces(int64_t count, int64_t panel_bytes, int R, int64_t tile_count, int64_t tile_bytes, int64_t wanted) {
     panels = whole(kChunkBytes / panel_bytes < count / wanted ? kChunkBytes / panel_bytes : count / wanted, R);
     across = (count + panels - 1) / panels;
     tiles = kResidentBytes / tile_bytes < kLeastTiles ? kLeastTiles : kResidentBytes / tile_bytes;
@@ -162,45 +163,112 @@ struct Product {
   }
 };
 
-// A slice of tokens. make_sink(pieces) is asked once; it may allocate from scratch<1>.
-template <class S, class A, class MakeSink>
-void multiply(const A* x, int64_t x_stride, const void* panels, int64_t M, int64_t N, int64_t K, const MakeSink& make_sink) {
-  using X = typename S::X;
+// One matrix by some tokens.
+template <class S>
+struct Part {
+  Product<S> product;
+  Pieces pieces;
+  int64_t matrix, token;  // of those stacked; of x, its first
+  int64_t tile, piece;    // of all parts', its first
+  int64_t piece_count() const { return pieces.across * pieces.down; }
+};
+
+// M tokens, which will be at `packed`, in about `wanted` pieces.
+template <class S>
+Part<S> part_of(const char* panels, int64_t count, int64_t K, const typename S::X* packed, int64_t M, int64_t wanted) {
   Tiles tiles(M);
-  int64_t steps = steps_of<S>(K), row = steps * S::kPerStep;
-  X* packed = (X*)scratch<0>(size_t(M * row) * sizeof(X));
-  parallel_for(tiles.count, 1 + (int64_t(16) << 10) / (row * kTokens), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++)
-      pack<S>(x + tiles.begin(i) * x_stride, x_stride, tiles.size(i), K, packed + tiles.begin(i) * row);
-  });
+  int64_t steps = steps_of<S>(K), tile_bytes = kTokens * steps * S::kPerStep * int64_t(sizeof(typename S::X));
   int R = tiles.count == 1 ? panels_for(int(M)) : kPanels;
-  Product<S> product{(const char*)panels, (N + 15) / 16, steps * S::kBytes, steps, packed, tiles, R};
-  Pieces pieces(product.count, product.panel_bytes, R, tiles.count, kTokens * row * int64_t(sizeof(X)));
-  auto sink = make_sink(pieces.across * pieces.down);
-  parallel_chunks(pieces.across * pieces.down, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at++) product.piece(pieces, at, sink);
+  Product<S> product{panels, count, steps * S::kBytes, steps, packed, tiles, R};
+  return {product, Pieces(count, product.panel_bytes, R, tiles.count, tile_bytes, wanted), 0, 0, 0, 0};
+}
+
+int64_t pieces_wanted() { return 4 * inferno_threads; }  // enough that threads end together
+
+template <class S>
+typename S::X* packed_tokens(int64_t M, int64_t K) {
+  return (typename S::X*)scratch<0>(size_t(M * steps_of<S>(K) * S::kPerStep) * sizeof(typename S::X));
+}
+
+// Tokens of x are packed to where the parts, `count` of them, have them.
+template <class S, class A, class SinkOf>
+void multiply(const A* x, int64_t x_stride, int64_t K, const Part<S>* parts, int64_t count, const SinkOf& sink_of) {
+  const Part<S>& last = parts[count - 1];
+  int64_t row = steps_of<S>(K) * S::kPerStep, tiles = last.tile + last.product.tiles.count;
+  int64_t tokens = last.token + last.product.tiles.M - parts->token;
+  parallel_for(tiles, 1 + (int64_t(16) << 10) * tiles / (row * tokens), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const Part<S>& part = part_at(parts, count, &Part<S>::tile, i);
+      int64_t at = part.product.tiles.begin(i - part.tile);
+      pack<S>(x + (part.token + at) * x_stride, x_stride, part.product.tiles.size(i - part.tile), K,
+              (typename S::X*)part.product.x + at * row);
+    }
+  });
+  parallel_chunks(last.piece + last.piece_count(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin; at < end; at++) {
+      const Part<S>& part = part_at(parts, count, &Part<S>::piece, at);
+      part.product.piece(part.pieces, at - part.piece, sink_of(part));
+    }
   });
 }
 
 template <class S, class A>
 void matmul_of(const void* x, int64_t x_stride, const void* panels, const float* bias, void* y, int64_t M, int64_t N,
                int64_t K) {
-  for (int64_t m = 0; m < M; m += kSlice)
-    multiply<S>((const A*)x + m * x_stride, x_stride, panels, M - m < kSlice ? M - m : kSlice, N, K,
-                [&](int64_t) { return Store<A>{(A*)y + m * N, bias, N}; });
+  for (int64_t m = 0; m < M; m += kSlice) {
+    int64_t rows = M - m < kSlice ? M - m : kSlice;
+    Part<S> part = part_of<S>((const char*)panels, (N + 15) / 16, K, packed_tokens<S>(rows, K), rows, pieces_wanted());
+    multiply((const A*)x + m * x_stride, x_stride, K, &part, 1, [&](const Part<S>&) { return Store<A>{(A*)y + m * N, bias, N, 0}; });
+  }
+}
+
+// Slices end between matrices, or within one that has more tokens than a slice.
+template <class S, class A>
+void grouped_of(const void* x, int64_t x_stride, const void* panels, const float* bias, void* y, const int32_t* starts, int64_t E,
+                int64_t N, int64_t K) {
+  int64_t panel_bytes = steps_of<S>(K) * S::kBytes, row = steps_of<S>(K) * S::kPerStep;
+  Part<S>* parts = (Part<S>*)scratch<1>(size_t(E < kSlice ? E : kSlice) * sizeof(Part<S>));
+  for (int64_t e = 0, begin = starts[0]; begin < starts[E];) {
+    while (starts[e + 1] <= begin) e++;
+    int64_t end = starts[e + 1];
+    for (int64_t next = e + 1; next < E && starts[next + 1] - begin <= kSlice; next++) end = starts[next + 1];
+    if (end - begin > kSlice) end = begin + kSlice;
+    int64_t slice = end - begin;
+    typename S::X* packed = packed_tokens<S>(slice, K);
+    int64_t count = 0;
+    for (int64_t token = begin; token < end; e++) {
+      int64_t rows = (starts[e + 1] < end ? starts[e + 1] : end) - token;
+      if (rows <= 0) continue;
+      Stacked at(e, N);
+      Part<S>& part = parts[count] = part_of<S>((const char*)panels + at.begin * panel_bytes, at.end - at.begin, K,
+                                                packed + (token - begin) * row, rows, (pieces_wanted() * rows + slice - 1) / slice);
+      part.matrix = e;
+      part.token = token;
+      if (count) {
+        const Part<S>& before = parts[count - 1];
+        part.tile = before.tile + before.product.tiles.count;
+        part.piece = before.piece + before.piece_count();
+      }
+      token += rows;
+      count++;
+    }
+    multiply((const A*)x, x_stride, K, parts, count, [&](const Part<S>& part) {
+      return Store<A>{(A*)y + part.token * N, bias ? bias + part.matrix * N : nullptr, N, Stacked(part.matrix, N).skew};
+    });
+    e = parts[count - 1].matrix;
+    begin = end;
+  }
 }
 
 template <class S, class A>
 void argmax_of(const void* x, int64_t x_stride, const void* panels, int64_t* ids, int64_t M, int64_t N, int64_t K) {
   for (int64_t m = 0; m < M; m += kSlice) {
-    int64_t rows = M - m < kSlice ? M - m : kSlice, pieces = 0;
-    Best* best = nullptr;
-    multiply<S>((const A*)x + m * x_stride, x_stride, panels, rows, N, K, [&](int64_t n) {
-      pieces = n;
-      best = (Best*)scratch<1>(size_t(n * rows) * sizeof(Best));
-      for (int64_t i = 0; i < n * rows; i++) best[i] = {-__builtin_inff(), -1};
-      return Largest<A>{best, rows, N};
-    });
+    int64_t rows = M - m < kSlice ? M - m : kSlice;
+    Part<S> part = part_of<S>((const char*)panels, (N + 15) / 16, K, packed_tokens<S>(rows, K), rows, pieces_wanted());
+    int64_t pieces = part.piece_count();
+    Best* best = (Best*)scratch<1>(size_t(pieces * rows) * sizeof(Best));
+    for (int64_t i = 0; i < pieces * rows; i++) best[i] = {-__builtin_inff(), -1};
+    multiply((const A*)x + m * x_stride, x_stride, K, &part, 1, [&](const Part<S>&) { return Largest<A>{best, rows, N}; });
     for (int64_t t = 0; t < rows; t++) {
       Best b = {-__builtin_inff(), -1};
       for (int64_t p = 0; p < pieces; p++)
@@ -275,6 +343,15 @@ void matmul(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const voi
   FOR_TYPE(w_dtype, E, FOR_TYPE(x_dtype, A, matmul_of<typename Steps<E>::Of, A>(x, x_stride, panels, bias, y, M, N, K)));
 }
 
+void grouped(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels, const float* bias, void* y,
+             const int32_t* starts, int64_t E, int64_t N, int64_t K) {
+#if defined(INFERNO_AVX512)
+  if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
+    return grouped_of<Bf16DotSteps, bf16>(x, x_stride, panels, bias, y, starts, E, N, K);
+#endif
+  FOR_TYPE(w_dtype, W, FOR_TYPE(x_dtype, A, grouped_of<typename Steps<W>::Of, A>(x, x_stride, panels, bias, y, starts, E, N, K)));
+}
+
 void argmax(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels, int64_t* ids, int64_t M, int64_t N,
             int64_t K) {
 #if defined(INFERNO_AVX512)
@@ -306,4 +383,4 @@ float read(const void* data, int64_t bytes) {
 }  // namespace
 
 extern const DenseLinear INFERNO_EXPORT(dense);
-const DenseLinear INFERNO_EXPORT(dense) = {repack, matmul, argmax, rows, read};
+const DenseLinear INFERNO_EXPORT(dense) = {repack, matmul, grouped, argmax, rows, read};

@@ -12,6 +12,10 @@ struct DenseLinear {
   // Sums are float32. Products are exact unless they leave float32's normal numbers (see dot2).
   void (*matmul)(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels, const float* bias, void* y,
                  int64_t M, int64_t N, int64_t K);
+  // The rows of w are E matrices of N rows each, one after the other: rows starts[e] to starts[e + 1] of x times the e-th, to the
+  // same rows of y (starts[E], N); bias is (E, N). starts[0] = 0, and starts never fall.
+  void (*grouped)(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels, const float* bias, void* y,
+                  const int32_t* starts, int64_t E, int64_t N, int64_t K);
   // ids_M = the largest of each row of x_MK @ w_NK.T rounded to x's type: the lowest id among equals, NaN never, -1 if it is
   // not finite.
   void (*argmax)(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels, int64_t* ids, int64_t M,

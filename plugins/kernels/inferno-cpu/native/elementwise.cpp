@@ -19,16 +19,6 @@ INL T rounded(float x) {
   return t;
 }
 
-// `call` with a number of the type `dtype` names.
-template <class Call>
-INL void with_type(int dtype, const Call& call) {
-  switch (dtype) {
-    case kFloat32: return call(float{});
-    case kBFloat16: return call(bf16{});
-    default: return call(f16{});
-  }
-}
-
 // 1 / rms of a row. Four sums, so that no addition waits for the one before.
 template <class T>
 INL float inverse_rms(const T* x, int64_t D, float eps) {
@@ -44,16 +34,31 @@ INL float inverse_rms(const T* x, int64_t D, float eps) {
   return 1.0f / __builtin_sqrtf(total / float(D) + eps);
 }
 
-template <class T>
-void norm_row(const T* x, const T* weight, T* y, int64_t D, float eps) {
+// A weight of T, or a wide one: float.
+template <class T, class W>
+void norm_row(const T* x, const W* weight, T* y, int64_t D, float eps) {
+  constexpr bool kRounded = sizeof(W) == sizeof(T);
   const float scale = inverse_rms(x, D, eps);
   int64_t i = 0;
   for (; i + 16 <= D; i += 16) {
-    T whole[16];
-    store(whole, load(x + i) * splat(scale));
-    store(y + i, load(whole) * load(weight + i));
+    F32 normed = load(x + i) * splat(scale);
+    if (kRounded) {
+      T whole[16];
+      store(whole, normed);
+      normed = load(whole);
+    }
+    store(y + i, normed * load(weight + i));
   }
-  for (; i < D; i++) from_float(y + i, to_float(rounded<T>(to_float(x[i]) * scale)) * to_float(weight[i]));
+  for (; i < D; i++) {
+    float normed = to_float(x[i]) * scale;
+    from_float(y + i, (kRounded ? to_float(rounded<T>(normed)) : normed) * to_float(weight[i]));
+  }
+}
+
+template <class T>
+INL void norm_row(const T* x, const Norm& norm, T* y, int64_t D) {
+  if (norm.wide) return norm_row(x, (const float*)norm.weight, y, D, norm.eps);
+  norm_row(x, (const T*)norm.weight, y, D, norm.eps);
 }
 
 template <class T>
@@ -61,11 +66,11 @@ INL const T* row_of(const Heads& x, int64_t i) {
   return (const T*)x.at + i / x.H * x.token_stride + i % x.H * x.head_stride;
 }
 
-void rms_norm(int dtype, const Heads& x, const void* weight, void* y, float eps) {
+void rms_norm(int dtype, const Heads& x, const Norm& norm, void* y) {
   with_type(dtype, [&](auto number) {
     using T = decltype(number);
     parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++) norm_row(row_of<T>(x, i), (const T*)weight, (T*)y + i * x.C, x.C, eps);
+      for (int64_t i = begin; i < end; i++) norm_row(row_of<T>(x, i), norm, (T*)y + i * x.C, x.C);
     });
   });
 }
@@ -77,15 +82,15 @@ void add_row(const T* x, const T* delta, T* y, int64_t D) {
   for (; i < D; i++) from_float(y + i, to_float(x[i]) + to_float(delta[i]));
 }
 
-void add_rms_norm(int dtype, const void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const void* weight,
-                  void* sums, void* y, int64_t rows, int64_t D, float eps) {
+void add_rms_norm(int dtype, const void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const Norm& norm,
+                  void* sums, void* y, int64_t rows, int64_t D) {
   with_type(dtype, [&](auto number) {
     using T = decltype(number);
     parallel_for(rows, rows_of(D), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) {
         T* both = (T*)sums + t * D;
         add_row((const T*)x + t * x_stride, (const T*)delta + t * delta_stride, both, D);
-        norm_row(both, (const T*)weight, (T*)y + t * D, D, eps);
+        norm_row(both, norm, (T*)y + t * D, D);
       }
     });
   });
@@ -107,27 +112,53 @@ void turn_row(const T* x, const float* cos, const float* sin, int64_t E, T* y, i
   memcpy(y + 2 * E, x + 2 * E, size_t(C - 2 * E) * sizeof(T));
 }
 
-void rope(int dtype, const Heads& x, const float* cos_TE, const float* sin_TE, int64_t E, void* y) {
+template <class T>
+void turn_row_interleaved(const T* x, const float* cos, const float* sin, int64_t E, T* y, int64_t C) {
+  int64_t i = 0;
+  for (; i + 16 <= E; i += 16) {
+    float both[32], a[16], b[16];
+    UNROLL for (int half = 0; half < 2; half++) store(both + 16 * half, load(x + 2 * i + 16 * half));
+    for (int j = 0; j < 16; j++) a[j] = both[2 * j], b[j] = both[2 * j + 1];
+    F32 c = load(cos + i), s = load(sin + i), turned = load(a) * c - load(b) * s;
+    store(b, load(b) * c + load(a) * s);
+    store(a, turned);
+    for (int j = 0; j < 16; j++) both[2 * j] = a[j], both[2 * j + 1] = b[j];
+    UNROLL for (int half = 0; half < 2; half++) store(y + 2 * i + 16 * half, load(both + 16 * half));
+  }
+  for (; i < E; i++) {
+    float a = to_float(x[2 * i]), b = to_float(x[2 * i + 1]);
+    from_float(y + 2 * i, a * cos[i] - b * sin[i]);
+    from_float(y + 2 * i + 1, b * cos[i] + a * sin[i]);
+  }
+  memcpy(y + 2 * E, x + 2 * E, size_t(C - 2 * E) * sizeof(T));
+}
+
+template <class T>
+INL void turn_row(bool interleaved, const T* x, const float* cos, const float* sin, int64_t E, T* y, int64_t C) {
+  interleaved ? turn_row_interleaved(x, cos, sin, E, y, C) : turn_row(x, cos, sin, E, y, C);
+}
+
+void rope(int dtype, const Heads& x, const float* cos_TE, const float* sin_TE, int64_t E, bool interleaved, void* y) {
   with_type(dtype, [&](auto number) {
     using T = decltype(number);
     parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++)
-        turn_row(row_of<T>(x, i), cos_TE + i / x.H * E, sin_TE + i / x.H * E, E, (T*)y + i * x.C, x.C);
+        turn_row(interleaved, row_of<T>(x, i), cos_TE + i / x.H * E, sin_TE + i / x.H * E, E, (T*)y + i * x.C, x.C);
     });
   });
 }
 
 constexpr int64_t kHead = 512;  // longest head that is normed and turned in one go
 
-void norm_rope(int dtype, const Heads& x, const void* weight, float eps, const float* cos_TE, const float* sin_TE, int64_t E,
+void norm_rope(int dtype, const Heads& x, const Norm& norm, const float* cos_TE, const float* sin_TE, int64_t E, bool interleaved,
                void* y) {
   with_type(dtype, [&](auto number) {
     using T = decltype(number);
     parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
       T normed[kHead];
       for (int64_t i = begin; i < end; i++) {
-        norm_row(row_of<T>(x, i), (const T*)weight, normed, x.C, eps);
-        turn_row(normed, cos_TE + i / x.H * E, sin_TE + i / x.H * E, E, (T*)y + i * x.C, x.C);
+        norm_row(row_of<T>(x, i), norm, normed, x.C);
+        turn_row(interleaved, (const T*)normed, cos_TE + i / x.H * E, sin_TE + i / x.H * E, E, (T*)y + i * x.C, x.C);
       }
     });
   });

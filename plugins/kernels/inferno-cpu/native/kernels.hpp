@@ -6,6 +6,7 @@
 #include "attention.hpp"
 #include "dense.hpp"
 #include "elementwise.hpp"
+#include "experts.hpp"
 #include "packed.hpp"
 
 struct Isa {
@@ -14,6 +15,7 @@ struct Isa {
   const DenseLinear* dense;
   const PackedLinear* packed;
   const Attention* attention;
+  const Experts* experts;
 };
 
 const Isa& active();  // chosen when the module is loaded, or by select()

@@ -17,9 +17,10 @@ int inferno_threads = 1;
   extern const Elementwise elementwise_##isa; \
   extern const DenseLinear dense_##isa;       \
   extern const PackedLinear packed_##isa;     \
-  extern const Attention attention_##isa;
+  extern const Attention attention_##isa;     \
+  extern const Experts experts_##isa;
 #define ENTRY(isa) \
-  Isa { #isa, &elementwise_##isa, &dense_##isa, &packed_##isa, &attention_##isa }
+  Isa { #isa, &elementwise_##isa, &dense_##isa, &packed_##isa, &attention_##isa, &experts_##isa }
 
 DECLARE(portable)
 #if defined(__x86_64__)
@@ -90,4 +91,5 @@ NB_MODULE(_native, m) {
   bind_dense(m);
   bind_packed(m);
   bind_attention(m);
+  bind_experts(m);
 }

@@ -6,6 +6,7 @@
 #include "packed_repack.hpp"
 #include "packed_tile.hpp"
 #include "parallel.hpp"
+#include "parts.hpp"
 
 namespace {
 
@@ -78,7 +79,7 @@ struct Scratch {
     return memory;
   }
 };
-thread_local Scratch x_scratch, panel_scratch;
+thread_local Scratch x_scratch, panel_scratch, part_scratch;
 
 int64_t panel_bytes(int layout, int64_t K) {
   return K / (kKernels[layout].groups * kColumns) * kKernels[layout].super_bytes;
@@ -132,89 +133,150 @@ void quantize_row(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, in
 }
 
 void quantize_tile(const Kernel& k, int dtype, const void* x, int64_t K, uint8_t* tile, int T) {
-  for (int t = 0; t < T; t++) switch (dtype) {
-      case kFloat32: quantize_row(k, (const float*)x + t * K, K / kColumns, tile, T, t); break;
-      case kBFloat16: quantize_row(k, (const bf16*)x + t * K, K / kColumns, tile, T, t); break;
-      default: quantize_row(k, (const f16*)x + t * K, K / kColumns, tile, T, t);
-    }
+  with_type(dtype, [&](auto number) {
+    for (int t = 0; t < T; t++) quantize_row(k, (const decltype(number)*)x + t * K, K / kColumns, tile, T, t);
+  });
 }
 
 // ---- the product --------------------------------------------------------------------------------------------------------
 
-// For a piece of the panels at a time `sink = make_sink()`, then sink.take(n, t, values) for 16 rows of W from n and row t of x,
-// then sink.done().
+// One matrix by some rows of x.
+struct Part {
+  const uint8_t* panels;
+  int64_t count, matrix;  // panels; which of those stacked
+  int64_t token, M;       // rows of x
+  int64_t tiles, chunk;   // of rows of x; panels that go to a thread at a time
+  int64_t tile, piece;    // of all parts', its first
+  bool direct() const { return M <= kDirectRows; }
+  int64_t step() const { return !direct() ? kWidePanels : M == 1 ? kStreams : 1; }  // panels side by side
+  int64_t pieces() const { return (count + chunk - 1) / chunk; }
+  int64_t begin(int64_t i) const { return M * i / tiles; }  // of a tile
+  int rows(int64_t i) const { return int(begin(i + 1) - begin(i)); }
+};
+
+// The first part of `all` rows of x, or the one after `before`.
+Part part_of(const uint8_t* panels, int64_t count, int64_t panel_bytes, int64_t M, int64_t all, const Part* before) {
+  Part part = {panels, count, 0, 0, M, 0, 0, 0, 0};
+  int64_t width = part.direct() ? kDirect : kWide, step = part.step();
+  part.tiles = (M + width - 1) / width;
+  int64_t chunk = kChunkBytes / panel_bytes, most = count * all / (4 * inferno_threads * M);  // enough that threads end together
+  chunk = (chunk < most ? chunk : most) / step * step;
+  part.chunk = chunk < step ? step : chunk;
+  if (before) {
+    part.tile = before->tile + before->tiles;
+    part.piece = before->piece + before->pieces();
+  }
+  return part;
+}
+
+// One piece: the panels [first, last) of a part.
+template <class Sink>
+void piece(const Kernel& k, const Part& part, int64_t first, int64_t last, const uint8_t* xs, int64_t groups, Sink& sink) {
+  int64_t bytes = groups / k.groups * k.super_bytes, wide_bytes = groups * k.wide_bytes, step = part.step();
+  int64_t x_bytes = groups * Activations<1>::kBytes;
+  bool direct = part.direct();
+  float y[kWidePanels > kStreams ? kWidePanels * kWide * kRows : (kStreams + kDirect + kWide) * kRows];
+  uint8_t* unpacked = direct ? nullptr : panel_scratch.of(size_t(step * wide_bytes));
+  for (int64_t p = first; p < last;) {
+    int side_by_side = last - p >= step ? int(step) : 1;
+    if (!direct)
+      for (int r = 0; r < side_by_side; r++) k.unpack(part.panels + (p + r) * bytes, unpacked + r * wide_bytes, groups);
+    for (int64_t i = 0; i < part.tiles; i++) {
+      int64_t t0 = part.begin(i);
+      int T = part.rows(i);
+      const uint8_t* x = xs + (part.token + t0) * x_bytes;
+      if (!direct)
+        (side_by_side > 1 || kWidePanels == 1 ? k.wide : k.wide_last)[T - 1](unpacked, wide_bytes, x, groups, y);
+      else
+        (side_by_side > 1 ? k.streams : k.direct[T - 1])(part.panels + p * bytes, bytes, x, groups, y);
+      for (int r = 0; r < side_by_side; r++)
+        for (int t = 0; t < T; t++) sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
+    }
+    p += side_by_side;
+  }
+}
+
+// For a piece of a part at a time `sink = make_sink(part)`, then sink.take(n, t, values) for its 16 rows of W from n and its row t
+// of x, then sink.done().
 template <class MakeSink>
-void product(const Kernel& k, const uint8_t* panels, int dtype, const void* x, int64_t M, int64_t N, int64_t K,
-             const MakeSink& make_sink) {
-  int64_t groups = K / kColumns, bytes = groups / k.groups * k.super_bytes, count = (N + kRows - 1) / kRows;
-  bool direct = M <= kDirectRows;
-  int width = direct ? kDirect : kWide;
-  int64_t tiles = (M + width - 1) / width, x_bytes = groups * Activations<1>::kBytes, x_size = dtype == kFloat32 ? 4 : 2;
+void product(const Kernel& k, int dtype, const void* x, int64_t K, const Part* parts, int64_t n_parts, const MakeSink& make_sink) {
+  int64_t groups = K / kColumns, x_bytes = groups * Activations<1>::kBytes, x_size = dtype == kFloat32 ? 4 : 2;
+  const Part& last = parts[n_parts - 1];
+  int64_t M = last.token + last.M, tiles = last.tile + last.tiles;
   uint8_t* xs = x_scratch.of(size_t(M * x_bytes));
-  parallel_for(tiles, 1 + 32768 / (width * K), [&](int64_t begin, int64_t end) {
+  parallel_for(tiles, 1 + 32768 * tiles / (M * K), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-      int64_t t = M * i / tiles;
-      quantize_tile(k, dtype, (const uint8_t*)x + t * K * x_size, K, xs + t * x_bytes, int(M * (i + 1) / tiles - t));
+      const Part& part = part_at(parts, n_parts, &Part::tile, i);
+      int64_t t = part.token + part.begin(i - part.tile);
+      quantize_tile(k, dtype, (const uint8_t*)x + t * K * x_size, K, xs + t * x_bytes, part.rows(i - part.tile));
     }
   });
-  int64_t step = direct ? (M == 1 ? kStreams : 1) : kWidePanels;
-  int64_t chunk = kChunkBytes / bytes, most = count / (4 * inferno_threads);
-  chunk = (chunk < most ? chunk : most) / step * step;
-  parallel_chunks(count, chunk < step ? step : chunk, [&](int64_t begin, int64_t end) {
-    auto sink = make_sink();
-    float y[kWidePanels > kStreams ? kWidePanels * kWide * kRows : (kStreams + kDirect + kWide) * kRows];
-    int64_t wide_bytes = groups * k.wide_bytes;
-    uint8_t* unpacked = direct ? nullptr : panel_scratch.of(size_t(step * wide_bytes));
-    for (int64_t p = begin; p < end;) {
-      int side_by_side = end - p >= step ? int(step) : 1;
-      if (!direct)
-        for (int r = 0; r < side_by_side; r++) k.unpack(panels + (p + r) * bytes, unpacked + r * wide_bytes, groups);
-      for (int64_t i = 0; i < tiles; i++) {
-        int64_t t0 = M * i / tiles;
-        int T = int(M * (i + 1) / tiles - t0);
-        if (!direct)
-          (side_by_side > 1 || kWidePanels == 1 ? k.wide : k.wide_last)[T - 1](unpacked, wide_bytes, xs + t0 * x_bytes, groups, y);
-        else
-          (side_by_side > 1 ? k.streams : k.direct[T - 1])(panels + p * bytes, bytes, xs + t0 * x_bytes, groups, y);
-        for (int r = 0; r < side_by_side; r++)
-          for (int t = 0; t < T; t++) sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
-      }
-      p += side_by_side;
+  parallel_chunks(last.piece + last.pieces(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const Part& part = part_at(parts, n_parts, &Part::piece, i);
+      int64_t first = (i - part.piece) * part.chunk, past = first + part.chunk;
+      auto sink = make_sink(part);
+      piece(k, part, first, past < part.count ? past : part.count, xs, groups, sink);
+      sink.done();
     }
-    sink.done();
   });
 }
 
+// Row `skew` of the first panel is the matrix's first.
 template <class Y>
 struct Rows {
   Y* y;
   const Y* bias;
-  int64_t N;
+  int64_t N, skew;
   void take(int64_t n, int64_t t, const float* values) const {
+    n -= skew;
     Y* to = y + t * N + n;
-    if (n + kRows <= N) {
+    if (n >= 0 && n + kRows <= N) {
       store(to, bias ? load(values) + load(bias + n) : load(values));
       return;
     }
-    for (int i = 0; n + i < N; i++) from_float(to + i, bias ? values[i] + to_float(bias[n + i]) : values[i]);
+    for (int64_t i = n < 0 ? -n : 0; i < kRows && n + i < N; i++)
+      from_float(to + i, bias ? values[i] + to_float(bias[n + i]) : values[i]);
   }
   void done() const {}
 };
 
-template <class Y>
-void matmul_to(const Kernel& k, const void* panels, int x_dtype, const void* x, void* y, const void* bias, int64_t M, int64_t N,
-               int64_t K) {
-  product(k, (const uint8_t*)panels, x_dtype, x, M, N, K, [&] { return Rows<Y>{(Y*)y, (const Y*)bias, N}; });
+Part whole(const Kernel& k, const void* panels, int64_t M, int64_t N, int64_t K) {
+  return part_of((const uint8_t*)panels, (N + kRows - 1) / kRows, K / (k.groups * kColumns) * k.super_bytes, M, M, nullptr);
 }
 
 void matmul(int layout, const void* panels, int x_dtype, const void* x, int y_dtype, void* y, const void* bias, int64_t M, int64_t N,
             int64_t K) {
+  if (M < 1) return;
   const Kernel& k = kKernels[layout];
-  switch (y_dtype) {
-    case kFloat32: return matmul_to<float>(k, panels, x_dtype, x, y, bias, M, N, K);
-    case kBFloat16: return matmul_to<bf16>(k, panels, x_dtype, x, y, bias, M, N, K);
-    default: return matmul_to<f16>(k, panels, x_dtype, x, y, bias, M, N, K);
+  Part part = whole(k, panels, M, N, K);
+  with_type(y_dtype, [&](auto number) {
+    using Y = decltype(number);
+    product(k, x_dtype, x, K, &part, 1, [&](const Part&) { return Rows<Y>{(Y*)y, (const Y*)bias, N, 0}; });
+  });
+}
+
+void grouped(int layout, const void* panels, int x_dtype, const void* x, int y_dtype, void* y, const void* bias,
+             const int32_t* starts, int64_t E, int64_t N, int64_t K) {
+  const Kernel& k = kKernels[layout];
+  int64_t M = starts[E], bytes = panel_bytes(layout, K), n_parts = 0;
+  if (M < 1) return;
+  Part* parts = (Part*)part_scratch.of(size_t(E < M ? E : M) * sizeof(Part));
+  for (int64_t e = 0; e < E; e++) {
+    if (starts[e] == starts[e + 1]) continue;
+    Stacked at(e, N);
+    parts[n_parts] = part_of((const uint8_t*)panels + at.begin * bytes, at.end - at.begin, bytes, starts[e + 1] - starts[e], M,
+                             n_parts ? parts + n_parts - 1 : nullptr);
+    parts[n_parts].matrix = e;
+    parts[n_parts++].token = starts[e];
   }
+  with_type(y_dtype, [&](auto number) {
+    using Y = decltype(number);
+    product(k, x_dtype, x, K, parts, n_parts, [&](const Part& part) {
+      const Y* own = bias ? (const Y*)bias + part.matrix * N : nullptr;
+      return Rows<Y>{(Y*)y + part.token * N, own, N, Stacked(part.matrix, N).skew};
+    });
+  });
 }
 
 // ---- the greatest -------------------------------------------------------------------------------------------------------
@@ -254,7 +316,8 @@ void argmax(int layout, const void* panels, int x_dtype, const void* x, int64_t*
     Best all;
     for (int64_t i = 0; i < count; i++) all.id[i] = -1;
     const uint8_t* from = (const uint8_t*)x + t * K * (x_dtype == kFloat32 ? 4 : 2);
-    product(kKernels[layout], (const uint8_t*)panels, x_dtype, from, count, N, K, [&] { return Greatest(&all, count, N); });
+    Part part = whole(kKernels[layout], panels, count, N, K);
+    product(kKernels[layout], x_dtype, from, K, &part, 1, [&](const Part&) { return Greatest(&all, count, N); });
     for (int64_t i = 0; i < count; i++) ids[t + i] = all.id[i];
   }
 }
@@ -297,15 +360,12 @@ void rows_to(const Kernel& k, const uint8_t* panels, const int64_t* ids, Y* y, i
 }
 
 void rows(int layout, const void* panels, const int64_t* ids, int y_dtype, void* y, int64_t M, int64_t N, int64_t K) {
-  const Kernel& k = kKernels[layout];
-  switch (y_dtype) {
-    case kFloat32: return rows_to(k, (const uint8_t*)panels, ids, (float*)y, M, N, K);
-    case kBFloat16: return rows_to(k, (const uint8_t*)panels, ids, (bf16*)y, M, N, K);
-    default: return rows_to(k, (const uint8_t*)panels, ids, (f16*)y, M, N, K);
-  }
+  with_type(y_dtype, [&](auto number) {
+    rows_to(kKernels[layout], (const uint8_t*)panels, ids, (decltype(number)*)y, M, N, K);
+  });
 }
 
 }  // namespace
 
 extern const PackedLinear INFERNO_EXPORT(packed);
-const PackedLinear INFERNO_EXPORT(packed) = {panel_bytes, repack, matmul, argmax, rows};
+const PackedLinear INFERNO_EXPORT(packed) = {panel_bytes, repack, matmul, grouped, argmax, rows};

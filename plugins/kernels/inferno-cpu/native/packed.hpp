@@ -22,6 +22,10 @@ struct PackedLinear {
   // The bias, where there is one, is of y's type.
   void (*matmul)(int layout, const void* panels, int x_dtype, const void* x, int y_dtype, void* y, const void* bias, int64_t M,
                  int64_t N, int64_t K);
+  // The rows of W are E matrices of N rows each, one after the other: rows starts[e] to starts[e + 1] of x times the e-th, to the
+  // same rows of y (starts[E], N); the bias is (E, N). starts[0] = 0, and starts never fall.
+  void (*grouped)(int layout, const void* panels, int x_dtype, const void* x, int y_dtype, void* y, const void* bias,
+                  const int32_t* starts, int64_t E, int64_t N, int64_t K);
   // ids_M: for each row of x the n with the greatest finite (x_MK @ W_NK.T)[n], the lowest such n; -1 if none is finite.
   void (*argmax)(int layout, const void* panels, int x_dtype, const void* x, int64_t* ids, int64_t M, int64_t N, int64_t K);
   // y_MK = W_NK[ids_M]; zeros for an id that is not in 0 .. N - 1.

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "dtype.hpp"
+
 #if defined(INFERNO_EMULATE)
 #include "emulate.hpp"
 #elif defined(__AVX512F__) || defined(__AVX2__)
@@ -95,6 +97,16 @@ INL void from_float(f16* to, float x) {
     to->bits = uint16_t(sign | (a >> 13));
   }
 #endif
+}
+
+// `call` with a number of the type `dtype` names.
+template <class Call>
+INL void with_type(int dtype, const Call& call) {
+  switch (dtype) {
+    case kFloat32: return call(float{});
+    case kBFloat16: return call(bf16{});
+    default: return call(f16{});
+  }
 }
 
 // ---- vectors --------------------------------------------------------------------------------------------------------

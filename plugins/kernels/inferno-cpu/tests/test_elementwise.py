@@ -53,26 +53,26 @@ def test_norms(dtype: torch.dtype) -> None:
     for T in ROWS:
         for D in WIDTHS:
             x_TD, delta_TD = columns(T, D, dtype=dtype), columns(T, D, dtype=dtype, seed=1)
-            weight_D = draw(D, dtype=dtype, seed=2)
-            close(native.rms_norm(x_TD, weight_D, 1e-6), ops.rms_norm(x_TD, weight_D, 1e-6))
-            sum_TD, y_TD = native.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)
-            assert torch.equal(sum_TD, x_TD + delta_TD)
-            close(y_TD, ops.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)[1])
+            for weight_D in (draw(D, dtype=dtype, seed=2), draw(D, dtype=torch.float32, seed=2)):
+                close(native.rms_norm(x_TD, weight_D, 1e-6), ops.rms_norm(x_TD, weight_D, 1e-6))
+                sum_TD, y_TD = native.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)
+                assert torch.equal(sum_TD, x_TD + delta_TD)
+                close(y_TD, ops.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [1, 3])
 def test_norm_and_rope_of_heads_within_a_qkv_matrix(dtype: torch.dtype, heads: int) -> None:
     for T in ROWS:
-        for C, E in [(16, 8), (64, 32), (80, 40), (96, 12), (128, 64), (256, 32), (600, 300), (16, 1)]:
+        for C, E in [(16, 8), (64, 32), (80, 40), (96, 12), (96, 40), (128, 64), (256, 32), (600, 300), (16, 1)]:
             x_THC = draw(T, 2 * heads * C + 16, dtype=dtype)[:, 16 : 16 + heads * C].unflatten(1, (-1, C))
             weight_C = draw(C, dtype=dtype, seed=1)
             angle_TE = draw(T, E, dtype=torch.float32, seed=2) * 10
             cos_TE, sin_TE = angle_TE.cos(), angle_TE.sin()
             close(native.rms_norm(x_THC, weight_C, 1e-6), ops.rms_norm(x_THC, weight_C, 1e-6))
-            for weight in (None, weight_C):
-                ours = native.norm_rope(x_THC, weight, 1e-6, cos_TE, sin_TE)
-                theirs = ops.norm_rope(x_THC, weight, 1e-6, cos_TE, sin_TE)
+            for weight, interleaved in ((None, False), (weight_C, False), (weight_C.float(), True), (None, True)):
+                ours = native.norm_rope(x_THC, weight, 1e-6, cos_TE, sin_TE, interleaved)
+                theirs = ops.norm_rope(x_THC, weight, 1e-6, cos_TE, sin_TE, interleaved)
                 if dtype == torch.float32:
                     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # differences of products
                 else:  # a neighbour after the norm is turned: as large an error, of as many other numbers

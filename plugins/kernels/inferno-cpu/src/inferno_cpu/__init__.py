@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from inferno import hookimpl
-from inferno.contracts import LINEAR, AttentionBackend, AttentionNeed, KernelNeed, KernelProvider
+from inferno.contracts import GROUPED, LINEAR, AttentionBackend, AttentionNeed, KernelNeed, KernelProvider
 from inferno_cpu import attention, layouts
 
 _NOT_COMPILED = "its native part was not compiled: it needs a C++ compiler when it is installed"
@@ -16,7 +16,7 @@ def refuses(need: KernelNeed) -> str | None:
         return "it computes on the CPU only"
     if find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
-    if need.op == LINEAR and need.layout not in (*layouts.DTYPES, *layouts.LAYOUTS):
+    if need.op in (LINEAR, GROUPED) and need.layout not in (*layouts.DTYPES, *layouts.LAYOUTS):
         return f"it has no kernel for matrices stored as {need.layout}"
     return None
 
@@ -35,6 +35,7 @@ def inferno_kernels() -> list[KernelProvider]:
             refuses=refuses,
             ops={
                 LINEAR: "inferno_cpu.linear:stack",
+                GROUPED: "inferno_cpu.linear:stack",
                 "rms_norm": "inferno_cpu.elementwise:rms_norm",
                 "add_rms_norm": "inferno_cpu.elementwise:add_rms_norm",
                 "norm_rope": "inferno_cpu.elementwise:norm_rope",

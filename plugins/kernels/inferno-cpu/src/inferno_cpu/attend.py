@@ -38,8 +38,9 @@ class NativeAttend:
         object.__setattr__(self, "_static", (before, sizes, (need.scale, need.soft_cap or 0.0, need.sliding_window or 0)))
 
     def __call__(
-        self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch
-    ) -> Tensor:
+        self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         before, sizes, (scale, soft_cap, window) = self._static
         step: tuple[int, int, int, int, int, int] = batch.scratch.get(_step) or _step(batch)
         q_THC, k_TKC, v_TKC = _packed(q_THC), _packed(k_TKC), _packed(v_TKC)

@@ -1,6 +1,7 @@
 """Matrices of bfloat16, float16 and float32, in panels of sixteen rows that are read in order.
 
-Suffixes: O rows (output features), I columns (input features), T tokens.
+Suffixes: O rows (output features), I columns (input features), T tokens; E matrices of R rows each, stacked, and N rows of x
+among them.
 """
 
 from __future__ import annotations
@@ -73,9 +74,7 @@ class Panels(Weight):
             x_TI = x_TI.contiguous()
         tokens, stride = len(x_TI), x_TI.stride(0)
         y_TO = x_TI.new_empty((tokens, out_features))
-        if bias_O is not self._given:  # a layer's bias is always the same: it is widened once
-            self._given, self._bias = bias_O, None if bias_O is None else bias_O.float()
-        bias = 0 if self._bias is None else self._bias.data_ptr()
+        bias = self._widened(bias_O)
         _native.dense_matmul(
             self._kind,
             DTYPES[x_TI.dtype],
@@ -89,6 +88,36 @@ class Panels(Weight):
             in_features,
         )
         return y_TO
+
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Rows starts[e] to starts[e + 1] of x (int32) times matrix e of the E that are stacked here, plus its part of the bias
+        -> y_NR, in x's type."""
+        out_features, in_features = self.shape
+        if x_NI.stride(-1) != 1:
+            x_NI = x_NI.contiguous()
+        matrices = len(starts_E1) - 1
+        rows = out_features // matrices
+        y_NR = x_NI.new_empty((len(x_NI), rows))
+        _native.dense_grouped(
+            self._kind,
+            DTYPES[x_NI.dtype],
+            x_NI.data_ptr(),
+            x_NI.stride(0),
+            self._address,
+            self._widened(bias_O),
+            y_NR.data_ptr(),
+            starts_E1.data_ptr(),
+            matrices,
+            rows,
+            in_features,
+        )
+        return y_NR
+
+    def _widened(self, bias_O: Tensor | None) -> int:
+        """The address of a bias in float32. A layer's is always the same: it is widened once."""
+        if bias_O is not self._given:
+            self._given, self._bias = bias_O, None if bias_O is None else bias_O.float()
+        return 0 if self._bias is None else self._bias.data_ptr()
 
     def argmax(self, x_TI: Tensor) -> Tensor:
         """`matmul(x_TI).argmax(-1)` without the product in memory -> ids_T (int64): the lowest id among equals, NaN is never

@@ -20,10 +20,11 @@ _MAX_HEAD_DIM = 512
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) · weight over the last dimension of (T, D) or (T, H, C)."""
+    """x / rms(x) · weight over the last dimension of (T, D) or (T, H, C). Here and below the weight is of x's type or
+    float32."""
     x = _dense_rows(x)
     y = torch.empty(x.shape, dtype=x.dtype)
-    _native.rms_norm(DTYPES[x.dtype], *_heads(x), weight.data_ptr(), y.data_ptr(), eps)
+    _native.rms_norm(DTYPES[x.dtype], *_heads(x), *_norm(weight, eps), y.data_ptr())
     return y
 
 
@@ -32,34 +33,37 @@ def add_rms_norm(x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float) -
     x_TD, delta_TD = _dense_rows(x_TD), _dense_rows(delta_TD)
     sum_TD, y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype), torch.empty(x_TD.shape, dtype=x_TD.dtype)
     _native.add_rms_norm(
-        DTYPES[x_TD.dtype], x_TD.data_ptr(), x_TD.stride(0), delta_TD.data_ptr(), delta_TD.stride(0), weight_D.data_ptr(),
-        sum_TD.data_ptr(), y_TD.data_ptr(), x_TD.shape[0], x_TD.shape[1], eps,
+        DTYPES[x_TD.dtype], x_TD.data_ptr(), x_TD.stride(0), delta_TD.data_ptr(), delta_TD.stride(0), *_norm(weight_D, eps),
+        sum_TD.data_ptr(), y_TD.data_ptr(), x_TD.shape[0], x_TD.shape[1],
     )  # fmt: skip
     return sum_TD, y_TD
 
 
-def rope(x_THC: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """The first 2 E channels of each head turned to the token's position, in pairs (i, i + E). `cos_TE` and `sin_TE` are
-    dense float32."""
+def rope(x_THC: Tensor, cos_TE: Tensor, sin_TE: Tensor, interleaved: bool = False) -> Tensor:
+    """The first 2 E channels of each head turned to the token's position, in pairs (i, i + E), or, interleaved, (2 i, 2 i + 1).
+    `cos_TE` and `sin_TE` are dense float32."""
     x_THC = _dense_rows(x_THC)
     y_THC = torch.empty(x_THC.shape, dtype=x_THC.dtype)
     _native.rope(
-        DTYPES[x_THC.dtype], *_heads(x_THC), cos_TE.data_ptr(), sin_TE.data_ptr(), cos_TE.shape[-1], y_THC.data_ptr()
-    )
+        DTYPES[x_THC.dtype], *_heads(x_THC), cos_TE.data_ptr(), sin_TE.data_ptr(), cos_TE.shape[-1], interleaved,
+        y_THC.data_ptr(),
+    )  # fmt: skip
     return y_THC
 
 
-def norm_rope(x_THC: Tensor, weight_C: Tensor | None, eps: float, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+def norm_rope(
+    x_THC: Tensor, weight_C: Tensor | None, eps: float, cos_TE: Tensor, sin_TE: Tensor, interleaved: bool = False
+) -> Tensor:
     """`rope(rms_norm(x, weight, eps), cos, sin)` in one go; without a weight `rope(x, cos, sin)`."""
     if weight_C is None:
-        return rope(x_THC, cos_TE, sin_TE)
+        return rope(x_THC, cos_TE, sin_TE, interleaved)
     if x_THC.shape[-1] > _MAX_HEAD_DIM:
-        return rope(rms_norm(x_THC, weight_C, eps), cos_TE, sin_TE)
+        return rope(rms_norm(x_THC, weight_C, eps), cos_TE, sin_TE, interleaved)
     x_THC = _dense_rows(x_THC)
     y_THC = torch.empty(x_THC.shape, dtype=x_THC.dtype)
     _native.norm_rope(
-        DTYPES[x_THC.dtype], *_heads(x_THC), weight_C.data_ptr(), eps, cos_TE.data_ptr(), sin_TE.data_ptr(), cos_TE.shape[-1],
-        y_THC.data_ptr(),
+        DTYPES[x_THC.dtype], *_heads(x_THC), *_norm(weight_C, eps), cos_TE.data_ptr(), sin_TE.data_ptr(), cos_TE.shape[-1],
+        interleaved, y_THC.data_ptr(),
     )  # fmt: skip
     return y_THC
 
@@ -95,6 +99,11 @@ def gather(table_VD: Tensor, ids_T: Tensor) -> Tensor:
 
 def _dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _norm(weight: Tensor, eps: float) -> tuple[int, bool, float]:
+    """Address of a weight, whether it is float32, and eps."""
+    return weight.data_ptr(), weight.dtype == torch.float32, eps
 
 
 def _heads(x: Tensor) -> tuple[int, int, int, int, int, int]:

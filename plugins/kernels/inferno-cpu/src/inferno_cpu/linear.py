@@ -1,4 +1,5 @@
-"""`linear` of the provider: a loaded weight, or several that share their input, into panels that the kernels stream."""
+"""`linear` and `grouped` of the provider: a loaded weight, or several that share their input or are experts of one layer, into
+panels that the kernels stream."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Quantized matrices in panels that the kernels stream.
 
-Suffixes: E stacked matrices, O rows (output features), I columns (input features), B bytes of a row as loaded, G groups of
-columns, T tokens.
+Suffixes: E stacked matrices of R rows each, N rows of x among them; O rows (output features), I columns (input features),
+B bytes of a row as loaded, G groups of columns, T tokens.
 """
 
 from __future__ import annotations
@@ -75,6 +75,20 @@ class PackedPanels(Weight):
             self._number, self._address, number, x_TI.data_ptr(), number, y_TO.data_ptr(), bias, tokens, self._out, self._in
         )
         return y_TO
+
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Rows starts[e] to starts[e + 1] of x (int32) times matrix e of the E that are stacked here, plus its part of the bias
+        -> y_NR, all in x's type."""
+        x_NI = x_NI.contiguous()
+        dtype, matrices = _DTYPES[x_NI.dtype], len(starts_E1) - 1
+        rows = self._out // matrices
+        y_NR = x_NI.new_empty((len(x_NI), rows))
+        bias = 0 if bias_O is None else bias_O.data_ptr()
+        _native.packed_grouped(
+            self._number, self._address, dtype, x_NI.data_ptr(), dtype, y_NR.data_ptr(), bias, starts_E1.data_ptr(), matrices,
+            rows, self._in,
+        )  # fmt: skip
+        return y_NR
 
     def argmax(self, x_TI: Tensor) -> Tensor:
         """ids_T of the greatest finite products of each row, the lowest of equal ones; -1 where none is finite. As exact as the

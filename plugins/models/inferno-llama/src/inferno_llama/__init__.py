@@ -22,5 +22,11 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_llama.config:LlamaConfig.from_json",
             build="inferno_llama.model:LlamaForCausalLM",
             gguf=GGUF,
+            stop_tokens=("<|eot_id|>", "<|eom_id|>"),
+            checkpoints=(
+                "meta-llama/Llama-2-7b-chat-hf", "meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct",
+                "meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "meta-llama/Llama-3.3-70B-Instruct",
+                "01-ai/Yi-1.5-9B-Chat", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+            ),
         )
     ]

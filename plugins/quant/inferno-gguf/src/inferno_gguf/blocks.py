@@ -195,7 +195,18 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (scale * ((low | high << 4).float() - 32).reshape(-1, 16, 16)).flatten(1)
 
 
+_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
+"""Twice the values of 4-bit floats; a block's scale is half of what its exponent says."""
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    exponent = blocks[:, :1].int()
+    half = torch.where(exponent < 2, 0x0020_0000 << exponent.clamp(max=1), exponent - 1 << 23)
+    return half.view(torch.float32) * torch.tensor(_E2M1, device=blocks.device)[_nibbles(blocks[:, 1:]).int()]
+
+
 UNPACK: Mapping[str, Callable[[Tensor], Tensor]] = {
     "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0,
     "q2_k": _q2_k, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k,
+    "mxfp4": _mxfp4,
 }  # fmt: skip

@@ -17,6 +17,7 @@ from attrs import define, frozen
 
 from inferno.contracts import Architecture, GgufNames, TensorInfo, TextAssets
 from inferno.errors import CheckpointError
+from inferno.index import install_hint
 from inferno_gguf.config import ROPE_TENSORS, make_config
 from inferno_gguf.files import open_files
 from inferno_gguf.reader import DAMAGED, GgufFile, Stored
@@ -24,6 +25,8 @@ from inferno_gguf.reader import DAMAGED, GgufFile, Stored
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MEMBER = "{e}"
+_MOST_MEMBERS = 4096
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _HOST_ORDER = "<" if sys.byteorder == "little" else ">"
 
@@ -35,6 +38,10 @@ class _Tensor:
     info: TensorInfo
     heads: int
     """Rotary pairs lie side by side in the rows of that many heads; 0: they do not."""
+    added: float
+    """What was added to every value before it was stored."""
+    member: int | None
+    """Which matrix of a stored stack; None: it is no stack."""
 
 
 @define
@@ -51,12 +58,21 @@ class GgufCheckpoint:
         architecture, names = _architecture(files[0], architectures)
         tensors: dict[str, _Tensor] = {}
         for file in files:
-            for name, stored in file.tensors.items():
+            for stored in file.tensors.values():
+                if stored.name in ROPE_TENSORS:
+                    continue
+                heads = _rotary_heads(files[0], names, stored)
+                added = names.added.get(_pattern(stored.name.rpartition(".")[0]), 0.0)
                 translated = _translate(names, stored)
-                if translated in tensors:
-                    raise CheckpointError(f"{file.path.name}: {name} is stored twice", DAMAGED)
-                if name not in ROPE_TENSORS:
-                    tensors[translated] = _Tensor(file, stored, _info(stored), _rotary_heads(files[0], names, stored))
+                if _MEMBER not in translated:
+                    _put(tensors, translated, _Tensor(file, stored, _single(names, stored), heads, added, None))
+                    continue
+                if len(stored.shape) < 2 or stored.shape[0] > _MOST_MEMBERS:
+                    raise CheckpointError(f"{file.path.name}: {stored.name} of shape {stored.shape} is no stack", DAMAGED)
+                info = _member(_info(stored))
+                for member in range(stored.shape[0]):
+                    tensor = _Tensor(file, stored, info, heads, added, member)
+                    _put(tensors, translated.replace(_MEMBER, str(member)), tensor)
         return cls(files, make_config(architecture, names, files), tensors)
 
     @property
@@ -76,10 +92,11 @@ class GgufCheckpoint:
         tensor = self._tensors[name]
         stored, info = tensor.stored, tensor.info
         pages, begin = tensor.file.pages_of(stored)
-        raw = torch.frombuffer(pages, dtype=torch.uint8, count=stored.nbytes, offset=begin)
+        raw = torch.frombuffer(pages, dtype=torch.uint8, count=info.nbytes, offset=begin + (tensor.member or 0) * info.nbytes)
         if tensor.file.order != _HOST_ORDER:
             raw = _swapped(raw, tensor.file, stored)
         found = raw.view(getattr(torch, info.dtype)).view(info.shape)
+        found = found - tensor.added if tensor.added else found
         return _halves_apart(found, tensor.heads) if tensor.heads else found
 
     def close(self) -> None:
@@ -93,28 +110,44 @@ def _architecture(file: GgufFile, architectures: Sequence[Architecture]) -> tupl
         raise CheckpointError(f"{file.path.name} does not name its architecture", DAMAGED)
     known = [(a, a.gguf) for a in architectures if a.gguf is not None]
     found = [(a, names) for a, names in known if names.architecture == name]
+    found = [(a, names) for a, names in found if names.priority == max(names.priority for _, names in found)]
     if len(found) == 1:
         return found[0]
     if found:
         claims = " and ".join(a.name for a, _ in found)
         raise CheckpointError(f"{claims} both read GGUF files of {name!r}", "Disable one of their plugins: --disable NAME")
-    hint = f"Try `pip install inferno-{name}`. " if re.fullmatch(r"[a-z0-9-]+", name) else ""
+    hint = install_hint(name)
     installed = ", ".join(sorted(f"{names.architecture} ({a.name})" for a, names in known)) or "none"
     raise CheckpointError(
-        f"{file.path.name}: no installed architecture reads GGUF files of {name!r}", f"{hint}Installed: {installed}."
+        f"{file.path.name}: no installed architecture reads GGUF files of {name!r}", f"{hint} Installed: {installed}.".strip()
     )
 
 
 def _translate(names: GgufNames, stored: Stored) -> str:
     """The tensor's name in the checkpoint. Names that the architecture does not know stay: the model refuses them."""
+    whole = names.modules.get(_pattern(stored.name))
     path, _, part = stored.name.rpartition(".")
-    numbers = _NUMBER.findall(path)
     module = names.modules.get(_pattern(path))
-    if module is not None:
-        path = module.replace("{n}", numbers[0]) if numbers else module
+    if whole is not None:
+        path, _, part = whole.rpartition(".")
+    elif module is not None:
+        path = module
+    if numbers := _NUMBER.findall(stored.name):
+        path = path.replace("{n}", numbers[0])
     if stored.type.dtype is None:
         part = stored.type.name if part == "weight" else f"{part}.{stored.type.name}"
     return f"{path}.{part}" if path else part
+
+
+def _put(tensors: dict[str, _Tensor], name: str, tensor: _Tensor) -> None:
+    if name in tensors:
+        raise CheckpointError(f"{tensor.file.path.name}: {tensor.stored.name} is stored twice", DAMAGED)
+    tensors[name] = tensor
+
+
+def _member(stack: TensorInfo) -> TensorInfo:
+    """One of the tensors that a stack holds."""
+    return TensorInfo(stack.dtype, stack.shape[1:], stack.nbytes // max(1, stack.shape[0]))
 
 
 def _pattern(path: str) -> str:
@@ -142,6 +175,14 @@ def _info(stored: Stored) -> TensorInfo:
     if kind.dtype is not None:
         return TensorInfo(kind.dtype, stored.shape, stored.nbytes)
     return TensorInfo("uint8", (*stored.shape[:-1], stored.shape[-1] // kind.values * kind.nbytes), stored.nbytes)
+
+
+def _single(names: GgufNames, stored: Stored) -> TensorInfo:
+    """What is stored; a matrix of one row has two dimensions again."""
+    info = _info(stored)
+    if len(info.shape) == 1 and _pattern(stored.name.rpartition(".")[0]) in names.single_rows:
+        return TensorInfo(info.dtype, (1, *info.shape), info.nbytes)
+    return info
 
 
 def _halves_apart(rows: Tensor, heads: int) -> Tensor:

@@ -32,7 +32,8 @@ def make_config(architecture: Architecture, names: GgufNames, files: list[GgufFi
     config: dict[str, Any] = {"architectures": [architecture.name], "torch_dtype": _dtype(stored)}
     for name, key in names.fields.items():
         if (value := values.field(key)) is not None:
-            config[name] = value
+            spelt = names.values.get(name)
+            config[name] = value if spelt is None or isinstance(value, list) else spelt.get(value, value)
     config |= _rope(values, files, stored)
     if (rows := _vocab_size(values, stored)) is not None:
         config["vocab_size"] = rows
@@ -40,6 +41,7 @@ def make_config(architecture: Architecture, names: GgufNames, files: list[GgufFi
     for name, module in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_down")):
         if f"blk.0.{module}.bias" in stored:
             config[name] = True
+    config |= {name: tensor in stored for name, tensor in names.present.items()}
     return config | dict(names.constants)
 
 
@@ -102,7 +104,7 @@ def _rope(values: _Values, files: list[GgufFile], stored: Mapping[str, Stored]) 
     theta = values.number("rope.freq_base")
     config: dict[str, Any] = {"rope_theta": DEFAULT_THETA if theta is None else float(theta)}
     rotated, head_dim = values.size("rope.dimension_count"), _head_dim(values)
-    if rotated is not None and head_dim is not None and rotated != head_dim:
+    if rotated is not None and head_dim is not None:
         config["partial_rotary_factor"] = rotated / head_dim
     scaling = _scaling(values, {name: _factors(name, files, rotated or head_dim) for name in ROPE_TENSORS & stored.keys()})
     return config | ({"rope_scaling": scaling} if scaling else {})

@@ -64,11 +64,11 @@ TYPES: tuple[BlockType, ...] = (
 BY_NUMBER: Mapping[int, BlockType] = {t.number: t for t in TYPES}
 BY_NAME: Mapping[str, BlockType] = {t.name: t for t in TYPES}
 
-PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
 """Types that weights keep in memory (`blocks.Blocks`)."""
 
 UNPACKED = (
-    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4", "nvfp4",
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "nvfp4",
 )  # fmt: skip
 """Types that are unpacked once, at load."""
 

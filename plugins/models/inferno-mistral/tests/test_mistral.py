@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferno.catalog import Catalog, load_catalog
+from inferno.errors import CheckpointError
+from inferno.loading import load_model
+from inferno.plan import Options, resolve
+from inferno.testing import ArchitectureTests, generate
+from inferno.testing.gguf import write_gguf
+from inferno.testing.tiny import Toy
+from inferno_mistral import GGUF
+from inferno_mistral.config import MistralConfig
+
+V0_3: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+}
+
+
+def without_llama() -> Catalog:
+    """GGUF files of Mistral are read by the plugin for Llama where that is installed."""
+    installed = {plugin.distribution for plugin in load_catalog().plugins}
+    return load_catalog(disable={"inferno-llama"} & installed)
+
+
+class MistralTests(ArchitectureTests):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def catalog(cls) -> Catalog:
+        return without_llama()
+
+
+class TestV01(MistralTests):
+    """Mistral 7B v0.1 and Zephyr: a sliding window on every layer, shorter than the longest prompt."""
+
+    in_gguf = False  # llama.cpp's converter drops the window
+    config = {**V0_3, "rope_theta": 10_000.0, "sliding_window": 12}
+
+
+class TestV03(MistralTests):
+    """Mistral 7B v0.2 and v0.3, Large: no window any more."""
+
+    config = V0_3
+
+    def test_a_gguf_file_opens_with_either_plugin(
+        self, toy: Toy, checkpoint: Path, prompts: list[list[int]], tmp_path: Path
+    ) -> None:
+        """Its files name the architecture "llama": Llama's plugin takes them where both are installed, with the same result."""
+        both, alone = load_catalog(), without_llama()
+        missing = {"inferno-llama", "inferno-gguf"} - {plugin.distribution for plugin in both.plugins}
+        if missing:
+            pytest.skip(f"{' and '.join(sorted(missing))} not installed")
+        _, opened = alone.open(checkpoint)
+        file = tmp_path / "toy.gguf"
+        write_gguf(file, GGUF, self.config, {name: opened.read(name) for name in opened.tensors}, "F16")
+        tokens = []
+        for catalog, name in ((both, "LlamaForCausalLM"), (alone, "MistralForCausalLM")):
+            plan = resolve(str(file), Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float32"), catalog)
+            assert plan.architecture == name
+            tokens.append([o.token_ids for o in generate(Toy(plan, load_model(plan, catalog)), prompts, 16)])
+        assert tokens[0] == tokens[1]
+
+
+class TestNemo(MistralTests):
+    """Mistral Nemo and Small (2409, 2501): head_dim is given, and is not hidden_size / heads."""
+
+    config = {**V0_3, "head_dim": 32, "num_key_value_heads": 1, "rope_theta": 100_000_000.0, "hidden_act": "silu"}
+
+
+class TestMinistral(MistralTests):
+    """Ministral 8B as transformers writes it: some layers slide, others see everything."""
+
+    in_gguf = False  # as v0.1
+    config = {
+        **V0_3,
+        "architectures": ["MinistralForCausalLM"],
+        "model_type": "ministral",
+        "head_dim": 32,
+        "num_hidden_layers": 3,
+        "sliding_window": 12,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    }
+
+
+class TestTied(MistralTests):
+    """Fine-tunes with a tied head, and a context stretched by YaRN (Yarn-Mistral-7b-128k)."""
+
+    config = {
+        **V0_3,
+        "tie_word_embeddings": True,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    }
+
+
+def test_a_window_that_is_not_named_is_that_of_the_first_mistral() -> None:
+    silent = {name: value for name, value in V0_3.items() if name != "sliding_window"}
+    windows = [need.sliding_window for need in MistralConfig.from_json(silent).attention_needs()]
+    assert windows == [4096, 4096]
+
+
+def test_layer_types_of_a_mistral_are_those_of_a_ministral() -> None:
+    """transformers reads such a config as Ministral's, whatever its model_type."""
+    config = {**V0_3, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
+    assert [need.sliding_window for need in MistralConfig.from_json(config).attention_needs()] == [None, 8]
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"sliding_window": 0}, "sliding_window"),
+        ({"sliding_window": "4096"}, "sliding_window"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 16.0, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+    ],
+)
+def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        MistralConfig.from_json({**V0_3, **damage})

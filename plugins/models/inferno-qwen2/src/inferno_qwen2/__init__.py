@@ -1,0 +1,27 @@
+"""Qwen2 and Qwen2.5, QwQ and DeepSeek-R1-Distill-Qwen for inferno. Imports no torch until a model is built."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import Architecture, GgufNames
+from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
+
+
+@hookimpl
+def inferno_architectures() -> list[Architecture]:
+    return [
+        Architecture(
+            name="Qwen2ForCausalLM",
+            config="inferno_qwen2.config:Qwen2Config.from_json",
+            build="inferno_qwen2.model:Qwen2ForCausalLM",
+            gguf=GgufNames(architecture="qwen2", fields=GGUF_FIELDS, modules=GGUF_MODULES),
+            stop_tokens=("<|im_end|>", "<|endoftext|>"),
+            checkpoints=(
+                "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct",
+                "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct", "Qwen/Qwen2.5-32B-Instruct",
+                "Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-Coder-32B-Instruct", "Qwen/Qwen2-7B-Instruct", "Qwen/QwQ-32B",
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+            ),
+        )
+    ]  # fmt: skip

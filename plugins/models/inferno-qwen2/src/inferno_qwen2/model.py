@@ -1,0 +1,27 @@
+"""Qwen2: Llama with biases on queries, keys and values, and a window in some layers of some models.
+
+https://arxiv.org/abs/2407.10671, https://arxiv.org/abs/2412.15115; reference: transformers/models/qwen2.
+"""
+
+from __future__ import annotations
+
+from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, Rope, SelfAttention
+from inferno_qwen2.config import Qwen2Config
+
+
+class Qwen2ForCausalLM(CausalLM):
+    def __init__(self, config: Qwen2Config) -> None:
+        layers = (
+            DecoderLayer(
+                SelfAttention(layer_id, config.attention_need(layer_id), config.hidden_size, bias=True),
+                GatedMLP(config.hidden_size, config.intermediate_size),
+                hidden_size=config.hidden_size,
+                eps=config.rms_norm_eps,
+            )
+            for layer_id in range(config.num_hidden_layers)
+        )
+        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
+        decoder = Decoder(
+            layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps
+        )
+        super().__init__(decoder, tied=config.tie_word_embeddings)

@@ -1,0 +1,36 @@
+"""Qwen3's mixtures of experts for inferno. Imports no torch until a model is built."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import Architecture, GgufNames
+from inferno.modelconfig import GGUF_EXPERT_FIELDS, GGUF_EXPERT_MODULES, GGUF_FIELDS
+
+GGUF = GgufNames(
+    architecture="qwen3moe",
+    fields={**GGUF_FIELDS, **GGUF_EXPERT_FIELDS},
+    modules={
+        **GGUF_EXPERT_MODULES,
+        "blk.{n}.attn_q_norm": "model.layers.{n}.self_attn.q_norm",
+        "blk.{n}.attn_k_norm": "model.layers.{n}.self_attn.k_norm",
+    },
+    constants={"norm_topk_prob": True},  # files do not say; llama.cpp normalizes always
+)
+
+
+@hookimpl
+def inferno_architectures() -> list[Architecture]:
+    return [
+        Architecture(
+            name="Qwen3MoeForCausalLM",
+            config="inferno_qwen3_moe.config:Qwen3MoeConfig.from_json",
+            build="inferno_qwen3_moe.model:Qwen3MoeForCausalLM",
+            gguf=GGUF,
+            stop_tokens=("<|im_end|>", "<|endoftext|>"),
+            checkpoints=(
+                "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B-Thinking-2507",
+                "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-235B-A22B-Instruct-2507",
+                "Qwen/Qwen3-235B-A22B-Thinking-2507", "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+            ),
+        )
+    ]  # fmt: skip

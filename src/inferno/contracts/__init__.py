@@ -1,0 +1,21 @@
+"""What plugins provide: frozen declarations and the protocols behind them. No behaviour, no torch at run time.
+
+A declaration's callables may be given as `"package.module:name"`; they are imported when first called, so that
+listing plugins costs nothing. Every declaration carries the `api_version` of its hook (`hookspecs.API_VERSIONS`);
+contracts grow by optional fields with defaults.
+"""
+
+from inferno.contracts.architectures import Architecture, Model, ModelConfig
+from inferno.contracts.attention import DTYPE_BYTES, Attend, AttentionBackend, AttentionNeed, CacheDType, CacheTensor, DType
+from inferno.contracts.cache import CachePolicy, PrefixCache
+from inferno.contracts.checkpoints import Checkpoint, CheckpointFormat, QuantScheme, TensorInfo, TextAssets
+from inferno.contracts.gguf import GgufNames
+from inferno.contracts.kernels import GROUPED, LINEAR, OPS, KernelNeed, KernelProvider, Recording
+from inferno.contracts.sources import FetchOptions, Source
+
+__all__ = [
+    "Architecture", "Attend", "AttentionBackend", "AttentionNeed", "CacheDType", "CachePolicy", "CacheTensor", "Checkpoint",
+    "CheckpointFormat", "DTYPE_BYTES", "DType", "FetchOptions", "GROUPED", "GgufNames", "KernelNeed", "KernelProvider",
+    "LINEAR", "Model", "ModelConfig", "OPS", "PrefixCache", "QuantScheme", "Recording", "Source", "TensorInfo",
+    "TextAssets",
+]  # fmt: skip

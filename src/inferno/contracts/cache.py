@@ -1,0 +1,64 @@
+"""Prefix caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from attrs import field, frozen
+
+from inferno import lazy
+
+
+class PrefixCache(Protocol):
+    """Remembers which block holds which content. Knows ids and keys, no tokens and no tensors; the pool owns the
+    blocks. A key names a full block's tokens *and everything before them* (`cache.extend_keys`).
+
+    A kept block is *used* while some sequence holds it, else *idle*: still findable, and evictable.
+    """
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that `evict` could give back. Changes nothing."""
+        ...
+
+    def match(self, keys: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest known prefix of `keys`. Changes nothing; valid until the next `evict`."""
+        ...
+
+    def keep(self, key: bytes, block_id: int) -> int:
+        """Remember a full, used block. Returns the block that holds the key from now on: `block_id`, or one that
+        was known before, in which case nothing changes and the caller uses that one."""
+        ...
+
+    def keeps(self, block_id: int) -> bool:
+        """Whether the block is remembered. Changes nothing."""
+        ...
+
+    def use(self, block_id: int) -> None:
+        """The idle block is used again: it can no longer be evicted."""
+        ...
+
+    def release(self, block_id: int) -> None:
+        """No sequence uses the kept block any more: it becomes idle. A sequence's blocks come last to first."""
+        ...
+
+    def evict(self, count: int) -> list[int]:
+        """Forget `count` idle blocks (all, when fewer), least useful first and never one whose continuation is still
+        kept; returns them."""
+        ...
+
+    def clear(self) -> list[int]:
+        """Forget every idle block; returns them."""
+        ...
+
+
+@frozen(kw_only=True)
+class CachePolicy:
+    """A prefix cache by name. The one of the highest priority is the default."""
+
+    name: str
+    build: Callable[[int], PrefixCache | None] = field(converter=lazy.function)
+    """build(num_blocks); None remembers nothing. Imports no torch."""
+    priority: int = 0
+    api_version: int = 1

@@ -1,0 +1,15 @@
+"""Which distribution of ours has what: for the `pip install` line of something that is not installed. Written by
+`docs/generate.py` from the plugins' own declarations; holds names only."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+
+
+def install_hint(architecture: str) -> str:
+    """For a name of `config.json`'s "architectures", or of a GGUF file's `general.architecture`."""
+    distribution = json.loads(files("inferno").joinpath("index.json").read_text(encoding="utf-8")).get(architecture)
+    if distribution is None:
+        return "No plugin is known to have it; inferno-transformers may run it."
+    return f"`pip install {distribution}`."

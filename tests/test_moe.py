@@ -1,0 +1,137 @@
+"""Mixtures of experts against a loop over tokens.
+
+Suffixes: T tokens, D hidden, E experts, K experts of a token, I inner width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inferno.nn import Dense, Experts, Router, Routing, Weight, route
+
+HIDDEN, INNER, EXPERTS = 32, 24, 5
+
+
+class Rows(Weight):
+    """A weight that has rows and nothing else: what a packed layout offers at least."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        super().__init__()
+        self.weight_OI = weight_OI
+        self.shape = (weight_OI.shape[0], weight_OI.shape[1])
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        return self.weight_OI[ids_T]
+
+    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return F.linear(x_TI, self.weight_OI, bias_O)
+
+    def concatenate(self, others: Sequence[Weight]) -> Weight | None:
+        return Rows(torch.cat([self.weight_OI, *(w.weight_OI for w in others if isinstance(w, Rows))]))
+
+
+class Loner(Rows):
+    """A layout that does not stack."""
+
+    def concatenate(self, others: Sequence[Weight]) -> Weight | None:
+        return None
+
+
+def stack(weights: Sequence[Weight], *, grouped: bool = False) -> Weight | None:
+    assert grouped, "experts are multiplied group by group"
+    return weights[0].concatenate(weights[1:])
+
+
+def experts_of(kind: type[Weight], *, bias: bool = False) -> tuple[Experts, list[list[Tensor]]]:
+    """Fused experts, and the matrices and biases of each."""
+    torch.manual_seed(0)
+    experts = Experts(EXPERTS, HIDDEN, INNER, bias=bias)
+    numbers = []
+    for expert in range(EXPERTS):
+        own = []
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            linear = experts.get_submodule(f"{expert}.{name}")
+            weight_OI = torch.randn(linear.weight.shape) / 5  # type: ignore[union-attr, arg-type]
+            own.append(weight_OI)
+            linear.weight = kind(weight_OI)  # type: ignore[call-arg]
+            if bias:
+                own.append(torch.nn.init.normal_(linear.bias))  # type: ignore[arg-type]
+        numbers.append(own)
+    experts.requires_grad_(False).fuse(stack)
+    return experts, numbers
+
+
+def naive(x_D: Tensor, own: list[Tensor]) -> Tensor:
+    if len(own) == 3:
+        gate, up, down = own
+        return F.linear(F.silu(F.linear(x_D, gate)) * F.linear(x_D, up), down)
+    gate, gate_bias, up, up_bias, down, down_bias = own
+    return F.linear(F.silu(F.linear(x_D, gate, gate_bias)) * F.linear(x_D, up, up_bias), down, down_bias)
+
+
+@pytest.mark.parametrize("kind", [Dense, Rows, Loner])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 40])
+def test_experts_equal_a_loop_over_tokens(kind: type[Weight], bias: bool, num_tokens: int) -> None:
+    """Few rows and many, weights that stack and such that do not; expert 4 has no token."""
+    experts, numbers = experts_of(kind, bias=bias)
+    x_TD = torch.randn(num_tokens, HIDDEN)
+    experts_TK = torch.stack([torch.randperm(EXPERTS - 1)[:3] for _ in range(num_tokens)]) if num_tokens else torch.empty(0, 3)
+    weights_TK = torch.rand(num_tokens, 3)
+    y_TD = experts(x_TD, experts_TK.long(), weights_TK)
+    for t in range(num_tokens):
+        pairs = zip(weights_TK[t], experts_TK[t].tolist(), strict=True)
+        torch.testing.assert_close(y_TD[t], sum(w * naive(x_TD[t], numbers[e]) for w, e in pairs), rtol=1e-4, atol=1e-4)
+    assert y_TD.shape == x_TD.shape
+
+
+@pytest.mark.parametrize("columns", [24, 20, 7])
+def test_rows_of_any_width_are_multiplied(columns: int) -> None:
+    """torch's grouped product wants rows of whole 16 bytes."""
+    weight_OI, x_NI = torch.randn(3 * 4, columns), torch.randn(6, columns)
+    y_NO = Dense(weight_OI).grouped(x_NI, torch.tensor([0, 2, 2, 6], dtype=torch.int32))
+    want = torch.cat([x_NI[:2] @ weight_OI[:4].T, x_NI[2:] @ weight_OI[8:].T])
+    torch.testing.assert_close(y_NO, want)
+
+
+def test_softmax_over_all_then_the_best() -> None:
+    logits_TE = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
+    scores = logits_TE.softmax(-1)[0]
+    experts_TK, weights_TK = route(logits_TE, Routing(top_k=2))
+    assert experts_TK.tolist() == [[1, 2]]
+    torch.testing.assert_close(weights_TK[0], scores[[1, 2]])
+    normed = route(logits_TE, Routing(top_k=2, normalize=True, scale=2.5))[1]
+    torch.testing.assert_close(normed[0], 2.5 * scores[[1, 2]] / scores[[1, 2]].sum())
+
+
+def test_a_correction_picks_and_does_not_weigh() -> None:
+    logits_TE = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
+    routing = Routing(top_k=2, scoring="sigmoid")
+    experts_TK, weights_TK = route(logits_TE, routing, torch.tensor([0.0, 0.0, 0.0, 5.0]))
+    assert experts_TK.tolist() == [[3, 1]]
+    torch.testing.assert_close(weights_TK[0], logits_TE.sigmoid()[0, [3, 1]])
+
+
+@pytest.mark.parametrize(("score", "groups"), [("max", {0, 2}), ("top2", {1, 2})])
+def test_groups_limit_the_choice(score: str, groups: set[int]) -> None:
+    """Group 0 has the best expert, group 1 the better two."""
+    logits_TE = torch.tensor([[3.0, -9.0, 2.0, 1.9, 2.9, 2.8]])
+    routing = Routing(top_k=3, scoring="sigmoid", num_groups=3, top_groups=2, group_score=score)  # type: ignore[arg-type]
+    experts_TK, _ = route(logits_TE, routing)
+    assert {e // 2 for e in experts_TK[0].tolist()} == groups
+
+
+def test_a_router_computes_in_float32() -> None:
+    router = Router(HIDDEN, EXPERTS, Routing(top_k=2), correction=True).requires_grad_(False)
+    assert set(router.exact) == {"weight", "bias", "e_score_correction_bias"}
+    for param in router.parameters():
+        torch.nn.init.normal_(param)
+    x_TD = torch.randn(4, HIDDEN).bfloat16()
+    experts_TK, weights_TK = router(x_TD)
+    want = route(x_TD.float() @ router.weight.T, router.routing, router.e_score_correction_bias)
+    assert torch.equal(experts_TK, want[0]) and weights_TK.dtype == torch.float32
