@@ -36,7 +36,8 @@ def route(
 
 def dispatch(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs sorted by expert, those of one expert by token: tokens_N (int64), the token of each row; starts_E1 (int32), where
-    each expert's rows begin, and N; places_TK (int64), the row of each pair. Raises IndexError where there is no such expert."""
+    each expert's rows begin, and N; places_TK (int64), the row of each pair. Raises IndexError for an expert that there is
+    not."""
     experts_TK = experts_TK.contiguous()
     tokens_N = torch.empty(experts_TK.numel(), dtype=torch.int64)
     starts_E1 = torch.empty(num_experts + 1, dtype=torch.int32)
