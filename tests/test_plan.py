@@ -13,6 +13,8 @@ import pytest
 
 import inferno
 from inferno import memory
+from inferno.builtin.torch_cache import layout
+from inferno.contracts import AttentionNeed
 from inferno.errors import (
     CheckpointError,
     InfernoError,
@@ -23,6 +25,8 @@ from inferno.errors import (
     UnsupportedError,
 )
 from inferno.plan import Options, open_text, plan_from_json, plan_to_json, resolve
+from inferno.plan.cache_size import CacheSizes
+from inferno.plan.values import AttentionUse
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
@@ -139,7 +143,7 @@ def test_what_is_no_amount_of_memory(text: str) -> None:
 
 def test_the_plan_survives_its_own_document(write: Write) -> None:
     plan = resolve(write(sliding_window=8, use_sliding_window=True, max_window_layers=1), on_cpu(seed=3))
-    assert len(plan.attention) == 2
+    assert len(plan.attention) == 2 and plan.window_blocks
     assert plan_from_json(plan_to_json(plan)) == plan
     assert plan_from_json(plan_to_json(plan).encode()) == plan
 
@@ -252,6 +256,63 @@ def test_the_type_is_what_was_asked_else_declared_else_stored(
 def test_layers_of_different_need_are_served_apart(write: Write) -> None:
     plan = resolve(write(sliding_window=8, use_sliding_window=True, max_window_layers=2), on_cpu())
     assert {use.need.sliding_window: use.layers for use in plan.attention} == {None: (0, 1), 8: (2,)}
+
+
+def test_layers_with_a_window_do_not_pay_for_the_whole_context(write: Write) -> None:
+    windowed = {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1}
+    plan, plain = resolve(write(**windowed), on_cpu()), resolve(write(), on_cpu())
+    assert plan.window_blocks == {40: 8 * (3 + 1 + 1) + 4}, "three blocks, the one being filled, a spare one; and a step"
+    assert (plan.num_blocks, plan.kv_tokens) == (plain.num_blocks, plain.kv_tokens) == (512, 8192)
+    per_layer = KV_BYTES // 3
+    [item] = [item for item in plan.memory if item.name == "KV cache"]
+    assert item.nbytes == plan.kv_bytes == 16 * per_layer * (512 + 2 * 44)
+    assert plan.kv_bytes_per_token == per_layer, "what one more token of a long context takes"
+    assert item.why == "512 blocks of 16 tokens, 128 B per token; for window 40 44 blocks, 256 B per token"
+    assert plan.fitting(1024) == plain.fitting(1024) == 8
+    everywhere = resolve(write(**{**windowed, "max_window_layers": 0}), on_cpu())
+    assert everywhere.kv_bytes == 16 * KV_BYTES * 44 and everywhere.kv_bytes_per_token == 0
+    assert resolve(write(**{**windowed, "sliding_window": 1024}), on_cpu()).window_blocks == {}, "no window, really"
+
+
+def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write: Write) -> None:
+    ref = write(sliding_window=40, use_sliding_window=True, max_window_layers=1)
+    roomy = resolve(ref, on_cpu())
+    fixed = sum(i.nbytes for i in roomy.memory if i.name != "KV cache")
+    for blocks in range(20, 600, 7):
+        room = blocks * 16 * KV_BYTES
+        plan = resolve(ref, on_cpu(memory=f"{fixed + room}B"))
+        [kept] = plan.window_blocks.values() or [plan.num_blocks]
+        assert plan.kv_bytes <= room and plan.num_blocks >= min(512, blocks)
+        assert kept >= 3 + 1 + 1 + 4, "at least one sequence runs"
+        assert kept == 44 or plan.num_blocks < kept + 64 + 3 * 5, "no windows are missing that there is room for"
+        assert plan.max_model_len == min(1024, plan.num_blocks * 16) and plan.fitting(plan.max_model_len) >= 1
+    assert plan.window_blocks == roomy.window_blocks
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "head_dim", "layers", "context", "gib"),
+    [
+        (16, 128, {1024: 52, None: 10}, 131_072, (62.0, 11.3)),  # Gemma 3 27B
+        (8, 256, {4096: 21, None: 21}, 8192, (2.6, 2.5)),  # Gemma 2 9B
+        (8, 64, {128: 12, None: 12}, 131_072, (6.0, 3.1)),  # gpt-oss 20B
+        (8, 128, {4096: 32}, 32_768, (4.0, 0.9)),  # Mistral 7B v0.1
+        (8, 128, {None: 36}, 32_768, (4.5, 4.5)),
+    ],
+)
+def test_what_one_long_context_takes(
+    kv_heads: int, head_dim: int, layers: dict[int | None, int], context: int, gib: tuple[float, float]
+) -> None:
+    uses = []
+    for window, count in layers.items():
+        need = AttentionNeed(
+            num_heads=kv_heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=1.0, dtype="bfloat16", sliding_window=window
+        )
+        uses.append(AttentionUse(name="", distribution="", need=need, layers=tuple(range(count)), cache=layout(need, 16)))
+    sizes = CacheSizes(uses, 16, max_num_seqs=1, max_num_batched_tokens=2048, room=1 << 40)
+    num_blocks, window_blocks = sizes.choose(context)
+    assert num_blocks == context // 16
+    found = sizes.nbytes(num_blocks, {}), sizes.nbytes(num_blocks, window_blocks)
+    assert tuple(round(n / (1 << 30), 1) for n in found) == gib
 
 
 def test_switched_off_plugins_stay_off_wherever_the_plan_goes(write: Write) -> None:

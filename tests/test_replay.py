@@ -32,17 +32,27 @@ UNTIED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["demo", "untied, with biases"])
+WINDOWED: dict[str, Any] = {
+    **UNTIED, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "sliding_window": 40,
+    "max_window_layers": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["demo", "untied, with biases", "windowed"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     ref = request.param
     if ref != "demo":
-        fields = {k: v for k, v in UNTIED.items() if k not in ("model_type", "architectures")}
-        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("llama", **fields))
+        config = WINDOWED if ref == "windowed" else UNTIED
+        fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
+        made = transformers.AutoConfig.for_model(config["model_type"], **fields)
+        model = transformers.AutoModelForCausalLM.from_config(made)
         randomize(model)
-        ref = tmp_path_factory.mktemp("untied")
+        ref = tmp_path_factory.mktemp(config["model_type"])
         model.save_pretrained(ref)
-        (ref / "config.json").write_text(json.dumps(UNTIED))
-    return Engine.load(resolve(str(ref), Options(device="cpu", dtype="bfloat16", max_model_len=512)))
+        (ref / "config.json").write_text(json.dumps(config))
+    plan = resolve(str(ref), Options(device="cpu", dtype="bfloat16", max_model_len=512, max_num_batched_tokens=256))
+    assert bool(plan.window_blocks) == (request.param == "windowed")
+    return Engine.load(plan)
 
 
 def tokens(engine: Engine) -> dict[str, list[int]]:

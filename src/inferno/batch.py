@@ -7,10 +7,10 @@ Shape suffixes, here and in every model:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -39,3 +39,17 @@ class Batch:
     """`context_lens`, int32, on the device."""
     scratch: dict[object, Any] = field(factory=dict)
     """What an attention backend derives from the step once, under a key of its own: the next layers find it here."""
+    windows: Mapping[int | None, Batch] = field(factory=dict)
+    """The step as layers of a sliding window see it that have window blocks of their own, by window."""
+
+    def of(self, window: int | None) -> Batch:
+        """The step as layers of this sliding window see it: what `Attend` is given."""
+        return self.windows.get(window, self)
+
+    def with_windows(self, places: Mapping[int, tuple[Tensor, Tensor]]) -> Batch:
+        """Slots and block tables of each window that has window blocks of its own. Of its tables, entries before the window are
+        arbitrary valid ids."""
+        windows: dict[int | None, Batch] = {}
+        for window, (slots_T, blocks_SM) in places.items():
+            windows[window] = evolve(self, slots_T=slots_T, blocks_SM=blocks_SM, scratch={})
+        return evolve(self, windows=windows)

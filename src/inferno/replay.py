@@ -10,7 +10,7 @@ Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ MAX_TOKENS = 4
 Compute = Callable[[Batch], Tensor]
 """A batch to the logits of its tokens."""
 Record = Callable[[], Recording]
+Array = np.ndarray[Any, Any]
 
 
 @frozen(eq=False)
@@ -57,19 +58,20 @@ class Replays:
     """None: it cannot be recorded."""
 
     def run(
-        self, token_ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], slots: np.ndarray[Any, Any],
-        context_lens: list[int], tables: np.ndarray[Any, Any],
+        self, token_ids: Array, positions: Array, slots: Array, context_lens: list[int], tables: Array,
+        windows: Mapping[int, tuple[Array, Array]] = {},
     ) -> Tensor | None:  # fmt: skip
-        """The step's logits, valid until the next step; None if it must be computed in the usual way."""
+        """The step's logits, valid until the next step; None if it must be computed in the usual way. `windows` has the slots
+        and tables of each, the same ones in every step."""
         tokens, blocks = tables.shape
         width = max(8, 1 << (blocks - 1).bit_length())
         key = (tokens, width)
         if key not in self._shapes:
-            batch = self._batch(tokens, width)
-            _write(batch, token_ids, positions, slots, context_lens, tables)
+            batch = self._batch(tokens, width, windows)
+            _write(batch, token_ids, positions, slots, context_lens, tables, windows)
             self._shapes[key] = shape = self._recorded(batch)
         elif (shape := self._shapes[key]) is not None:
-            _write(shape.batch, token_ids, positions, slots, context_lens, tables)
+            _write(shape.batch, token_ids, positions, slots, context_lens, tables, windows)
             shape.recording.replay()
         return None if shape is None else shape.logits_TV
 
@@ -80,26 +82,31 @@ class Replays:
             logits_TV = self.compute(batch)
         return None if watch.foreign else Shape(batch, logits_TV, recording, watch.allocated)
 
-    def _batch(self, tokens: int, width: int) -> Batch:
+    def _batch(self, tokens: int, width: int, windows: Collection[int]) -> Batch:
         longest = min(width * self.block_size, self.max_model_len)  # tables that depend on it are made for all its steps
+
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64)
+
         return Batch(
-            token_ids_T=torch.zeros(tokens, dtype=torch.int64), positions_T=torch.zeros(tokens, dtype=torch.int64),
-            slots_T=torch.zeros(tokens, dtype=torch.int64), query_starts=range(tokens + 1), context_lens=[longest] * tokens,
-            blocks_SM=torch.zeros(tokens, width, dtype=torch.int64), block_size=self.block_size, cache=self.cache,
+            token_ids_T=zeros(tokens), positions_T=zeros(tokens), slots_T=zeros(tokens), query_starts=range(tokens + 1),
+            context_lens=[longest] * tokens, blocks_SM=zeros(tokens, width), block_size=self.block_size, cache=self.cache,
             query_starts_S1=torch.arange(tokens + 1, dtype=torch.int32),
             context_lens_S=torch.zeros(tokens, dtype=torch.int32),
-        )  # fmt: skip
+        ).with_windows({window: (zeros(tokens), zeros(tokens, width)) for window in windows})  # fmt: skip
 
 
 def _write(
-    batch: Batch, token_ids: np.ndarray[Any, Any], positions: np.ndarray[Any, Any], slots: np.ndarray[Any, Any],
-    context_lens: list[int], tables: np.ndarray[Any, Any],
+    batch: Batch, token_ids: Array, positions: Array, slots: Array, context_lens: list[int], tables: Array,
+    windows: Mapping[int, tuple[Array, Array]],
 ) -> None:  # fmt: skip
     batch.token_ids_T.numpy()[:] = token_ids
     batch.positions_T.numpy()[:] = positions
-    batch.slots_T.numpy()[:] = slots
     batch.context_lens_S.numpy()[:] = context_lens
-    batch.blocks_SM.numpy()[:, : tables.shape[1]] = tables
+    for window, (own_slots, own_tables) in [(None, (slots, tables)), *windows.items()]:
+        batch.of(window).slots_T.numpy()[:] = own_slots
+        batch.of(window).blocks_SM.numpy()[:, : tables.shape[1]] = own_tables
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ Suffixes: R rows, M blocks, T tokens of the step, S sampled rows, P prompt posit
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,18 @@ class Tables:
     num_rows: int
     max_model_len: int
     block_size: int
+    windows: Collection[int] = ()
+    """Those that have window blocks of their own."""
     token_ids: np.ndarray[Any, Any] = field(init=False)
     block_ids: np.ndarray[Any, Any] = field(init=False)
+    window_block_ids: dict[int, np.ndarray[Any, Any]] = field(init=False)
+    """By window. A row's entries before its window are left over, but valid."""
 
     def __attrs_post_init__(self) -> None:
         # Untouched pages of these cost no memory.
         self.token_ids = np.zeros((self.num_rows, self.max_model_len + 1), np.int64)
         self.block_ids = np.zeros((self.num_rows, -(-self.max_model_len // self.block_size) + 1), np.int64)
+        self.window_block_ids = {window: np.zeros_like(self.block_ids) for window in self.windows}
 
     def update(self, step: Step) -> None:
         """What the step brings: new rows and new blocks."""
@@ -48,6 +54,11 @@ class Tables:
         if step.grants:
             rows, places, blocks = np.array(step.grants, np.int64).T
             self.block_ids[rows, places] = blocks
+        if step.window_grants:
+            windows, rows, places, blocks = np.array(step.window_grants, np.int64).T
+            for window, block_ids in self.window_block_ids.items():
+                own = windows == window
+                block_ids[rows[own], places[own]] = blocks[own]
 
     def lay_out(self, step: Step) -> Layout:
         """The step's slices, packed."""
@@ -61,13 +72,20 @@ class Tables:
             positions = np.arange(total) - np.repeat(ends - counts, counts) + starts[owner]
         row_T = rows[owner]
         contexts = starts + counts
-        tables = self.block_ids[rows, : -(-int(contexts.max()) // self.block_size)]
-        slots = tables[owner, positions // self.block_size] * self.block_size + positions % self.block_size
+        width = -(-int(contexts.max()) // self.block_size)
+        places, offsets = positions // self.block_size, positions % self.block_size
+
+        def located(block_ids: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+            tables = block_ids[rows, :width]
+            return tables[owner, places] * self.block_size + offsets, tables
+
+        slots, tables = located(self.block_ids)
         sampling = samples.astype(bool)
         return Layout(
             token_ids=self.token_ids[row_T, positions], positions=positions, slots=slots,
             query_starts=[0, *ends.tolist()], context_lens=contexts.tolist(), tables=tables,
             last=ends[sampling] - 1, sampling_rows=rows[sampling].tolist(), next_places=contexts[sampling],
+            windows={window: located(block_ids) for window, block_ids in self.window_block_ids.items()},
         )  # fmt: skip
 
     def append(self, layout: Layout, token_ids: list[int]) -> None:
@@ -90,6 +108,8 @@ class Layout:
     """Index in T of each sampling slice's last token."""
     sampling_rows: list[int]
     next_places: np.ndarray[Any, Any]
+    windows: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+    """Slots and tables of each that has window blocks of its own."""
 
 
 class ModelRunner:
@@ -98,9 +118,9 @@ class ModelRunner:
     def __init__(self, model: nn.Module, plan: Plan, ops: Ops = TORCH, record: Record | None = None) -> None:
         self._model, self._device = model, torch.device(plan.device)
         layers = {layer: use for use in plan.attention for layer in use.layers}
-        layouts = [layers[i].cache for i in range(len(layers))]
-        self._cache = KVCache.allocate(layouts, plan.num_blocks, plan.device)
-        self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size)
+        uses = [layers[i] for i in range(len(layers))]
+        self._cache = KVCache.allocate([use.cache for use in uses], [plan.blocks_of(use) for use in uses], plan.device)
+        self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, tuple(plan.window_blocks))
         self._sampler = Sampler(plan.max_num_seqs, plan.vocab_size, device=self._device, seed=plan.seed, argmax=ops.argmax)
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
         self._replays = record and Replays(
@@ -136,7 +156,9 @@ class ModelRunner:
             return None
         if self._wants_prompt:
             return None
-        return self._replays.run(layout.token_ids, layout.positions, layout.slots, layout.context_lens, layout.tables)
+        return self._replays.run(
+            layout.token_ids, layout.positions, layout.slots, layout.context_lens, layout.tables, layout.windows
+        )
 
     def _prepare(self, batch: Batch) -> None:
         for module in self._model.modules():
@@ -151,7 +173,7 @@ class ModelRunner:
         return logits_SV
 
     def _batch(self, layout: Layout) -> Batch:
-        return Batch(
+        batch = Batch(
             token_ids_T=self._tensor(layout.token_ids),
             positions_T=self._tensor(layout.positions),
             slots_T=self._tensor(layout.slots),
@@ -163,6 +185,10 @@ class ModelRunner:
             block_size=self._tables.block_size,
             cache=self._cache,
         )
+        if not layout.windows:
+            return batch
+        tensor = self._tensor
+        return batch.with_windows({w: (tensor(slots), tensor(tables)) for w, (slots, tables) in layout.windows.items()})
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

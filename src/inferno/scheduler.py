@@ -21,6 +21,7 @@ from inferno.types import (
     Slice,
     Step,
     Token,
+    WindowGrant,
 )
 
 
@@ -34,6 +35,8 @@ class Scheduler:
     def __init__(
         self, pool: BlockPool, *, max_model_len: int, max_num_seqs: int = 64, max_num_batched_tokens: int = 2048
     ) -> None:
+        longest = pool.blocks_for(min(max_model_len, max_num_batched_tokens))
+        assert all(w.num_blocks > pool.blocks_for(w.window) + longest for w in pool.windows), "too few for one sequence"
         self._pool = pool
         self._max_model_len = max_model_len
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -44,6 +47,8 @@ class Scheduler:
         self._arrivals = 0
         self._swaps: list[BlockGrant] = []
         """Table entries that changed in a commit: told to the runner with the next step."""
+        self._window_grants: list[WindowGrant] = []
+        """Those of the windows' tables, of commits and of the plan being made."""
         self.stats = EngineStats()
 
     @property
@@ -102,7 +107,8 @@ class Scheduler:
         if not preempted:
             self._admit(budget, slices, admissions, grants)
         self._gauge()
-        return Step(tuple(slices), tuple(admissions), tuple(grants))
+        window_grants, self._window_grants = self._window_grants, []
+        return Step(tuple(slices), tuple(admissions), tuple(grants), tuple(window_grants))
 
     def _extend(self, sequence: Sequence, num_tokens: int, grants: list[BlockGrant]) -> Sequence | None:
         """Blocks for `num_tokens` tokens. Preempts the least urgent sequences while there are too few; returns the last
@@ -141,11 +147,10 @@ class Scheduler:
             count = min(pending, budget)
             missing = self._pool.blocks_for(start + count) - len(hits)
             # Idle hits cannot be evicted for the rest. One block is left for each running sequence to grow into.
-            spare = self._pool.num_available - self._pool.num_idle_among(hits)
-            if spare < missing + len(self._running):
+            if self._pool.num_available_beside(hits) < missing + len(self._running):
                 return
             heapq.heappop(self._waiting)
-            self._pool.hold(hits)
+            sequence.window_starts = self._pool.hold(hits)
             sequence.row = self._rows.pop()
             self._running[sequence.row] = sequence
             self._grant(sequence, hits, grants)
@@ -162,7 +167,7 @@ class Scheduler:
             return []
         self._extend_keys(sequence)
         usable = (len(sequence.token_ids) - 1) // self._pool.block_size
-        return self._pool.prefix.match(sequence.keys[:usable])
+        return self._pool.usable(self._pool.prefix.match(sequence.keys[:usable]))
 
     def _is_computed_beside(self, sequence: Sequence, place: int) -> bool:
         """Whether a running sequence is about to compute the block that this one needs next: the same prompt, or `n` > 1."""
@@ -184,12 +189,14 @@ class Scheduler:
             stats.prompt_tokens += len(sequence.token_ids)
             stats.cached_tokens += start
 
-    @staticmethod
-    def _grant(sequence: Sequence, blocks: list[int], grants: list[BlockGrant]) -> None:
+    def _grant(self, sequence: Sequence, blocks: list[int], grants: list[BlockGrant]) -> None:
         row, place = sequence.row, len(sequence.block_ids)
         for i, block in enumerate(blocks):
             grants.append(BlockGrant(row, place + i, block))
         sequence.block_ids += blocks
+        for pool, start in zip(self._pool.windows, sequence.window_starts, strict=True):
+            for i in range(max(start, place), place + len(blocks)):
+                self._window_grants.append(WindowGrant(pool.window, row, i, pool.owned[sequence.block_ids[i]]))
 
     # --- commit ---------------------------------------------------------------------------------------------------
 
@@ -205,6 +212,7 @@ class Scheduler:
             sequence.num_computed = stop
             if stop // block_size > sequence.num_kept:
                 self._keep(sequence, stop // block_size)
+                self._pool.slide(sequence.block_ids, sequence.window_starts, stop)
             if not samples:
                 continue
             token_id = next(answers)
@@ -246,10 +254,11 @@ class Scheduler:
             own = sequence.block_ids[place]
             known = prefix.keep(sequence.keys[place], own)
             if known != own:
-                self._pool.hold([known])
-                self._pool.release([own])
+                window_blocks = self._pool.exchange(own, known)
                 sequence.block_ids[place] = known
                 self._swaps.append(BlockGrant(sequence.row, place, known))
+                for pool, block in zip(self._pool.windows, window_blocks, strict=True):
+                    self._window_grants.append(WindowGrant(pool.window, sequence.row, place, block))
         sequence.num_kept = num_full
 
     def _extend_keys(self, sequence: Sequence) -> None:
@@ -257,16 +266,18 @@ class Scheduler:
 
     def _vacate(self, sequence: Sequence) -> None:
         """Its row and blocks go back."""
-        self._pool.release(sequence.block_ids)
+        self._pool.release(sequence.block_ids, sequence.window_starts)
         del self._running[sequence.row]
         self._rows.append(sequence.row)
         self._swaps = [g for g in self._swaps if g.row != sequence.row] if self._swaps else self._swaps
+        if self._window_grants:
+            self._window_grants = [g for g in self._window_grants if g.row != sequence.row]
         sequence.row = -1
 
     def _gauge(self) -> None:
         stats = self.stats
         stats.num_running, stats.num_waiting = len(self._running), len(self._waiting)
-        stats.kv_usage = self._pool.num_held / self._pool.num_blocks
+        stats.kv_usage = self._pool.usage
 
     def check(self) -> None:
         """The invariants, for tests and for when nothing runs."""
@@ -276,3 +287,9 @@ class Scheduler:
         assert len(self._by_id) == len(self._running) + len(self._waiting), "a sequence is lost"
         held = {b for s in self._running.values() for b in s.block_ids}
         assert len(held) == self._pool.num_held, "a block has no sequence"
+        for i, pool in enumerate(self._pool.windows):
+            places = [(s, s.window_starts[i]) for s in self._running.values()]
+            assert all(start <= pool.first(s.num_computed) for s, start in places), "a sequence may look at what it let go of"
+            looked_at = {b for s, start in places for b in s.block_ids[start:]}
+            assert looked_at <= pool.owned.keys(), "a block that is looked at has no window block"
+            assert len(looked_at) == pool.num_held, "a window block has no sequence"

@@ -168,6 +168,8 @@ class Sequence:
     """Content keys of the leading full blocks: see `cache.extend_keys`."""
     num_kept: int = 0
     """Leading blocks the prefix cache already knows."""
+    window_starts: list[int] = field(factory=list)
+    """For each of the pool's windows, the place of the first block that it holds a window block of."""
     row: int = -1
     """Its row in the runner's resident tables while it runs."""
     num_cached: int = -1
@@ -207,6 +209,16 @@ class BlockGrant(NamedTuple):
     block_id: int
 
 
+class WindowGrant(NamedTuple):
+    """The same for the layers of a sliding window that have window blocks of their own (`cache.WindowPool`)."""
+
+    window: int
+    """In tokens."""
+    row: int
+    place: int
+    block_id: int
+
+
 @frozen(eq=False)
 class Step:
     """The scheduler's plan for one forward pass. Carries what is new, never the context (O(new) host work)."""
@@ -214,6 +226,7 @@ class Step:
     slices: tuple[Slice, ...]
     admissions: tuple[Admission, ...] = ()
     grants: tuple[BlockGrant, ...] = ()
+    window_grants: tuple[WindowGrant, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -238,7 +251,7 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
-    """Share of the cache's blocks that sequences hold, 0 to 1."""
+    """Share of the cache that sequences hold, 0 to 1: of its blocks, or of a sliding window's, whichever is fuller."""
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

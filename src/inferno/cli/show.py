@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -99,11 +100,11 @@ def _layers(layers: tuple[int, ...]) -> str:
 def _memory_rows(plan: Plan) -> list[Row]:
     rows = [(item.name, f"{memory.show(item.nbytes):>10}  {item.why}", "") for item in plan.memory]
     total = sum(item.nbytes for item in plan.memory)
-    whole = -(-plan.max_model_len // plan.block_size)
-    at_once = min(plan.max_num_seqs, plan.num_blocks // whole)
-    each = min(plan.max_model_len, plan.num_blocks // plan.max_num_seqs * plan.block_size)
+    at_once = plan.fitting(plan.max_model_len)
     fits = f"{at_once} of {plan.max_model_len} tokens at once"
     if at_once < plan.max_num_seqs:
+        lengths = range(plan.block_size, plan.max_model_len, plan.block_size)
+        each = bisect_right(lengths, -plan.max_num_seqs, key=lambda length: -plan.fitting(length)) * plan.block_size
         fits += f", or {plan.max_num_seqs} of {each}"
     return [*rows, ("total", f"{memory.show(total):>10}", ""), ("fits", fits, "")]
 

@@ -33,7 +33,7 @@ class Engine:
 
         catalog = plan.catalog()
         policy = catalog.cache_policy(plan.cache_policy).item
-        pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks))
+        pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks)
         runner = ModelRunner(load_model(plan, catalog), plan, ops_of(plan, catalog), record_of(plan, catalog))
         return cls(plan, scheduler_of(plan, pool), runner)
 

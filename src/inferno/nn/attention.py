@@ -25,7 +25,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`need.output_dim`). Latent attention has no values; `sinks_H` are the logits of
         `need.sinks`."""
-        need = self.need
+        need, batch = self.need, batch.of(self.need.sliding_window)
         q_THC, k_TKC = (x.view(len(x), -1, need.head_dim) for x in (q_TX, k_TX))
         v_TKC = k_TKC[..., : need.latent_dim] if v_TX is None else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
         cache = batch.cache.layers[self.layer_id]

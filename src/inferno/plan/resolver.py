@@ -28,6 +28,7 @@ from inferno.contracts import (
     TensorInfo,
 )
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
+from inferno.plan.cache_size import CacheSizes
 from inferno.plan.stored import architecture_name, modules_of, unused_tensors
 from inferno.plan.values import COMPUTE_DTYPES, AttentionUse, KernelUse, MemoryItem, Options, Plan, SchemeUse, adapted
 
@@ -85,7 +86,7 @@ class _Resolver:
         kernels = self._kernels(schemes, model, dtype, device)
         limit = self._memory_limit(device)
         items = self._fixed_memory(schemes, dtype, model)
-        max_model_len, num_blocks = self._size_cache(model, attention, block_size, limit, items)
+        max_model_len, num_blocks, window_blocks = self._size_cache(model, attention, block_size, limit, items)
         return Plan(
             ref=ref, path=str(path), model_id=options.served_model_name or ref, source=source.item.name,
             architecture=architecture_name(self._config), format=found.item.name, config=dict(self._config), schemes=schemes,
@@ -93,7 +94,8 @@ class _Resolver:
             dtype=dtype, device=device, threads=self._threads(schemes), seed=options.seed, vocab_size=model.vocab_size,
             max_model_len=max_model_len,
             max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
-            block_size=block_size, num_blocks=num_blocks, memory_limit=limit, memory=tuple(items),
+            block_size=block_size, num_blocks=num_blocks, window_blocks=window_blocks, memory_limit=limit,
+            memory=tuple(items),
             distributions=self._distributions, considered=tuple(self._considered), notes=tuple(self._notes),
             disable=options.disable, only=options.only,
         )  # fmt: skip
@@ -233,29 +235,30 @@ class _Resolver:
     def _size_cache(
         self, model: ModelConfig, attention: tuple[AttentionUse, ...], block_size: int, limit: int,
         items: list[MemoryItem],
-    ) -> tuple[int, int]:  # fmt: skip
-        """The longest context and the number of blocks: what is left of the limit, but no more than could be used."""
+    ) -> tuple[int, int, dict[int, int]]:  # fmt: skip
+        """The longest context, the number of blocks and of window blocks: what is left of the limit, but no more than could be
+        used."""
         options, longest = self._options, model.max_position_embeddings
         if options.max_model_len is not None and options.max_model_len > longest:
             raise OptionError(f"max_model_len {options.max_model_len} is beyond the model's {longest}", "Lower it.")
         wanted = options.max_model_len or longest
         fixed = sum(i.nbytes for i in items)
-        per_block = sum(use.block_bytes for use in attention)
-        fits = max(0, limit - fixed) // per_block
+        sizes = CacheSizes(
+            attention, block_size, options.max_num_seqs, options.max_num_batched_tokens, room=max(0, limit - fixed)
+        )
+        fits, window_blocks = sizes.choose(wanted)
         if fits * block_size < min(wanted, options.max_model_len or block_size):
             raise OutOfMemoryError(
                 f"{memory.show(fixed)} for weights and workspace leave room for {fits * block_size} tokens of "
-                f"{memory.show(per_block / block_size)} in {memory.show(limit)}; {wanted} are wanted",
+                f"{memory.show(sizes.per_token())} in {memory.show(limit)}; {wanted} are wanted",
                 f"Raise --memory (it is {options.memory or DEFAULT_MEMORY}), or lower --max-model-len, --max-num-seqs or "
                 "--max-num-batched-tokens.",
             )
         if fits * block_size < wanted:
             self._notes.append(f"context lowered from {wanted} to {fits * block_size} tokens: that is what fits")
             wanted = fits * block_size
-        blocks = min(fits, options.max_num_seqs * -(-wanted // block_size))
-        why = f"{blocks} blocks of {block_size} tokens, {memory.show(per_block / block_size)} per token"
-        items.append(MemoryItem("KV cache", blocks * per_block, why))
-        return wanted, blocks
+        items.append(MemoryItem("KV cache", sizes.nbytes(fits, window_blocks), sizes.describe(fits, window_blocks)))
+        return wanted, fits, window_blocks
 
 
 def _model_config(architecture: Architecture, config: Mapping[str, Any]) -> ModelConfig:

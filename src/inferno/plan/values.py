@@ -159,6 +159,8 @@ class Plan:
     max_num_batched_tokens: int
     block_size: int
     num_blocks: int
+    window_blocks: Mapping[int, int] = field(factory=dict)
+    """Sliding window -> blocks that its layers keep, where they need fewer than `num_blocks`."""
     memory_limit: int
     memory: tuple[MemoryItem, ...]
     distributions: Mapping[str, str]
@@ -172,12 +174,31 @@ class Plan:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens the cache holds, over all sequences."""
+        """Tokens of context the cache holds, over all sequences."""
         return self.num_blocks * self.block_size
 
     @property
     def kv_bytes_per_token(self) -> float:
-        return sum(use.block_bytes for use in self.attention) / self.block_size
+        """Of a context's tokens beyond every window that has blocks of its own: what the other layers keep."""
+        return sum(u.block_bytes for u in self.attention if u.need.sliding_window not in self.window_blocks) / self.block_size
+
+    @property
+    def kv_bytes(self) -> int:
+        """The whole cache."""
+        return sum(use.block_bytes * self.blocks_of(use) for use in self.attention)
+
+    def blocks_of(self, use: AttentionUse) -> int:
+        """Blocks that each of these layers keeps."""
+        return self.window_blocks.get(use.need.sliding_window or 0, self.num_blocks)
+
+    def fitting(self, tokens: int) -> int:
+        """How many sequences of this length the cache holds at once, each computing its share of a step."""
+        blocks = -(-tokens // self.block_size)
+        step = -(-self.max_num_batched_tokens // self.block_size)
+        found = [self.max_num_seqs, self.num_blocks // blocks]
+        for window, kept in self.window_blocks.items():
+            found.append((kept - step) // min(blocks, -(-window // self.block_size) + 1))
+        return min(found)
 
     def catalog(self) -> Catalog:
         """The catalog as it was when the plan was made: the same plugins switched off."""

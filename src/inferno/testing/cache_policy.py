@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -20,6 +20,10 @@ from inferno.types import FinishReason, Request, SamplingParams
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 2, 14, 20, 2
 SALTS = ("", "other")
+BUDGET = 6
+NO_WINDOWS: Mapping[int, int] = {}
+WINDOWS: Mapping[int, int] = {3: 6, 5: 8}
+"""Window blocks for little more than one sequence."""
 
 
 class CachePolicyTests:
@@ -34,9 +38,12 @@ class CachePolicyTests:
     def item(cls) -> CachePolicy:
         return load_catalog().cache_policy(cls.policy).item
 
-    def test_no_leak_no_double_owner_and_right_content_whatever_happens(self, item: CachePolicy) -> None:
+    @pytest.mark.parametrize("windows", [NO_WINDOWS, WINDOWS], ids=["blocks", "window blocks"])
+    def test_no_leak_no_double_owner_and_right_content_whatever_happens(
+        self, item: CachePolicy, windows: Mapping[int, int]
+    ) -> None:
         run_state_machine_as_test(
-            lambda: _Machine(item.build),  # type: ignore[arg-type]  # whatever makes one will do
+            lambda: _Machine(item.build, windows),  # type: ignore[arg-type]  # whatever makes one will do
             settings=settings(
                 max_examples=self.max_examples, stateful_step_count=30, deadline=None, derandomize=True,
                 database=None, suppress_health_check=list(HealthCheck),
@@ -144,11 +151,11 @@ class _Machine(RuleBasedStateMachine):
 
     requests: Bundle[str] = Bundle("requests")
 
-    def __init__(self, build: Callable[[int], PrefixCache | None]) -> None:
+    def __init__(self, build: Callable[[int], PrefixCache | None], windows: Mapping[int, int] = NO_WINDOWS) -> None:
         super().__init__()
-        self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE)
-        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, _Watched(_built(build), self.runner))
-        self.scheduler = Scheduler(self.pool, max_model_len=MAX_MODEL_LEN, max_num_seqs=4, max_num_batched_tokens=6)
+        self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE, tuple(windows))
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, _Watched(_built(build), self.runner), windows)
+        self.scheduler = Scheduler(self.pool, max_model_len=MAX_MODEL_LEN, max_num_seqs=4, max_num_batched_tokens=BUDGET)
         self.open: dict[str, Request] = {}
         self.output: dict[str, list[int]] = {}
 
@@ -202,7 +209,7 @@ class _Machine(RuleBasedStateMachine):
             if self.open:
                 self.step(1)
         assert not self.open, "requests never end"
-        assert self.pool.num_available == NUM_BLOCKS
+        assert self.pool.usage == 0
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -47,7 +47,7 @@ class Toy:
     def engine(self) -> Engine:
         plan = self.plan
         policy = load_catalog(disable=plan.disable, only=plan.only).cache_policy(plan.cache_policy).item
-        pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks))
+        pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks)
         return Engine(plan, scheduler_of(plan, pool), Recorder(self.model, plan))
 
 
