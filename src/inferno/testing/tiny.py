@@ -17,7 +17,7 @@ from attrs import define, frozen
 from torch import Tensor, nn
 
 from inferno.cache import BlockPool
-from inferno.catalog import load_catalog
+from inferno.catalog import Catalog, load_catalog
 from inferno.engine.core import Engine, scheduler_of
 from inferno.plan import Plan
 from inferno.runner import ModelRunner
@@ -49,6 +49,10 @@ class Toy:
         policy = load_catalog(disable=plan.disable, only=plan.only).cache_policy(plan.cache_policy).item
         pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks)
         return Engine(plan, scheduler_of(plan, pool), Recorder(self.model, plan))
+
+    def cache(self) -> list[Tensor]:
+        """The tensors of a fresh cache."""
+        return [tensor for layer in Recorder(self.model, self.plan)._cache.layers for tensor in layer.values()]
 
 
 class Recorder(ModelRunner):
@@ -97,6 +101,12 @@ def generate(
     return [
         Outcome(tuple(token_ids[i]), torch.stack(recorder.seen[i]), cached[i], engine.stats()) for i in token_ids
     ]
+
+
+def torch_only() -> Catalog:
+    """What is installed, less the plugins with kernels: those may round activations to 8 bits, as llama.cpp does."""
+    installed = load_catalog()
+    return load_catalog(disable=[plugin.name for plugin in installed.plugins if "inferno_kernels" in plugin.offers])
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:

@@ -20,7 +20,7 @@ from inferno.nn import Rope, Unloaded
 from inferno.plan import Options, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.gguf import write_gguf
-from inferno.testing.tiny import Toy, ragged_prompts
+from inferno.testing.tiny import Toy, ragged_prompts, torch_only
 from inferno_deepseek import GGUF
 from inferno_deepseek.config import DeepseekConfig
 from inferno_deepseek.model import DeepseekForCausalLM
@@ -156,8 +156,9 @@ def tensors() -> dict[str, Tensor]:
 
 
 def load(path: Path) -> Toy:
-    plan = resolve(str(path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"))
-    return Toy(plan, load_model(plan))
+    catalog = torch_only()
+    plan = resolve(str(path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"), catalog)
+    return Toy(plan, load_model(plan, catalog))
 
 
 def saved(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:

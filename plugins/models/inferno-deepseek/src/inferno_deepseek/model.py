@@ -74,7 +74,8 @@ class LatentAttention(nn.Module):
             both_HCL = _dense(self.kv_b_proj, device).view(self.num_heads, -1, self.latent)
             key_HNL, value_HVL = both_HCL[:, : self.nope], both_HCL[:, self.nope :]
             del self.kv_b_proj
-        self.key_HNL, self.value_HLV = key_HNL, value_HVL.transpose(1, 2)
+        self.register_buffer("key_HNL", key_HNL, persistent=False)
+        self.register_buffer("value_HLV", value_HVL.transpose(1, 2), persistent=False)
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
         q_TX, latent_TC = self.down(x_TD)
