@@ -19,8 +19,8 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"runner", "loading", "text"},
     {"plan", "scheduler", "sampler", "replay", "builtin"},
     {"nn", "catalog", "sampling_state"},
-    {"batch", "cache"},
-    {"types", "contracts", "hookspecs", "modelconfig", "memory", "index"},
+    {"batch", "cache", "modelconfig"},
+    {"types", "contracts", "hookspecs", "memory", "index"},
     {"errors", "lazy", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}

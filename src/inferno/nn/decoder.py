@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from inferno.batch import Batch
+from inferno.modelconfig import DecoderConfig
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.norm import RMSNorm
+from inferno.nn.rope import Rope
 
 Norm = Callable[[int, float], Any]
 """(size, eps) -> `RMSNorm` or `LayerNorm`, or what acts like them."""
@@ -93,6 +95,14 @@ class Decoder(nn.Module):
         self.norm = norm(hidden_size, eps)
         self.rope = rope
         self.embedding_scale = embedding_scale
+
+    @classmethod
+    def of(cls, config: DecoderConfig, layers: Iterable[nn.Module], *, interleaved: bool = False) -> Decoder:
+        """With RMSNorm and one rotary embedding, of neighbouring pairs where `interleaved`."""
+        rope = Rope(
+            config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings, interleaved=interleaved
+        )
+        return cls(layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed_tokens(batch.token_ids_T)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from inferno.nn import ops
 from inferno.nn.linear import Linear, Stack
+from inferno.nn.mlp import GatedMLP
 from inferno.nn.weight import Weight
 
 
@@ -126,6 +127,25 @@ class Experts(nn.Module):
         y_ND[order_N] = self.down(h_NI, expert_N, starts_E1)
         y_T1D = torch.bmm(weights_TK[:, None], y_ND.view(-1, top_k, x_TD.shape[1]).float())
         return y_T1D[:, 0].to(x_TD.dtype)
+
+
+class MixtureOfExperts(nn.Module):
+    """In the place of a decoder layer's MLP: `gate` picks from `experts`; every token passes `shared_experts` besides, where
+    there are any. The names are those that most checkpoints have."""
+
+    def __init__(
+        self, num_experts: int, hidden_size: int, intermediate_size: int, routing: Routing, *, correction: bool = False,
+        shared_size: int = 0,
+    ) -> None:  # fmt: skip
+        """`shared_size` is the inner width of all shared experts together; 0: none."""
+        super().__init__()
+        self.gate = Router(hidden_size, num_experts, routing, correction=correction)
+        self.experts = Experts(num_experts, hidden_size, intermediate_size)
+        self.shared_experts = GatedMLP(hidden_size, shared_size) if shared_size else None
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        y_TD: Tensor = self.experts(x_TD, *self.gate(x_TD))
+        return y_TD if self.shared_experts is None else y_TD + self.shared_experts(x_TD)
 
 
 class GroupedLinear(nn.Module):

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
+from inferno.modelconfig import FULL, SLIDING
 from inferno.plan import Options, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.tiny import Toy
-from inferno_gemma.config import FULL, SLIDING, gemma, gemma2, gemma3, gemma3_text
+from inferno_gemma.config import gemma, gemma2, gemma3, gemma3_text
 
 SIZES: dict[str, Any] = {
     "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,8 +10,7 @@ import attrs
 from attrs import frozen
 
 from inferno.contracts import AttentionNeed
-from inferno.errors import CheckpointError
-from inferno.modelconfig import RopeScaling, check_known, check_positive, read_config
+from inferno.modelconfig import RopeScaling, check_experts, check_known, check_positive, read_config
 
 _V3_DEFAULTS = {
     "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4,
@@ -88,16 +87,10 @@ class DeepseekConfig:
         sizes = (
             "vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
             "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
-            "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group",
+            "n_shared_experts",
         )  # fmt: skip
         check_positive(**{name: getattr(read, name) for name in sizes})
-        in_group, rest = divmod(read.n_routed_experts, read.n_group)
-        if rest or read.topk_group > read.n_group or read.num_experts_per_tok > read.topk_group * in_group:
-            raise CheckpointError(
-                f"config.json: num_experts_per_tok {read.num_experts_per_tok} of n_routed_experts {read.n_routed_experts} in "
-                f"n_group {read.n_group}, of which topk_group {read.topk_group}",
-                "Groups must be equal, and those picked must have enough experts.",
-            )
+        check_experts(read.n_routed_experts, read.num_experts_per_tok, read.n_group, read.topk_group)
         return read
 
     @property

@@ -20,14 +20,13 @@ from inferno.nn import (
     CausalLM,
     Decoder,
     DecoderLayer,
-    Experts,
     GatedMLP,
     Linear,
     MergedLinear,
+    MixtureOfExperts,
     RMSNorm,
     Rope,
     Rotation,
-    Router,
     Routing,
     Stack,
 )
@@ -98,28 +97,17 @@ def _dense(linear: nn.Module, device: torch.device) -> Tensor:
     return linear.weight.rows(torch.arange(linear.weight.shape[0], device=device))
 
 
-class DeepseekMoE(nn.Module):
-    """Some experts for each token, and some for all."""
-
-    def __init__(self, config: DeepseekConfig) -> None:
-        super().__init__()
-        corrected = config.scoring_func == "sigmoid"
-        routing = Routing(
-            top_k=config.num_experts_per_tok,
-            scoring="sigmoid" if corrected else "softmax",
-            normalize=config.norm_topk_prob,
-            scale=config.routed_scaling_factor,
-            num_groups=config.num_groups,
-            top_groups=config.topk_group,
-            group_score="top2" if corrected else "max",
-        )
-        self.gate = Router(config.hidden_size, config.n_routed_experts, routing, correction=corrected)
-        self.experts = Experts(config.n_routed_experts, config.hidden_size, config.moe_intermediate_size)
-        self.shared_experts = GatedMLP(config.hidden_size, config.n_shared_experts * config.moe_intermediate_size)
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        y_TD: Tensor = self.experts(x_TD, *self.gate(x_TD)) + self.shared_experts(x_TD)
-        return y_TD
+def _experts(config: DeepseekConfig) -> MixtureOfExperts:
+    corrected = config.scoring_func == "sigmoid"
+    routing = Routing(
+        top_k=config.num_experts_per_tok, scoring="sigmoid" if corrected else "softmax", normalize=config.norm_topk_prob,
+        scale=config.routed_scaling_factor, num_groups=config.num_groups, top_groups=config.topk_group,
+        group_score="top2" if corrected else "max",
+    )  # fmt: skip
+    return MixtureOfExperts(
+        config.n_routed_experts, config.hidden_size, config.moe_intermediate_size, routing, correction=corrected,
+        shared_size=config.n_shared_experts * config.moe_intermediate_size,
+    )  # fmt: skip
 
 
 class DeepseekForCausalLM(CausalLM):
@@ -129,7 +117,7 @@ class DeepseekForCausalLM(CausalLM):
                 LatentAttention(config, layer_id),
                 GatedMLP(config.hidden_size, config.intermediate_size)
                 if layer_id < config.first_k_dense_replace
-                else DeepseekMoE(config),
+                else _experts(config),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,
             )

@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from inferno.batch import Batch
+from inferno.modelconfig import FULL, SLIDING
 from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, RMSNorm, Rope, Rotation, SandwichDecoderLayer, SelfAttention
-from inferno_gemma.config import FULL, SLIDING, GemmaConfig
+from inferno_gemma.config import GemmaConfig
 
 Norm = partial(RMSNorm, offset=1.0)
 _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, FusedGatedMLP, Rope, SandwichDecoderLayer, SelfAttention
+from inferno.nn import CausalLM, Decoder, DecoderLayer, FusedGatedMLP, SandwichDecoderLayer, SelfAttention
 from inferno_glm4.config import Glm4Config
 
 _NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -18,18 +18,14 @@ class GlmForCausalLM(CausalLM):
     def __init__(self, config: Glm4Config, layer: Any = DecoderLayer) -> None:
         layers = (
             layer(
-                SelfAttention(layer_id, config.attention_need, config.hidden_size, bias=config.attention_bias),
+                SelfAttention(layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.attention_bias),
                 FusedGatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings, interleaved=True)
-        decoder = Decoder(
-            layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps
-        )
-        super().__init__(decoder, tied=config.tie_word_embeddings)
+        super().__init__(Decoder.of(config, layers, interleaved=True), tied=config.tie_word_embeddings)
 
 
 class Glm4ForCausalLM(GlmForCausalLM):

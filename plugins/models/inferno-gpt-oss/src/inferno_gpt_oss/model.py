@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, Experts, Rope, Router, Routing, SelfAttention
+from inferno.nn import CausalLM, Decoder, DecoderLayer, Experts, Router, Routing, SelfAttention
 from inferno_gpt_oss.config import GptOssConfig
 
 
@@ -48,6 +48,4 @@ class GptOssForCausalLM(CausalLM):
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
-        decoder = Decoder(layers, rope, vocab_size=config.vocab_size, hidden_size=hidden_size, eps=eps)
-        super().__init__(decoder, tied=config.tie_word_embeddings)
+        super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)

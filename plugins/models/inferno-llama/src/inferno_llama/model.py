@@ -5,7 +5,7 @@ https://arxiv.org/abs/2307.09288, https://arxiv.org/abs/2407.21783; reference: t
 
 from __future__ import annotations
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, Rope, SelfAttention
+from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, SelfAttention
 from inferno_llama.config import LlamaConfig
 
 
@@ -14,7 +14,7 @@ class LlamaForCausalLM(CausalLM):
         layers = (
             DecoderLayer(
                 SelfAttention(
-                    layer_id, config.attention_need, config.hidden_size, bias=config.attention_bias,
+                    layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.attention_bias,
                     output_bias=config.attention_bias,
                 ),  # fmt: skip
                 GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias),
@@ -23,8 +23,4 @@ class LlamaForCausalLM(CausalLM):
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
-        decoder = Decoder(
-            layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps
-        )
-        super().__init__(decoder, tied=config.tie_word_embeddings)
+        super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)

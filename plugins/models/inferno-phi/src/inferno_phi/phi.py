@@ -27,7 +27,7 @@ from inferno_phi.config import PhiConfig
 class PhiAttention(nn.Module):
     def __init__(self, config: PhiConfig, layer_id: int) -> None:
         super().__init__()
-        need = config.attention_need
+        need = config.attention_need(layer_id)
         heads_X, kv_heads_X = need.num_heads * need.head_dim, need.num_kv_heads * need.head_dim
         self.sizes = [heads_X, kv_heads_X, kv_heads_X]
         if config.fused_qkv:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from inferno.batch import Batch
-from inferno.nn import Attention, CausalLM, Decoder, DecoderLayer, FusedGatedMLP, Linear, Rope, Rotation
+from inferno.nn import Attention, CausalLM, Decoder, DecoderLayer, FusedGatedMLP, Linear, Rotation
 from inferno_phi.config import Phi3Config
 
 
 class Phi3Attention(nn.Module):
     def __init__(self, config: Phi3Config, layer_id: int) -> None:
         super().__init__()
-        need = config.attention_need
+        need = config.attention_need(layer_id)
         heads_X, kv_heads_X = need.num_heads * need.head_dim, need.num_kv_heads * need.head_dim
         self.head_dim, self.sizes = need.head_dim, [heads_X, kv_heads_X, kv_heads_X]
         self.qkv_proj = Linear(config.hidden_size, sum(self.sizes))
@@ -42,8 +42,4 @@ class Phi3ForCausalLM(CausalLM):
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
-        decoder = Decoder(
-            layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps
-        )
-        super().__init__(decoder, tied=config.tie_word_embeddings)
+        super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import attrs
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed
-from inferno.errors import CheckpointError
-from inferno.modelconfig import RopeScaling, check_known, check_positive, read_config
+from inferno.modelconfig import DecoderConfig, check_experts, check_known, check_positive
 
 
 @frozen(kw_only=True)
-class Qwen2MoeConfig:
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    """Of the layers without experts."""
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int = 0
-    """0: as many as query heads."""
-    head_dim: int = 0
-    """0: hidden_size / num_attention_heads."""
+class Qwen2MoeConfig(DecoderConfig):
+    """Its `intermediate_size` is that of the layers without experts."""
+
+    max_position_embeddings: int = 32_768
+    qkv_bias: bool = True
     num_experts: int = 60
     num_experts_per_tok: int = 4
     moe_intermediate_size: int = 0
@@ -36,53 +28,19 @@ class Qwen2MoeConfig:
     """Every so many layers has experts, beginning with that of this number, counted from 1."""
     mlp_only_layers: tuple[int, ...] = ()
     """Layers that have none all the same."""
-    max_position_embeddings: int = 32_768
-    rms_norm_eps: float = 1e-6
-    qkv_bias: bool = True
-    tie_word_embeddings: bool = False
-    use_sliding_window: bool = False
-    rope: RopeScaling = RopeScaling()
 
     @classmethod
-    def from_json(cls, config: Mapping[str, Any]) -> Qwen2MoeConfig:
-        read = read_config(cls, config)
-        check_known(config, "hidden_act", "silu", "swish")
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
         # No published model has windows, and the releases of transformers differ in the layers that would have one.
         check_known(config, "use_sliding_window", False, None)
-        check_positive(
-            vocab_size=read.vocab_size, hidden_size=read.hidden_size, num_hidden_layers=read.num_hidden_layers,
-            num_attention_heads=read.num_attention_heads, num_experts_per_tok=read.num_experts_per_tok,
-            decoder_sparse_step=read.decoder_sparse_step,
-        )  # fmt: skip
-        if read.num_experts_per_tok > read.num_experts:
-            raise CheckpointError(
-                f"config.json: num_experts_per_tok is {read.num_experts_per_tok} of {read.num_experts} experts",
-                "Check the model's config.json.",
-            )
+        read = super().from_json(config)
+        check_experts(read.num_experts, read.num_experts_per_tok)
+        check_positive(decoder_sparse_step=read.decoder_sparse_step)
         return attrs.evolve(
             read,
-            num_key_value_heads=read.num_key_value_heads or read.num_attention_heads,
-            head_dim=read.head_dim or read.hidden_size // read.num_attention_heads,
             moe_intermediate_size=read.moe_intermediate_size or read.intermediate_size // read.num_experts_per_tok,
             shared_expert_intermediate_size=read.shared_expert_intermediate_size or read.intermediate_size,
-            rope=RopeScaling.from_json(config),
         )
-
-    @property
-    def unused_tensors(self) -> tuple[str, ...]:
-        return ("lm_head.weight",) if self.tie_word_embeddings else ()
 
     def has_experts(self, layer: int) -> bool:
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
-
-    @property
-    def attention_need(self) -> AttentionNeed:
-        return AttentionNeed(
-            num_heads=self.num_attention_heads,
-            num_kv_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            scale=self.head_dim**-0.5,
-        )
-
-    def attention_needs(self) -> list[AttentionNeed]:
-        return [self.attention_need] * self.num_hidden_layers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, Experts, GatedMLP, Linear, Rope, Router, Routing, SelfAttention
+from inferno.nn import CausalLM, Decoder, DecoderLayer, Experts, GatedMLP, Linear, Router, Routing, SelfAttention
 from inferno_qwen2_moe.config import Qwen2MoeConfig
 
 
@@ -33,7 +33,7 @@ class Qwen2MoeForCausalLM(CausalLM):
     def __init__(self, config: Qwen2MoeConfig) -> None:
         layers = (
             DecoderLayer(
-                SelfAttention(layer_id, config.attention_need, config.hidden_size, bias=config.qkv_bias),
+                SelfAttention(layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.qkv_bias),
                 Qwen2MoeBlock(config)
                 if config.has_experts(layer_id)
                 else GatedMLP(config.hidden_size, config.intermediate_size),
@@ -42,8 +42,4 @@ class Qwen2MoeForCausalLM(CausalLM):
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
-        decoder = Decoder(
-            layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps
-        )
-        super().__init__(decoder, tied=config.tie_word_embeddings)
+        super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)

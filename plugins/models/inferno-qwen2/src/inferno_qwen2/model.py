@@ -5,7 +5,7 @@ https://arxiv.org/abs/2407.10671, https://arxiv.org/abs/2412.15115; reference: t
 
 from __future__ import annotations
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, Rope, SelfAttention
+from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, SelfAttention
 from inferno_qwen2.config import Qwen2Config
 
 
@@ -20,8 +20,4 @@ class Qwen2ForCausalLM(CausalLM):
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
-        decoder = Decoder(
-            layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps
-        )
-        super().__init__(decoder, tied=config.tie_word_embeddings)
+        super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)

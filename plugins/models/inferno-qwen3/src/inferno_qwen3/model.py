@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, RMSNorm, Rope, SelfAttention
+from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, RMSNorm, SelfAttention
 from inferno_qwen3.config import Qwen3Config
 
 
@@ -25,8 +25,4 @@ class Qwen3ForCausalLM(CausalLM):
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
-        decoder = Decoder(
-            layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps
-        )
-        super().__init__(decoder, tied=config.tie_word_embeddings)
+        super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)
