@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from attrs import evolve
 from torch import Tensor
 
 from inferno.batch import Batch
 from inferno.cache import KVCache
 from inferno.engine.core import Engine
+from inferno.nn import Router
 from inferno.plan import Options, resolve
 from inferno.replay import Replays
 from inferno.testing import randomize
@@ -38,21 +42,45 @@ WINDOWED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["demo", "untied, with biases", "windowed"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    ref = request.param
-    if ref != "demo":
-        config = WINDOWED if ref == "windowed" else UNTIED
-        fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
-        made = transformers.AutoConfig.for_model(config["model_type"], **fields)
-        model = transformers.AutoModelForCausalLM.from_config(made)
-        randomize(model)
-        ref = tmp_path_factory.mktemp(config["model_type"])
-        model.save_pretrained(ref)
-        (ref / "config.json").write_text(json.dumps(config))
-    plan = resolve(str(ref), Options(device="cpu", dtype="bfloat16", max_model_len=512, max_num_batched_tokens=256))
-    assert bool(plan.window_blocks) == (request.param == "windowed")
-    return Engine.load(plan)
+EXPERTS: dict[str, Any] = {
+    **UNTIED, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 32,
+    "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": False,
+}  # fmt: skip
+
+
+def made(config: dict[str, Any], folder: Path) -> Path:
+    """A checkpoint of random weights."""
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(config["model_type"], **fields))
+    randomize(model)
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def load(ref: str | Path, isq: str | None = None) -> Engine:
+    options = Options(device="cpu", dtype="bfloat16", max_model_len=512, max_num_batched_tokens=256, isq=isq)
+    return Engine.load(resolve(str(ref), options))
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(EXPERTS, tmp_path_factory.mktemp("experts"))
+
+
+@pytest.fixture(scope="module", params=["demo", "untied, with biases", "windowed", "experts", "packed experts"])
+def engine(request: pytest.FixtureRequest, experts: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    match request.param:
+        case "demo":
+            engine = load("demo")
+        case "experts":
+            engine = load(experts)
+        case "packed experts":
+            engine = load(experts, isq="q8_0")
+        case name:
+            engine = load(made(WINDOWED if name == "windowed" else UNTIED, tmp_path_factory.mktemp("toy")))
+    assert bool(engine.plan.window_blocks) == (request.param == "windowed")
+    return engine
 
 
 def tokens(engine: Engine) -> dict[str, list[int]]:
@@ -76,6 +104,19 @@ def test_replayed_and_computed_steps_agree(engine: Engine) -> None:
     assert tokens(engine) == replayed
 
 
+def test_a_choice_within_groups_is_not_recorded(experts: Path) -> None:
+    """It is torch's: all steps are computed."""
+    engine = load(experts)
+    runner = engine._runner
+    for module in runner._model.modules():
+        if isinstance(module, Router):
+            module.routing = evolve(module.routing, num_groups=4, top_groups=2)
+    found = tokens(engine)
+    assert runner._replays is not None and set(runner._replays._shapes.values()) == {None}
+    runner._replays = None
+    assert tokens(engine) == found
+
+
 def test_long_contexts_are_recorded_too() -> None:
     """Rotary tables grow with the context: not within a recorded step."""
     engine = Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_model_len=2048)))
@@ -88,8 +129,9 @@ def test_long_contexts_are_recorded_too() -> None:
     assert {key: shape is not None for key, shape in replays._shapes.items()} == {(1, 64): True, (1, 128): True}
 
 
-def test_a_foreign_operator_is_never_left_out() -> None:
-    """A step that torch touches is computed, each time."""
+@pytest.mark.parametrize("operator", [lambda x: x * torch.ones(5), lambda x: x.float()])
+def test_a_foreign_operator_is_never_left_out(operator: Callable[[Tensor], Tensor]) -> None:
+    """A step that torch touches is computed, each time, whether inference mode calls it a view or not."""
     calls: list[int] = []
 
     class Recorded:
@@ -103,10 +145,11 @@ def test_a_foreign_operator_is_never_left_out() -> None:
 
     def compute(batch: Batch) -> Tensor:
         calls.append(1)
-        return batch.token_ids_T[:, None] * torch.ones(5)
+        return operator(batch.token_ids_T[:, None])
 
     replays = Replays(compute, Recorded, KVCache(()), block_size=16, max_model_len=64)
     for _ in range(2):
         one = torch.zeros(1, dtype=torch.int64).numpy()
-        assert replays.run(one, one, one, [1], one[:, None]) is None
-    assert len(calls) == 1, "it is tried once"
+        with torch.inference_mode():
+            assert replays.run(one, one, one, [1], one[:, None]) is None
+    assert len(calls) == 2, "it is tried once: with what is made on first use, and without"

@@ -10,7 +10,7 @@ from torch import nn
 
 from inferno import lazy
 from inferno.catalog import Catalog
-from inferno.contracts import GROUPED, LINEAR, OPS, Checkpoint, KernelProvider, ModelConfig, Recording, TensorInfo
+from inferno.contracts import EXPERT_OPS, GROUPED, LINEAR, OPS, Checkpoint, KernelProvider, ModelConfig, Recording, TensorInfo
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
 from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, Rope, TiedLMHead, Unloaded, Weight
 from inferno.nn.ops import Ops
@@ -224,7 +224,7 @@ def _provider(name: str, catalog: Catalog) -> KernelProvider:
 def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
     """How to record a step, if one provider computes every op of the plan."""
     names = {use.name for use in plan.kernels}
-    if len(names) != 1 or {use.op for use in plan.kernels} - {GROUPED} != {LINEAR, *OPS}:
+    if len(names) != 1 or {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS} != {LINEAR, *OPS}:
         return None
     provider: KernelProvider = _provider(names.pop(), catalog)
     return provider.record

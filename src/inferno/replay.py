@@ -18,6 +18,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from inferno.batch import Batch
 from inferno.cache import KVCache
@@ -77,10 +78,13 @@ class Replays:
 
     def _recorded(self, batch: Batch) -> Shape | None:
         self.prepare(batch)
-        watch = _Watch()
-        with self.record() as recording, watch:
-            logits_TV = self.compute(batch)
-        return None if watch.foreign else Shape(batch, logits_TV, recording, watch.allocated)
+        for _ in range(2):  # what is made on first use (a bias in float32) is foreign once
+            watch = _Watch()
+            with self.record() as recording, watch:
+                logits_TV = self.compute(batch)
+            if not watch.foreign:
+                return Shape(batch, logits_TV, recording, watch.allocated)
+        return None
 
     def _batch(self, tokens: int, width: int, windows: Collection[int]) -> Batch:
         longest = min(width * self.block_size, self.max_model_len)  # tables that depend on it are made for all its steps
@@ -126,9 +130,18 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ALLOCATIONS:
             self.allocated.append(result)
-        elif not all(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+        elif not _is_view(func, result, (args, kwargs)):
             self.foreign = self.foreign or str(func)
         return result
+
+
+def _is_view(func: Any, result: Any, given: Any) -> bool:
+    """Whether an operator only looked at the memory it was given. Its schema does not say: in inference mode `x.float()` is one
+    operator, a copy or not, that is declared as the view it may be."""
+    if not all(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+        return False
+    memory = {t.untyped_storage().data_ptr() for t in tree_leaves(given) if isinstance(t, Tensor)}
+    return all(t.untyped_storage().data_ptr() in memory for t in tree_leaves(result))
 
 
 _ALLOCATIONS = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty, torch.ops.aten.empty_strided)

@@ -13,6 +13,8 @@ from inferno.contracts.attention import DType
 LINEAR, GROUPED = "linear", "grouped"
 OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax")
 """The ops a kernel may provide beside `linear`; `inferno.nn.ops` holds their meaning, as torch computes them."""
+EXPERT_OPS = ("route", "dispatch", "combine")
+"""Those that only models with routed experts need, beside `grouped`."""
 
 
 @frozen(kw_only=True)
@@ -20,7 +22,7 @@ class KernelNeed:
     """What one op is asked for."""
 
     op: str
-    """`linear`, `grouped`, or one of `OPS`."""
+    """`linear`, `grouped`, or one of `OPS` and `EXPERT_OPS`."""
     dtype: DType
     """Of the activations."""
     device: str

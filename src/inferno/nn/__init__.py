@@ -5,7 +5,7 @@ from inferno.nn.decoder import CausalLM, Decoder, DecoderLayer, ParallelDecoderL
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.linear import Linear, MergedLinear, Stack
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
-from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing, route
+from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing
 from inferno.nn.norm import LayerNorm, RMSNorm
 from inferno.nn.rope import Rope, Rotation
 from inferno.nn.self_attention import SelfAttention
@@ -15,5 +15,4 @@ __all__ = [
     "Activation", "Attention", "CausalLM", "Decoder", "DecoderLayer", "Dense", "Embedding", "Experts", "FusedGatedMLP",
     "GatedMLP", "LMHead", "LayerNorm", "Linear", "MergedLinear", "MixtureOfExperts", "ParallelDecoderLayer", "RMSNorm", "Rope",
     "Rotation", "Router", "Routing", "SandwichDecoderLayer", "SelfAttention", "Stack", "TiedLMHead", "Unloaded", "Weight",
-    "route",
 ]  # fmt: skip

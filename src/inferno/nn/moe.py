@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
 from inferno.nn import ops
 from inferno.nn.linear import Linear, Stack
 from inferno.nn.mlp import GatedMLP
-from inferno.nn.weight import Weight
+from inferno.nn.weight import Weight, with_biases
 
 
 @frozen(kw_only=True)
@@ -39,27 +38,17 @@ class Routing:
     """What a group is worth: its best expert's score, or its two best's together."""
 
 
-def route(logits_TE: Tensor, routing: Routing, correction_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Each token's experts and their weights, (T, K) int64 and float32. `correction_E` is added to the scores while experts are
-    picked, and not to their weights (arXiv:2408.15664)."""
-    logits_TE = logits_TE.float()
-    scores_TE = logits_TE.softmax(-1) if routing.scoring == "softmax" else logits_TE.sigmoid()
-    choice_TE = scores_TE if correction_E is None else scores_TE + correction_E
-    if routing.top_groups < routing.num_groups:
-        choice_TGX = choice_TE.view(len(choice_TE), routing.num_groups, -1)
-        best = 2 if routing.group_score == "top2" else 1
-        groups_TG = choice_TGX.topk(best, dim=-1).values.sum(-1).topk(routing.top_groups, dim=-1).indices
-        kept_TG = torch.zeros_like(choice_TGX[..., 0], dtype=torch.bool).scatter_(1, groups_TG, True)
-        choice_TE = choice_TGX.masked_fill(~kept_TG[..., None], float("-inf")).flatten(1)
-    experts_TK = choice_TE.topk(routing.top_k, dim=-1).indices
-    weights_TK = scores_TE.gather(1, experts_TK)
-    if routing.normalize:
-        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    return experts_TK, weights_TK * routing.scale
+def in_groups(choice_TE: Tensor, routing: Routing) -> Tensor:
+    """The scores that experts are picked by, -inf for those outside of a token's best groups."""
+    choice_TGX = choice_TE.view(len(choice_TE), routing.num_groups, -1)
+    best = 2 if routing.group_score == "top2" else 1
+    groups_TG = choice_TGX.topk(best, dim=-1).values.sum(-1).topk(routing.top_groups, dim=-1).indices
+    kept_TG = torch.zeros_like(choice_TGX[..., 0], dtype=torch.bool).scatter_(1, groups_TG, True)
+    return choice_TGX.masked_fill(~kept_TG[..., None], float("-inf")).flatten(1)
 
 
 class Router(nn.Module):
-    """Logits of the experts, in float32, and `route`."""
+    """Picks each token's experts, by logits in float32."""
 
     def __init__(
         self, hidden_size: int, num_experts: int, routing: Routing, *, bias: bool = False, correction: bool = False
@@ -71,11 +60,19 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_experts)) if bias else None
         self.e_score_correction_bias = nn.Parameter(torch.empty(num_experts)) if correction else None
         self.exact = ("weight", "bias", "e_score_correction_bias")
+        self.ops = ops.TORCH
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of each token and their weights, (T, K)."""
-        logits_TE = F.linear(x_TD.float(), self.weight, self.bias)
-        return route(logits_TE, self.routing, self.e_score_correction_bias)
+        """The experts of each token and their weights, (T, K) int64 and float32. The correction is added to the scores while
+        experts are picked, and not to their weights (arXiv:2408.15664)."""
+        r, correction_E = self.routing, self.e_score_correction_bias
+        sigmoid = r.scoring == "sigmoid"
+        if r.top_groups == r.num_groups:
+            return self.ops.route(x_TD, self.weight, self.bias, correction_E, r.top_k, sigmoid, r.normalize, r.scale)
+        scores_TE = ops.scores(x_TD, self.weight, self.bias, sigmoid)
+        choice_TE = in_groups(scores_TE if correction_E is None else scores_TE + correction_E, r)
+        experts_TK = choice_TE.topk(r.top_k, dim=-1).indices
+        return experts_TK, ops.weights(scores_TE, experts_TK, r.normalize, r.scale)
 
 
 class Expert(nn.Module):
@@ -111,22 +108,22 @@ class Experts(nn.Module):
         experts = [self.get_submodule(str(number)) for number in range(self.num_experts)]
         for number in range(self.num_experts):
             delattr(self, str(number))
-        gate_up = [linear for e in experts for linear in (e.gate_proj, e.up_proj)]
-        self.gate_up = GroupedLinear(gate_up, self.num_experts, stack)  # type: ignore[arg-type]  # nn.Module's attributes
-        self.down = GroupedLinear([e.down_proj for e in experts], self.num_experts, stack)  # type: ignore[misc]
+        gates, ups, downs = ([getattr(e, name) for e in experts] for name in ("gate_proj", "up_proj", "down_proj"))
+        both = [linear for pair in zip(gates, ups, strict=True) for linear in pair]
+        self.gate_up: nn.Module
+        if (weight := stack([linear.weight for linear in both], grouped=True)) is not None:
+            self.gate_up = GroupedLinear(both, weight)
+        else:  # of different layouts
+            self.gate_up = SideBySide(GroupedLinear.of(gates, stack), GroupedLinear.of(ups, stack))
+        self.down = GroupedLinear.of(downs, stack)
 
     def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Each token's weighted sum over its experts, (T, D)."""
-        top_k = experts_TK.shape[1]
-        expert_N, order_N = experts_TK.flatten().sort(stable=True)
-        starts_E1 = torch.searchsorted(expert_N, torch.arange(self.num_experts + 1, device=x_TD.device), out_int32=True)
-        x_ND = x_TD[order_N // top_k]
-        gate_NI, up_NI = self.gate_up(x_ND, expert_N, starts_E1).chunk(2, dim=-1)
+        tokens_N, starts_E1, places_TK = self.ops.dispatch(experts_TK, self.num_experts)
+        x_ND = self.ops.gather(x_TD, tokens_N)
+        gate_NI, up_NI = self.gate_up(x_ND, starts_E1).chunk(2, dim=-1)
         h_NI = self.ops.silu_mul(gate_NI, up_NI) if self.gated is None else self.gated(gate_NI, up_NI)
-        y_ND = torch.empty_like(x_ND)
-        y_ND[order_N] = self.down(h_NI, expert_N, starts_E1)
-        y_T1D = torch.bmm(weights_TK[:, None], y_ND.view(-1, top_k, x_TD.shape[1]).float())
-        return y_T1D[:, 0].to(x_TD.dtype)
+        return self.ops.combine(self.down(h_NI, starts_E1), places_TK, weights_TK)
 
 
 class MixtureOfExperts(nn.Module):
@@ -151,17 +148,34 @@ class MixtureOfExperts(nn.Module):
 class GroupedLinear(nn.Module):
     """A linear layer of each expert, each made of equally many `linears`, which lie in the experts' order."""
 
-    def __init__(self, linears: Sequence[Linear], num_experts: int, stack: Stack) -> None:
+    bias_O: Tensor | None
+
+    def __init__(self, linears: Sequence[Linear], weight: Weight) -> None:
         super().__init__()
         biases = [linear.bias for linear in linears if linear.bias is not None]
-        self.bias_EO = torch.cat(list(biases)).view(num_experts, -1) if biases else None
-        weights = [linear.weight for linear in linears]
-        self.weight = stack(weights, grouped=True) or Separate(weights)
+        self.register_buffer("bias_O", torch.cat(list(biases)) if biases else None, persistent=False)
+        self.weight = weight
 
-    def forward(self, x_NI: Tensor, expert_N: Tensor, starts_E1: Tensor) -> Tensor:
+    @classmethod
+    def of(cls, linears: Sequence[Linear], stack: Stack) -> GroupedLinear:
+        """As one weight where their layouts stack."""
+        weights = [linear.weight for linear in linears]
+        return cls(linears, stack(weights, grouped=True) or Separate(weights))
+
+    def forward(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
         """Rows sorted by expert, (N, I) to (N, O). `starts_E1` are the first rows of each expert, and N."""
-        y_NO = self.weight.grouped(x_NI, starts_E1)
-        return y_NO if self.bias_EO is None else y_NO + self.bias_EO[expert_N]
+        return self.weight.grouped(x_NI, starts_E1, self.bias_O)
+
+
+class SideBySide(nn.Module):
+    """Several layers' results, one after the other in each row."""
+
+    def __init__(self, *layers: GroupedLinear) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
+        return torch.cat([layer(x_NI, starts_E1) for layer in self.layers], -1)
 
 
 class Separate(Weight):
@@ -172,7 +186,7 @@ class Separate(Weight):
         self.weights = nn.ModuleList(weights)
         self.shape = (sum(w.shape[0] for w in weights), weights[0].shape[1])
 
-    def grouped(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
         num_experts = len(starts_E1) - 1
         each = len(self.weights) // num_experts
         y_NO = x_NI.new_empty(len(x_NI), self.shape[0] // num_experts)
@@ -180,4 +194,4 @@ class Separate(Weight):
             if stop > start:
                 own = self.weights[expert * each : (expert + 1) * each]
                 y_NO[start:stop] = torch.cat([weight.matmul(x_NI[start:stop]) for weight in own], -1)  # type: ignore[operator]
-        return y_NO
+        return with_biases(y_NO, starts_E1, bias_O)

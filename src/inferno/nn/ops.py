@@ -1,7 +1,7 @@
 """The small operators between matrix products and attention, as torch computes them: what a kernel provider must equal.
 
 Suffixes: T tokens, D any width, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R / 2), I inner width, N rows of a
-table, V vocabulary.
+table, V vocabulary; and of routed experts: E experts, K experts of a token, N pairs of a token and one of its experts (T · K).
 """
 
 from __future__ import annotations
@@ -71,9 +71,53 @@ _ROWS_IN_CACHE = 2**20
 """Numbers, not bytes."""
 
 
+def route(
+    x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, correction_E: Tensor | None, top_k: int, sigmoid: bool,
+    normalize: bool, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Each token's experts, best first, and their weights: (T, K) int64 and float32. `weight_ED` and the biases are float32.
+
+    The `correction` (arXiv:2408.15664) is added to the scores while experts are picked, and not to their weights: see `scores`
+    and `weights`. A token whose logits are not all finite has some experts nevertheless, other tokens what they would have
+    without it; weights are NaN where all its logits are."""
+    scores_TE = scores(x_TD, weight_ED, bias_E, sigmoid)
+    experts_TK = (scores_TE if correction_E is None else scores_TE + correction_E).topk(top_k, dim=-1).indices
+    return experts_TK, weights(scores_TE, experts_TK, normalize, scale)
+
+
+def scores(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, sigmoid: bool) -> Tensor:
+    """Of all experts, (T, E): the softmax of logits x · weight + bias, or each one's sigmoid, all in float32."""
+    logits_TE = F.linear(x_TD.float(), weight_ED, bias_E)
+    return logits_TE.sigmoid() if sigmoid else logits_TE.softmax(-1)
+
+
+def weights(scores_TE: Tensor, experts_TK: Tensor, normalize: bool, scale: float) -> Tensor:
+    """Of the picked, (T, K): their scores, divided by their sum if they are normalized, times the scale."""
+    weights_TK = scores_TE.gather(1, experts_TK)
+    if normalize:
+        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    return weights_TK * scale
+
+
+def dispatch(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs sorted by expert, those of one expert by token: tokens_N (int64), the token of each row; starts_E1 (int32), where
+    each expert's rows begin, and N; places_TK (int64), the row of each pair."""
+    expert_N, order_N = experts_TK.flatten().sort(stable=True)
+    starts_E1 = torch.searchsorted(expert_N, torch.arange(num_experts + 1, device=expert_N.device), out_int32=True)
+    places_N = torch.empty_like(order_N)
+    places_N[order_N] = torch.arange(len(order_N), device=order_N.device)
+    return order_N // experts_TK.shape[1], starts_E1, places_N.view_as(experts_TK)
+
+
+def combine(y_ND: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """Each token's sum of its rows of y, weighted: (T, D), summed in float32 and rounded once to y's type."""
+    y_T1D = torch.bmm(weights_TK[:, None], y_ND[places_TK].float())
+    return y_T1D[:, 0].to(y_ND.dtype)
+
+
 @frozen(eq=False)
 class Ops:
-    """One implementation of each op of `contracts.OPS`: torch's, until the loader binds a provider's."""
+    """One implementation of each op of `contracts.OPS` and `EXPERT_OPS`: torch's, until the loader binds a provider's."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
@@ -81,6 +125,9 @@ class Ops:
     silu_mul: Callable[[Tensor, Tensor], Tensor] = silu_mul
     gather: Callable[[Tensor, Tensor], Tensor] = gather
     argmax: Callable[[Tensor], Tensor] = argmax
+    route: Callable[..., tuple[Tensor, Tensor]] = route
+    dispatch: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = dispatch
+    combine: Callable[[Tensor, Tensor, Tensor], Tensor] = combine
 
 
 TORCH = Ops()

@@ -30,9 +30,9 @@ class Weight(nn.Module):
         """W_OI[ids_T] -> x_TI, in the compute type."""
         raise NotImplementedError
 
-    def grouped(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """As E matrices of O / E rows each, one below the other: rows starts[e] to starts[e + 1] of x (int32; from 0 to N)
-        times matrix e, (N, O / E).
+        times matrix e, plus its part of the bias, (N, O / E).
 
         The default takes the rows of the matrices in use: all at once for few, matrix by matrix for many."""
         num_experts, num_rows = len(starts_E1) - 1, self.shape[0] // (len(starts_E1) - 1)
@@ -41,13 +41,14 @@ class Weight(nn.Module):
             counts_E = starts_E1.diff()
             expert_N = torch.repeat_interleave(torch.arange(num_experts, device=x_NI.device), counts_E, output_size=len(x_NI))
             weight_NOI = self.rows((expert_N[:, None] * num_rows + rows_O).flatten()).view(len(x_NI), num_rows, self.shape[1])
-            return torch.bmm(weight_NOI.to(x_NI.dtype), x_NI[..., None])[..., 0]
+            y_NO = torch.bmm(weight_NOI.to(x_NI.dtype), x_NI[..., None])[..., 0]
+            return with_biases(y_NO, starts_E1, bias_O)
         y_NO = x_NI.new_empty(len(x_NI), num_rows)
         starts = starts_E1.tolist()
         for expert, (start, stop) in enumerate(itertools.pairwise(starts)):
             if stop > start:
                 y_NO[start:stop] = F.linear(x_NI[start:stop], self.rows(expert * num_rows + rows_O).to(x_NI.dtype))
-        return y_NO
+        return with_biases(y_NO, starts_E1, bias_O)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         """One weight for this and `others` stacked along O, or None when their layouts do not allow it."""
@@ -60,6 +61,14 @@ class Weight(nn.Module):
 
 _FEW = 32
 """Rows up to which a matrix of each row's own is unpacked."""
+
+
+def with_biases(y_NO: Tensor, starts_E1: Tensor, bias_O: Tensor | None) -> Tensor:
+    """y + the biases of a `Weight.grouped`, if there are any."""
+    if bias_O is None:
+        return y_NO
+    bias_EO = bias_O.view(len(starts_E1) - 1, -1)
+    return y_NO + bias_EO.repeat_interleave(starts_E1.diff(), dim=0, output_size=len(y_NO))
 
 
 class Unloaded(Weight):
@@ -92,12 +101,12 @@ class Dense(Weight):
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.ops.gather(self.data, ids_T)
 
-    def grouped(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
         # torch 2.10 has it, for rows of whole 16 bytes.
         if not hasattr(F, "grouped_mm") or self.shape[1] * self.data.itemsize % 16:
-            return super().grouped(x_NI, starts_E1)
+            return super().grouped(x_NI, starts_E1, bias_O)
         weight_EOI = self.data.view(len(starts_E1) - 1, -1, self.shape[1])
-        return F.grouped_mm(x_NI, weight_EOI.transpose(1, 2), offs=starts_E1[1:])
+        return with_biases(F.grouped_mm(x_NI, weight_EOI.transpose(1, 2), offs=starts_E1[1:]), starts_E1, bias_O)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         if not all(isinstance(w, Dense) and w.data.dtype == self.data.dtype for w in others):

@@ -14,6 +14,7 @@ from inferno import memory
 from inferno.catalog import Catalog, Choice, Offer, Refusal, load_catalog
 from inferno.contracts import (
     DTYPE_BYTES,
+    EXPERT_OPS,
     GROUPED,
     LINEAR,
     OPS,
@@ -178,9 +179,9 @@ class _Resolver:
         """Who computes what: products for each layout the weights come in, and the ops between."""
         names = {use.name for use in schemes} | ({self._options.isq} if self._options.isq else set())
         layouts = sorted({self._catalog.scheme(name).item.layout or dtype for name in names} | {dtype})
-        products = (LINEAR, GROUPED) if getattr(model, "num_experts", 0) else (LINEAR,)
+        products, ops = ((LINEAR, GROUPED), OPS + EXPERT_OPS) if getattr(model, "num_experts", 0) else ((LINEAR,), OPS)
         needs = [KernelNeed(op=op, layout=layout, dtype=dtype, device=device) for op in products for layout in layouts]
-        needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in OPS]
+        needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
         chosen = []
         for need in needs:
             offer, refusals = self._catalog.kernel(need)

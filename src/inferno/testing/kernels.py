@@ -1,6 +1,7 @@
 """What every kernel provider must do: compute what `inferno.nn.ops` says, for any shape, or refuse with a sentence.
 
-Suffixes: T tokens, D any width, H heads, C head dim, I inner width, V vocabulary, O rows of a matrix, K its columns.
+Suffixes: T tokens, D any width, H heads, C head dim, I inner width, V vocabulary, O rows of a matrix, K its columns. Of routed
+experts: E experts, X experts of a token, N pairs of a token and one of its experts (T · X).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from inferno import lazy
 from inferno.catalog import Catalog, load_catalog
-from inferno.contracts import GROUPED, LINEAR, OPS, DType, KernelNeed, KernelProvider
+from inferno.contracts import EXPERT_OPS, GROUPED, LINEAR, OPS, DType, KernelNeed, KernelProvider
 from inferno.nn import Dense, Weight, ops
 
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
@@ -44,8 +45,8 @@ class KernelProviderTests:
         yield Dense(random(rows, columns).to(dtype))
 
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
-        assert set(item.ops) <= {LINEAR, GROUPED, *OPS}
-        for op in (LINEAR, GROUPED, *OPS):
+        assert set(item.ops) <= {LINEAR, GROUPED, *OPS, *EXPERT_OPS}
+        for op in (LINEAR, GROUPED, *OPS, *EXPERT_OPS):
             for device in ("cpu", "cuda", "somewhere"):
                 reason = item.refuses(KernelNeed(op=op, dtype="float32", device=device, layout="unheard_of"))
                 assert reason is None or len(reason.split()) > 2
@@ -87,7 +88,8 @@ class KernelProviderTests:
         if run := self._op(item, "gather", dtype):
             ids_T = torch.randint(tokens, (9,))
             for ids in (ids_T, ids_T[::2], ids_T[:1]):
-                assert torch.equal(run(both, ids), ops.gather(both, ids))
+                for table in (both, gate_TI):
+                    assert torch.equal(run(table, ids), ops.gather(table, ids))
         if run := self._op(item, "argmax", dtype):
             both[:, width // 2] = both[:, -1] = both.max()  # equals: the lowest id wins
             assert torch.equal(run(both), ops.argmax(both))
@@ -123,6 +125,75 @@ class KernelProviderTests:
                 assert tuple(whole.shape) == (97, 256)
                 assert torch.equal(whole.matmul(x_TK), torch.cat([w.matmul(x_TK) for w in each], -1))
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("counts", [[1], [0, 2, 0, 1], [3, 17, 0, 9, 40], [0, 0]])
+    def test_grouped(self, item: KernelProvider, dtype: DType, counts: list[int]) -> None:
+        """Each matrix times the rows that are its own, of a view too."""
+        rows, columns, count = 48, 256, len(counts)
+        starts_E1 = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        for weight in self.weights(rows * count, columns, getattr(torch, dtype)):
+            if self._refused(item, GROUPED, dtype, weight.layout):
+                continue
+            dense_OK = weight.rows(torch.arange(rows * count))
+            ours = item.ops[GROUPED](weight)
+            assert ours is not None and tuple(ours.shape) == (rows * count, columns)
+            x_NK, bias_O = (random(*s).to(dense_OK.dtype) for s in ((sum(counts), 2 * columns), (rows * count,)))
+            x_NK = x_NK[:, columns:]
+            parts = zip(torch.split(x_NK.double(), counts), dense_OK.double().chunk(count), strict=True)
+            wanted = torch.cat([part @ matrix.T for part, matrix in parts])
+            biases = bias_O.double().view(count, rows).repeat_interleave(torch.tensor(counts), dim=0)
+            exact = weight.layout in DTYPES
+            for bias, expected in ((None, wanted), (bias_O, wanted + biases)):
+                y_NO, ulps = ours.grouped(x_NK, starts_E1, bias), 1 if exact else self.linear_tolerance
+                _close(y_NO, expected.to(x_NK.dtype), dtype if exact else "bfloat16", ulps=ulps)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("tokens, width, count, top", [(0, 64, 8, 2), (1, 2048, 128, 8), (5, 33, 7, 7), (90, 100, 60, 4)])
+    def test_routing(self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int) -> None:
+        if (run := self._op(item, "route", dtype)) is None:
+            return
+        x_TD = random(tokens, width + 9).to(getattr(torch, dtype))[:, 4:-5]
+        weight_ED, bias_E, correction_E = random(count, width) / width**0.5, random(count), random(count + 1)[1:]
+        for sigmoid, normalize in ((False, False), (False, True), (True, True)):
+            for bias, correction in ((None, None), (bias_E, None), (None, correction_E)):
+                experts_TX, weights_TX = run(x_TD, weight_ED, bias, correction, top, sigmoid, normalize, 1.5)
+                assert experts_TX.dtype == torch.int64 and experts_TX.shape == (tokens, top)
+                assert all(len(set(row)) == top for row in experts_TX.tolist()), "an expert once"
+                # Not by number: two that differ in the last bit may change places.
+                scores_TE = ops.scores(x_TD, weight_ED, bias, sigmoid)
+                choice_TE = scores_TE if correction is None else scores_TE + correction
+                torch.testing.assert_close(choice_TE.gather(1, experts_TX), choice_TE.topk(top).values, rtol=1e-5, atol=1e-6)
+                wanted = ops.weights(scores_TE, experts_TX, normalize, 1.5)
+                torch.testing.assert_close(weights_TX, wanted, rtol=2e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+    @pytest.mark.parametrize("sigmoid", [False, True])
+    def test_a_token_that_is_not_finite_is_routed_alone(self, item: KernelProvider, sigmoid: bool, bad: float) -> None:
+        if (run := self._op(item, "route", "float32")) is None:
+            return
+        x_TD, weight_ED = random(3, 64), random(20, 64)
+        clean = run(x_TD, weight_ED, None, None, 4, sigmoid, True, 1.0)
+        x_TD[1, 5] = bad
+        experts_TX, weights_TX = run(x_TD, weight_ED, None, None, 4, sigmoid, True, 1.0)
+        assert set(experts_TX.flatten().tolist()) <= {*range(20)}
+        assert weights_TX[1].isnan().all() or bad in (float("inf"), float("-inf"))
+        for whole, now in zip(clean, (experts_TX, weights_TX), strict=True):
+            assert torch.equal(whole[::2], now[::2])
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("tokens, width, count, top", [(0, 16, 4, 2), (1, 100, 128, 8), (50, 7, 7, 3), (3, 2049, 1, 1)])
+    def test_rows_by_expert(self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int) -> None:
+        experts_TX = random(tokens, count).topk(top).indices
+        if run := self._op(item, "dispatch", dtype):
+            for picked_TX in (experts_TX, experts_TX[::2], experts_TX.flip(1).T.contiguous().T):
+                for ours, theirs in zip(run(picked_TX, count), ops.dispatch(picked_TX, count), strict=True):
+                    assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
+        if run := self._op(item, "combine", dtype):
+            y_ND, weights_TX = random(tokens * top, width + 3).to(getattr(torch, dtype))[:, 2:-1], random(tokens, top)
+            places_TX = ops.dispatch(experts_TX, count)[2]
+            for weights in (weights_TX, weights_TX.T.contiguous().T):
+                _close(run(y_ND, places_TX, weights), ops.combine(y_ND, places_TX, weights), dtype)
+
     def _refused(self, item: KernelProvider, op: str, dtype: DType, layout: str = "") -> bool:
         return item.refuses(KernelNeed(op=op, dtype=dtype, device=self.device, layout=layout)) is not None
 
@@ -138,6 +209,8 @@ def random(*shape: int) -> Tensor:
 
 def _close(ours: Tensor, theirs: Tensor, dtype: str, ulps: float = 1) -> None:
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+    if not theirs.numel():
+        return
     scale = max(float(theirs.float().abs().max()), 1e-6)
     difference = float((ours.float() - theirs.float()).abs().max()) / scale
     assert difference <= ulps * TOLERANCE[dtype], f"{difference:.2g} of the largest number"

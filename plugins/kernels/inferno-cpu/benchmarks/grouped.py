@@ -1,9 +1,10 @@
-"""Experts: GB/s of those in use beside a plain read of memory, for a few tokens; GFLOP/s for a prompt.
+"""Experts: GB/s of those in use beside a plain read of memory, for a few tokens; GFLOP/s for a prompt; and what is around their
+matrices: the router, sorting, gathering, silu · up, the weighted sum.
 
 `python grouped.py [--layouts q4_k ...] [--tokens 1 4 ...] [--experts 128] [--top 8] [--hidden 2048] [--inner 768]`, on as many
 threads as torch has. Each call draws its tokens' experts anew, so that weights come from memory as they do in a model.
 
-Suffixes: E experts, N pairs of a token and an expert, D hidden, I inner.
+Suffixes: T tokens, E experts, K experts of a token, N pairs of a token and an expert, D hidden, I inner.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from inferno_cpu import _native
 from inferno_cpu.dense import Panels
+from inferno_cpu.elementwise import gather, silu_mul
+from inferno_cpu.experts import combine, dispatch, route
 from inferno_cpu.layouts import LAYOUTS, nbytes
 from inferno_cpu.memory import pages
 from inferno_cpu.packed import PackedPanels, pack
@@ -68,6 +71,22 @@ def routes(tokens: int, count: int, top: int, steps: int) -> list[tuple[Tensor, 
     return found
 
 
+def around(tokens: int, arguments: argparse.Namespace) -> float:
+    """Seconds of all but the matrices of the experts."""
+    x_TD = torch.randn(tokens, arguments.hidden, dtype=torch.bfloat16)
+    router_ED = torch.randn(arguments.experts, arguments.hidden)
+    gate_up_NI = torch.randn(tokens * arguments.top, 2 * arguments.inner, dtype=torch.bfloat16)
+
+    def step(_: int) -> None:
+        experts_TK, weights_TK = route(x_TD, router_ED, None, None, arguments.top, False, True, 1.0)
+        tokens_N, _, places_TK = dispatch(experts_TK, arguments.experts)
+        y_ND = gather(x_TD, tokens_N)
+        silu_mul(*gate_up_NI.chunk(2, -1))
+        combine(y_ND, places_TK, weights_TK)
+
+    return median(step, arguments.seconds)
+
+
 def bench(layout: str, arguments: argparse.Namespace) -> None:
     count, top, hidden, inner = arguments.experts, arguments.top, arguments.hidden, arguments.inner
     pair = experts(layout, count, 2 * inner, hidden), experts(layout, count, hidden, inner)
@@ -87,7 +106,8 @@ def bench(layout: str, arguments: argparse.Namespace) -> None:
         speed = used * each / took
         print(
             f"{layout:9} {tokens:4} tokens: {took * 1e6:7.0f} us, {used:5.1f} experts, {speed / 1e9:5.1f} GB/s"
-            f" = {speed / read:4.0%} of {read / 1e9:.1f}, {flops / 1e9:5.0f} GFLOP/s",
+            f" = {speed / read:4.0%} of {read / 1e9:.1f}, {flops / 1e9:5.0f} GFLOP/s;"
+            f" around: {around(tokens, arguments) * 1e6:5.0f} us",
             flush=True,
         )
 

@@ -88,8 +88,8 @@ def argmax(logits_TV: Tensor) -> Tensor:
 
 
 def gather(table_VD: Tensor, ids_T: Tensor) -> Tensor:
-    """(T, D): rows of a dense table, by int64 ids; zeros for an id that is none."""
-    ids_T = ids_T if ids_T.is_contiguous() else ids_T.contiguous()
+    """(T, D): rows of a table, by int64 ids; zeros for an id that is none."""
+    table_VD, ids_T = table_VD.contiguous(), ids_T.contiguous()
     y_TD = torch.empty(len(ids_T), table_VD.shape[1], dtype=table_VD.dtype)
     _native.gather(
         DTYPES[table_VD.dtype], ids_T.data_ptr(), table_VD.data_ptr(), y_TD.data_ptr(), len(ids_T), *table_VD.shape

@@ -1,4 +1,4 @@
-"""What surrounds the matrices of a mixture of experts, one native call each.
+"""What surrounds the matrices of a mixture of experts, as `inferno.nn.ops` means it: one native call each.
 
 Suffixes: T tokens, D hidden, E experts, K experts of a token, N pairs of a token and an expert (T · K).
 """
@@ -16,13 +16,14 @@ def route(
     x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, correction_E: Tensor | None, top_k: int, sigmoid: bool,
     normalize: bool, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Each token's experts, best first, and their weights: (T, K) int64 and float32. `weight_ED` and the biases are dense
-    float32.
+    """Each token's experts, best first, the lower id first among equals, and their weights: (T, K) int64 and float32.
+    `weight_ED` and the biases are float32.
 
     Logits are x_TD @ weight_ED.T + bias_E in float32; scores their softmax, or each its own sigmoid. The `correction_E` counts
     for the choice and not for the weights. Weights sum to 1 if they are normalized, and are multiplied by `scale` then. A token
-    whose logits are not all finite has some experts at weights of NaN."""
+    whose logits are not all finite has the first experts at weights of NaN."""
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
+    weight_ED = weight_ED.contiguous()
     tokens, width = x_TD.shape
     experts_TK = torch.empty(tokens, top_k, dtype=torch.int64)
     weights_TK = torch.empty(tokens, top_k, dtype=torch.float32)
@@ -50,9 +51,9 @@ def dispatch(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tens
 
 
 def combine(y_ND: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """Each token's sum of its rows of y, weighted: (T, D), summed in float32 and rounded once to y's type. Both (T, K) are
-    dense, as `route` and `dispatch` give them."""
-    y_ND = y_ND.contiguous()
+    """Each token's sum of its rows of y, weighted: (T, D), summed in float32 and rounded once to y's type. Places (int64) are
+    those of `dispatch`, weights float32."""
+    y_ND, places_TK, weights_TK = y_ND.contiguous(), places_TK.contiguous(), weights_TK.contiguous()
     (tokens, top_k), width = places_TK.shape, y_ND.shape[1]
     out_TD = torch.empty(tokens, width, dtype=y_ND.dtype)
     _native.combine(
