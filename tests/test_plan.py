@@ -14,6 +14,7 @@ import pytest
 import inferno
 from inferno import memory
 from inferno.builtin.torch_cache import layout
+from inferno.catalog import ANY, Catalog, load_catalog
 from inferno.contracts import AttentionNeed
 from inferno.errors import (
     CheckpointError,
@@ -193,8 +194,28 @@ def test_an_architecture_that_is_not_installed_names_the_package_that_has_it(wri
 
 def test_an_unknown_architecture_is_not_guessed_at(write: Write) -> None:
     with pytest.raises(UnsupportedError, match="'Gemma9ForCausalLM'") as caught:
-        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu(disable=["inferno-transformers"]))
-    assert "pip install" not in caught.value.remedy
+        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu(only=["qwen3"]))
+    assert "inferno-transformers may run it" in caught.value.remedy
+    assert caught.value.remedy.count("pip install") == 1
+
+
+def with_fallback() -> Catalog:
+    """Qwen3, and a plugin that takes any other name for it."""
+    catalog = load_catalog(only=["qwen3"])
+    [qwen3] = catalog.of("inferno_architectures")
+    fallback = attrs.evolve(qwen3, item=attrs.evolve(qwen3.item, name=ANY, note="somehow, slowly"))
+    return attrs.evolve(catalog, offers={**catalog.offers, "inferno_architectures": (fallback, qwen3)})
+
+
+def test_a_fallback_is_taken_only_where_no_plugin_has_the_name_and_says_so(write: Write) -> None:
+    catalog = with_fallback()
+    assert catalog.architecture("Qwen3ForCausalLM").item.name == "Qwen3ForCausalLM"
+    assert "somehow, slowly" not in resolve(write(), on_cpu(), catalog).notes
+    plan = resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu(), catalog)
+    assert plan.architecture == "Gemma9ForCausalLM" and "somehow, slowly" in plan.notes
+    assert not any("is not installed" in note for note in plan.notes)
+    plan = resolve(write(architectures=["LlamaForCausalLM"]), on_cpu(), catalog)
+    assert any("`pip install inferno-llama`" in note for note in plan.notes), "a plugin made for it is better"
 
 
 def test_the_index_of_packages_names_each_architecture_of_this_repository_once() -> None:
@@ -218,7 +239,7 @@ def test_a_field_that_is_missing_or_nonsense_is_named(write: Write, field: str) 
 
 def test_a_layout_no_scheme_reads_names_the_matrix_and_the_package(write: Write) -> None:
     tensors = {"model.layers.0.mlp.up_proj.qweight": (4, 8), "model.layers.0.mlp.up_proj.scales": (4, 2)}
-    ref = write(tensors, quantization_config={"quant_method": "gptq"})
+    ref = write(tensors, stored="I16", quantization_config={"quant_method": "gptq"})
     with pytest.raises(UnsupportedError, match="model.layers.0.mlp.up_proj.*qweight") as caught:
         resolve(ref, on_cpu())
     assert "pip install inferno-gptq" in caught.value.remedy

@@ -162,6 +162,15 @@ def test_a_broken_plugin_is_fatal_only_when_it_may_be_what_is_needed(site: Site,
     assert load_catalog().architecture("Qwen3ForCausalLM").item.name == "Qwen3ForCausalLM"
 
 
+def test_a_broken_plugin_is_not_passed_over_for_the_fallback(site: Site, checkpoint: Path) -> None:
+    site.install("crash", "raise RuntimeError('no licence key')")
+    site.install("any", OFFER.format("Architecture(name='*', config=dict, build=dict)"))
+    with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*no licence key") as caught:
+        resolve(str(checkpoint), Options(device="cpu"))
+    assert "--disable crash" in caught.value.remedy
+    assert load_catalog(disable=["crash", "transformers"]).architecture("PebbleForCausalLM").item.name == "*"
+
+
 def test_a_disabled_plugin_is_not_even_imported(site: Site) -> None:
     site.install("crash", "raise RuntimeError('no licence key')")
     for name in ("crash", "inferno-crash"):

@@ -25,7 +25,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 MAX_LENGTH = 640
-"""Longest sequence: a window of held-out text, or a prompt and what follows it."""
+"""Longest sequence that is asked for: a window of held-out text, or a prompt and what follows it."""
 BATCH = 512
 NUM_SEQS = 8
 
@@ -245,7 +245,7 @@ def quantize(source: Path, kind: str, path: Path) -> None:
 class Model:
     """A GGUF file in llama.cpp, with an exact cache: float32, no flash attention."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, length: int) -> None:
         params = L.llama_model_default_params()
         params.n_gpu_layers = 0
         self._model = L.llama_model_load_from_file(str(path).encode(), params)
@@ -254,7 +254,7 @@ class Model:
         self._vocab = L.llama_model_get_vocab(self._model)
         self._width = L.llama_vocab_n_tokens(self._vocab)
         options = L.llama_context_default_params()
-        options.n_ctx, options.n_seq_max = NUM_SEQS * MAX_LENGTH, NUM_SEQS
+        options.n_ctx, options.n_seq_max = NUM_SEQS * length, NUM_SEQS
         options.n_batch = options.n_ubatch = options.n_outputs_max = BATCH
         options.n_threads = options.n_threads_batch = 1
         options.type_k = options.type_v = L.GGML_TYPE_F32
@@ -335,9 +335,10 @@ def make(model: str, kind: str, demo: str, folder: str) -> dict[str, Any]:
 
 
 def run(
-    path: str, texts: Sequence[str], prompts: Sequence[Sequence[int]], count: int, windows: Sequence[Sequence[int]], logits: str
-) -> dict[str, Any]:
-    model = Model(Path(path))
+    path: str, texts: Sequence[str], prompts: Sequence[Sequence[int]], count: int, windows: Sequence[Sequence[int]],
+    logits: str, length: int,
+) -> dict[str, Any]:  # fmt: skip
+    model = Model(Path(path), length)
     try:
         ids = [model.tokenize(text) for text in texts]
         token_ids, logits_SNV = model.greedy(prompts, count)
@@ -345,6 +346,12 @@ def run(
         return {"ids": ids, "token_ids": token_ids, "nats": model.nats(windows)}
     finally:
         model.close()
+
+
+def values(path: str, target: str) -> dict[str, Any]:
+    """What a file's values are in F32."""
+    quantize(Path(path), "F32", Path(target))
+    return {}
 
 
 def kinds() -> dict[str, Any]:
@@ -362,7 +369,7 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever the library prints is no reply
     L.llama_log_set(_log, None)
     L.llama_backend_init()
-    answers: dict[str, Callable[..., dict[str, Any]]] = {"make": make, "run": run, "kinds": kinds}
+    answers: dict[str, Callable[..., dict[str, Any]]] = {"make": make, "run": run, "values": values, "kinds": kinds}
     for line in sys.stdin:
         request = json.loads(line)
         try:

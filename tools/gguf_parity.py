@@ -67,23 +67,27 @@ ODD_TEXTS = (
 """What tokenizers stumble over."""
 
 
-class LlamaCpp:
-    """llama.cpp in its own process."""
+class Refused(SystemExit):
+    """llama.cpp does not do what it was asked."""
 
-    def __init__(self, python: Path) -> None:
-        self._process = subprocess.Popen(
-            [python, Path(__file__).with_name("gguf_export.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+
+class LlamaCpp:
+    """llama.cpp, or what is its own, in a process of its own: a script that answers requests."""
+
+    def __init__(self, python: Path, script: str = "gguf_export.py", *arguments: str) -> None:
+        command = [str(python), str(Path(__file__).with_name(script)), *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Raises SystemExit with llama.cpp's complaint."""
+        """Raises Refused with llama.cpp's complaint."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         reply: dict[str, Any] = json.loads(line) if line else {"error": "llama.cpp's process has ended"}
         if "error" in reply:
-            raise SystemExit(f"{do} {arguments}: {reply['error']}")
+            about = ", ".join(f"{name}={value}" for name, value in arguments.items() if isinstance(value, str))
+            raise Refused(f"{do} {about}: {reply['error']}")
         return reply
 
     def close(self) -> None:
@@ -172,11 +176,12 @@ class Task:
         return sum(len(window) - 1 for window in self.windows)
 
 
-def theirs(llama: LlamaCpp, path: str, task: Task) -> Answer:
+def theirs(llama: LlamaCpp, path: str, task: Task, count: int = NUM_TOKENS, length: int = OPTIONS["max_model_len"]) -> Answer:
     logits = Path(path).with_suffix(".npy")
     reply = llama.ask(
-        "run", path=path, texts=task.texts, prompts=task.prompts, count=NUM_TOKENS, windows=task.windows, logits=str(logits)
-    )
+        "run", path=path, texts=task.texts, prompts=task.prompts, count=count, windows=task.windows, logits=str(logits),
+        length=length,
+    )  # fmt: skip
     found = np.load(logits)
     logits.unlink()
     return Answer(reply["ids"], reply["token_ids"], list(found), reply["nats"] / max(1, task.num_scored))

@@ -115,9 +115,17 @@ class Catalog:
 
     def architecture(self, name: str) -> Choice[Architecture]:
         offers = self.of("inferno_architectures")
-        found = [o for o in offers if o.item.name == name] or [o for o in offers if o.item.name == ANY]
-        if not found:
-            raise self._missing(f"no installed plugin provides the architecture {name!r}", offers, install_hint(name))
+        found = [o for o in offers if o.item.name == name]
+        fallback = [o for o in offers if o.item.name == ANY]
+        if not found and self.broken and fallback:  # a broken plugin may have it: to be slow instead is not for us to choose
+            hint = f"Repair it, or go on without it: --disable {self.broken[0].name}."
+            raise self._missing(f"no plugin that loads provides the architecture {name!r}", offers, hint)
+        if not found and not fallback:
+            hint = install_hint(name) or (
+                "No plugin is known to have it; inferno-transformers may run it: `pip install inferno-transformers`."
+            )
+            raise self._missing(f"no installed plugin provides the architecture {name!r}", offers, hint)
+        found = found or fallback
         return Choice(_single(found, f"architecture {name!r}"))
 
     def format_of(self, path: Path) -> Choice[CheckpointFormat]:

@@ -8,8 +8,6 @@ from importlib.resources import files
 
 
 def install_hint(architecture: str) -> str:
-    """For a name of `config.json`'s "architectures", or of a GGUF file's `general.architecture`."""
+    """For a name of `config.json`'s "architectures", or of a GGUF file's `general.architecture`; empty where none has it."""
     distribution = json.loads(files("inferno").joinpath("index.json").read_text(encoding="utf-8")).get(architecture)
-    if distribution is None:
-        return "No plugin is known to have it; inferno-transformers may run it."
-    return f"`pip install {distribution}`."
+    return "" if distribution is None else f"`pip install {distribution}`."

@@ -11,7 +11,7 @@ from typing import Any, cast
 import attrs
 
 from inferno import memory
-from inferno.catalog import Catalog, Choice, Offer, Refusal, load_catalog
+from inferno.catalog import ANY, Catalog, Choice, Offer, Refusal, load_catalog
 from inferno.contracts import (
     DTYPE_BYTES,
     EXPERT_OPS,
@@ -29,6 +29,7 @@ from inferno.contracts import (
     TensorInfo,
 )
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
+from inferno.index import install_hint
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.stored import architecture_name, modules_of, unused_tensors
 from inferno.plan.values import COMPUTE_DTYPES, AttentionUse, KernelUse, MemoryItem, Options, Plan, SchemeUse, adapted
@@ -73,6 +74,8 @@ class _Resolver:
         model = _model_config(architecture.item, self._config)
         if architecture.item.note:
             self._notes.append(architecture.item.note)
+        if architecture.item.name == ANY and (hint := install_hint(architecture_name(self._config))):
+            self._notes.append(f"a plugin made for {architecture_name(self._config)} is not installed: {hint}")
         device = self._device()
         dtype = self._dtype()
         schemes = self._schemes(model, dtype)
@@ -134,9 +137,8 @@ class _Resolver:
         grouped: dict[str, list[tuple[str, dict[str, TensorInfo], Offer[Any]]]] = defaultdict(list)
         for path, parts in modules_of(self._checkpoint.tensors, unused_tensors(model)).items():
             matrix = {part: info for part, info in parts.items() if part != "bias"}
-            flat = {part for part, info in matrix.items() if info.dtype in COMPUTE_DTYPES and len(info.shape) != 2}
-            if flat == set(matrix) or (set(matrix) - flat == {"weight"} and matrix["weight"].dtype in COMPUTE_DTYPES):
-                matrix = {part: info for part, info in matrix.items() if part not in flat}
+            if all(info.dtype in COMPUTE_DTYPES for info in matrix.values()):  # then only a "weight" can be one
+                matrix = {part: info for part, info in matrix.items() if part == "weight" and len(info.shape) == 2}
             self._plain += [info for part, info in parts.items() if part not in matrix]  # read as they are, by no scheme
             if not matrix:
                 continue

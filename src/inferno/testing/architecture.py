@@ -55,14 +55,7 @@ class ArchitectureTests:
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls) -> nn.Module:
-        import transformers
-
-        auto: Any = transformers
-        fields = {k: v for k, v in cls.config.items() if k not in ("model_type", "architectures")}
-        config = auto.AutoConfig.for_model(cls.config["model_type"], **json.loads(json.dumps(fields)))
-        model: nn.Module = auto.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        randomize(model)
-        return model.eval()
+        return transformers_model(cls.config)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -152,7 +145,8 @@ class ArchitectureTests:
         unclear = [self.dtype_tolerance["bfloat16"] * float(outcome.logits_NV.std()) for outcome in theirs]
         off = [float((one.logits_NV[0] - other.logits_NV[0]).abs().max()) for one, other in zip(fast, theirs, strict=True)]
         beyond = sum(difference > least for difference, least in zip(off, unclear, strict=True))
-        assert beyond <= (len(off) // 2 if self.rerouted else 0), f"the first tokens' logits differ by {off}; {unclear} is unclear"
+        most = len(off) // 2 if self.rerouted else 0
+        assert beyond <= most, f"the first tokens' logits differ by {off}; {unclear} is unclear"
         lost = [_lost(one, other) for one, other in zip(fast, theirs, strict=True)]
         beyond = sum(loss > least for loss, least in zip(lost, unclear, strict=True))
         assert not beyond or self.rerouted, f"first other choices lie {lost} below the best; {unclear} is unclear"
@@ -247,6 +241,18 @@ class ArchitectureTests:
             with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
                 fill(model, _Damaged(opened, tensors), catalog, dtype="float32", device="cpu", unused=unused)
         opened.close()
+
+
+def transformers_model(config: Mapping[str, Any]) -> nn.Module:
+    """transformers' model of a `config.json`, in float32, with random weights."""
+    import transformers
+
+    auto: Any = transformers
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
+    read = auto.AutoConfig.for_model(config["model_type"], **json.loads(json.dumps(fields)))
+    model: nn.Module = auto.AutoModelForCausalLM.from_config(read, dtype=torch.float32)
+    randomize(model)
+    return model.eval()
 
 
 @attrs.frozen

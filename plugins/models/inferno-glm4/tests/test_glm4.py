@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from inferno.catalog import Catalog
 from inferno.errors import CheckpointError
-from inferno.testing import ArchitectureTests
+from inferno.loading import load_model
+from inferno.plan import Options, resolve
+from inferno.testing import ArchitectureTests, generate
+from inferno.testing.gguf import write_gguf
+from inferno.testing.tiny import Toy
+from inferno_glm4 import CHATGLM
 from inferno_glm4.config import Glm4Config
 
 GLM_4: dict[str, Any] = {
@@ -26,7 +35,8 @@ GLM_4: dict[str, Any] = {
     "tie_word_embeddings": False,
     "pad_token_id": 0,
 }
-GLM: dict[str, Any] = {**GLM_4, "architectures": ["GlmForCausalLM"], "model_type": "glm"}
+GLM: dict[str, Any] = {**GLM_4, "architectures": ["GlmForCausalLM"], "model_type": "glm", "head_dim": 16}
+OPTIONS = Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float32")
 
 
 class TestGlm4(ArchitectureTests):
@@ -48,6 +58,26 @@ class TestGlm(ArchitectureTests):
     """glm-4-9b-chat-hf: norms before attention and MLP only, a tiny epsilon, rotary fields left out."""
 
     config = {k: v for k, v in {**GLM, "rms_norm_eps": 1.5625e-7}.items() if k not in ("partial_rotary_factor", "rope_theta")}
+
+    def test_a_file_of_the_first_checkpoints_gives_the_same_tokens(
+        self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
+    ) -> None:
+        """GGUF files of glm-4-9b-chat as it was published have q, k and v in one matrix, and no width of heads."""
+        if not any(o.item.name == "gguf" for o in catalog.of("inferno_checkpoint_formats")):
+            pytest.skip("no plugin reads GGUF files")
+        tensors = load_file(checkpoint / "model.safetensors")
+        for layer in range(2):
+            path = f"model.layers.{layer}.self_attn"
+            for part in ("weight", "bias"):
+                fused = torch.cat([tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"])
+                tensors[f"{path}.qkv_proj.{part}"] = fused
+        said = {name: value for name, value in GLM.items() if name != "head_dim"} | {"rms_norm_eps": 1.5625e-7}
+        write_gguf(tmp_path / "toy.gguf", CHATGLM, said, tensors, "F16")
+        plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
+        fused_toy = Toy(plan, load_model(plan, catalog))
+        for ours, theirs in zip(generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True):
+            assert ours.token_ids == theirs.token_ids
+            torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-3, atol=1e-3)
 
 
 class TestGlmEdge(ArchitectureTests):

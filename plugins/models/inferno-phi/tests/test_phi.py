@@ -22,7 +22,7 @@ PHI: dict[str, Any] = {
     "model_type": "phi",
     "vocab_size": 160,
     "hidden_size": 64,
-    "intermediate_size": 128,
+    "intermediate_size": 256,  # four times hidden_size, as in all of them: llama.cpp's converter takes that for granted
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 256,

@@ -13,7 +13,13 @@ _MODULES = {
 _HAS_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
 _STOP_TOKENS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 
-GLM = GgufNames(architecture="chatglm", fields=GGUF_FIELDS, modules=_MODULES, present=_HAS_BIAS)
+CHATGLM = GgufNames(
+    architecture="chatglm",
+    fields=GGUF_FIELDS,
+    # Most were made from the first checkpoints, as glm-4-9b-chat was published before transformers knew it.
+    modules={**_MODULES, "blk.{n}.attn_qkv": "model.layers.{n}.self_attn.qkv_proj"},
+    present={**_HAS_BIAS, "fused_qkv": "blk.0.attn_qkv.weight", "fused_qkv_bias": "blk.0.attn_qkv.bias"},
+)
 GLM4 = GgufNames(
     architecture="glm4",
     fields=GGUF_FIELDS,
@@ -44,7 +50,7 @@ def inferno_architectures() -> list[Architecture]:
             name="GlmForCausalLM",
             config="inferno_glm4.config:Glm4Config.from_json",
             build="inferno_glm4.model:GlmForCausalLM",
-            gguf=GLM,
+            gguf=CHATGLM,
             stop_tokens=_STOP_TOKENS,
             checkpoints=(
                 "zai-org/glm-4-9b-hf", "zai-org/glm-4-9b-chat-hf", "zai-org/glm-4-9b-chat-1m-hf",

@@ -18,7 +18,10 @@ class GlmForCausalLM(CausalLM):
     def __init__(self, config: Glm4Config, layer: Any = DecoderLayer) -> None:
         layers = (
             layer(
-                SelfAttention(layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.attention_bias),
+                SelfAttention(
+                    layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.attention_bias,
+                    fused=config.fused_qkv,
+                ),  # fmt: skip
                 FusedGatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,

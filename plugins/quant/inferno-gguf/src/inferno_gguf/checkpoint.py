@@ -116,7 +116,7 @@ def _architecture(file: GgufFile, architectures: Sequence[Architecture]) -> tupl
     if found:
         claims = " and ".join(a.name for a, _ in found)
         raise CheckpointError(f"{claims} both read GGUF files of {name!r}", "Disable one of their plugins: --disable NAME")
-    hint = install_hint(name)
+    hint = install_hint(name) or "No plugin is known to have it."
     installed = ", ".join(sorted(f"{names.architecture} ({a.name})" for a, names in known)) or "none"
     raise CheckpointError(
         f"{file.path.name}: no installed architecture reads GGUF files of {name!r}", f"{hint} Installed: {installed}.".strip()

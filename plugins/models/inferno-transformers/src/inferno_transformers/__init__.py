@@ -1,0 +1,19 @@
+"""Any causal language model that the installed transformers has and no other plugin: the fallback. Imports no torch."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import Architecture
+
+
+@hookimpl
+def inferno_architectures() -> list[Architecture]:
+    return [
+        Architecture(
+            name="*",
+            config="inferno_transformers.config:HostedConfig.from_json",
+            build="inferno_transformers.model:HostedForCausalLM",
+            adapt="inferno_transformers.adapt:adapt",
+            note="no installed plugin has this architecture: transformers' own module computes it, slower than a native one",
+        )
+    ]

@@ -1,0 +1,175 @@
+"""Runs a model's modelling code once, without numbers, and writes down what it asks of attention, or why it cannot be hosted.
+
+Suffixes: T tokens, H query heads, K key/value heads, C head dim, N positions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+
+from inferno.contracts import AttentionNeed
+from inferno.errors import UnsupportedError
+from inferno.nn import Dense, Unloaded
+from inferno_transformers import skeleton
+from inferno_transformers.model import hidden, logits
+from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
+from inferno_transformers.step import running
+from inferno_transformers.trace import Decisions, Trace, number_of_tokens
+
+HEEDED = {"scaling", "sliding_window", "softcap", "s_aux", "is_causal", "dropout"}
+"""Keyword arguments of transformers' attention functions. Of them the window is read off the mask; dropout is for training."""
+IGNORED = {
+    "position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position", "return_dict", "layer_idx",
+}  # fmt: skip
+"""Those that say nothing more about attention."""
+FURTHEST = 1 << 20
+"""Positions of a mask that are looked at."""
+
+
+def inspect(config: str) -> dict[str, Any]:
+    """What `config.HostedConfig` holds of a `config.json`, as plain data. Raises UnsupportedError, CheckpointError."""
+    fields = json.loads(config)
+    plain: set[str] = set()
+    while True:
+        found = skeleton.build(fields, plain)
+        weights = _give_shapes(found.model)
+        try:
+            record, vocab_size = _run(found.model)
+        except UnsupportedError as error:
+            read = {path for path, weight in weights.items() if weight.is_read}
+            if read:  # once more, with torch's own matrices there
+                plain |= read
+                continue
+            cause = f"{fields['architectures'][0]} {CANNOT}: {error.cause}"
+            raise UnsupportedError(cause, error.remedy) from error
+        break
+    paths = {module: path for path, module in found.model.named_modules()}
+    return {
+        "vocab_size": vocab_size,
+        "max_position_embeddings": record.longest,
+        "attention": {paths[module]: attrs.asdict(need) for module, need in record.needs.items()},
+        "parameters": sorted(found.parameters),
+        "plain": sorted(plain),
+        "unused_tensors": list(found.tied),
+    }
+
+
+def _give_shapes(model: Any) -> dict[str, _Watched]:
+    """Move it to meta whole; its hosted matrices by path."""
+    model.to("meta")
+    weights = {}
+    for path, module in model.named_modules():
+        if isinstance(weight := getattr(module, "weight", None), Unloaded):
+            module.weight = weights[path] = _Watched(torch.empty(weight.shape, device="meta"))
+            weights[path].is_read = False  # registering its buffer asked for it
+    return weights
+
+
+class _Watched(Dense):
+    """A weight that notices when code takes it for a tensor."""
+
+    is_read = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name in dir(Tensor) and name not in self.__dict__.get("_buffers", ()):
+            self.is_read = True
+        return super().__getattr__(name)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for weight in (*args, *(kwargs or {}).values()):
+            if isinstance(weight, cls):
+                weight.is_read = True
+        return NotImplemented
+
+
+def _run(model: Any) -> tuple[_Record, int]:
+    """What its code asks of attention, and the width of its logits."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest < 1:
+        raise UnsupportedError("its config does not say how long a context may be", REMEDY)
+    sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
+    tokens = number_of_tokens(longest, sizes)
+    ids_T, positions_T = (torch.zeros(tokens, dtype=torch.int64, device="meta") for _ in range(2))
+    record, trace = _Record(longest), Trace(tokens, positions_T)
+    try:
+        with torch.no_grad(), running(record), Decisions(), trace:
+            logits_TV = logits(model, hidden(model, ids_T, positions_T))
+    except UnsupportedError:
+        raise
+    except Exception as error:  # whatever code that was written for something else does
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UnsupportedError(f"its code does not run as one packed step: {line}", REMEDY) from error
+    if not record.needs:
+        raise UnsupportedError(OWN_ATTENTION, REMEDY)
+    if trace.mixed:
+        raise UnsupportedError(f"its tokens see each other outside attention ({trace.mixed})", REMEDY)
+    if not trace.read_positions:
+        raise UnsupportedError("it does not read the positions it is given", REMEDY)
+    return record, logits_TV.shape[-1]
+
+
+@frozen
+class _Mask:
+    window: int | None
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedError(OWN_ATTENTION, REMEDY)  # whoever computes with a mask
+
+    __radd__ = __getattr__
+    __getitem__ = __getattr__
+
+
+@define
+class _Record:
+    """A step that writes down what attention is asked for."""
+
+    longest: int
+    needs: dict[nn.Module, AttentionNeed] = field(factory=dict)
+
+    def attend(
+        self, module: nn.Module, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, mask: object, asked: dict[str, Any]
+    ) -> Tensor:
+        if module in self.needs:
+            raise UnsupportedError(f"one {type(module).__name__} attends several times in a step", REMEDY)
+        if unknown := sorted(k for k, v in asked.items() if v is not None and k not in HEEDED | IGNORED):
+            raise UnsupportedError(f"its attention takes {', '.join(unknown)}", REMEDY)
+        if not isinstance(mask, _Mask):
+            raise UnsupportedError(f"{type(module).__name__} attends without a causal mask of transformers' making", REMEDY)
+        if asked.get("is_causal") is False:
+            raise UnsupportedError(f"{type(module).__name__} is not causal", REMEDY)
+        (_, heads, tokens, dim), kv_heads, value_dim = q_1HTC.shape, k_1KTC.shape[1], v_1KTC.shape[-1]
+        scale = asked.get("scaling")
+        self.needs[module] = AttentionNeed(
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5 if scale is None else float(scale),
+            sliding_window=mask.window, soft_cap=asked.get("softcap"), sinks=asked.get("s_aux") is not None,
+            value_dim=None if value_dim == dim else value_dim,
+        )  # fmt: skip
+        return q_1HTC.new_empty(1, tokens, heads, value_dim)
+
+    def mask(self, allows: Callable[..., Tensor]) -> object:
+        return _Mask(window_of(allows, min(self.longest, FURTHEST)))
+
+
+def window_of(allows: Callable[..., Tensor], longest: int) -> int | None:
+    """The sliding window of a mask, by asking it who may see whom; None: everything before. Raises UnsupportedError for any
+    other mask."""
+    positions_N = torch.arange(longest)
+    seen = int(_allowed(allows, longest - 1, positions_N).sum())
+    for query in {0, 1, seen - 1, seen, seen + 1, longest // 2, longest - 1} & set(range(longest)):
+        expected_N = (positions_N <= query) & (positions_N > query - seen)
+        if not torch.equal(_allowed(allows, query, positions_N), expected_N):
+            raise UnsupportedError("its mask is neither causal nor a sliding window", REMEDY)
+    return None if seen == longest else seen
+
+
+def _allowed(allows: Callable[..., Tensor], query: int, positions_N: Tensor) -> Tensor:
+    zero = torch.zeros((), dtype=torch.int64)
+    return allows(zero, zero, torch.tensor(query), positions_N).expand(len(positions_N))

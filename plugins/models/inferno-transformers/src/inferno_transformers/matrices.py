@@ -1,0 +1,125 @@
+"""inferno's linears and embeddings in place of torch's: they hold whatever a scheme or a kernel made of a matrix.
+
+Suffixes: T tokens, O output features.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from inferno.errors import UnsupportedError
+from inferno.nn import Embedding, Linear, LMHead, TiedLMHead
+from inferno_transformers.refusals import REMEDY
+
+
+def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
+    """Replace a model's matrices, those at the paths `plain` and those kept exact excepted. Returns the names of tied ones.
+    Raises UnsupportedError where others than a head and an embedding are tied."""
+    shared = defaultdict[int, list[str]](list)
+    for name, param in model.named_parameters(remove_duplicate=False):
+        shared[id(param)].append(name)
+    owners: dict[int, HostedEmbedding] = {}
+    tied: list[str] = []
+    head = model.get_output_embeddings()
+    for kind in (nn.Embedding, nn.Linear):  # embeddings first: a head is tied to one, wherever it stands
+        for path, module in list(model.named_modules()):
+            if isinstance(module, kind) and path not in plain and not hasattr(module, "exact"):
+                matrix = id(module.weight)
+                hosted = _hosted(module, owners.get(matrix), is_head=module is head)
+                if isinstance(hosted, HostedEmbedding):
+                    owners[matrix] = hosted
+                elif isinstance(hosted, HostedTiedHead):
+                    tied.append(f"{path}.weight")
+                if hosted is not None:
+                    model.set_submodule(path, hosted)
+    for names in shared.values():
+        if len(set(names) - set(tied)) > 1:
+            raise UnsupportedError(f"{type(model).__name__} ties {' and '.join(names)}", REMEDY)
+    return tuple(tied)
+
+
+def _hosted(module: nn.Module, owner: HostedEmbedding | None, *, is_head: bool) -> nn.Module | None:
+    """What replaces a linear or an embedding; None: a class whose code may do more stays, with a dense matrix."""
+    if isinstance(module, nn.Embedding) and owner is None and dict(module.named_parameters()).keys() == {"weight"}:
+        return HostedEmbedding(module)
+    if type(module) is not nn.Linear:
+        return None
+    if owner is not None:
+        return HostedTiedHead(owner, module.bias)
+    return (HostedHead if is_head else HostedLinear)(module)
+
+
+def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """transformers' modules add dimensions before the last; inferno's matrices take packed tokens."""
+    y_TO = function(x.reshape(-1, x.shape[-1]))
+    return y_TO.view(*x.shape[:-1], y_TO.shape[-1])
+
+
+class HostedLinear(Linear):
+    def __init__(self, original: nn.Linear) -> None:
+        super().__init__(original.in_features, original.out_features)
+        self.bias = original.bias
+        self.in_features, self.out_features = original.in_features, original.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _by_rows(super().forward, x)
+
+
+class HostedHead(HostedLinear, LMHead):
+    """The output head: in-situ quantization leaves it alone."""
+
+
+class HostedTiedHead(TiedLMHead):
+    def __init__(self, embedding: Embedding, bias: nn.Parameter | None) -> None:
+        super().__init__(embedding)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = _by_rows(super().forward, x)
+        return y if self.bias is None else y + self.bias
+
+
+class HostedEmbedding(Embedding):
+    """An embedding of transformers, scaled or offset as its class does it, over inferno's rows."""
+
+    def __init__(self, original: nn.Embedding) -> None:
+        super().__init__(original.num_embeddings, original.embedding_dim)
+        self.num_embeddings, self.embedding_dim = original.num_embeddings, original.embedding_dim
+        self.padding_idx = original.padding_idx
+        self.is_plain = type(original) is nn.Embedding
+        if not self.is_plain:
+            del original._parameters["weight"]
+            self.original = original
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.is_plain:
+            return self.rows(*args, **kwargs)
+        original: Any = self.original
+        if "weight" not in original.__dict__:  # its code reads the type of a weight
+            given = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+            original.__dict__["weight"] = self.rows(torch.zeros(1, dtype=torch.int64, device=given.device))
+        with _Rows(self):
+            y: Tensor = original(*args, **kwargs)
+        return y
+
+    def rows(self, input: Tensor) -> Tensor:
+        return self.weight.rows(input.reshape(-1)).view(*input.shape, self.embedding_dim)
+
+
+class _Rows(TorchFunctionMode):
+    """Within, torch's embedding takes its rows from a HostedEmbedding."""
+
+    def __init__(self, embedding: HostedEmbedding) -> None:
+        self._embedding = embedding
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.embedding:
+            return self._embedding.rows(args[0])
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,101 @@
+"""A causal language model of transformers, through inferno's paged attention.
+
+Suffixes: T packed tokens, S sampled rows, D hidden, V vocabulary, H query heads, K key/value heads, C head dim,
+X heads x head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from inferno.batch import Batch
+from inferno.nn import Attention
+from inferno_transformers import skeleton
+from inferno_transformers.config import HostedConfig
+from inferno_transformers.step import PagedCache, running
+
+
+class HostedForCausalLM(nn.Module):
+    """transformers' module under its own paths, called as `contracts.Model` is."""
+
+    def __init__(self, config: HostedConfig) -> None:
+        super().__init__()
+        causal = skeleton.build(config.fields, config.plain).model
+        for layer_id, (path, need) in enumerate(config.attention.items()):
+            causal.get_submodule(path).add_module("inferno_attention", Attention(layer_id, need))
+        # The same modules and parameters, in the very same dicts: what the loader puts into this one is the other's too.
+        self._modules, self._parameters, self._buffers = causal._modules, causal._parameters, causal._buffers
+        self._causal = [causal]  # in a list: not a submodule
+
+    def forward(self, batch: Batch) -> Tensor:
+        with running(_Paged(batch)):
+            return hidden(self._causal[0], batch.token_ids_T, batch.positions_T)
+
+    def logits(self, x_SD: Tensor) -> Tensor:
+        return logits(self._causal[0], x_SD)
+
+
+def hidden(causal: Any, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
+    """Final hidden states, (T, D), of one packed row."""
+    outputs = _decoder(causal)(
+        input_ids=token_ids_T[None], position_ids=positions_T[None], past_key_values=PagedCache(), use_cache=False
+    )
+    x_1TD: Tensor = outputs[0]
+    return x_1TD[0]
+
+
+def logits(causal: Any, x_SD: Tensor) -> Tensor:
+    """What the model's own forward makes of final hidden states: its head, scaled and capped as it is."""
+    decoder, dummy_1S = _decoder(causal), torch.zeros(1, len(x_SD), dtype=torch.int64, device=x_SD.device)
+    decoder.forward = lambda *args, **kwargs: _Outputs(x_SD[None])
+    try:
+        y_1SV: Tensor = causal(input_ids=dummy_1S, use_cache=False).logits
+    finally:
+        del decoder.forward
+    return y_1SV[0]
+
+
+def _decoder(causal: Any) -> Any:
+    """The part that turns token ids into hidden states. Some models have it within their base model."""
+    return causal.get_decoder()
+
+
+@frozen(eq=False)
+class _Outputs:
+    """A base model's output that holds hidden states and nothing else."""
+
+    last_hidden_state: Tensor
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+@frozen(eq=False)
+class _Paged:
+    """A step of inferno's engine."""
+
+    batch: Batch
+
+    def attend(
+        self, module: nn.Module, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, mask: object, asked: dict[str, Any]
+    ) -> Tensor:
+        q_TX, k_TX, v_TX = (x[0].transpose(0, 1).flatten(1) for x in (q_1HTC, k_1KTC, v_1KTC))
+        layer: Any = module.inferno_attention
+        y_TX: Tensor = layer(q_TX, k_TX, v_TX, self.batch, asked.get("s_aux"))
+        return y_TX.view(1, len(y_TX), q_1HTC.shape[1], -1)
+
+    def mask(self, allows: Callable[..., Tensor]) -> object:
+        return MASK
+
+
+MASK = object()
+"""Every mask: inferno's attention is causal, its window is part of the layer's need."""

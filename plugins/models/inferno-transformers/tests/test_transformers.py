@@ -1,0 +1,223 @@
+"""Families through transformers' own module, each against transformers' own attention."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from inferno.catalog import Catalog, load_catalog
+from inferno.errors import UnsupportedError
+from inferno.loading import load_model
+from inferno.nn import Linear, LMHead
+from inferno.plan import Options, resolve
+from inferno.testing import ArchitectureTests, generate
+from inferno.testing.tiny import Toy, randomize, run_python
+from inferno_transformers.config import HostedConfig
+
+TINY: dict[str, Any] = {
+    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+class HostedTests(ArchitectureTests):
+    """The fallback alone, whatever other plugins have of the family."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def catalog(cls) -> Catalog:
+        return load_catalog(only=["inferno-transformers"])
+
+    test_discovery_and_config_import_no_torch = None  # another process: once for all, below
+    test_a_gguf_file_gives_the_same_tokens = None  # transformers' modules have no names in GGUF files
+    test_names_in_gguf_files_are_those_of_llama_cpp = None
+
+
+class FamilyTests(HostedTests):
+    """What a family could get wrong: its numbers, and whether its tokens see each other."""
+
+    test_neighbours_in_the_batch_change_nothing = None
+    test_the_block_size_changes_nothing = None
+    test_a_prefix_found_in_the_cache_changes_nothing = None
+    test_preemption_changes_nothing = None
+    test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it = None
+
+
+def reference_of(config: dict[str, Any]) -> Any:
+    """transformers' model of a toy config, random."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields), dtype=torch.float32)
+    randomize(model)
+    return model.eval()
+
+
+def family(name: str, **fields: Any) -> dict[str, Any]:
+    """A toy config of transformers' model type `name`."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
+
+    return {**TINY, "architectures": [classes[name]], "model_type": name, **fields}
+
+
+class TestCohere2(HostedTests):
+    """Sliding windows in three layers of four, attention and MLP in parallel, LayerNorm, scaled logits, a tied head."""
+
+    config = family("cohere2", num_hidden_layers=4, sliding_window=24, logit_scale=0.25)
+
+
+class TestOlmoe(HostedTests):
+    """Experts: stored one by one, computed as one tensor."""
+
+    rerouted = 0.05
+    config = family("olmoe", num_experts=12, num_experts_per_tok=2, intermediate_size=48)
+
+
+class TestGPT2(FamilyTests):
+    """Absolute positions, biases everywhere, a tied head."""
+
+    config = family("gpt2", n_embd=64, n_head=4, n_layer=2, n_positions=256)
+
+    def test_a_checkpoint_of_the_time_gives_the_same(
+        self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
+    ) -> None:
+        """As openai-community/gpt2 is stored: without the prefix, with each layer's mask."""
+        tensors = {k.removeprefix("transformer."): v for k, v in load_file(checkpoint / "model.safetensors").items()}
+        tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 256, 256) for i in range(2)}
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps(self.config))
+        plan = resolve(str(tmp_path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"), catalog)
+        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (Toy(plan, load_model(plan, catalog)), toy))
+        torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
+
+
+class TestOlmo2(FamilyTests):
+    """Norms of queries and keys, norms after each block."""
+
+    config = family("olmo2")
+
+
+class TestGranite(FamilyTests):
+    """Multipliers on embeddings, scores, residuals and logits."""
+
+    config = family(
+        "granite", embedding_multiplier=6.0, attention_multiplier=0.2, residual_multiplier=0.3, logits_scaling=4.0
+    )  # fmt: skip
+
+
+class TestGPTNeoX(FamilyTests):
+    """One matrix for queries, keys and values; a quarter of each head turns."""
+
+    config = family("gpt_neox")
+
+
+class TestSmolLM3(FamilyTests):
+    """Every other layer knows no positions."""
+
+    config = family("smollm3", no_rope_layer_interval=2)
+
+
+class TestGptOss(FamilyTests):
+    """Sinks, windows in every other layer, experts with biases."""
+
+    rerouted = 0.05
+    config = family("gpt_oss", head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24)
+
+
+class TestGemma2(FamilyTests):
+    """Embeddings scaled by their own class, capped scores and logits."""
+
+    config = family("gemma2", head_dim=16, query_pre_attn_scalar=24, sliding_window=24)
+
+
+class TestDeepseekV3(FamilyTests):
+    """Latent attention, expanded: values of another size than keys. A router's correction that is a buffer."""
+
+    rerouted = 0.05
+    config = family(
+        "deepseek_v3", num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16,
+        v_head_dim=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+        moe_intermediate_size=48,
+    )  # fmt: skip
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls) -> nn.Module:
+        model: nn.Module = reference_of(cls.config)
+        [bias] = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        bias.copy_(torch.linspace(-0.5, 0.5, len(bias)))
+        return model
+
+    def test_the_routers_correction_is_not_rounded(self, checkpoint: Path, catalog: Catalog) -> None:
+        plan = resolve(str(checkpoint), Options(dtype="bfloat16", max_model_len=160, device="cpu"), catalog)
+        [bias] = [p for name, p in load_model(plan, catalog).named_parameters() if name.endswith("e_score_correction_bias")]
+        torch.testing.assert_close(bias.data, torch.linspace(-0.5, 0.5, len(bias)), rtol=0, atol=0)
+
+
+class TestPhi3LongRope(FamilyTests):
+    """Rotary frequencies that would change when a context outgrows the first one: those of the longest, from the first token
+    on. transformers' module does so where both sets are the same."""
+
+    long = [1.0 + i / 4 for i in range(8)]
+    config = family(
+        "phi3", original_max_position_embeddings=64,
+        rope_scaling={"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": long},
+    )  # fmt: skip
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls) -> nn.Module:
+        scaling = {**cls.config["rope_scaling"], "short_factor": cls.long}
+        model: nn.Module = reference_of({**cls.config, "rope_scaling": scaling})
+        return model
+
+
+def test_every_matrix_but_the_head_can_be_packed(tmp_path: Path) -> None:
+    """transformers' linears are inferno's: schemes and kernels serve them."""
+    catalog = load_catalog(only=["inferno-transformers", "inferno-gguf"])
+    packs = [o.item.name for o in catalog.of("inferno_quant_schemes") if o.item.pack is not None]
+    if not packs:
+        pytest.skip("no plugin packs matrices")
+    reference_of(TestOlmo2.config).save_pretrained(tmp_path)
+    plan = resolve(str(tmp_path), Options(isq=packs[0], max_model_len=160, device="cpu"), catalog)
+    model = load_model(plan, catalog)
+    dense = {name for name, m in model.named_modules() if isinstance(m, Linear) and m.weight.layout in ("float32", "bfloat16")}
+    assert dense == {"lm_head"} and isinstance(model.get_submodule("lm_head"), LMHead)
+
+
+def test_config_and_headers_need_no_torch(tmp_path: Path) -> None:
+    reference_of(TestOlmoe.config).save_pretrained(tmp_path)
+    code = (
+        "import sys; from inferno.plan import Options, resolve\n"
+        "plan = resolve(sys.argv[1], Options(only=('inferno-transformers',), max_model_len=160, device='cpu'))\n"
+        "assert any('transformers' in note for note in plan.notes), plan.notes\n"
+        "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+    )
+    done = run_python(code, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
+    """Neither asked about nor loaded, whatever config.json says of it; the model is that of the installed transformers."""
+    reference_of(TestOlmo2.config).save_pretrained(tmp_path)
+    evil = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\nclass Evil: pass\n"
+    (tmp_path / "modeling_evil.py").write_text(evil)
+    ours, classes = TestOlmo2.config, {"AutoConfig": "modeling_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"}
+    kernels = {"attn_implementation": "evil/kernels", "_attn_implementation": "evil/kernels", "use_kernels": True}
+    config = {**ours, **kernels, "auto_map": classes, "_name_or_path": str(tmp_path), "trust_remote_code": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    catalog = load_catalog(only=["inferno-transformers"])
+    plan = resolve(str(tmp_path), Options(max_model_len=160, device="cpu"), catalog)
+    model = load_model(plan, catalog)
+    assert not (tmp_path / "ran").exists()
+    assert type(model._causal[0]).__module__ == "transformers.models.olmo2.modeling_olmo2"  # type: ignore[index, union-attr]
+    unknown = {**config, "architectures": ["EvilForCausalLM"], "model_type": "evil"}
+    with pytest.raises(UnsupportedError, match="nor does transformers"):
+        HostedConfig.from_json(unknown)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,163 @@
+"""Tries every causal language model of the installed transformers: is it hosted, and does it compute what it should?
+
+    python tools/coverage.py [--markdown] [model_type ...]
+
+Each is a tiny config with random weights. A hosted one computes prompts packed into one step, then single tokens, all at once;
+its logits are compared with those of transformers' own attention on each sequence alone. It takes about five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from inferno.errors import CheckpointError, InfernoError, UnsupportedError
+from inferno.loading import load_model
+from inferno.plan import Options, resolve
+from inferno.testing import generate
+from inferno.testing.tiny import Toy, ragged_prompts, randomize
+from inferno_transformers.config import HostedConfig
+
+auto: Any = transformers  # it is not typed
+LAYERS, LARGEST = 4, 10_000_000
+SMALL: dict[str, Any] = {
+    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": LAYERS, "num_layers": LAYERS,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "rotary_dim": 8,
+    "sliding_window": 24, "window_size": 24, "attention_types": [[["global", "local"], LAYERS // 2]], "ffn_dim": 96,
+    "word_embed_proj_dim": 64, "encoder_layers": 2, "is_decoder": True, "num_kv_shared_layers": 0,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_k": 2, "moe_topk": 2, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48, "shared_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 48, "first_k_dense_replace": 1, "mlp_layer_types": None,
+    "moe_layer_start_index": 1, "moe_layer_end_index": 3, "vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 16,
+}  # fmt: skip
+"""Sizes by the names that configs give them; a config takes those it has."""
+
+
+def shrunken(model_type: str) -> Iterator[dict[str, Any]]:
+    """The model type's own defaults, made small: first with a layer of each kind that it has, then with its own pattern."""
+    config: Any = CONFIG_MAPPING[model_type]()
+    sizes = {k: v for k, v in SMALL.items() if k in {*config.to_dict(), *config.attribute_map} or k in vars(config)}
+    if hasattr(config, "qk_rope_head_dim"):  # latent attention: of the heads, only that part turns
+        sizes |= {"head_dim": SMALL["qk_rope_head_dim"], "num_key_value_heads": SMALL["num_attention_heads"]}
+    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
+    if kinds:
+        yield {**sizes, "layer_types": (kinds * LAYERS)[:LAYERS]}
+    yield {**sizes, "layer_types": None} if kinds else sizes
+
+
+def built(model_type: str) -> Any:
+    """transformers' model, or the last reason why it cannot be made."""
+    trouble: Exception | None = None
+    for sizes in shrunken(model_type):
+        try:
+            config = CONFIG_MAPPING[model_type](**sizes)
+            with torch.device("meta"):
+                size = sum(p.numel() for p in auto.AutoModelForCausalLM.from_config(config).parameters())
+            if size > LARGEST:
+                raise ValueError(f"{size} parameters are left")
+            reference: Any = auto.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+            randomize(reference)
+            reference(torch.arange(3, 8)[None], use_cache=False)
+            return reference
+        except Exception as error:
+            trouble = error
+    return trouble
+
+
+def attempt(model_type: str, name: str) -> tuple[str, str]:
+    """("runs" | "WRONG" | "refused" | "not tried", what is to say)"""
+    reference = built(model_type)
+    if isinstance(reference, Exception):  # its full size is refused all the same, if it is
+        fields = {**CONFIG_MAPPING[model_type]().to_dict(), "architectures": [name]}
+        try:
+            HostedConfig.from_json(json.loads(json.dumps(fields, default=str)))
+        except UnsupportedError as error:
+            return "refused", error.cause
+        except CheckpointError:
+            pass  # neither is there a large one
+        return "not tried", f"no small config: {reference}"
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        path = Path(folder) / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [name]}))
+        options = Options(
+            dtype="float32", max_num_seqs=8, max_num_batched_tokens=512, max_model_len=160, device="cpu",
+            only=("inferno-transformers",),  # type: ignore[arg-type]  # a converter's own type
+        )  # fmt: skip
+        try:
+            plan = resolve(folder, options)
+            toy = Toy(plan, load_model(plan))
+        except InfernoError as error:
+            return "refused", error.cause
+        return compare(toy, reference)
+
+
+def compare(toy: Toy, reference: Any) -> tuple[str, str]:
+    """The largest difference of any logit, in standard deviations of the reference's."""
+    prompts = ragged_prompts(toy.plan.vocab_size)
+    worst = 0.0
+    for prompt, outcome in zip(prompts, generate(toy, prompts, 8), strict=True):
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt, *outcome.token_ids]])
+            theirs = reference(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        worst = max(worst, float((outcome.logits_NV - theirs).abs().max() / theirs.std()))
+    return ("runs" if worst < 1e-3 else "WRONG"), f"{worst:.1e}"
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError("its defaults cannot be made small enough for a minute or two")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--markdown", action="store_true", help="the README's lists, after the lines")
+    options = parser.parse_args()
+    signal.signal(signal.SIGALRM, _late)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    auto.logging.set_verbosity_error()
+    auto.logging.disable_progress_bar()
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if options.models and model_type not in options.models:
+            continue
+        signal.alarm(120)
+        try:
+            result, said = attempt(model_type, name)
+        except Exception as error:
+            result, said = "not tried", f"{type(error).__name__}: {error}"
+        signal.alarm(0)
+        line = " ".join(said.split())[:300]
+        found[result].append((model_type, line.partition(" here: ")[2] or line))
+        print(f"{result:9} {model_type:24} {line}", flush=True)
+    print({result: len(names) for result, names in found.items()}, file=sys.stderr)
+    if options.markdown:
+        print("\nruns:", ", ".join(name for name, _ in found["runs"]))
+        for result in sorted(found.keys() - {"runs"}):
+            reasons: dict[str, list[str]] = defaultdict(list)
+            for name, said in found[result]:
+                reasons[said].append(name)
+            for said, names in reasons.items():
+                print(f"| {', '.join(names)} | {result}: {said} |")
+
+
+if __name__ == "__main__":
+    main()
