@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import field, frozen, make_class
 
 from inferno.errors import CheckpointError
-from inferno.modelconfig import FULL, SLIDING, DecoderConfig, WindowedConfig, check_experts
+from inferno.modelconfig import FULL, SLIDING, DecoderConfig, RopeScaling, WindowedConfig, check_experts, read_config
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -70,11 +70,64 @@ def test_windows(given: dict[str, Any], windows: list[int | None]) -> None:
         ({"sliding_window": 0}, "sliding_window"),
         ({"layer_types": [FULL]}, "layer_types"),
         ({"layer_types": [FULL, FULL, FULL, "linear_attention"]}, "linear_attention"),
+        ({"layer_types": FULL}, "layer_types"),
+        ({"intermediate_size": 0}, "intermediate_size"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"vocab_size": 10**12}, "vocab_size"),
+        ({"max_position_embeddings": 10**18}, "max_position_embeddings"),
+        ({"head_dim": 15}, "15 numbers of a head of 15"),
+        ({"partial_rotary_factor": 0.01}, "0 numbers of a head of 24"),
     ],
 )
 def test_a_bad_field_is_named(given: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         Alternating.from_json({**FIELDS, **given})
+
+
+@pytest.mark.parametrize(
+    ("rope", "named"),
+    [
+        ([1], "rope_scaling"),
+        ({"full_attention": None}, "rope_scaling"),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"rope_theta": 1.0, "rope_type": "yarn"}, "rope_theta"),
+        ({"rope_type": "linear", "factor": 0}, "factor"),
+        ({"rope_type": "linear", "factor": float("inf")}, "factor"),
+        ({"rope_type": "yarn", "beta_fast": 0}, "beta_fast"),
+        ({"rope_type": "yarn", "beta_slow": -1}, "beta_slow"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": -4}, "original_max_position_embeddings"),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
+        ({"rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
+        ({"partial_rotary_factor": -1.0}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}, "long_factor has 3 numbers"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3 + [0.0]}, "long_factor"),
+    ],
+)
+def test_rotations_that_cannot_be_computed_are_refused(rope: Any, named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        DecoderConfig.from_json({**FIELDS, "rope_parameters": rope})
+
+
+def test_rotations_that_can_be_computed_are_not() -> None:
+    longrope = {"rope_type": "longrope", "short_factor": [1] * 4, "long_factor": [2.5] * 4}
+    assert DecoderConfig.from_json({**FIELDS, "rope_parameters": longrope}).rope.long_factor == (2.5,) * 4
+    assert DecoderConfig.from_json({**FIELDS, "partial_rotary_factor": 0.25}).rope.partial_rotary_factor == 0.25
+
+
+def test_a_rotary_base_of_null_is_none_and_a_key_called_rope_is_not_read() -> None:
+    assert RopeScaling.from_json({"rope_theta": None}, theta=5e5).rope_theta == 5e5
+    assert DecoderConfig.from_json({**FIELDS, "rope": {"rope_theta": 7.0}}).rope == RopeScaling()
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts", "num_nextn_predict_layers"])
+@pytest.mark.parametrize("number", [10**9, -(10**9)])
+def test_what_is_listed_one_by_one_is_bounded(name: str, number: int) -> None:
+    listing = make_class("Listing", {name: field(type=int)})
+    assert read_config(listing, {name: 10_000}) == listing(10_000)
+    with pytest.raises(CheckpointError, match=f"{name} is {number}"):
+        read_config(listing, {name: number})
 
 
 def test_heads_that_do_not_divide_the_hidden_size_must_say_how_wide_they_are() -> None:

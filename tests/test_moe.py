@@ -141,6 +141,13 @@ def test_groups_limit_the_choice(score: str, groups: set[int]) -> None:
     assert {e // 2 for e in experts_TK[0].tolist()} == groups
 
 
+def test_a_group_of_one_expert_is_worth_its_score() -> None:
+    routing = Routing(top_k=2, scoring="sigmoid", num_groups=4, top_groups=2, group_score="top2")
+    router = Router(4, 4, routing)
+    router.weight.data = torch.eye(4)
+    assert set(router(torch.tensor([[0.1, 3.0, 0.2, 2.0]]))[0][0].tolist()) == {1, 3}
+
+
 def test_a_router_computes_in_float32() -> None:
     router = Router(HIDDEN, EXPERTS, Routing(top_k=2), correction=True).requires_grad_(False)
     assert set(router.exact) == {"weight", "bias", "e_score_correction_bias"}

@@ -116,7 +116,7 @@ def test_a_context_that_does_not_fit_is_lowered_with_a_note(write: Write) -> Non
         resolve(ref, on_cpu(memory=f"{fixed + 500 * KV_BYTES}B", max_model_len=600))
 
 
-@pytest.mark.parametrize("given", ["1MiB", "512MiB"])
+@pytest.mark.parametrize("given", ["1MiB", "448MiB"])
 def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(write: Write, given: str) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         resolve(write(), on_cpu(memory=given))
@@ -355,3 +355,14 @@ def test_a_checkpoint_without_a_tokenizer_has_no_text(write: Write) -> None:
     assets, config = open_text(resolve(write(), on_cpu()))
     assert assets.tokenizer_json is None and assets.chat_template is None
     assert config["hidden_size"] == 32
+
+
+def test_picked_experts_have_rows_of_their_own_in_the_memory_plan(write: Write) -> None:
+    def activations(picked: int) -> int:
+        ref = write(
+            architectures=["Qwen3MoeForCausalLM"], num_experts=8, moe_intermediate_size=96, num_experts_per_tok=picked
+        )
+        return next(item.nbytes for item in resolve(ref, on_cpu()).memory if item.name == "activations")
+
+    # per token, of 64, and picked expert: gate, up and what they make, and its input and output; bfloat16
+    assert activations(8) - activations(4) == 64 * 4 * (3 * 96 + 2 * 32) * 2

@@ -117,6 +117,18 @@ def test_a_choice_within_groups_is_not_recorded(experts: Path) -> None:
     assert tokens(engine) == found
 
 
+def test_an_aborted_request_for_prompt_logprobs_does_not_keep_others_from_being_replayed() -> None:
+    engine = Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=16)))
+    greedy = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    engine.submit(Request(id="stays", token_ids=(5, 6, 7), params=greedy))
+    engine.submit(Request(id="goes", token_ids=tuple(range(1, 99)), params=evolve(greedy, prompt_logprobs=1)))
+    engine.step()
+    engine.abort("goes")
+    while engine.busy:
+        engine.step()
+    assert engine._runner._replays is not None and engine._runner._replays._shapes.keys() == {(1, 8)}
+
+
 def test_long_contexts_are_recorded_too() -> None:
     """Rotary tables grow with the context: not within a recorded step."""
     engine = Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_model_len=2048)))
@@ -129,7 +141,14 @@ def test_long_contexts_are_recorded_too() -> None:
     assert {key: shape is not None for key, shape in replays._shapes.items()} == {(1, 64): True, (1, 128): True}
 
 
-@pytest.mark.parametrize("operator", [lambda x: x * torch.ones(5), lambda x: x.float()])
+def cleared(x: Tensor) -> Tensor:
+    """By an operator that returns nothing."""
+    y = x.new_empty(3)
+    torch._foreach_zero_([y])
+    return y
+
+
+@pytest.mark.parametrize("operator", [lambda x: x * torch.ones(5), lambda x: x.float(), cleared])
 def test_a_foreign_operator_is_never_left_out(operator: Callable[[Tensor], Tensor]) -> None:
     """A step that torch touches is computed, each time, whether inference mode calls it a view or not."""
     calls: list[int] = []

@@ -75,3 +75,11 @@ def test_a_distant_token_turns_as_far_whenever_the_tables_are_filled() -> None:
         assert torch.equal(one, other)
     frequencies_E = 1 / 10_000.0 ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     torch.testing.assert_close(turned(far_first, 7)[1][0], (7 * frequencies_E).sin())
+
+
+def test_tables_are_as_long_as_what_is_served() -> None:
+    """A model made for a million tokens that serves a thousand has no tables of gigabytes."""
+    rope = Rope(HEAD_DIM, RopeScaling(), max_position_embeddings=2**31 - 1)
+    rope.serve(64)
+    turned(rope, 63)
+    assert rope._tables is not None and [len(table_NE) for table_NE in rope._tables] == [64, 64]

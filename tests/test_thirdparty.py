@@ -169,6 +169,11 @@ def test_a_broken_plugin_is_not_passed_over_for_the_fallback(site: Site, checkpo
         resolve(str(checkpoint), Options(device="cpu"))
     assert "--disable crash" in caught.value.remedy
     assert load_catalog(disable=["crash", "transformers"]).architecture("PebbleForCausalLM").item.name == "*"
+    site.install("fall", "raise RuntimeError('again')")
+    with pytest.raises(UnsupportedError) as caught:
+        load_catalog(only=["crash", "fall", "any"]).architecture("LlamaForCausalLM")
+    assert "--disable crash --disable fall" in caught.value.remedy, "one is not enough"
+    assert "`pip install inferno-llama`" in caught.value.remedy, "the best way out"
 
 
 def test_a_disabled_plugin_is_not_even_imported(site: Site) -> None:

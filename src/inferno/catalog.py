@@ -118,7 +118,8 @@ class Catalog:
         found = [o for o in offers if o.item.name == name]
         fallback = [o for o in offers if o.item.name == ANY]
         if not found and self.broken and fallback:  # a broken plugin may have it: to be slow instead is not for us to choose
-            hint = f"Repair it, or go on without it: --disable {self.broken[0].name}."
+            switches = " ".join(f"--disable {plugin.name}" for plugin in self.broken)
+            hint = f"{install_hint(name)} Repair what is broken, or go on without it: {switches}.".lstrip()
             raise self._missing(f"no plugin that loads provides the architecture {name!r}", offers, hint)
         if not found and not fallback:
             hint = install_hint(name) or (

@@ -52,10 +52,11 @@ class RopeScaling:
         """From `rope_parameters`, or the older `rope_theta` + `rope_scaling`; `theta` where neither names a base. Where there
         is one for each type of layer, it is that of `layer_type`."""
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        scaling = scaling.get(layer_type, scaling) if isinstance(scaling, Mapping) else scaling
         if not isinstance(scaling, Mapping):
             raise CheckpointError(f"config.json: rope_scaling is {scaling!r}", "It must be an object or null.")
-        scaling = scaling.get(layer_type, scaling)
-        merged = {"rope_theta": config.get("rope_theta", theta), **scaling}
+        given = config.get("rope_theta")
+        merged = {"rope_theta": theta if given is None else given, **scaling}
         merged["rope_type"] = scaling.get("rope_type") or scaling.get("type") or "default"
         merged.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
         rope = read_config(cls, {k: v for k, v in merged.items() if v is not None})
@@ -64,11 +65,34 @@ class RopeScaling:
             raise CheckpointError(
                 f"config.json: rope_type {rope.rope_type!r} is not known", f"Known: {', '.join(known)}."
             )
-        if not (math.isfinite(rope.rope_theta) and rope.rope_theta > 0 and rope.factor > 0):
-            raise CheckpointError(
-                f"config.json: rope_theta {rope.rope_theta}, factor {rope.factor}", "Both must be positive."
-            )
+        for name, wrong, must in (
+            ("rope_theta", rope.rope_theta <= (rope.rope_type == "yarn"), "above 0, for yarn above 1"),
+            ("factor", rope.factor <= 0, "above 0"),
+            ("original_max_position_embeddings", (rope.original_max_position_embeddings or 2) < 2, "at least 2"),
+            ("partial_rotary_factor", not 0 < rope.partial_rotary_factor <= 1, "above 0 and at most 1"),
+            ("beta_fast", rope.beta_fast <= 0, "above 0"),
+            ("beta_slow", rope.beta_slow <= 0, "above 0"),
+            ("high_freq_factor", rope.high_freq_factor <= rope.low_freq_factor, "above low_freq_factor"),
+            ("short_factor", min(rope.short_factor, default=1.0) <= 0, "above 0, every one"),
+            ("long_factor", min(rope.long_factor, default=1.0) <= 0, "above 0, every one"),
+        ):
+            if wrong:
+                raise CheckpointError(f"config.json: {name} is {getattr(rope, name)}", f"It must be {must}.")
         return rope
+
+    def check_width(self, head_dim: int) -> None:
+        """Raises CheckpointError unless heads so wide can be turned: by whole pairs, longrope by a factor for each."""
+        turned = int(head_dim * self.partial_rotary_factor)
+        if turned < 2 or turned % 2:
+            raise CheckpointError(
+                f"config.json: {turned} numbers of a head of {head_dim} are to rotate",
+                "They rotate in pairs: check head_dim and partial_rotary_factor.",
+            )
+        for name in ("short_factor", "long_factor") if self.rope_type == "longrope" else ():
+            if (count := len(getattr(self, name))) != turned // 2:
+                raise CheckpointError(
+                    f"config.json: {name} has {count} numbers", f"It must have {turned // 2}, half of what rotates."
+                )
 
 
 def rope_field() -> Any:
@@ -77,9 +101,9 @@ def rope_field() -> Any:
 
 
 def _number(value: Any, kind: type) -> Any:
-    """bool is no number here, 1e3 is no int, "12" is neither."""
+    """bool is no number here, nor are NaN and Infinity, which Python's JSON has; 1e3 is no int, "12" is neither."""
     allowed = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, allowed):
+    if isinstance(value, bool) or not isinstance(value, allowed) or not -math.inf < value < math.inf:
         raise TypeError(f"{value!r} is not {'a number' if kind is float else 'an integer'}")
     return kind(value)
 
@@ -107,11 +131,25 @@ def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
         for name, value in config.items()
         if name in fields and not (value is None and fields[name].default is not attrs.NOTHING)
     }
+    _check_sizes(given)
     try:
         return _converter.structure(given, cls)
     except cattrs.ClassValidationError as error:
         problems = "; ".join(cattrs.transform_error(error, path="config.json")[:5])
         raise CheckpointError(f"{cls.__name__}: {problems}", "Check the model's config.json.") from error
+
+
+_LISTED = ("num_hidden_layers", "num_nextn_predict_layers", "num_experts", "num_local_experts", "n_routed_experts")
+"""Numbers of things that are listed one by one, before any tensor is looked for."""
+_MOST_LISTED, _LARGEST = 10_000, 2**31 - 1
+"""Far beyond any model, and found out in no time."""
+
+
+def _check_sizes(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        most = _MOST_LISTED if name in _LISTED else _LARGEST
+        if isinstance(value, int) and abs(value) > most:
+            raise CheckpointError(f"config.json: {name} is {value}", f"It must be at most {most}.")
 
 
 def check_known(config: Mapping[str, Any], field: str, *known: Any) -> None:
@@ -139,6 +177,11 @@ def check_experts(num_experts: int, picked: int, groups: int = 1, top_groups: in
             f"config.json: num_experts_per_tok is {picked} of {num_experts} experts{grouped}",
             "Groups must be equally large, and those picked must have enough experts.",
         )
+
+
+def layers_behind(num_hidden_layers: int, count: int) -> tuple[str, ...]:
+    """Name patterns (`ModelConfig.unused_tensors`) of layers stored behind the last, which guess further tokens."""
+    return tuple(f"model.layers.{layer}.*" for layer in range(num_hidden_layers, num_hidden_layers + count))
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -172,7 +215,10 @@ class DecoderConfig:
         """Raises CheckpointError naming what this class does not compute, or no tensor could have."""
         read = read_config(cls, config)
         check_known(config, "hidden_act", *cls.activations)
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+        sizes = (
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "max_position_embeddings",
+        )  # fmt: skip
         given = (name for name in ("num_key_value_heads", "head_dim") if config.get(name) is not None)
         check_positive(**{name: getattr(read, name) for name in (*sizes, *given)})
         if not read.head_dim and read.hidden_size % read.num_attention_heads:
@@ -180,12 +226,14 @@ class DecoderConfig:
                 f"config.json: hidden_size {read.hidden_size} is no multiple of num_attention_heads {read.num_attention_heads}",
                 "Check them, or say what head_dim is.",
             )
-        return attrs.evolve(
+        read = attrs.evolve(
             read,
             num_key_value_heads=read.num_key_value_heads or read.num_attention_heads,
             head_dim=read.head_dim or read.hidden_size // read.num_attention_heads,
             rope=RopeScaling.from_json(config),
         )
+        read.rope.check_width(read.head_dim)
+        return read
 
     @property
     def unused_tensors(self) -> tuple[str, ...]:

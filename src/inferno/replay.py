@@ -137,8 +137,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _is_view(func: Any, result: Any, given: Any) -> bool:
     """Whether an operator only looked at the memory it was given. Its schema does not say: in inference mode `x.float()` is one
-    operator, a copy or not, that is declared as the view it may be."""
-    if not all(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+    operator, a copy or not, that is declared as the view it may be. One that returns nothing was called for what it does."""
+    returns = func._schema.returns
+    if not returns or not all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
         return False
     memory = {t.untyped_storage().data_ptr() for t in tree_leaves(given) if isinstance(t, Tensor)}
     return all(t.untyped_storage().data_ptr() in memory for t in tree_leaves(result))

@@ -154,7 +154,7 @@ class ModelRunner:
         tokens = len(layout.context_lens)
         if self._replays is None or tokens > MAX_TOKENS or not tokens == len(layout.token_ids) == len(layout.last):
             return None
-        if self._wants_prompt:
+        if not self._wants_prompt.keys().isdisjoint(layout.sampling_rows):  # rows of aborted requests may be left there
             return None
         return self._replays.run(
             layout.token_ids, layout.positions, layout.slots, layout.context_lens, layout.tables, layout.windows

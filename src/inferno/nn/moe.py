@@ -41,7 +41,7 @@ class Routing:
 def in_groups(choice_TE: Tensor, routing: Routing) -> Tensor:
     """The scores that experts are picked by, -inf for those outside of a token's best groups."""
     choice_TGX = choice_TE.view(len(choice_TE), routing.num_groups, -1)
-    best = 2 if routing.group_score == "top2" else 1
+    best = min(2 if routing.group_score == "top2" else 1, choice_TGX.shape[-1])
     groups_TG = choice_TGX.topk(best, dim=-1).values.sum(-1).topk(routing.top_groups, dim=-1).indices
     kept_TG = torch.zeros_like(choice_TGX[..., 0], dtype=torch.bool).scatter_(1, groups_TG, True)
     return choice_TGX.masked_fill(~kept_TG[..., None], float("-inf")).flatten(1)

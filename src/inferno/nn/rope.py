@@ -43,6 +43,7 @@ class Rope(nn.Module):
         """Contexts are at most `max_model_len` tokens."""
         with torch.device("cpu"):  # computed even while the model is built on meta
             frequencies_E, self.attention_factor = _frequencies(self.rotated, self.scaling, self._max_positions, max_model_len)
+        self._longest = max_model_len
         self.inv_freq_E = frequencies_E if self.inv_freq_E.is_meta else frequencies_E.to(self.inv_freq_E.device)
         self._tables: tuple[Tensor, Tensor] | None = None
         self._filled = 0
@@ -58,7 +59,7 @@ class Rope(nn.Module):
     def _fill(self, last: int) -> tuple[Tensor, Tensor]:
         """The tables of cos and sin, filled beyond `last`. Rows not filled yet are untouched pages: they cost no memory."""
         if self._tables is None:
-            size = (max(self._max_positions, last + 1), len(self.inv_freq_E))
+            size = (max(self._longest, last + 1), len(self.inv_freq_E))
             self._tables = (self.inv_freq_E.new_empty(size), self.inv_freq_E.new_empty(size))
         stop = min(max(2 * self._filled, last + 1, _FIRST_POSITIONS), len(self._tables[0]))
         positions = torch.arange(self._filled, stop, device=self.inv_freq_E.device)
@@ -151,7 +152,7 @@ def _longrope(
 ) -> tuple[Tensor, float]:
     original = scaling.original_max_position_embeddings or max_positions
     factors = scaling.long_factor if max_model_len > original else scaling.short_factor
-    factor_E = torch.tensor(factors or [1.0] * len(exponents_E))
+    factor_E = torch.tensor(factors)
     attention = scaling.attention_factor
     if attention is None:
         ratio = scaling.factor if scaling.factor != 1.0 else max_positions / original

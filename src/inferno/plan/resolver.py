@@ -224,16 +224,23 @@ class _Resolver:
         if self._options.isq is not None:
             self._notes.append(f"memory is planned for the weights before {self._options.isq}: it will be less")
         tokens, rows = self._options.max_num_batched_tokens, self._options.max_num_seqs
-        hidden, inner = (int(self._config.get(k) or 0) for k in ("hidden_size", "intermediate_size"))
-        activations = tokens * (8 * hidden + 3 * inner) * DTYPE_BYTES[dtype]
+        sizes = ("hidden_size", "intermediate_size", "moe_intermediate_size", "num_experts_per_tok")
+        hidden, inner, expert, picked = (self._number(model, name) for name in sizes)
+        widest = max(3 * inner, picked * (3 * (expert or inner) + 2 * hidden))  # each picked expert has a row of its own
+        activations = tokens * (8 * hidden + widest) * DTYPE_BYTES[dtype]
         logits = rows * model.vocab_size * 4 * 3
-        runtime = 512 * memory.UNITS["MI"]
+        runtime = 448 * memory.UNITS["MI"]
         return [
             MemoryItem("weights", weights, f"{len(self._checkpoint.tensors)} tensors as {dtype}"),
             MemoryItem("activations", activations, f"{tokens} tokens in one step"),
             MemoryItem("logits and sampling", logits, f"{rows} rows of {model.vocab_size}"),
             MemoryItem("runtime", runtime, "torch, the interpreter, attention scratch"),
         ]
+
+    def _number(self, model: ModelConfig, name: str) -> int:
+        """As the architecture read it: a model that also sees has its language model's sizes elsewhere in `config.json`."""
+        number = getattr(model, name, self._config.get(name))
+        return number if isinstance(number, int) else 0
 
     def _size_cache(
         self, model: ModelConfig, attention: tuple[AttentionUse, ...], block_size: int, limit: int,

@@ -102,6 +102,11 @@ class TestGemma3WithVision(ArchitectureTests):
         "image_token_index": 159,
     }  # fmt: skip
 
+    def test_a_step_is_planned_by_the_sizes_of_the_language_model(self, toy: Toy) -> None:
+        hidden, inner = (self.config["text_config"][name] for name in ("hidden_size", "intermediate_size"))
+        [planned] = [item.nbytes for item in toy.plan.memory if item.name == "activations"]
+        assert planned == 512 * (8 * hidden + 3 * inner) * 4
+
     def test_names_as_transformers_wrote_them_for_a_while(
         self, toy: Toy, checkpoint: Path, prompts: list[list[int]], tmp_path: Path
     ) -> None:
@@ -170,6 +175,11 @@ def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
         (gemma3, {**GEMMA_3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         (gemma3, {**GEMMA_3, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         (gemma3, {**GEMMA_3, "sliding_window": 0}, "sliding_window"),
+        (gemma3, {**GEMMA_3, "rope_parameters": [1]}, "rope_scaling"),
+        (gemma3, {**GEMMA_3, "rope_parameters": {SLIDING: {"rope_type": "longrope"}}}, "short_factor has 0"),
+        (gemma2, {**GEMMA_2, "query_pre_attn_scalar": -4}, "query_pre_attn_scalar"),
+        (gemma2, {**GEMMA_2, "query_pre_attn_scalar": 0, "attn_logit_softcapping": 0.0}, "attn_logit_softcapping"),
+        (gemma3, {**GEMMA_3, "final_logit_softcapping": -30.0}, "final_logit_softcapping"),
         (gemma3_text, GEMMA_3, "text_config"),
     ],
 )

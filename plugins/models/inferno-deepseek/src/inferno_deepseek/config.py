@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen
 
 from inferno.contracts import AttentionNeed
-from inferno.modelconfig import RopeScaling, check_experts, check_known, check_positive, read_config
+from inferno.modelconfig import RopeScaling, check_experts, check_known, check_positive, layers_behind, read_config
 
 _V3_DEFAULTS = {
     "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4,
@@ -53,6 +53,8 @@ class DeepseekConfig:
     num_nextn_predict_layers: int = 0
     """Layers after the last that predict further tokens; they are not run."""
     rope_interleave: bool = True
+    yarn_log_multiplier: float | None = None
+    """How GGUF files say the scaling's `mscale`."""
     rope: RopeScaling = RopeScaling()
 
     @classmethod
@@ -73,9 +75,10 @@ class DeepseekConfig:
     @classmethod
     def _read(cls, config: Mapping[str, Any]) -> DeepseekConfig:
         rope = RopeScaling.from_json(config)
-        if (multiplier := config.get("yarn_log_multiplier")) is not None:  # llama.cpp stores a tenth, and one for both
+        read = read_config(cls, config)
+        if (multiplier := read.yarn_log_multiplier) is not None:  # llama.cpp stores a tenth, and one for both
             rope = attrs.evolve(rope, mscale=10 * multiplier, mscale_all_dim=10 * multiplier)
-        read = attrs.evolve(read_config(cls, config), rope=rope)
+        read = attrs.evolve(read, rope=rope)
         check_known(config, "hidden_act", "silu", "swish")
         check_known(config, "attention_bias", False)
         check_known(config, "moe_layer_freq", 1)
@@ -89,8 +92,9 @@ class DeepseekConfig:
             "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts",
             "n_shared_experts",
         )  # fmt: skip
-        check_positive(**{name: getattr(read, name) for name in sizes})
+        check_positive(**{name: getattr(read, name) for name in (*sizes, *(["q_lora_rank"] if read.q_lora_rank else []))})
         check_experts(read.n_routed_experts, read.num_experts_per_tok, read.n_group, read.topk_group)
+        rope.check_width(read.qk_rope_head_dim)
         return read
 
     @property
@@ -103,9 +107,8 @@ class DeepseekConfig:
 
     @property
     def unused_tensors(self) -> tuple[str, ...]:
-        after = range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
         tied = ("lm_head.weight",) if self.tie_word_embeddings else ()
-        return ("*.rotary_emb.inv_freq", *(f"model.layers.{layer}.*" for layer in after), *tied)
+        return ("*.rotary_emb.inv_freq", *layers_behind(self.num_hidden_layers, self.num_nextn_predict_layers), *tied)
 
     @property
     def attention_need(self) -> AttentionNeed:

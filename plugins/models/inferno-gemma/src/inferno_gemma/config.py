@@ -40,6 +40,10 @@ class GemmaConfig(WindowedConfig):
         check_known(config, "use_bidirectional_attention", None, False)
         read = super().from_json(config)
         check_positive(sliding_window_pattern=read.sliding_window_pattern)
+        unsaid = read.query_pre_attn_scalar == 0
+        for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")[unsaid:]:
+            if (number := getattr(read, name)) is not None and number <= 0:
+                raise CheckpointError(f"config.json: {name} is {number}", "It must be above 0.")
         scalar = read.query_pre_attn_scalar or _unsaid_scalar(read)
         return attrs.evolve(read, local_rope=read.rope, query_pre_attn_scalar=scalar)
 
@@ -65,10 +69,12 @@ def gemma2(config: Mapping[str, Any]) -> GemmaConfig:
 def gemma3(config: Mapping[str, Any]) -> GemmaConfig:
     """arXiv:2503.19786. transformers does not compute a soft cap of the scores here, though its config has the field."""
     check_known(config, "attn_logit_softcapping", None)
-    local = (config.get("rope_parameters") or {}).get(SLIDING)
+    stretched = config.get("rope_parameters")
+    local = stretched.get(SLIDING) if isinstance(stretched, Mapping) else None  # what is no object, `rope` refuses
     local_rope = RopeScaling.from_json({"rope_parameters": local, "rope_theta": config.get("rope_local_base_freq", 1e4)})
     unwindowed = config.get("query_pre_attn_scalar") == 0 and "sliding_window" not in config  # a GGUF file's way to say it
     read = GemmaConfig.from_json({**_GEMMA3, **config, **({"sliding_window_pattern": 1} if unwindowed else {})})
+    local_rope.check_width(read.head_dim)
     return attrs.evolve(read, local_rope=local_rope, sandwich=True, head_norms=True)
 
 

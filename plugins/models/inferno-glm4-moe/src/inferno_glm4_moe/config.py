@@ -8,7 +8,7 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.modelconfig import DecoderConfig, check_experts, check_known, check_positive
+from inferno.modelconfig import DecoderConfig, check_experts, check_known, check_positive, layers_behind
 
 
 @frozen(kw_only=True)
@@ -55,5 +55,4 @@ class Glm4MoeConfig(DecoderConfig):
 
     @property
     def unused_tensors(self) -> tuple[str, ...]:
-        further = range(self.num_hidden_layers, self.num_hidden_layers + self.num_nextn_predict_layers)
-        return (*(f"model.layers.{layer}.*" for layer in further), *super().unused_tensors)
+        return (*layers_behind(self.num_hidden_layers, self.num_nextn_predict_layers), *super().unused_tensors)
