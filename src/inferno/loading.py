@@ -44,6 +44,12 @@ def build(plan: Plan, checkpoint: Checkpoint, catalog: Catalog) -> tuple[nn.Modu
     """The plan's model without memory, on meta, and its config."""
     architecture = catalog.architecture(plan.architecture).item
     config = architecture.config(checkpoint.config)
+    for name in ("num_hidden_layers", "num_experts"):  # each stores some: a model of many thousands is not built to find none
+        if isinstance(number := getattr(config, name, 0), int) and number > len(checkpoint.tensors):
+            raise CheckpointError(
+                f"config.json: {name} is {number}, but {len(checkpoint.tensors)} tensors are stored",
+                "The checkpoint and its config.json belong to different models, or are damaged.",
+            )
     with torch.device("meta"):
         model: nn.Module = architecture.build(config)
     for module in model.modules():  # not the buffers: rotary frequencies stay float32, as parameters that must be exact

@@ -175,6 +175,16 @@ def test_check_finds_a_tensor_that_headers_alone_do_not_miss(inferno: Inferno, t
     assert "model.embed_tokens.weight is missing" in done.stderr
 
 
+def test_check_builds_no_model_of_which_hardly_anything_is_stored(inferno: Inferno, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 9000, "num_attention_heads": 4, "head_dim": 8}
+    config = {"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 32, "num_experts": 9000, **sizes}
+    (tmp_path / "vast").mkdir()
+    (tmp_path / "vast" / "config.json").write_text(json.dumps(config))
+    save_file({"model.norm.weight": np.zeros(32, np.float32)}, tmp_path / "vast" / "model.safetensors")
+    done = inferno("explain", "vast", "--check")
+    assert done.returncode == 3 and "num_hidden_layers is 9000, but 1 tensors are stored" in done.stderr
+
+
 def test_every_option_is_an_environment_variable_by_its_flag(inferno: Inferno) -> None:
     done = inferno("explain", "demo", "--json", INFERNO_MAX_NUM_SEQS="3", INFERNO_SERVED_MODEL_NAME="ignored by explain")
     assert json.loads(done.stdout)["max_num_seqs"] == 3
