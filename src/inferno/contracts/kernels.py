@@ -58,6 +58,7 @@ class KernelProvider:
     refuses: Callable[[KernelNeed], str | None] = field(converter=lazy.function)
     """Why it cannot serve the need, as a sentence, or None when it can. Imports no torch."""
     record: Callable[[], Recording] | None = field(default=None, converter=lazy.optional)
-    """A new recording, where the provider's ops, its attention backend's included, can be run again without Python."""
+    """A new recording, where the provider's ops, its attention backend's included, can be run again without Python. None of
+    them may decide by numbers that it reads in Python (`.tolist()`, `.numpy()`): steps run again would decide as the first."""
     priority: int = 0
     api_version: int = 1
