@@ -1,4 +1,4 @@
-"""Decode of a small mixture of experts, random weights, engines in turns: `python benchmarks/experts.py [--rounds 9 --threads 2]`.
+"""Decode of a small mixture of experts, random weights, engines in turns: `python benchmarks/experts.py [--rounds 9]`.
 
 Each engine is a process of its own that stays loaded; a round asks each for so many tokens after a prompt of 32. One sequence,
 wall-clock time; `--cpu-time` where the machine is busy.
