@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import attrs
 import cattrs
-from attrs import field, frozen
+from attrs import frozen
 
 from inferno.contracts import AttentionNeed
 from inferno.errors import CheckpointError
@@ -93,11 +93,6 @@ class RopeScaling:
                 raise CheckpointError(
                     f"config.json: {name} has {count} numbers", f"It must have {turned // 2}, half of what rotates."
                 )
-
-
-def rope_field() -> Any:
-    """The `rope_parameters` field of a model's config."""
-    return field(factory=RopeScaling)
 
 
 def _number(value: Any, kind: type) -> Any:
@@ -280,6 +275,21 @@ class WindowedConfig(DecoderConfig):
     def attention_need(self, layer: int) -> AttentionNeed:
         window = self.sliding_window if self.layer_types[layer] == SLIDING else None
         return attrs.evolve(super().attention_need(layer), sliding_window=window)
+
+
+@frozen(kw_only=True)
+class SwitchedWindowConfig(WindowedConfig):
+    """A window that `use_sliding_window` must switch on, and that the layers from `max_window_layers` on have."""
+
+    max_window_layers: int = 28
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        window = config.get("sliding_window") if config.get("use_sliding_window") else None
+        return super().from_json({**config, "sliding_window": window})
+
+    def slides(self, layer: int) -> bool:
+        return layer >= self.max_window_layers
 
 
 GGUF_FIELDS: Mapping[str, str] = {

@@ -69,7 +69,8 @@ class Architecture:
     gguf: GgufNames | None = None
     """How its GGUF files are named; None: it loads from its own dialect only."""
     adapt: Callable[[Checkpoint], Checkpoint] | None = field(default=None, converter=lazy.optional)
-    """A view of a checkpoint under the model's own names, where it has others. Imports no torch before a tensor is read."""
+    """A view of a checkpoint under the model's own names, where it has others (`CheckpointView`). Imports no torch before a
+    tensor is read."""
     stop_tokens: tuple[str, ...] = field(default=(), converter=_texts)
     """Special tokens that end an answer even where a checkpoint does not say so; a vocabulary may lack them."""
     chat_template: str | None = None

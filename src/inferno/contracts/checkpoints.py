@@ -65,6 +65,23 @@ class Checkpoint(Protocol):
     def close(self) -> None: ...
 
 
+@frozen(eq=False)
+class CheckpointView:
+    """What `Architecture.adapt` gives: another checkpoint under other names. One that derives has `tensors` and `read`."""
+
+    checkpoint: Checkpoint
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.checkpoint.config
+
+    def text(self) -> TextAssets:
+        return self.checkpoint.text()
+
+    def close(self) -> None:
+        self.checkpoint.close()
+
+
 @frozen(kw_only=True)
 class CheckpointFormat:
     """A way a model lies on disk."""

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog, load_catalog
-from inferno.contracts import Checkpoint, TensorInfo, TextAssets
+from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 from inferno.loading import fill, load_model
 from inferno.nn import Attention, Rope
@@ -255,25 +255,14 @@ def transformers_model(config: Mapping[str, Any]) -> nn.Module:
     return model.eval()
 
 
-@attrs.frozen
-class _Damaged:
+@attrs.frozen(eq=False)
+class _Damaged(CheckpointView):
     """A checkpoint whose headers say something else. Reading it is the failure."""
 
-    checkpoint: Checkpoint
     tensors: Mapping[str, TensorInfo]
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.checkpoint.config
-
-    def text(self) -> TextAssets:
-        return self.checkpoint.text()
 
     def read(self, name: str) -> Tensor:
         raise AssertionError(f"{name} was read before the headers were checked")
-
-    def close(self) -> None:
-        pass
 
 
 def _reshaped(info: TensorInfo) -> TensorInfo:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from inferno.contracts import Checkpoint, TensorInfo, TextAssets
+from inferno.contracts import Checkpoint, CheckpointView, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,31 +16,18 @@ if TYPE_CHECKING:
 _SEES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 
 
-@frozen
-class TextPart:
-    """See `contracts.Checkpoint`."""
-
-    checkpoint: Checkpoint
+@frozen(eq=False)
+class TextPart(CheckpointView):
     names: Mapping[str, str]
     """The model's name of each tensor -> the stored one."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.checkpoint.config
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         stored = self.checkpoint.tensors
         return {name: stored[theirs] for name, theirs in self.names.items()}
 
-    def text(self) -> TextAssets:
-        return self.checkpoint.text()
-
     def read(self, name: str) -> Tensor:
         return self.checkpoint.read(self.names[name])
-
-    def close(self) -> None:
-        self.checkpoint.close()
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:

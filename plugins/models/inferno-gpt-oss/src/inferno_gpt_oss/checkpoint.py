@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from inferno.contracts import Checkpoint, TensorInfo, TextAssets
+from inferno.contracts import Checkpoint, CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -37,27 +37,16 @@ class _Slice:
         return (whole.T if self.transposed else whole)[self.rows]
 
 
-@frozen
-class PerExpert:
-    """See `contracts.Checkpoint`. Matrices are read as views of what the format reads."""
+@frozen(eq=False)
+class PerExpert(CheckpointView):
+    """Matrices are read as views of what the format reads."""
 
-    checkpoint: Checkpoint
     tensors: Mapping[str, TensorInfo]
     _slices: Mapping[str, _Slice] = field(alias="slices")
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.checkpoint.config
-
-    def text(self) -> TextAssets:
-        return self.checkpoint.text()
 
     def read(self, name: str) -> Tensor:
         found = self._slices.get(name)
         return self.checkpoint.read(name) if found is None else found.of(self.checkpoint.read(found.stored))
-
-    def close(self) -> None:
-        self.checkpoint.close()
 
 
 def per_expert(checkpoint: Checkpoint) -> Checkpoint:

@@ -8,11 +8,11 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.modelconfig import WindowedConfig, check_experts, check_positive
+from inferno.modelconfig import SwitchedWindowConfig, check_experts, check_positive
 
 
 @frozen(kw_only=True)
-class Qwen3MoeConfig(WindowedConfig):
+class Qwen3MoeConfig(SwitchedWindowConfig):
     """Its `intermediate_size` is that of the layers without experts."""
 
     num_key_value_heads: int = 4
@@ -32,12 +32,14 @@ class Qwen3MoeConfig(WindowedConfig):
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         # transformers 5 writes `num_local_experts` for what was published as `num_experts`.
         config = {"num_experts": config.get("num_local_experts"), **config}
-        window = config.get("sliding_window") if config.get("use_sliding_window") else None
-        read = super().from_json({**config, "sliding_window": window, "layer_types": None})
+        read = super().from_json({**config, "layer_types": None})
         check_experts(read.num_experts, read.num_experts_per_tok)
         check_positive(decoder_sparse_step=read.decoder_sparse_step)
         inner = read.moe_intermediate_size or read.intermediate_size // read.num_experts_per_tok
         return attrs.evolve(read, moe_intermediate_size=inner)
+
+    def slides(self, layer: int) -> bool:
+        return True
 
     def has_experts(self, layer: int) -> bool:
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0

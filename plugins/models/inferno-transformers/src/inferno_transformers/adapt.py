@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from inferno.contracts import DTYPE_BYTES, Checkpoint, TensorInfo, TextAssets
+from inferno.contracts import DTYPE_BYTES, Checkpoint, CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 from inferno_transformers.config import HostedConfig, ask
 
@@ -68,26 +68,15 @@ class Recipe:
 
 
 @frozen(eq=False)
-class Adapted:
-    """`contracts.Checkpoint`, of recipes."""
+class Adapted(CheckpointView):
+    """Made by recipes."""
 
-    stored: Checkpoint
     recipes: Mapping[str, Recipe]
     tensors: Mapping[str, TensorInfo] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        infos = {name: recipe.info(self.stored.tensors) for name, recipe in self.recipes.items()}
+        infos = {name: recipe.info(self.checkpoint.tensors) for name, recipe in self.recipes.items()}
         object.__setattr__(self, "tensors", infos)
 
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.stored.config
-
-    def text(self) -> TextAssets:
-        return self.stored.text()
-
     def read(self, name: str) -> Tensor:
-        return self.recipes[name].read(self.stored)
-
-    def close(self) -> None:
-        self.stored.close()
+        return self.recipes[name].read(self.checkpoint)
