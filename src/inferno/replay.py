@@ -2,14 +2,19 @@
 
 With one or a few tokens in a step, the calls of a few hundred operators cost more than a packed model's arithmetic. A kernel
 provider that can record (`contracts.KernelProvider.record`) notes the operators of a step, each with the addresses it
-read and wrote; the next step of that shape writes its inputs to those addresses and runs the list again. A step in which
-anything but the provider's operators touched a tensor is not recorded: it would be left out.
+read and wrote; the next step of that shape writes its inputs to those addresses and runs the list again. A model of which
+anything but the provider's operators touches a tensor is not recorded: it would be left out.
+
+What a recorded step computes on its way lies in an arena of which the recordings of all shapes use the same memory: one
+runs at a time, and within a step a result's memory is the next one's as soon as nobody can read it any more.
 
 Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
 """
 
 from __future__ import annotations
 
+import bisect
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -24,8 +29,11 @@ from inferno.batch import Batch
 from inferno.cache import KVCache
 from inferno.contracts import Recording
 
-MAX_TOKENS = 4
-"""Above, the operators take far longer than their calls, and a recording keeps every intermediate result."""
+MAX_TOKENS = 64
+"""Above, the operators take far longer than their calls."""
+
+_ALIGNMENT = 64
+_CHUNK = 4 * 2**20
 
 Compute = Callable[[Batch], Tensor]
 """A batch to the logits of its tokens."""
@@ -40,8 +48,6 @@ class Shape:
     batch: Batch
     logits_TV: Tensor
     recording: Recording
-    held: list[Tensor]
-    """Every intermediate result: the addresses stay theirs."""
 
 
 @define(eq=False)
@@ -55,8 +61,10 @@ class Replays:
     max_model_len: int
     prepare: Callable[[Batch], None] = lambda batch: None
     """Makes what is made on first use, tables by context length: within a recorded step it would be foreign."""
-    _shapes: dict[tuple[int, int], Shape | None] = field(factory=dict)
-    """None: it cannot be recorded."""
+    _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
+    _arena: Arena = field(factory=lambda: Arena())
+    _possible: bool = True
+    """Whether nothing was foreign yet: what one step leaves to others, every step does."""
 
     def run(
         self, token_ids: Array, positions: Array, slots: Array, context_lens: list[int], tables: Array,
@@ -64,31 +72,36 @@ class Replays:
     ) -> Tensor | None:  # fmt: skip
         """The step's logits, valid until the next step; None if it must be computed in the usual way. `windows` has the slots
         and tables of each, the same ones in every step."""
+        if not self._possible:
+            return None
         tokens, blocks = tables.shape
         width = max(8, 1 << (blocks - 1).bit_length())
-        key = (tokens, width)
-        if key not in self._shapes:
-            batch = self._batch(tokens, width, windows)
-            _write(batch, token_ids, positions, slots, context_lens, tables, windows)
-            self._shapes[key] = shape = self._recorded(batch)
-        elif (shape := self._shapes[key]) is not None:
+        shape = self._shapes.get((tokens, width))
+        if shape is not None:
             _write(shape.batch, token_ids, positions, slots, context_lens, tables, windows)
             shape.recording.replay()
-        return None if shape is None else shape.logits_TV
+            return shape.logits_TV
+        batch = self._batch(tokens, width, windows)
+        _write(batch, token_ids, positions, slots, context_lens, tables, windows)
+        shape = self._recorded(batch)
+        if shape is None:
+            self._possible = False
+            return None
+        self._shapes[tokens, width] = shape
+        return shape.logits_TV
 
     def _recorded(self, batch: Batch) -> Shape | None:
         self.prepare(batch)
         for _ in range(2):  # what is made on first use (a bias in float32) is foreign once
-            watch = _Watch()
+            watch = _Watch(self._arena)
             with self.record() as recording, watch:
                 logits_TV = self.compute(batch)
             if not watch.foreign:
-                return Shape(batch, logits_TV, recording, watch.allocated)
+                return Shape(batch, self._arena.borrowed(logits_TV), recording)
         return None
 
     def _batch(self, tokens: int, width: int, windows: Collection[int]) -> Batch:
         longest = min(width * self.block_size, self.max_model_len)  # tables that depend on it are made for all its steps
-
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64)
@@ -113,12 +126,62 @@ def _write(
         batch.of(window).blocks_SM.numpy()[:, : tables.shape[1]] = own_tables
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every torch operator: allocations are kept, views are free, anything else is `foreign`."""
+class Arena:
+    """Memory at fixed addresses, in pieces that are free again when the last tensor on them is gone."""
 
     def __init__(self) -> None:
+        self._chunks: list[Array] = []
+        self._free: list[tuple[int, int, int]] = []
+        """Chunk, begin and end, in this order: no two that touch."""
+        self._given: list[tuple[int, int, int]] = []
+        """Free, too. Whoever is the last to hold a piece may be in the middle of anything, `_take` included."""
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """One of the same shape, strides and type, its values anything."""
+        nbytes = -(-max(1, tensor.untyped_storage().nbytes()) // _ALIGNMENT) * _ALIGNMENT
+        chunk, begin, end = self._take(nbytes)
+        piece = self._chunks[chunk][begin:end]
+        # torch holds the piece as long as the storage lives.
+        weakref.finalize(piece, self._given.append, (chunk, begin, end)).atexit = False
+        return torch.from_numpy(piece).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+    def borrowed(self, tensor: Tensor) -> Tensor:
+        """The same numbers, but the memory may become another's when the given tensor goes."""
+        address = tensor.untyped_storage().data_ptr()
+        for chunk in self._chunks:
+            if (offset := address - chunk.ctypes.data) in range(len(chunk)):
+                whole = torch.from_numpy(chunk)[offset : offset + tensor.untyped_storage().nbytes()].view(tensor.dtype)
+                return whole.as_strided(tensor.shape, tensor.stride(), whole.storage_offset() + tensor.storage_offset())
+        return tensor  # a parameter, or something else that is the model's own
+
+    def _take(self, nbytes: int) -> tuple[int, int, int]:
+        while self._given:
+            self._give(*self._given.pop())
+        for i, (chunk, begin, end) in enumerate(self._free):
+            if end - begin >= nbytes:
+                self._free[i : i + 1] = [(chunk, begin + nbytes, end)] if end - begin > nbytes else []
+                return chunk, begin, begin + nbytes
+        memory = np.empty(max(nbytes, _CHUNK) + _ALIGNMENT, np.uint8)
+        self._chunks.append(memory[-memory.ctypes.data % _ALIGNMENT :][: max(nbytes, _CHUNK)])
+        self._free.append((len(self._chunks) - 1, 0, len(self._chunks[-1])))
+        return self._take(nbytes)
+
+    def _give(self, chunk: int, begin: int, end: int) -> None:
+        i = bisect.bisect(self._free, (chunk, begin, end))
+        if i < len(self._free) and self._free[i][:2] == (chunk, end):
+            end = self._free.pop(i)[2]
+        if i and self._free[i - 1][0] == chunk and self._free[i - 1][2] == begin:
+            i -= 1
+            begin = self._free.pop(i)[1]
+        self._free.insert(i, (chunk, begin, end))
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every torch operator: allocations are the arena's, views are free, anything else is `foreign`."""
+
+    def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.allocated: list[Tensor] = []
+        self._arena = arena
         self.foreign = ""
 
     @classmethod
@@ -129,8 +192,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ALLOCATIONS:
-            self.allocated.append(result)
-        elif not _is_view(func, result, (args, kwargs)):
+            return self._arena.like(result)
+        if not _is_view(func, result, (args, kwargs)):
             self.foreign = self.foreign or str(func)
         return result
 
