@@ -115,7 +115,7 @@ class Bench:
             worker.close()
 
     def _ask(self, worker: Worker, cell_name: str, cell: Cell, round_: int) -> None:
-        prompts, weight_bytes = cell.prompts(round_), self._entries[worker.engine.name].weights.step_bytes
+        prompts, weight_bytes = cell.prompts(round_), self._entries[worker.engine.name].weights.nbytes
 
         def floor(speed: Speed) -> float:
             return cell.floor(prompts, self._shape, weight_bytes, speed)
@@ -153,7 +153,7 @@ class Bench:
         return started
 
     def _start(self, kind: type[Process], entry: Entry) -> Process:
-        needed = entry.weights.step_bytes / 1e9 + _SPARE_GIGABYTES
+        needed = entry.weights.nbytes / 1e9 + _SPARE_GIGABYTES
         if (free := available_gigabytes()) < needed:
             raise EngineError(f"{free:.1f} GB of memory left, {needed:.1f} needed: run it in a piece of its own, with --run")
         return kind(entry.engine, entry.variant, entry.python, entry.weights.path, self._plan.work, self._plan.threads)

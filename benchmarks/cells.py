@@ -9,7 +9,7 @@ from attrs import frozen
 from machine import Speed
 from models import Shape
 
-_LOWEST, _HIGHEST = 300, 100_000
+_LOWEST, _HIGHEST = 300, 8_000
 """Prompt ids: in every vocabulary, and no end token."""
 
 
@@ -38,14 +38,14 @@ class Cell:
         return len(prompts) * (self.new_tokens - self.decode_only)
 
     def floor(self, prompts: Sequence[Sequence[int]], shape: Shape, weight_bytes: int, speed: Speed) -> float:
-        """Seconds that the weights alone ask for: each step reads all their bytes once and multiplies each token by them.
-        Attention and everything small is free."""
+        """Seconds that the weights alone ask for: each step reads their bytes once, those of the experts in use where
+        there are any, and multiplies each token by them. Attention and everything small is free."""
         count = len(prompts)
         reading = weight_bytes / (speed.gigabytes * 1e9)
 
         def step(num_tokens: int) -> float:
             products = 2 * (num_tokens * shape.layer_weights + count * shape.head_weights)
-            return max(reading, products / (speed.gigaflops * 1e9))
+            return max(reading * shape.read_share(num_tokens), products / (speed.gigaflops * 1e9))
 
         steps = (self.new_tokens - 1) * step(count)
         return steps if self.decode_only else steps + step(sum(map(len, prompts)))

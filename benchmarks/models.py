@@ -1,4 +1,5 @@
-"""Models of well-known shapes with random weights: nothing to download, and the speed of the real ones."""
+"""Models of well-known shapes, and a small mixture of experts, with random weights: nothing to download, and the speed of real
+ones."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _END = "<|end|>"
 
 @frozen(kw_only=True)
 class Shape:
-    """The dimensions of a Qwen3 or Llama model with a tied head."""
+    """The dimensions of a Qwen3, Qwen3-MoE or Llama model with a tied head."""
 
     architecture: str
     model_type: str
@@ -32,15 +33,34 @@ class Shape:
     rope_theta: float
     rms_norm_eps: float
     head_norms: bool = False
+    num_experts: int = 0
+    """Routed experts of every layer, each as wide as `intermediate_size`; 0: an MLP."""
+    num_experts_per_tok: int = 0
+
+    @property
+    def num_weights(self) -> int:
+        """All of them; an embedding that is the head too counts once."""
+        return self._count("")
 
     @property
     def layer_weights(self) -> int:
-        """Weights that every token is multiplied by, the head's not included."""
-        return sum(rows * columns for name, (rows, columns) in self.matrices() if name.startswith("model.layers"))
+        """Weights that a token is multiplied by, the head's not included."""
+        unused = 1 - self.num_experts_per_tok / self.num_experts if self.num_experts else 0
+        return self._count("model.layers") - round(unused * self._count(".experts."))
 
     @property
     def head_weights(self) -> int:
         return self.vocab_size * self.hidden_size
+
+    def read_share(self, num_tokens: int) -> float:
+        """Share of the weights that a step of so many tokens reads, each with experts of its own choice."""
+        if not self.num_experts:
+            return 1.0
+        unread = (1 - self.num_experts_per_tok / self.num_experts) ** num_tokens
+        return 1 - unread * self._count(".experts.") / self.num_weights
+
+    def _count(self, part: str) -> int:
+        return sum(rows * columns for name, (rows, columns) in self.matrices() if part in name)
 
     def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
         hidden, inner = self.hidden_size, self.intermediate_size
@@ -52,9 +72,12 @@ class Shape:
             yield f"{layer}.self_attn.k_proj.weight", (kv_heads, hidden)
             yield f"{layer}.self_attn.v_proj.weight", (kv_heads, hidden)
             yield f"{layer}.self_attn.o_proj.weight", (hidden, heads)
-            yield f"{layer}.mlp.gate_proj.weight", (inner, hidden)
-            yield f"{layer}.mlp.up_proj.weight", (inner, hidden)
-            yield f"{layer}.mlp.down_proj.weight", (hidden, inner)
+            if self.num_experts:
+                yield f"{layer}.mlp.gate.weight", (self.num_experts, hidden)
+            for mlp in [f"{layer}.mlp.experts.{e}" for e in range(self.num_experts)] or [f"{layer}.mlp"]:
+                yield f"{mlp}.gate_proj.weight", (inner, hidden)
+                yield f"{mlp}.up_proj.weight", (inner, hidden)
+                yield f"{mlp}.down_proj.weight", (hidden, inner)
 
     def norms(self) -> Iterator[tuple[str, int]]:
         yield "model.norm.weight", self.hidden_size
@@ -67,6 +90,10 @@ class Shape:
 
     def config(self) -> dict[str, Any]:
         """As transformers writes it."""
+        experts = {
+            "moe_intermediate_size": self.intermediate_size, "num_experts": self.num_experts,
+            "num_experts_per_tok": self.num_experts_per_tok, "norm_topk_prob": True,
+        }  # fmt: skip
         return {
             "architectures": [self.architecture], "model_type": self.model_type, "dtype": "bfloat16",
             "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
@@ -76,6 +103,7 @@ class Shape:
             "max_position_embeddings": 32_768, "tie_word_embeddings": True, "rope_theta": self.rope_theta,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "bos_token_id": None, "pad_token_id": None, "eos_token_id": self.vocab_size - 1,
+            **(experts if self.num_experts else {}),
         }  # fmt: skip
 
 
@@ -90,6 +118,12 @@ SHAPES: Mapping[str, Shape] = {
         architecture="LlamaForCausalLM", model_type="llama", hidden_size=2048, intermediate_size=8192,
         num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64, vocab_size=128_256,
         rope_theta=5e5, rms_norm_eps=1e-5,
+    ),
+    # Nobody's: small enough to be tried on any machine, with experts as narrow as those of Qwen3-MoE.
+    "qwen3-moe-330m": Shape(
+        architecture="Qwen3MoeForCausalLM", model_type="qwen3_moe", hidden_size=1024, intermediate_size=384,
+        num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=4, head_dim=64, vocab_size=8192,
+        rope_theta=1e6, rms_norm_eps=1e-6, head_norms=True, num_experts=32, num_experts_per_tok=4,
     ),
 }  # fmt: skip
 

@@ -20,15 +20,15 @@ class Weights:
     """A model in one engine's format."""
 
     path: Path
-    step_bytes: int
-    """Read in each step: all of the weights, an embedding that is the head too once."""
+    nbytes: int
+    """Of all the weights, an embedding that is the head too once."""
 
 
 def weights(engine: Engine, variant: str, model: str, work: Path) -> Weights:
     """Raises EngineError where the program that makes them is not there, or fails."""
     folder, shape = make(model, work), SHAPES[model]
     if variant in ("bf16", "f32") and engine.name != "llama-cpp-python":
-        return Weights(folder, (shape.layer_weights + shape.head_weights) * (2 if variant == "bf16" else 4))
+        return Weights(folder, shape.num_weights * (2 if variant == "bf16" else 4))
     if engine.name == "openvino-genai":
         return _openvino(engine, variant, folder, work)
     return _gguf(variant, folder, work)

@@ -70,6 +70,22 @@ def test_decode_is_floored_by_reading_the_files_bytes_and_a_prompt_by_multiplyin
     assert prefill.floor(prefill.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(products / 100e9)
 
 
+def test_a_step_reads_the_experts_that_its_tokens_choose_and_a_token_is_multiplied_by_its_own():
+    shape = models.SHAPES["qwen3-moe-330m"]
+    experts = 8 * 32 * 3 * 384 * 1024  # layers, experts, matrices of 384 by 1024
+    assert shape.layer_weights + shape.head_weights == shape.num_weights - experts * 28 // 32  # 4 of 32
+    assert shape.read_share(1) == pytest.approx((shape.layer_weights + shape.head_weights) / shape.num_weights)
+    assert shape.read_share(1) < shape.read_share(2) < shape.read_share(1000) == pytest.approx(1)
+    decode = cells.cells(quick=False)["decode"]
+    assert decode.floor(decode.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(127 * 0.05 * shape.read_share(1))
+
+
+@pytest.mark.parametrize("name", models.SHAPES)
+def test_prompts_are_of_every_models_vocabulary_and_have_no_end_token(name):
+    found = [token for cell in cells.cells(quick=False).values() for prompt in cell.prompts(0) for token in prompt]
+    assert max(found) < models.SHAPES[name].vocab_size - 1
+
+
 def test_the_report_says_share_of_floor_the_highest_peak_and_who_was_left_out(tmp_path):
     path = tmp_path / "samples.jsonl"
     run = samples.load(path, "name", "qwen3-0.6b")

@@ -59,9 +59,9 @@ def experts_of(kinds: Sequence[type[Weight]], *, bias: bool = False) -> tuple[Ex
         own = []
         for name, kind in zip(("gate_proj", "up_proj", "down_proj"), kinds, strict=True):
             linear = experts.get_submodule(f"{expert}.{name}")
-            weight_OI = torch.randn(linear.weight.shape) / 5  # type: ignore[union-attr, arg-type]
+            weight_OI = torch.randn(linear.weight.shape) / 5  # type: ignore[arg-type]
             own.append(weight_OI)
-            linear.weight = kind(weight_OI)  # type: ignore[call-arg]
+            linear.weight = kind(weight_OI)
             if bias:
                 own.append(torch.nn.init.normal_(linear.bias))  # type: ignore[arg-type]
         numbers.append(own)

@@ -10,6 +10,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inferno.batch import Batch
+from inferno.cache import KVCache
 from inferno.modelconfig import RopeScaling
 from inferno.nn import Rope
 
@@ -34,10 +35,10 @@ def config(kind: str) -> dict[str, Any]:
 def turned(rope: Rope, position: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of one token."""
     one = torch.tensor([position])
-    batch: Any = Batch(
+    batch = Batch(
         token_ids_T=one, positions_T=one, slots_T=one, query_starts=[0, 1], query_starts_S1=one, context_lens=[position + 1],
-        context_lens_S=one, blocks_SM=one[None], block_size=16, cache=None,
-    )  # type: ignore[arg-type]  # fmt: skip
+        context_lens_S=one, blocks_SM=one[None], block_size=16, cache=KVCache(()),
+    )  # fmt: skip
     rotation = rope(batch)
     return rotation.cos_TE, rotation.sin_TE
 

@@ -116,26 +116,17 @@ def rounded(values: Array) -> Array:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
-_PARTS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
-_WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-
-
 def demo_tensors(folder: Path) -> Iterator[tuple[str, Array]]:
     """The demo model's: bfloat16 safetensors, a tied Qwen3."""
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, layers)
     data = np.memmap(folder / "model.safetensors", np.uint8, "r")
     start = 8 + int(data[:8].view(np.uint64)[0])
     for name, info in json.loads(bytes(data[8:start])).items():
         if name != "__metadata__":
             begin, end = info["data_offsets"]
             halves = np.asarray(data[start + begin : start + end]).view(np.uint16).reshape(info["shape"])
-            place = name.split(".")
-            target = _WHOLE.get(name) or f"blk.{place[2]}.{_PARTS['.'.join(place[3:-1])]}.weight"
-            yield target, (halves.astype(np.uint32) << 16).view(np.float32)
+            yield f"{names[name.removesuffix('.weight')]}.weight", (halves.astype(np.uint32) << 16).view(np.float32)
 
 
 def demo_shape(config: Mapping[str, Any]) -> Shape:

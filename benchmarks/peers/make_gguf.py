@@ -2,15 +2,17 @@
 
 python make_gguf.py FOLDER bf16|Q8_0|Q4_K_M OUTPUT
 
-Beside the file, OUTPUT with the suffix .json says how many bytes of weights a step reads.
+Beside the file, OUTPUT with the suffix .json says how many bytes its weights have.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +20,20 @@ import gguf
 import llama_cpp as L
 import numpy as np
 
-_PARTS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
-_WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+Array = np.ndarray[Any, Any]
+
 _FILE_TYPES = {"Q8_0": L.LLAMA_FTYPE_MOSTLY_Q8_0, "Q4_K_M": L.LLAMA_FTYPE_MOSTLY_Q4_K_M}
 
 
 def convert(folder: Path, path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(str(path), config["model_type"])
+    architecture = config["model_type"].replace("_", "")
+    writer = gguf.GGUFWriter(str(path), architecture)
     _describe(writer, config, folder.name)
     _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config)
-    for name, raw in _tensors(folder / "model.safetensors"):
-        _add_tensor(writer, name, raw, config)
+    names = _names(architecture, config["num_hidden_layers"])
+    for name, raw in _stacked(_tensors(folder / "model.safetensors")):
+        _add_tensor(writer, f"{names[name.removesuffix('.weight')]}.weight", raw, config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -57,6 +56,10 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> Non
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
@@ -73,20 +76,33 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: d
     writer.add_add_bos_token(False)
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, raw: np.ndarray[Any, Any], config: dict[str, Any]) -> None:
-    place = name.split(".")
-    stem = ".".join(place[3:-1])
-    target = _WHOLE.get(name) or f"blk.{place[2]}.{_PARTS[stem]}.weight"
-    if config["model_type"] == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):  # its rotation pairs neighbours
-        count = config["num_attention_heads" if stem == "self_attn.q_proj" else "num_key_value_heads"]
+def _add_tensor(writer: gguf.GGUFWriter, name: str, raw: Array, config: dict[str, Any]) -> None:
+    if config["model_type"] == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):  # its rotation pairs neighbours
+        count = config["num_attention_heads" if name.endswith("attn_q.weight") else "num_key_value_heads"]
         raw = np.ascontiguousarray(raw.reshape(count, 2, -1, raw.shape[1]).swapaxes(1, 2)).reshape(raw.shape)
-    if raw.ndim == 1:
-        writer.add_tensor(target, (raw.astype(np.uint32) << 16).view(np.float32))
+    if raw.ndim == 1 or name.endswith("ffn_gate_inp.weight"):
+        writer.add_tensor(name, (raw.astype(np.uint32) << 16).view(np.float32))
     else:
-        writer.add_tensor(target, raw.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        writer.add_tensor(name, raw.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+def _names(architecture: str, num_layers: int) -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map({name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[architecture], num_layers)
+
+
+def _stacked(tensors: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
+    """The same matrix of all experts of a layer as one tensor, without their numbers in its name."""
+    stacks: defaultdict[str, dict[int, Array]] = defaultdict(dict)
+    for name, raw in tensors:
+        if found := re.search(r"\.experts\.(\d+)", name):
+            stacks[name.replace(found[0], ".experts")][int(found[1])] = raw
+        else:
+            yield name, raw
+    for name, members in stacks.items():
+        yield name, np.stack([members[i] for i in range(len(members))])
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Array]]:
     """A bf16 safetensors file's tensors, as 16-bit patterns."""
     data = np.memmap(path, np.uint8, "r")
     start = 8 + int(data[:8].view(np.uint64)[0])

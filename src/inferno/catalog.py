@@ -51,6 +51,10 @@ KINDS: Mapping[str, type] = {
     "inferno_sources": Source,
 }
 """What each hook returns a list of."""
+_NOUNS: Mapping[type, str] = {
+    Architecture: "architecture", CheckpointFormat: "checkpoint format", QuantScheme: "quantization scheme",
+    KernelProvider: "kernel provider", AttentionBackend: "attention backend", CachePolicy: "cache policy", Source: "source",
+}  # fmt: skip
 
 
 @frozen
@@ -109,6 +113,15 @@ class Catalog:
     def of(self, hook: str) -> tuple[Offer[Any], ...]:
         return self.offers.get(hook, ())
 
+    def named(self, kind: type[T], name: str) -> Offer[T]:
+        """The declaration of that kind and name. Raises OptionError where there is none, PluginError where there are two."""
+        [hook] = [hook for hook, declared in KINDS.items() if declared is kind]
+        found = [o for o in self.of(hook) if o.item.name == name]
+        if not found:
+            names = ", ".join(sorted({o.item.name for o in self.of(hook)})) or "none"
+            raise OptionError(f"there is no {_NOUNS[kind]} {name!r}", f"Installed: {names}. `inferno plugins` lists them.")
+        return _single(found, f"{_NOUNS[kind]} {name!r}")
+
     @property
     def broken(self) -> tuple[Plugin, ...]:
         return tuple(p for p in self.plugins if p.error)
@@ -154,10 +167,6 @@ class Catalog:
             raise self._missing(f"{path}: no installed scheme reads a matrix stored as {stored}", offers, hint)
         return _highest(found, lambda o: None, f"the matrix {path}")
 
-    def scheme(self, name: str) -> Offer[QuantScheme]:
-        """The scheme of that name."""
-        return _named(self.of("inferno_quant_schemes"), name, "quantization scheme")
-
     def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
         """Who provides the op, or None: then torch computes it."""
         offers = self.of("inferno_kernels")
@@ -167,11 +176,12 @@ class Catalog:
                 return f"it does not provide {need.op}"
             return offer.item.refuses(need)
 
-        if refusals := tuple(Refusal(o.item.name, o.distribution, r) for o in offers if (r := refuses(o)) is not None):
-            offers = tuple(o for o in offers if refuses(o) is None)
-        if not offers:
+        asked = [(offer, refuses(offer)) for offer in offers]
+        refusals = tuple(Refusal(o.item.name, o.distribution, reason) for o, reason in asked if reason is not None)
+        willing = [offer for offer, reason in asked if reason is None]
+        if not willing:
             return None, refusals
-        choice = _highest(offers, refuses, f"the op {need.op}")
+        choice = _highest(willing, lambda o: None, f"the op {need.op}")
         return choice.offer, (*refusals, *choice.refusals)
 
     def attention(
@@ -179,7 +189,7 @@ class Catalog:
     ) -> Choice[AttentionBackend]:
         offers = self.of("inferno_attention_backends")
         if name != "auto":
-            _named(offers, name, "attention backend")
+            self.named(AttentionBackend, name)
 
         def refuses(offer: Offer[AttentionBackend]) -> str | None:
             if name not in ("auto", offer.item.name):
@@ -196,7 +206,7 @@ class Catalog:
     def cache_policy(self, name: str = "auto") -> Choice[CachePolicy]:
         offers = self.of("inferno_cache_policies")
         if name != "auto":
-            _named(offers, name, "cache policy")
+            self.named(CachePolicy, name)
         return _highest(
             offers, lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for", "cache policy"
         )
@@ -231,14 +241,6 @@ def _single(found: list[Offer[T]], what: str) -> Offer[T]:
             f"Start with --disable {names[0]} or --disable {names[1]}, or uninstall one.",
         )
     return found[0]
-
-
-def _named(offers: Iterable[Offer[T]], name: str, what: str) -> Offer[T]:
-    found = [o for o in offers if o.item.name == name]
-    if not found:
-        names = ", ".join(sorted({o.item.name for o in offers})) or "none"
-        raise OptionError(f"there is no {what} {name!r}", f"Installed: {names}. `inferno plugins` lists them.")
-    return _single(found, f"{what} {name!r}")
 
 
 def _highest(offers: Iterable[Offer[T]], refuses: Callable[[Offer[T]], str | None], what: str) -> Choice[T]:

@@ -10,7 +10,19 @@ from torch import nn
 
 from inferno import lazy
 from inferno.catalog import Catalog
-from inferno.contracts import EXPERT_OPS, GROUPED, LINEAR, OPS, Checkpoint, KernelProvider, ModelConfig, Recording, TensorInfo
+from inferno.contracts import (
+    EXPERT_OPS,
+    GROUPED,
+    LINEAR,
+    OPS,
+    AttentionBackend,
+    Checkpoint,
+    KernelProvider,
+    ModelConfig,
+    QuantScheme,
+    Recording,
+    TensorInfo,
+)
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
 from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, Rope, TiedLMHead, Unloaded, Weight
 from inferno.nn.ops import Ops
@@ -180,7 +192,7 @@ def _materialize(model: nn.Module, device: str) -> None:
 
 def quantize(model: nn.Module, catalog: Catalog, name: str) -> None:
     """In-situ quantization: pack every dense linear but the head."""
-    scheme = catalog.scheme(name).item
+    scheme = catalog.named(QuantScheme, name).item
     assert scheme.pack is not None, "the plan refuses schemes that cannot pack"
     for module in model.modules():
         if isinstance(module, Linear) and not isinstance(module, LMHead | Embedding):
@@ -218,13 +230,7 @@ def _is_multiplied(embedding: Embedding, tied: Collection[int]) -> bool:
 
 
 def _kernel(use: KernelUse, catalog: Catalog) -> Callable[..., Any]:
-    return lazy.resolved(_provider(use.name, catalog).ops[use.op])
-
-
-def _provider(name: str, catalog: Catalog) -> KernelProvider:
-    [found] = [o.item for o in catalog.of("inferno_kernels") if o.item.name == name]
-    assert isinstance(found, KernelProvider)
-    return found
+    return lazy.resolved(catalog.named(KernelProvider, use.name).item.ops[use.op])
 
 
 def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
@@ -232,8 +238,7 @@ def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
     names = {use.name for use in plan.kernels}
     if len(names) != 1 or {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS} != {LINEAR, *OPS}:
         return None
-    provider: KernelProvider = _provider(names.pop(), catalog)
-    return provider.record
+    return catalog.named(KernelProvider, names.pop()).item.record
 
 
 def ops_of(plan: Plan, catalog: Catalog) -> Ops:
@@ -251,7 +256,6 @@ def bind_ops(model: nn.Module, ops: Ops) -> None:
 def bind(model: nn.Module, catalog: Catalog, plan: Plan) -> None:
     """Give every attention layer the backend the plan chose for it."""
     uses = {layer: use for use in plan.attention for layer in use.layers}
-    backends = {offer.item.name: offer.item for offer in catalog.of("inferno_attention_backends")}
     layers = [m for m in model.modules() if isinstance(m, Attention)]
     if sorted(layer.layer_id for layer in layers) != sorted(uses):
         raise PluginError(
@@ -261,4 +265,4 @@ def bind(model: nn.Module, catalog: Catalog, plan: Plan) -> None:
     for layer in layers:
         use = uses[layer.layer_id]
         layer.need = use.need
-        layer.attend = backends[use.name].build(use.need)
+        layer.attend = catalog.named(AttentionBackend, use.name).item.build(use.need)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from inferno.contracts import DTYPE_BYTES, TensorInfo
+from inferno.contracts import COMPUTE_DTYPES, DTYPE_BYTES, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inferno.nn import Weight
 
-STORED = frozenset({"float32", "bfloat16", "float16", "float64"})
+STORED = frozenset({*COMPUTE_DTYPES, "float64"})
 
 
 def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bool:

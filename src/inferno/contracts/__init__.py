@@ -6,7 +6,16 @@ contracts grow by optional fields with defaults.
 """
 
 from inferno.contracts.architectures import Architecture, Model, ModelConfig
-from inferno.contracts.attention import DTYPE_BYTES, Attend, AttentionBackend, AttentionNeed, CacheDType, CacheTensor, DType
+from inferno.contracts.attention import (
+    COMPUTE_DTYPES,
+    DTYPE_BYTES,
+    Attend,
+    AttentionBackend,
+    AttentionNeed,
+    CacheDType,
+    CacheTensor,
+    DType,
+)
 from inferno.contracts.cache import CachePolicy, PrefixCache
 from inferno.contracts.checkpoints import Checkpoint, CheckpointFormat, CheckpointView, QuantScheme, TensorInfo, TextAssets
 from inferno.contracts.gguf import GgufNames
@@ -14,8 +23,8 @@ from inferno.contracts.kernels import EXPERT_OPS, GROUPED, LINEAR, OPS, KernelNe
 from inferno.contracts.sources import FetchOptions, Source
 
 __all__ = [
-    "Architecture", "Attend", "AttentionBackend", "AttentionNeed", "CacheDType", "CachePolicy", "CacheTensor", "Checkpoint",
-    "CheckpointFormat", "CheckpointView", "DTYPE_BYTES", "DType", "EXPERT_OPS", "FetchOptions", "GROUPED", "GgufNames",
-    "KernelNeed", "KernelProvider", "LINEAR", "Model", "ModelConfig", "OPS", "PrefixCache", "QuantScheme", "Recording",
-    "Source", "TensorInfo", "TextAssets",
+    "Architecture", "Attend", "AttentionBackend", "AttentionNeed", "COMPUTE_DTYPES", "CacheDType", "CachePolicy",
+    "CacheTensor", "Checkpoint", "CheckpointFormat", "CheckpointView", "DTYPE_BYTES", "DType", "EXPERT_OPS", "FetchOptions",
+    "GROUPED", "GgufNames", "KernelNeed", "KernelProvider", "LINEAR", "Model", "ModelConfig", "OPS", "PrefixCache",
+    "QuantScheme", "Recording", "Source", "TensorInfo", "TextAssets",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ Suffixes: T packed tokens, H query heads, K key/value heads, C head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import attrs
 from attrs import field, frozen
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DType = Literal["float32", "bfloat16", "float16"]
 """Compute types, by torch's names."""
+COMPUTE_DTYPES: tuple[DType, ...] = get_args(DType)
 
 CacheDType = Literal["auto", "fp8_e4m3", "int8"]
 """Types of a key/value cache; auto is the compute type."""

@@ -13,6 +13,7 @@ import attrs
 from inferno import memory
 from inferno.catalog import ANY, Catalog, Choice, Offer, Refusal, load_catalog
 from inferno.contracts import (
+    COMPUTE_DTYPES,
     DTYPE_BYTES,
     EXPERT_OPS,
     GROUPED,
@@ -26,13 +27,14 @@ from inferno.contracts import (
     FetchOptions,
     KernelNeed,
     ModelConfig,
+    QuantScheme,
     TensorInfo,
 )
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
 from inferno.index import install_hint
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.stored import architecture_name, modules_of, unused_tensors
-from inferno.plan.values import COMPUTE_DTYPES, AttentionUse, KernelUse, MemoryItem, Options, Plan, SchemeUse, adapted
+from inferno.plan.values import AttentionUse, KernelUse, MemoryItem, Options, Plan, SchemeUse, adapted
 
 DEFAULT_MEMORY = "70%"
 SHARED_FROM = 64 * memory.UNITS["MI"]
@@ -128,9 +130,9 @@ class _Resolver:
             return cast(DType, self._options.dtype)
         declared = str(self._config.get("dtype") or self._config.get("torch_dtype") or "").removeprefix("torch.")
         if declared in COMPUTE_DTYPES:
-            return cast(DType, declared)
+            return declared
         stored = Counter(i.dtype for i in self._checkpoint.tensors.values() if i.dtype in COMPUTE_DTYPES)
-        return cast(DType, stored.most_common(1)[0][0]) if stored else "bfloat16"
+        return stored.most_common(1)[0][0] if stored else "bfloat16"
 
     def _schemes(self, model: ModelConfig, dtype: str) -> tuple[SchemeUse, ...]:
         quant_config = self._config.get("quantization_config") or {}
@@ -180,7 +182,7 @@ class _Resolver:
     ) -> tuple[KernelUse, ...]:
         """Who computes what: products for each layout the weights come in, and the ops between."""
         names = {use.name for use in schemes} | ({self._options.isq} if self._options.isq else set())
-        layouts = sorted({self._catalog.scheme(name).item.layout or dtype for name in names} | {dtype})
+        layouts = sorted({self._catalog.named(QuantScheme, name).item.layout or dtype for name in names} | {dtype})
         products, ops = ((LINEAR, GROUPED), OPS + EXPERT_OPS) if getattr(model, "num_experts", 0) else ((LINEAR,), OPS)
         needs = [KernelNeed(op=op, layout=layout, dtype=dtype, device=device) for op in products for layout in layouts]
         needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
@@ -198,7 +200,7 @@ class _Resolver:
         return tuple(chosen)
 
     def _isq(self, name: str) -> None:
-        offer = self._catalog.scheme(name)
+        offer = self._catalog.named(QuantScheme, name)
         if offer.item.pack is None:
             raise OptionError(f"scheme {name!r} cannot quantize while loading", "Choose one that packs.")
         self._used("in-situ scheme", offer)

@@ -14,10 +14,17 @@ from attrs import field, frozen
 from cattrs.preconf.msgspec import make_converter
 
 from inferno.catalog import Catalog, Refusal, load_catalog
-from inferno.contracts import DTYPE_BYTES, Architecture, AttentionNeed, CacheDType, CacheTensor, Checkpoint, TextAssets
+from inferno.contracts import (
+    COMPUTE_DTYPES,
+    DTYPE_BYTES,
+    Architecture,
+    AttentionNeed,
+    CacheDType,
+    CacheTensor,
+    Checkpoint,
+    TextAssets,
+)
 from inferno.errors import OptionError
-
-COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @frozen(kw_only=True)

@@ -16,9 +16,11 @@ from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.kernels import KernelProviderTests
+from inferno.testing.quant_scheme import QuantSchemeTests
+from inferno.testing.source import SourceTests
 from inferno.testing.tiny import Outcome, generate, randomize
 
 __all__ = [
     "ArchitectureTests", "AttentionBackendTests", "CachePolicyTests", "CheckpointFormatTests",
-    "FakeRunner", "KernelProviderTests", "Outcome", "generate", "randomize",
+    "FakeRunner", "KernelProviderTests", "Outcome", "QuantSchemeTests", "SourceTests", "generate", "randomize",
 ]  # fmt: skip

@@ -59,9 +59,7 @@ class AttentionBackendTests:
     @pytest.fixture(scope="class")
     @classmethod
     def item(cls, catalog: Catalog) -> AttentionBackend:
-        [found] = [o.item for o in catalog.of("inferno_attention_backends") if o.item.name == cls.backend]
-        assert isinstance(found, AttentionBackend)
-        return found
+        return catalog.named(AttentionBackend, cls.backend).item
 
     def grid(self) -> Iterator[AttentionNeed]:
         """The needs that are tried: override for more."""
@@ -116,10 +114,10 @@ class AttentionBackendTests:
             for tensor in item.cache(need, 16).values():
                 assert tensor.dtype in DTYPE_BYTES and all(size > 0 for size in tensor.shape)
         code = (
-            "import sys; from inferno.catalog import load_catalog; from inferno.contracts import AttentionNeed\n"
+            "import sys; from inferno.catalog import load_catalog\n"
+            "from inferno.contracts import AttentionBackend, AttentionNeed\n"
             "need = AttentionNeed(num_heads=2, num_kv_heads=1, head_dim=64, scale=1.0)\n"
-            "offers = load_catalog().of('inferno_attention_backends')\n"
-            "[item] = [o.item for o in offers if o.item.name == sys.argv[1]]\n"
+            "item = load_catalog().named(AttentionBackend, sys.argv[1]).item\n"
             "item.refuses(need); item.cache(need, 16)\n"
             "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
         )

@@ -36,7 +36,7 @@ class CachePolicyTests:
     @pytest.fixture(scope="class")
     @classmethod
     def item(cls) -> CachePolicy:
-        return load_catalog().cache_policy(cls.policy).item
+        return load_catalog().named(CachePolicy, cls.policy).item
 
     @pytest.mark.parametrize("windows", [NO_WINDOWS, WINDOWS], ids=["blocks", "window blocks"])
     def test_no_leak_no_double_owner_and_right_content_whatever_happens(

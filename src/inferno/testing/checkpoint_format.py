@@ -57,9 +57,7 @@ class CheckpointFormatTests:
     @pytest.fixture(scope="class")
     @classmethod
     def item(cls, catalog: Catalog) -> CheckpointFormat:
-        [found] = [o.item for o in catalog.of("inferno_checkpoint_formats") if o.item.name == cls.format]
-        assert isinstance(found, CheckpointFormat)
-        return found
+        return catalog.named(CheckpointFormat, cls.format).item
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -67,12 +65,13 @@ class CheckpointFormatTests:
         toy = cls()
         return toy.write(tmp_path_factory.mktemp("checkpoint"), cls.config, toy.tensors())
 
-    def test_the_catalog_knows_it_by_its_path(self, catalog: Catalog, written: Path, tmp_path: Path) -> None:
+    def test_the_catalog_knows_it_by_its_path(
+        self, item: CheckpointFormat, catalog: Catalog, written: Path, tmp_path: Path
+    ) -> None:
         assert catalog.format_of(written).item.name == self.format
         (tmp_path / "notes.txt").write_text("no model")
         for other in (tmp_path, tmp_path / "notes.txt", tmp_path / "missing"):
-            offers = catalog.of("inferno_checkpoint_formats")
-            assert not any(o.item.matches(other) for o in offers if o.item.name == self.format)
+            assert not item.matches(other)
 
     def test_gives_back_what_was_written(self, item: CheckpointFormat, written: Path) -> None:
         checkpoint = item.open(written, self.architectures)

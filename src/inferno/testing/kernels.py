@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from inferno import lazy
-from inferno.catalog import Catalog, load_catalog
-from inferno.contracts import EXPERT_OPS, GROUPED, LINEAR, OPS, DType, KernelNeed, KernelProvider
+from inferno.catalog import load_catalog
+from inferno.contracts import COMPUTE_DTYPES, EXPERT_OPS, GROUPED, LINEAR, OPS, DType, KernelNeed, KernelProvider
 from inferno.nn import Dense, Weight, ops
 
-DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
 """Largest difference, in units of the result's largest number: the last bit of each type, and the order of float32 sums."""
 
@@ -35,10 +34,7 @@ class KernelProviderTests:
     @pytest.fixture(scope="class")
     @classmethod
     def item(cls) -> KernelProvider:
-        catalog: Catalog = load_catalog()
-        [found] = [o.item for o in catalog.of("inferno_kernels") if o.item.name == cls.provider]
-        assert isinstance(found, KernelProvider)
-        return found
+        return load_catalog().named(KernelProvider, cls.provider).item
 
     def weights(self, rows: int, columns: int, dtype: torch.dtype) -> Iterable[Weight]:
         """Weights of that shape, in every layout it takes: what `linear` is tried with."""
@@ -51,21 +47,21 @@ class KernelProviderTests:
                 reason = item.refuses(KernelNeed(op=op, dtype="float32", device=device, layout="unheard_of"))
                 assert reason is None or len(reason.split()) > 2
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("rows, width", [(1, 16), (3, 64), (17, 96), (1, 1000), (40, 33)])
     def test_norms(self, item: KernelProvider, dtype: DType, rows: int, width: int) -> None:
         x_TD, delta_TD, weight_D = (random(*s).to(getattr(torch, dtype)) for s in ((rows, width), (rows, width), (width,)))
         if norm := self._op(item, "rms_norm", dtype):
-            _close(norm(x_TD, weight_D, 1e-6), ops.rms_norm(x_TD, weight_D, 1e-6), dtype)
+            assert_close(norm(x_TD, weight_D, 1e-6), ops.rms_norm(x_TD, weight_D, 1e-6), dtype)
             wide_TD = random(rows, 3 * width).to(x_TD.dtype)[:, width : 2 * width]
-            _close(norm(wide_TD, weight_D, 1e-6), ops.rms_norm(wide_TD, weight_D, 1e-6), dtype)
+            assert_close(norm(wide_TD, weight_D, 1e-6), ops.rms_norm(wide_TD, weight_D, 1e-6), dtype)
         if add_norm := self._op(item, "add_rms_norm", dtype):
             before, args = x_TD.clone(), (x_TD, delta_TD, weight_D, 1e-5)
             for ours, theirs in zip(add_norm(*args), ops.add_rms_norm(*args), strict=True):
-                _close(ours, theirs, dtype)
+                assert_close(ours, theirs, dtype)
             assert torch.equal(x_TD, before), "inputs are not changed"
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("shape", [(1, 4, 64, 32), (5, 3, 128, 64), (7, 2, 80, 16), (20, 1, 96, 48)])
     def test_norm_rope(self, item: KernelProvider, dtype: DType, shape: tuple[int, int, int, int]) -> None:
         tokens, heads, head_dim, pairs = shape
@@ -76,15 +72,15 @@ class KernelProviderTests:
         angle_TE = random(tokens, pairs) * 3
         for weight_C in (None, random(head_dim).to(x_THC.dtype)):
             args = (x_THC, weight_C, 1e-6, angle_TE.cos(), angle_TE.sin())
-            _close(run(*args), ops.norm_rope(*args), dtype, ulps=2)
+            assert_close(run(*args), ops.norm_rope(*args), dtype, ulps=2)
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("tokens, width", [(1, 16), (3, 100), (33, 48)])
     def test_silu_mul_gather_argmax(self, item: KernelProvider, dtype: DType, tokens: int, width: int) -> None:
         both = (4 * random(tokens, 2 * width)).to(getattr(torch, dtype))
         gate_TI, up_TI = both[:, :width], both[:, width:]
         if run := self._op(item, "silu_mul", dtype):
-            _close(run(gate_TI, up_TI), ops.silu_mul(gate_TI, up_TI), dtype, ulps=2)
+            assert_close(run(gate_TI, up_TI), ops.silu_mul(gate_TI, up_TI), dtype, ulps=2)
         if run := self._op(item, "gather", dtype):
             ids_T = torch.randint(tokens, (9,))
             for ids in (ids_T, ids_T[::2], ids_T[:1]):
@@ -96,7 +92,7 @@ class KernelProviderTests:
             both[0] = float("nan")
             assert run(both).tolist()[0] == -1
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("rows, columns", [(1, 256), (17, 256), (100, 512), (48, 768)])
     def test_linear(self, item: KernelProvider, dtype: DType, rows: int, columns: int) -> None:
         for weight in self.weights(rows, columns, getattr(torch, dtype)):
@@ -105,14 +101,15 @@ class KernelProviderTests:
             dense_OK = weight.rows(torch.arange(rows))
             ours = item.ops[LINEAR](weight)
             assert ours is not None and tuple(ours.shape) == (rows, columns)
-            _close(ours.rows(torch.arange(rows)), dense_OK, dtype, ulps=0)
+            assert_close(ours.rows(torch.arange(rows)), dense_OK, dtype, ulps=0)
             for tokens in (1, 2, 7, 33):
                 x_TK = random(tokens, columns).to(dense_OK.dtype)
                 wanted = (x_TK.double() @ dense_OK.double().T).to(x_TK.dtype)
-                exact = weight.layout in DTYPES
-                _close(ours.matmul(x_TK), wanted, dtype if exact else "bfloat16", ulps=1 if exact else self.linear_tolerance)
+                exact = weight.layout in COMPUTE_DTYPES
+                ulps = 1 if exact else self.linear_tolerance
+                assert_close(ours.matmul(x_TK), wanted, dtype if exact else "bfloat16", ulps=ulps)
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     def test_linears_that_share_their_input_become_one(self, item: KernelProvider, dtype: DType) -> None:
         parts = [[*self.weights(rows, 256, getattr(torch, dtype))] for rows in (48, 16, 33)]
         x_TK = random(5, 256).to(getattr(torch, dtype))
@@ -125,7 +122,7 @@ class KernelProviderTests:
                 assert tuple(whole.shape) == (97, 256)
                 assert torch.equal(whole.matmul(x_TK), torch.cat([w.matmul(x_TK) for w in each], -1))
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("counts", [[1], [0, 2, 0, 1], [3, 17, 0, 9, 40], [0, 0]])
     def test_grouped(self, item: KernelProvider, dtype: DType, counts: list[int]) -> None:
         """Each matrix times the rows that are its own, of a view too."""
@@ -142,12 +139,12 @@ class KernelProviderTests:
             parts = zip(torch.split(x_NK.double(), counts), dense_OK.double().chunk(count), strict=True)
             wanted = torch.cat([part @ matrix.T for part, matrix in parts])
             biases = bias_O.double().view(count, rows).repeat_interleave(torch.tensor(counts), dim=0)
-            exact = weight.layout in DTYPES
+            exact = weight.layout in COMPUTE_DTYPES
             for bias, expected in ((None, wanted), (bias_O, wanted + biases)):
                 y_NO, ulps = ours.grouped(x_NK, starts_E1, bias), 1 if exact else self.linear_tolerance
-                _close(y_NO, expected.to(x_NK.dtype), dtype if exact else "bfloat16", ulps=ulps)
+                assert_close(y_NO, expected.to(x_NK.dtype), dtype if exact else "bfloat16", ulps=ulps)
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("tokens, width, count, top", [(0, 64, 8, 2), (1, 2048, 128, 8), (5, 33, 7, 7), (90, 100, 60, 4)])
     def test_routing(self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int) -> None:
         if (run := self._op(item, "route", dtype)) is None:
@@ -180,7 +177,7 @@ class KernelProviderTests:
         for whole, now in zip(clean, (experts_TX, weights_TX), strict=True):
             assert torch.equal(whole[::2], now[::2])
 
-    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("tokens, width, count, top", [(0, 16, 4, 2), (1, 100, 128, 8), (50, 7, 7, 3), (3, 2049, 1, 1)])
     def test_rows_by_expert(self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int) -> None:
         experts_TX = random(tokens, count).topk(top).indices
@@ -192,7 +189,7 @@ class KernelProviderTests:
             y_ND, weights_TX = random(tokens * top, width + 3).to(getattr(torch, dtype))[:, 2:-1], random(tokens, top)
             places_TX = ops.dispatch(experts_TX, count)[2]
             for weights in (weights_TX, weights_TX.T.contiguous().T):
-                _close(run(y_ND, places_TX, weights), ops.combine(y_ND, places_TX, weights), dtype)
+                assert_close(run(y_ND, places_TX, weights), ops.combine(y_ND, places_TX, weights), dtype)
 
     def _refused(self, item: KernelProvider, op: str, dtype: DType, layout: str = "") -> bool:
         return item.refuses(KernelNeed(op=op, dtype=dtype, device=self.device, layout=layout)) is not None
@@ -207,7 +204,8 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def _close(ours: Tensor, theirs: Tensor, dtype: str, ulps: float = 1) -> None:
+def assert_close(ours: Tensor, theirs: Tensor, dtype: str, ulps: float = 1) -> None:
+    """Of one shape and type, and apart by so many of the dtype's TOLERANCE at most."""
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     if not theirs.numel():
         return

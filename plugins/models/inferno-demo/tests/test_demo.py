@@ -11,8 +11,18 @@ import pytest
 
 import inferno_demo
 from inferno import LLM, SamplingParams
+from inferno.testing import SourceTests
 
 GREEDY = SamplingParams(temperature=0, max_tokens=160)
+
+
+class TestSource(SourceTests):
+    source = "demo"
+    foreign = ("./demo", "demo2")
+
+    @pytest.fixture
+    def ref(self) -> str:
+        return "demo"
 
 
 @pytest.fixture(scope="module")

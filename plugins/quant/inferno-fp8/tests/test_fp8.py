@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inferno.contracts import TensorInfo
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.nn import Dense
 from inferno.plan import Options, resolve
-from inferno.testing import generate
+from inferno.testing import QuantSchemeTests, generate
 from inferno.testing.tiny import Toy, ragged_prompts, randomize
-from inferno_fp8 import nbytes, owns
 from inferno_fp8.weight import Fp8Blocks, load
 
 CONFIG = {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}
@@ -49,16 +47,23 @@ def encode(weight_OI: Tensor, block: int = 32) -> tuple[dict[str, Tensor], Tenso
     return {"weight": data_OI, "weight_scale_inv": scale_PQ}, values_OI
 
 
-@pytest.mark.parametrize("shape", [(64, 96), (70, 50), (8, 33)])
-def test_products_and_rows_are_those_of_the_matrix_it_stands_for(shape: tuple[int, int]) -> None:
-    parts, values_OI = encode(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
-    weight = load(parts, quant_config=CONFIG, dtype="float32")
-    x_TI, bias_O = torch.randn(3, shape[1]), torch.randn(shape[0])
-    assert torch.equal(weight.rows(torch.arange(shape[0])), values_OI)
-    torch.testing.assert_close(weight.matmul(x_TI, bias_O), Dense(values_OI).matmul(x_TI, bias_O))
-    infos = {n: TensorInfo(str(t.dtype)[6:], tuple(t.shape), t.nbytes) for n, t in parts.items()}
-    assert owns(infos, CONFIG) and not owns({"weight": infos["weight"]}, CONFIG)
-    assert nbytes(infos, "bfloat16") == sum(buffer.nbytes for buffer in weight.buffers())
+class TestFp8Blocks(QuantSchemeTests):
+    scheme = "fp8-blocks"
+    quant_config = CONFIG
+    shapes = ((64, 96), (70, 50), (8, 33))
+
+    @pytest.fixture(autouse=True)
+    def several_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The last one short."""
+        monkeypatch.setattr("inferno_fp8.weight.CHUNK", 600)
+
+    def parts(self, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
+        return encode(torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)))[0]
+
+    def dense(self, parts: Mapping[str, Tensor]) -> Tensor:
+        data_OI, scale_PQ = parts["weight"].float(), parts["weight_scale_inv"]
+        block_O, block_I = (torch.arange(size) // 32 for size in data_OI.shape)
+        return data_OI * scale_PQ[block_O[:, None], block_I]
 
 
 def test_transformers_unpacks_to_the_same_numbers() -> None:

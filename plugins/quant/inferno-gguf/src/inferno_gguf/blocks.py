@@ -34,14 +34,8 @@ class Blocks(Weight):
     def __init__(self, layout: str, data_OB: Tensor, dtype: torch.dtype) -> None:
         """`dtype` is the compute type: that of `rows`. Raises CheckpointError unless the rows are whole blocks."""
         super().__init__()
-        kind = BY_NAME[layout]
-        if data_OB.dtype != torch.uint8 or data_OB.ndim != 2 or data_OB.shape[1] % kind.nbytes:
-            raise CheckpointError(
-                f"a matrix in {layout} is {data_OB.dtype} {tuple(data_OB.shape)}",
-                f"It must be rows of whole blocks of {kind.nbytes} bytes.",
-            )
         self.layout, self.dtype = layout, dtype
-        self.shape = (data_OB.shape[0], data_OB.shape[1] // kind.nbytes * kind.values)
+        self.shape = shape_of(layout, data_OB)
         self.data: Tensor
         self.register_buffer("data", data_OB)
 
@@ -66,6 +60,17 @@ class Blocks(Weight):
 
     def extra_repr(self) -> str:
         return f"{self.layout}, {self.shape}"
+
+
+def shape_of(layout: str, data_OB: Tensor) -> tuple[int, int]:
+    """Rows and columns of a packed matrix. Raises CheckpointError unless its rows are whole blocks."""
+    kind = BY_NAME[layout]
+    if data_OB.dtype != torch.uint8 or data_OB.ndim != 2 or not data_OB.shape[1] or data_OB.shape[1] % kind.nbytes:
+        raise CheckpointError(
+            f"a matrix in {layout} is {data_OB.dtype} {tuple(data_OB.shape)}",
+            f"It must be rows of whole blocks of {kind.nbytes} bytes.",
+        )
+    return data_OB.shape[0], data_OB.shape[1] // kind.nbytes * kind.values
 
 
 def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Blocks:
@@ -95,8 +100,11 @@ def pack(layout: str, weight_OI: Tensor) -> Blocks:
 
 def unpack(layout: str, data_OB: Tensor) -> Tensor:
     """(O, B) bytes to (O, I) values in float32."""
-    blocks_NB = data_OB.reshape(-1, BY_NAME[layout].nbytes)
-    return UNPACK[layout](blocks_NB).reshape(data_OB.shape[0], -1)
+    kind = BY_NAME[layout]
+    columns = data_OB.shape[1] // kind.nbytes * kind.values
+    if not len(data_OB):
+        return data_OB.new_empty(0, columns, dtype=torch.float32)
+    return UNPACK[layout](data_OB.reshape(-1, kind.nbytes)).view(-1, columns)
 
 
 # Each of these takes blocks (N, bytes) to values (N, values per block). The order of the operations is gguf-py's: float32

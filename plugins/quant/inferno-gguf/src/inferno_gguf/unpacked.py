@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inferno.errors import UnsupportedError
 from inferno.nn import Dense
+from inferno_gguf.blocks import shape_of
 from inferno_gguf.ggml import BY_NAME
 
 CHUNK = 1 << 22
@@ -25,16 +26,16 @@ def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype:
 
 
 def dequantize(layout: str, packed_OB: Tensor, dtype: torch.dtype) -> Tensor:
-    """(O, B) bytes to (O, I) values, through float32. Raises UnsupportedError for a type this gguf-py does not know."""
+    """(O, B) bytes to (O, I) values, through float32. Raises CheckpointError unless the rows are whole blocks, UnsupportedError
+    for a type this gguf-py does not know."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize as reference
 
-    kind = BY_NAME[layout]
+    out_features, in_features = shape_of(layout, packed_OB)
     try:
-        number = GGMLQuantizationType(kind.number)
+        number = GGMLQuantizationType(BY_NAME[layout].number)
     except ValueError as error:
         raise UnsupportedError(f"the installed gguf does not know {layout}", "pip install --upgrade gguf") from error
-    out_features, in_features = packed_OB.shape[0], packed_OB.shape[1] // kind.nbytes * kind.values
     weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=packed_OB.device)
     step = max(1, CHUNK // max(1, in_features))
     for start in range(0, out_features, step):

@@ -85,7 +85,7 @@ def repack(blocks_OG16: Tensor, scales_OG: Tensor) -> Tensor:
 
 def unpack(data_OB: Tensor) -> Tensor:
     """(O, B) bytes to (O, I) values in float32."""
-    blocks = data_OB.view(len(data_OB), -1, BLOCK)
+    blocks = data_OB.view(len(data_OB), data_OB.shape[1] // BLOCK, BLOCK)
     nibbles = torch.cat([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], -1)
     values = torch.tensor(E2M1, device=data_OB.device)[nibbles.int()]
     return torch.ldexp(values, blocks[..., :1].int() - 127).flatten(1)

@@ -1,0 +1,115 @@
+"""What every source must do: name what it has without a network, fetch it, and say so when it cannot."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import pytest
+
+from inferno.catalog import Catalog, load_catalog
+from inferno.contracts import FetchOptions, Source
+from inferno.errors import ModelNotFoundError, OptionError
+from inferno.testing.tiny import run_python
+
+
+class SourceTests:
+    """Set `source` to the name it is registered by, and implement the fixture `ref`: it makes a model that the source can
+    fetch, with a stand-in for a server where there is one, and returns its reference.
+    """
+
+    source: ClassVar[str]
+    missing: ClassVar[str | None] = None
+    """A reference of the right form that names nothing; None where every reference of its form is there."""
+    foreign: ClassVar[Sequence[str]] = ()
+    """References of other forms."""
+
+    @pytest.fixture
+    def ref(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def catalog(cls) -> Catalog:
+        return load_catalog()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def item(cls, catalog: Catalog) -> Source:
+        return catalog.named(Source, cls.source).item
+
+    def test_the_catalog_finds_it_by_the_reference(self, item: Source, catalog: Catalog, ref: str) -> None:
+        assert catalog.source_of(ref).item.name == self.source
+        assert item.describe, "errors say what its references look like"
+        for other in ("", *self.foreign):
+            assert not item.matches(other), other
+
+    def test_a_model_is_fetched_to_a_path_the_same_each_time(self, item: Source, ref: str) -> None:
+        path = item.fetch(ref, FetchOptions())
+        assert isinstance(path, Path) and path.exists()
+        assert item.fetch(ref, FetchOptions()) == path
+
+    def test_what_was_fetched_needs_no_network(self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = item.fetch(ref, FetchOptions())
+        asked = _cut_off(monkeypatch)
+        assert item.fetch(ref, FetchOptions(offline=True)) == path
+        assert not asked
+
+    def test_matching_and_listing_ask_no_network(self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And what is listed is there."""
+        item.fetch(ref, FetchOptions())
+        asked = _cut_off(monkeypatch)
+        assert item.matches(ref)
+        for known in item.list():
+            assert item.matches(known)
+            assert item.fetch(known, FetchOptions(offline=True)).exists()
+        assert not asked
+
+    @pytest.mark.parametrize("offline", [False, True])
+    def test_a_missing_model_is_an_error_with_a_remedy(
+        self, item: Source, ref: str, offline: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if self.missing is None:
+            pytest.skip("what it matches is there")
+        assert item.matches(self.missing)
+        asked = _cut_off(monkeypatch) if offline else []
+        with pytest.raises(ModelNotFoundError) as caught:
+            item.fetch(self.missing, FetchOptions(offline=offline))
+        assert caught.value.cause and caught.value.remedy and not asked
+
+    def test_an_unknown_revision_is_not_ignored(self, item: Source, ref: str) -> None:
+        with pytest.raises((ModelNotFoundError, OptionError)) as caught:
+            item.fetch(ref, FetchOptions(revision="no-such-revision"))
+        assert caught.value.cause and caught.value.remedy
+
+    def test_fetching_imports_no_torch(self, ref: str) -> None:
+        code = (
+            "import sys; from inferno.catalog import load_catalog; from inferno.contracts import FetchOptions, Source\n"
+            "item = load_catalog().named(Source, sys.argv[1]).item\n"
+            "assert item.matches(sys.argv[2])\n"
+            "item.list(); item.fetch(sys.argv[2], FetchOptions())\n"
+            "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+        )
+        done = run_python(code, self.source, ref)
+        assert done.returncode == 0, done.stderr
+
+
+def _cut_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From now on there is no network, on open connections neither. Returns what was tried, as it comes."""
+    asked: list[str] = []
+
+    def cut(owner: Any, name: str) -> None:
+        def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+            asked.append(name)
+            raise AssertionError("the network was asked")  # no OSError: clients would try again
+
+        monkeypatch.setattr(owner, name, refuse)
+
+    cut(socket, "getaddrinfo")
+    for kind in (socket.socket, ssl.SSLSocket):
+        for name in ("connect", "connect_ex", "send", "sendall"):
+            cut(kind, name)
+    return asked
