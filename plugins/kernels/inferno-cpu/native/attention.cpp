@@ -165,14 +165,9 @@ void attend_in(const AttentionStep& step) {
       attend_item<X, E>(step, plan.items[i], next >= 0 && next < plan.count ? plan.items + next : nullptr, plan);
     }
   };
-#ifdef _OPENMP
-  if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-    work();
-    return;
-  }
-#endif
-  work();
+  parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) work();
+  });
 }
 
 void attend(const AttentionStep& step) {

@@ -10,8 +10,7 @@
 
 #include "bind.hpp"
 #include "kernels.hpp"
-
-int inferno_threads = 1;
+#include "parallel.hpp"
 
 #define DECLARE(isa)                         \
   extern const Elementwise elementwise_##isa; \
@@ -58,6 +57,7 @@ const Isa& active() { return chosen; }
 Recording* recording = nullptr;
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // what a program holds when it ends is no fault of the bindings
   m.doc() = "CPU kernels. Addresses and sizes are trusted: only inferno_cpu's own modules call this.";
   m.def("available", [] {
     std::vector<std::string> names;
@@ -85,7 +85,9 @@ NB_MODULE(_native, m) {
       .def("__exit__", [](Recording&, nb::args) { recording = nullptr; })
       .def("__len__", [](Recording& self) { return self.size(); })
       .def("replay", [](Recording& self) {
-        for (const auto& op : self) op();
+        together([](void* ops) {
+          for (const auto& op : *static_cast<Recording*>(ops)) op();
+        }, &self);
       }, nb::call_guard<nb::gil_scoped_release>());
   bind_elementwise(m);
   bind_dense(m);
