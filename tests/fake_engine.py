@@ -127,7 +127,7 @@ class FakeClient:
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
-        self.alive = False
+        self.alive = self.closed = False
         self.stats = EngineStats()
         self._queues: dict[str, asyncio.Queue[list[Token] | None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -136,7 +136,7 @@ class FakeClient:
         self.alive = True
 
     async def close(self) -> None:
-        self.alive = False
+        self.alive, self.closed = False, True
         if self._task is not None:
             self._task.cancel()
 

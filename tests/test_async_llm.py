@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from inferno.errors import EngineDeadError, RequestError
+from inferno.errors import CheckpointError, EngineDeadError, RequestError
 from inferno.llm import AsyncLLM, TextDelta
+from inferno.llm.front import Front
 from inferno.plan import Plan
 from inferno.types import SamplingParams
 
@@ -186,3 +187,38 @@ def test_the_engine_lives_as_long_as_the_context() -> None:
 def test_importing_llm_imports_no_torch() -> None:
     code = "import sys, inferno.llm; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        client = FakeClient(FakeEngine(echoes))
+        monkeypatch.setattr("inferno.engine.EngineClient", lambda plan: client, raising=False)
+        opened: list[bool] = []
+
+        def fails(plan: Plan, chat_template: str | None) -> Front:
+            opened.append(client.alive)
+            raise CheckpointError("tokenizer.json cannot be read", "Fetch it again.")
+
+        monkeypatch.setattr(Front, "open", fails)
+        llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")))
+        assert not opened
+        with pytest.raises(CheckpointError, match="tokenizer.json"):
+            await llm.start()
+        assert len(opened) == 1
+        assert client.closed
+
+    run(body())
+
+
+def test_the_tokenizer_can_be_used_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        opened: list[str | None] = []
+        monkeypatch.setattr(Front, "open", lambda plan, template: opened.append(template) or front())
+        llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")), "a template")
+        assert llm.encode_prompt("hi") == front().encode_prompt("hi")
+        llm._client = FakeClient(FakeEngine(echoes))
+        async with llm:
+            assert (await llm.generate("hi", LONG)).outputs[0].text == "hi"
+        assert opened == ["a template"]
+
+    run(body())

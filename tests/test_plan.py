@@ -25,6 +25,7 @@ from inferno.errors import (
     PluginError,
     UnsupportedError,
 )
+from inferno.llm.front import Front
 from inferno.plan import Options, open_text, plan_from_json, plan_to_json, resolve
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.values import AttentionUse
@@ -355,6 +356,12 @@ def test_a_checkpoint_without_a_tokenizer_has_no_text(write: Write) -> None:
     assets, config = open_text(resolve(write(), on_cpu()))
     assert assets.tokenizer_json is None and assets.chat_template is None
     assert config["hidden_size"] == 32
+
+
+def test_a_checkpoint_says_how_its_model_writes_calls(write: Write) -> None:
+    ref = write()
+    (Path(ref) / "tokenizer_config.json").write_text('{"response_template": {"version": 1}}')
+    assert Front.open(resolve(ref, on_cpu())).response_template == {"version": 1}
 
 
 def test_picked_experts_have_rows_of_their_own_in_the_memory_plan(write: Write) -> None:

@@ -45,7 +45,7 @@ def byte_fallback() -> tokenizers.Tokenizer:
 
 def opened(backend: tokenizers.Tokenizer, **files: object) -> Tokenizer:
     config = files.pop("config", None)
-    found = Tokenizer.from_assets(TextAssets(tokenizer_json=backend.to_str(), **files), config)
+    found = Tokenizer.from_assets(TextAssets(tokenizer_json=backend.to_str().encode(), **files), config)
     assert found is not None
     return found
 
@@ -63,6 +63,6 @@ def fallback_tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def metaspace_tokenizer() -> Tokenizer:
     backend = byte_fallback()
-    document = json.loads(backend.to_str())
+    document = json.loads(backend.to_str().encode())
     document["decoder"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     return opened(tokenizers.Tokenizer.from_str(json.dumps(document)))

@@ -24,7 +24,7 @@ def with_bos() -> tokenizers.Tokenizer:
 
 
 def opened(**files: object) -> Tokenizer:
-    tokenizer = Tokenizer.from_assets(TextAssets(tokenizer_json=with_bos().to_str(), **files))
+    tokenizer = Tokenizer.from_assets(TextAssets(tokenizer_json=with_bos().to_str().encode(), **files))
     assert tokenizer is not None
     return tokenizer
 
@@ -63,7 +63,7 @@ def test_spaces_that_a_tokenizer_adds_are_no_bos(fallback_tokenizer: Tokenizer) 
 
 def test_end_tokens_are_the_union_of_all_files_in_order() -> None:
     assets = TextAssets(
-        tokenizer_json=with_bos().to_str(),
+        tokenizer_json=with_bos().to_str().encode(),
         generation_config={"eos_token_id": [4, 3]},
         tokenizer_config={"eos_token": {"content": "<s>"}},
     )
@@ -80,8 +80,8 @@ def test_a_checkpoint_without_a_tokenizer_has_none() -> None:
     assert Tokenizer.from_assets(TextAssets()) is None
 
 
-@pytest.mark.parametrize("document", ["", "{}", '{"model": {"type": "BPE"}', "[]"])
-def test_a_malformed_tokenizer_is_a_checkpoint_error(document: str) -> None:
+@pytest.mark.parametrize("document", [b"", b"{}", b'{"model": {"type": "BPE"}', b"[]", b"\xff"])
+def test_a_malformed_tokenizer_is_a_checkpoint_error(document: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
         Tokenizer.from_assets(TextAssets(tokenizer_json=document))
 

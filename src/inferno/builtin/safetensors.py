@@ -104,7 +104,7 @@ class SafetensorsCheckpoint:
         tokenizer = self.folder / "tokenizer.json"
         slow = any((self.folder / name).exists() for name in ("tokenizer.model", "vocab.json", "tekken.json"))
         return TextAssets(
-            tokenizer_json=_read_text(tokenizer) if tokenizer.exists() else None,
+            tokenizer_json=_read_bytes(tokenizer) if tokenizer.exists() else None,
             tokenizer_dir=str(self.folder) if slow else None,
             tokenizer_config=tokenizer_config,
             chat_template=self._chat_template(tokenizer_config),
@@ -195,6 +195,13 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     if end - begin != math.prod(shape) * DTYPE_BYTES[DTYPES[kind]]:
         raise CheckpointError(f"{file.name}: {name} has {end - begin} bytes for {kind} {shape}", DAMAGED)
     return TensorInfo(DTYPES[kind], tuple(shape), end - begin), begin, end
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error}", DAMAGED) from error
 
 
 def _read_text(file: Path) -> str:

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from inferno.cli import show
 from inferno.cli.options import chosen, plan_options
+from inferno.engine.prepare import prepared
 from inferno.errors import OptionError
 from inferno.llm import LLM
 from inferno.llm.front import Front, Prompt
@@ -30,13 +31,14 @@ def opened(ref: str | None, values: dict[str, Any], chat_template: str | None = 
     clock = Clock()
     plan = resolve(chosen(ref), options)
     clock.lap("plan")
-    front = Front.open(plan, chat_template)
-    clock.lap("text")
-    from inferno.engine import Engine
+    with prepared(plan):
+        front = Front.open(plan, chat_template)
+        clock.lap("text")
+        from inferno.engine import Engine
 
-    clock.lap("imports")
-    engine = Engine.load(plan)
-    clock.lap("load")
+        clock.lap("imports")
+        engine = Engine.load(plan)
+        clock.lap("load")
     with LLM.of(engine, front) as llm:
         show.started(plan, clock.laps)
         yield Run(llm, front)

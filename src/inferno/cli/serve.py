@@ -48,20 +48,16 @@ def command(
     from inferno.cli import lock, show
     from inferno.cli.run import Clock
     from inferno.llm import AsyncLLM
-    from inferno.llm.front import Front
     from inferno.plan import resolve
 
     clock = Clock()
     plan = lock.read(ref, values) if locked else resolve(chosen(ref), plan_options(values))
     clock.lap("plan")
-    front = Front.open(plan, chat_template)
-    clock.lap("text")
-    from inferno.engine import EngineClient
     from inferno.server import run_server
     from inferno.server.app import OPEN_PATHS
 
     clock.lap("imports")
-    llm = AsyncLLM.of(EngineClient(plan), front, plan)
+    llm = AsyncLLM.planned(plan, chat_template)
 
     def ready(url: str, llm: AsyncLLM) -> None:
         clock.lap("engine")

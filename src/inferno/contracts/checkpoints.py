@@ -31,8 +31,8 @@ class TensorInfo:
 class TextAssets:
     """What a checkpoint says about text. All optional: without a tokenizer a model still runs on token ids."""
 
-    tokenizer_json: str | None = None
-    """A `tokenizer.json` document, as text."""
+    tokenizer_json: bytes | None = None
+    """A `tokenizer.json` document, UTF-8."""
     tokenizer_dir: str | None = None
     """Else a directory that transformers can make a fast tokenizer from."""
     tokenizer_config: Mapping[str, Any] = field(factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -60,5 +61,8 @@ class KernelProvider:
     record: Callable[[], Recording] | None = field(default=None, converter=lazy.optional)
     """A new recording, where the provider's ops, its attention backend's included, can be run again without Python. None of
     them may decide by numbers that it reads in Python (`.tolist()`, `.numpy()`): steps run again would decide as the first."""
+    prepare: Callable[[int], AbstractContextManager[object]] | None = field(default=None, converter=lazy.optional)
+    """prepare(nbytes) -> what is entered before torch is imported, for a model with so many bytes of weights in the provider's
+    layouts, and left when it is loaded: what can be made ready beside that import, as memory for them. Imports no torch."""
     priority: int = 0
     api_version: int = 1

@@ -179,13 +179,14 @@ class EngineClient:
 
     async def _spawn(self) -> None:
         folder = tempfile.mkdtemp(prefix="inferno-")
-        endpoint = f"ipc://{Path(folder) / 'engine'}"
+        endpoint, plan = f"ipc://{Path(folder) / 'engine'}", Path(folder) / "plan.json"
         self._last_words, self._ready = None, asyncio.get_running_loop().create_future()
         self._link = link = _Link.bind(self._context, endpoint, self._take)
         self._process = None
         try:
+            plan.write_text(plan_to_json(self.plan), encoding="utf-8")  # there at once: this process may be busy with texts
             self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "inferno.engine.worker", endpoint, str(os.getpid()),
+                sys.executable, "-m", "inferno.engine.worker", endpoint, str(os.getpid()), str(plan),
                 stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_fileno() else None,
             )  # fmt: skip
             ended = asyncio.ensure_future(process.wait())
@@ -206,7 +207,7 @@ class EngineClient:
                 await self._process.wait()
             raise
         finally:
-            shutil.rmtree(folder, ignore_errors=True)  # both ends hold the socket open by now
+            shutil.rmtree(folder, ignore_errors=True)  # the plan is read, and both ends hold the socket open
         self.alive, self._failure = True, None
 
     async def _keep(self) -> None:
@@ -250,8 +251,6 @@ class EngineClient:
                 self._hand_out(token)
         elif kind == protocol.STATS:
             self.stats = protocol.decode_stats(body)
-        elif kind == protocol.HELLO and self._link is not None:
-            self._link.send(protocol.PLAN, plan_to_json(self.plan).encode())
         elif kind == protocol.READY and self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
         elif kind == protocol.FAILED:

@@ -1,7 +1,7 @@
 """What the engine process and its client say to each other: a kind and one msgpack body, over a local socket.
 
-engine -> client   hello (first), ready, tokens [Token], stats EngineStats, failed Failure (fatal: the process ends)
-client -> engine   plan (JSON, after hello), add Request, abort id, stop
+engine -> client   ready (first), tokens [Token], stats EngineStats, failed Failure (fatal: the process ends)
+client -> engine   add Request, abort id, stop
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from attrs import frozen
 from inferno.errors import ERRORS, InfernoError
 from inferno.types import EngineStats, Request, Token
 
-PLAN, ADD, ABORT, STOP = b"plan", b"add", b"abort", b"stop"
-HELLO, READY, TOKENS, STATS, FAILED = b"hello", b"ready", b"tokens", b"stats", b"failed"
+ADD, ABORT, STOP = b"add", b"abort", b"stop"
+READY, TOKENS, STATS, FAILED = b"ready", b"tokens", b"stats", b"failed"
 
 
 @frozen

@@ -1,13 +1,16 @@
-"""The engine process: `python -m inferno.engine.worker ENDPOINT`. Takes a plan, then requests; answers with tokens.
+"""The engine process: `python -m inferno.engine.worker ENDPOINT PARENT PLAN`. Runs the plan in that file, takes requests,
+answers with tokens.
 
 It ends when told to, when its parent is gone, or after reporting an error it cannot go on from.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import zmq
 
@@ -26,19 +29,17 @@ class Worker:
         self._socket, self._parent = socket, parent
         self._told = EngineStats()
 
-    def run(self) -> None:
-        self._send(protocol.HELLO, b"")
-        while not self._socket.poll(_IDLE_MS):
-            if os.getppid() != self._parent:
-                return
-        kind, body = self._socket.recv_multipart()
-        assert kind == protocol.PLAN, "the client answers hello with the plan"
+    def run(self, plan: Path) -> None:
+        from inferno.engine.prepare import prepared
         from inferno.plan import plan_from_json
 
-        plan = plan_from_json(body)
-        from inferno.engine.core import Engine  # torch
+        found = plan_from_json(plan.read_bytes())
+        with prepared(found):
+            from inferno.engine.core import Engine  # torch
 
-        self._engine = Engine.load(plan)
+            self._engine = Engine.load(found)
+        gc.freeze()  # torch's modules and the model stay: no pause to look through them for garbage
+        gc.enable()
         self._send(protocol.READY, protocol.encode(None))
         while self._serve():
             pass
@@ -82,6 +83,7 @@ def main() -> None:
     # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, and tells us when to end.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
+    gc.disable()  # what is made until the model is loaded is a million objects, and they stay
     endpoint, parent = sys.argv[1], int(sys.argv[2])
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
@@ -89,7 +91,7 @@ def main() -> None:
     socket.setsockopt(zmq.LINGER, 2000)
     socket.connect(endpoint)
     try:
-        Worker(socket, parent).run()
+        Worker(socket, parent).run(Path(sys.argv[3]))
     except Exception as error:
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
     finally:

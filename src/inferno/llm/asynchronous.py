@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -29,32 +30,51 @@ class _Client(Protocol):
 
 
 class AsyncLLM(Prompting):
-    """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with `start()` or
-    `async with`."""
+    """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with `start()` or `async with`, and
+    beside it the tokenizer is read, unless something has asked for it before."""
 
     def __init__(
         self, ref: str | None = None, *, model: str | None = None, chat_template: str | None = None, **options: Any
     ) -> None:
-        from inferno.engine import EngineClient
+        self._begin(plan_for(ref or model or "demo", options), chat_template)
 
-        plan = plan_for(ref or model or "demo", options)
-        front = Front.open(plan, chat_template)
-        self._begin(EngineClient(plan), front, plan)
+    @classmethod
+    def planned(cls, plan: Plan, chat_template: str | None = None) -> Self:
+        """An AsyncLLM of a plan that is made already."""
+        self = cls.__new__(cls)
+        self._begin(plan, chat_template)
+        return self
 
     @classmethod
     def of(cls, client: _Client, front: Front, plan: Plan) -> Self:
         """An AsyncLLM around a client that exists already."""
         self = cls.__new__(cls)
-        self._begin(client, front, plan)
+        self._begin(plan, None, client)
+        self._front = front
         return self
 
-    def _begin(self, client: _Client, front: Front, plan: Plan) -> None:
-        self._client, self._front, self.plan = client, front, plan
+    def _begin(self, plan: Plan, chat_template: str | None, client: _Client | None = None) -> None:
+        from inferno.engine import EngineClient
+
+        self._client: _Client = client or EngineClient(plan)
+        self.plan, self._chat_template = plan, chat_template
         self._live: dict[str, Job] = {}
 
+    @cached_property
+    def _front(self) -> Front:  # type: ignore[override]  # mypy knows of no properties that can be set
+        return Front.open(self.plan, self._chat_template)
+
     async def start(self) -> None:
-        """Load the model. Raises whatever InfernoError the engine process met."""
-        await self._client.start()
+        """Load the model. Raises whatever InfernoError the engine process or the tokenizer met."""
+        engine = asyncio.create_task(self._client.start())
+        try:
+            await asyncio.to_thread(lambda: self._front)  # a second's work, and the engine's process has a core of its own
+        except BaseException:
+            engine.cancel()
+            await asyncio.gather(engine, return_exceptions=True)
+            await self._client.close()
+            raise
+        await engine
 
     async def close(self) -> None:
         """End the engine process."""

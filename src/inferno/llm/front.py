@@ -64,6 +64,8 @@ class Front:
     eos_token_ids: tuple[int, ...] = ()
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """What a request without parameters gets: the checkpoint's `generation_config.json`."""
+    response_template: Mapping[str, Any] | None = None
+    """How the checkpoint says that its model writes calls and thoughts (`tokenizer_config.json`)."""
 
     @classmethod
     def open(cls, plan: Plan, chat_template: str | None = None) -> Front:
@@ -78,6 +80,7 @@ class Front:
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
+            response_template=assets.tokenizer_config.get("response_template"),
         )
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
@@ -250,6 +253,11 @@ class Prompting:
     def default_params(self) -> SamplingParams:
         """What calls without params use: the checkpoint's generation_config.json."""
         return self._front.default_params
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How the checkpoint says that its model writes calls and thoughts, if it does."""
+        return self._front.response_template
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model cannot take."""

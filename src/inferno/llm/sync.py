@@ -7,6 +7,7 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
+from inferno.engine.prepare import prepared
 from inferno.errors import RequestError
 from inferno.llm.front import Front, Job, Messages, Prompt, Prompting, plan_for
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
@@ -41,11 +42,12 @@ class LLM(Prompting):
     def __init__(
         self, ref: str | None = None, *, model: str | None = None, chat_template: str | None = None, **options: Any
     ) -> None:
-        from inferno.engine import Engine  # torch comes with it
-
         plan = plan_for(ref or model or "demo", options)
-        front = Front.open(plan, chat_template)
-        self._begin(Engine.load(plan), front)
+        with prepared(plan):
+            from inferno.engine import Engine  # torch comes with it
+
+            front = Front.open(plan, chat_template)
+            self._begin(Engine.load(plan), front)
 
     @classmethod
     def of(cls, engine: _Engine, front: Front) -> Self:

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from litestar import Litestar
@@ -22,7 +22,6 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import Guard, Message, Scope
 
 import inferno
-from inferno.plan import Plan, open_text
 from inferno.server import routes
 from inferno.server.chat import chat_completions
 from inferno.server.completions import completions
@@ -130,19 +129,11 @@ def _warm(service: Service) -> None:
     """What would else hold up every stream at the first chat: imports, and the template's compilation."""
     llm = service.llm
     try:
-        service.dialect = Dialect.of(_response_template(llm), llm.tokenizer)
+        service.dialect = Dialect.of(llm.response_template, llm.tokenizer)
     except ValueError as error:
         log.warning("no tools and no reasoning: the checkpoint's response_template cannot be used: %s", error)
     with contextlib.suppress(Exception):  # a template may refuse this conversation and take others
         llm.render_chat([{"role": "user", "content": "."}])
-
-
-def _response_template(llm: AsyncLLM) -> Mapping[str, Any] | None:
-    """How the checkpoint says that its model writes, if it does."""
-    found: Mapping[str, Any] | None = getattr(llm, "response_template", None)
-    if found is None and isinstance(llm.plan, Plan):
-        found = open_text(llm.plan)[0].tokenizer_config.get("response_template")
-    return found
 
 
 def _key_guard(api_keys: Sequence[str], open_paths: Sequence[str]) -> Guard:

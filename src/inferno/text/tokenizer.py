@@ -43,8 +43,7 @@ class Tokenizer:
         self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         # What the tokenizer puts before any text, if it does.
         self._bos = next((i for i in backend.encode("").ids if i in self._special), None)
-        decoder = json.loads(backend.to_str()).get("decoder") or {}
-        kinds = {d["type"] for d in (decoder, *decoder.get("decoders", ()))} if decoder else set()
+        kinds = _kinds(backend.decoder)
         self._byte_level, self._byte_fallback = "ByteLevel" in kinds, "ByteFallback" in kinds
         self._known: dict[int, bytes] = {}
 
@@ -55,7 +54,7 @@ class Tokenizer:
         Raises CheckpointError when there is one and it cannot be read."""
         if assets.tokenizer_json is not None:
             try:
-                backend = tokenizers.Tokenizer.from_str(assets.tokenizer_json)
+                backend = tokenizers.Tokenizer.from_buffer(assets.tokenizer_json)
             except Exception as error:  # the library raises bare Exception
                 raise CheckpointError(
                     f"tokenizer.json cannot be read: {error}", "Fetch the checkpoint again, or update `tokenizers`."
@@ -162,6 +161,15 @@ def special_token(tokenizer_config: Mapping[str, Any], name: str) -> str | None:
     value = tokenizer_config.get(name)
     content = value.get("content") if isinstance(value, Mapping) else value
     return content if isinstance(content, str) else None
+
+
+def _kinds(decoder: tokenizers.decoders.Decoder | None) -> set[str]:
+    """The types of its steps. What it would be pickled as is its part of `tokenizer.json`; the whole document would be written
+    with the vocabulary, megabytes of it."""
+    if decoder is None:
+        return set()
+    document = json.loads(decoder.__getstate__())
+    return {d["type"] for d in (document, *document.get("decoders", ()))}
 
 
 def _from_directory(path: str) -> tokenizers.Tokenizer:

@@ -47,6 +47,7 @@ def inferno_kernels() -> list[KernelProvider]:
                 "combine": "inferno_cpu.experts:combine",
             },
             record="inferno_cpu._native:Recording",
+            prepare="inferno_cpu.reserve:reserved",
             priority=10,
         )
     ]

@@ -38,7 +38,7 @@ def read_text(file: GgufFile) -> TextAssets:
         config["chat_template"] = templates
     given = metadata.get("tokenizer.huggingface.json")
     return TextAssets(
-        tokenizer_json=given if isinstance(given, str) else msgspec.json.encode(tokenizer_json(vocabulary)).decode(),
+        tokenizer_json=given.encode() if isinstance(given, str) else msgspec.json.encode(tokenizer_json(vocabulary)),
         tokenizer_config=config,
         chat_template=templates.get("default") if "chat_template" not in config else None,
         generation_config=_generation_config(metadata, vocabulary),

@@ -27,6 +27,7 @@ log = logging.getLogger("inferno.gguf")
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types, by ggml's numbers."""
+_ADDED = frozenset({CONTROL, UNKNOWN, USER_DEFINED})
 
 SPACE = "▁"
 """How SentencePiece writes a space."""
@@ -102,7 +103,11 @@ class Vocabulary:
 
     def ids(self) -> dict[str, int]:
         """Ids by token. Fillers that converters invent for rows no token has are none."""
-        return {token: i for token, i in self._ids.items() if self.types[i] != UNUSED or token != f"[PAD{i}]"}
+        found = dict(self._ids)
+        for i, kind in enumerate(self.types):
+            if kind == UNUSED and self.tokens[i] == f"[PAD{i}]":
+                del found[self.tokens[i]]
+        return found
 
     def controls(self, names: Collection[str]) -> list[int]:
         """Ids of the control tokens with one of these names."""
@@ -140,7 +145,7 @@ def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
     return [
         {"id": i, "content": vocabulary.tokens[i], **flags, "special": kind != USER_DEFINED}
         for i, kind in enumerate(vocabulary.types)
-        if kind in (CONTROL, UNKNOWN, USER_DEFINED)
+        if kind in _ADDED
     ]
 
 

@@ -1,0 +1,91 @@
+"""Memory that is made ready while torch is imported: whole, apart, and given back where nobody took it."""
+
+from __future__ import annotations
+
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from inferno_cpu import reserve
+from inferno_cpu.memory import pages
+
+MIB = 1 << 20
+pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="Linux only")
+
+
+@pytest.fixture
+def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose memory is equally near to all of its cores."""
+    monkeypatch.setattr(reserve, "NODES", tmp_path)
+    (tmp_path / "node0").mkdir()
+    return tmp_path
+
+
+def held(memory: mmap.mmap) -> int:
+    """Bytes of the process that lie in this memory."""
+    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    found = 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name = line.split()[0]
+        if "-" in name and not name.endswith(":"):
+            begin, end = (int(n, 16) for n in name.split("-"))
+            inside = begin < start + len(memory) and start < end
+        elif inside and name == "Rss:":
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+def test_parts_are_zeros_lie_apart_and_begin_with_a_page(near: Path) -> None:
+    with reserve.reserved(8 * MIB):
+        parts = [pages(n) for n in (5000, MIB, 1, 3 * MIB)]
+        assert not any(part.any() for part in parts)
+        assert all(part.data_ptr() % mmap.PAGESIZE == 0 for part in parts)
+        for value, part in enumerate(parts, 1):
+            part.fill_(value)
+    assert [part.unique().tolist() for part in parts] == [[1], [2], [3], [4]]
+    assert [part.numel() for part in parts] == [5000, MIB, 1, 3 * MIB]
+
+
+def test_what_does_not_fit_gets_memory_of_its_own(near: Path) -> None:
+    with reserve.reserved(2 * MIB):
+        assert reserve.current.get() is not None
+        first, large, last = pages(MIB), pages(2 * MIB), pages(MIB)
+        assert last.data_ptr() == first.data_ptr() + MIB
+        assert not first.data_ptr() <= large.data_ptr() < first.data_ptr() + 2 * MIB
+        assert not pages(MIB).any()
+    assert reserve.current.get() is None
+
+
+def test_what_nobody_took_is_given_back() -> None:
+    found = reserve.Reserve(32 * MIB)
+    taken = found.take(4 * MIB)
+    assert taken is not None
+    memory, start = taken
+    found._thread.join()
+    memory[start : start + 4 * MIB] = b"x" * (4 * MIB)
+    found.release()
+    assert memory[start : start + 4 * MIB] == b"x" * (4 * MIB)
+    assert 4 * MIB <= held(memory) <= 8 * MIB  # all of it would be 32
+
+
+def test_a_failed_load_leaves_no_reserve(near: Path) -> None:
+    with pytest.raises(KeyError), reserve.reserved(8 * MIB):
+        raise KeyError
+    assert reserve.current.get() is None
+
+
+def test_memory_in_several_parts_is_left_to_the_threads_that_will_read_it(near: Path) -> None:
+    (near / "node1").mkdir()
+    with reserve.reserved(8 * MIB):
+        assert reserve.current.get() is None
+        assert pages(MIB).numel() == MIB
+
+
+def test_it_comes_before_torch() -> None:
+    code = "import sys, inferno_cpu.reserve as r\nwith r.reserved(1 << 20): pass\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
