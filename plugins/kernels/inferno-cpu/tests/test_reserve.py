@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,40 @@ def test_memory_in_several_parts_is_left_to_the_threads_that_will_read_it(near: 
 def test_it_comes_before_torch() -> None:
     code = "import sys, inferno_cpu.reserve as r\nwith r.reserved(1 << 20): pass\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_where_huge_pages_come_slowly_small_ones_are_exchanged_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reserve, "_SLOW_SECONDS", -1.0)
+    exchanged: list[int] = []
+
+    def watched(address: int, nbytes: int, advice: int) -> int:
+        if advice == reserve._COLLAPSE:
+            exchanged.append(nbytes)
+        return advise(address, nbytes, advice)
+
+    advise = reserve._madvise
+    monkeypatch.setattr(reserve, "_madvise", watched)
+    found = reserve.Reserve(64 * MIB)
+    taken = found.take(48 * MIB)
+    assert taken is not None
+    memory, start = taken
+    found._thread.join()
+    assert found._small_from < start + 48 * MIB
+    memory[start : start + 48 * MIB] = b"x" * (48 * MIB)
+    found.release()
+    for thread in threading.enumerate():
+        if thread.name == "inferno-cpu huge pages":
+            thread.join(60)
+    assert exchanged, "or the system cannot, and said so once"
+    assert memory[start : start + 48 * MIB] == b"x" * (48 * MIB)
+
+
+def test_nothing_is_exchanged_for_a_model_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(reserve, "_madvise", lambda address, nbytes, advice: calls.append(advice) or 0)
+    memory = mmap.mmap(-1, MIB)
+    reserve._exchange(weakref.ref(memory), 0, range(1))
+    gone = weakref.ref(memory)
+    del memory
+    reserve._exchange(gone, 0, range(1))
+    assert len(calls) == 1
