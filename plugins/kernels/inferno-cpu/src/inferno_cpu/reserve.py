@@ -32,7 +32,7 @@ _SLOW_SECONDS = 0.006
 """For a chunk: usual are 0.4 ms, and 15 ms where each small page is the host's business."""
 _SLOW_CHUNKS = 4
 """More of them than others, and the rest is had in small pages."""
-_REST = 3
+_REST = 1
 """How much longer the exchange rests than it works: whoever computes meanwhile needs its core."""
 
 
