@@ -1,0 +1,58 @@
+"""A recorded list of operators gives the same however often it is run, by however many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from inferno.nn import Dense
+from inferno_cpu import _native, elementwise
+from inferno_cpu.dense import Panels
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = _native.threads()
+    yield
+    _native.set_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_every_run_sees_what_the_last_operator_wrote(count: int, threads: None) -> None:
+    """Threads that are late, more of them than cores, take pieces of the right operator or none."""
+    _native.set_threads(count)
+    torch.manual_seed(0)
+    weight, up = Panels.of(Dense(torch.randn(512, 256))), Panels.of(Dense(torch.randn(256, 256)))
+    norm, x_TD = torch.ones(256), torch.randn(48, 256)
+    outputs = []
+    with _native.Recording() as recording:
+        y_TD = x_TD
+        for _ in range(6):
+            normed = elementwise.rms_norm(y_TD, norm, 1e-6)
+            gate_up = weight.matmul(normed)
+            hidden = elementwise.silu_mul(gate_up[:, :256], gate_up[:, 256:])
+            y_TD = up.matmul(hidden)
+            outputs += [normed, gate_up, hidden, y_TD]  # whoever records keeps the memory
+    wanted = [output.clone() for output in outputs]
+    for _ in range(300):
+        for output in outputs:
+            output.fill_(float("nan"))
+        recording.replay()
+        assert all(torch.equal(output, want) for output, want in zip(outputs, wanted, strict=True))
+
+
+def test_an_operator_that_fails_ends_the_run(threads: None) -> None:
+    """With its error, and with threads that work on."""
+    _native.set_threads(2)
+    panels = Panels.of(Dense(torch.randn(64, 32)))
+    ids = torch.arange(64)
+    with _native.Recording() as recording:
+        rows = panels.rows(ids)
+    ids[63] = 64
+    with pytest.raises(IndexError):
+        recording.replay()
+    ids[63] = 0
+    recording.replay()
+    assert torch.equal(rows[63], rows[0])
