@@ -121,11 +121,11 @@ def test_combine(dtype: torch.dtype, width: int) -> None:
 
 
 def test_a_recorded_step_routes_anew() -> None:
-    x_TD, weight_ED = draw(4, 64), draw(16, 64, seed=1)
+    x_TD, weight_ED, y_ND = draw(4, 64), draw(16, 64, seed=1), draw(8, 64, seed=2)
     with _native.Recording() as recording:
         experts_TK, weights_TK = route(x_TD, weight_ED, None, None, 2, False, True, 1.0)
         tokens_N, starts_E1, places_TK = dispatch(experts_TK, 16)
-        out_TD = combine(x_TD[:1].repeat(8, 1), places_TK, weights_TK)
+        out_TD = combine(y_ND, places_TK, weights_TK)
     before = experts_TK.clone()
     x_TD.copy_(draw(4, 64, seed=5))
     recording.replay()
