@@ -17,13 +17,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from inferno.catalog import Catalog, load_catalog
+from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 from inferno.loading import fill, load_model
 from inferno.nn import Attention, Rope
 from inferno.plan import Options, Plan, open_checkpoint, resolve, unused_tensors
 from inferno.testing.gguf import check_names, write_gguf
+from inferno.testing.installed import Installed
 from inferno.testing.tiny import Outcome, Toy, generate, ragged_prompts, randomize, run_python, torch_only
 
 MAX_MODEL_LEN = 160
@@ -31,7 +32,7 @@ NUM_GREEDY = 64
 NUM_GGUF = 32
 
 
-class ArchitectureTests:
+class ArchitectureTests(Installed):
     """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (they are multiplied often),
     a context of at least 160 tokens. It is written to disk as it stands. The reference is transformers' model of that config
     with random weights; override the fixture `reference` where transformers has none: any torch module that is called with
@@ -46,11 +47,6 @@ class ArchitectureTests:
     others, in the reference too."""
     dtype_tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.15}
     """How far below the reference's best logit a greedy choice may lie, in standard deviations of the logits."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def catalog(cls) -> Catalog:
-        return load_catalog()
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from inferno.batch import Batch
 from inferno.cache import KVCache
-from inferno.catalog import Catalog, Offer, load_catalog
+from inferno.catalog import Catalog, Offer
 from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed
 from inferno.errors import UnsupportedError
+from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 
 HEADS = [(4, 4, 16), (6, 2, 32), (8, 1, 64)]
@@ -38,7 +39,7 @@ STEPS: Sequence[Sequence[int]] = [(7, 1, 0, 33), (16, 1, 5, 1), (1, 1, 1, 1), (0
 _SENTENCE_WORDS = 3
 
 
-class AttentionBackendTests:
+class AttentionBackendTests(Installed):
     """Set `backend` to the name it is registered by. Where it runs on something else than the CPU, set `device`; where
     it prefers other numbers, `dtypes` and `block_sizes`.
 
@@ -50,11 +51,6 @@ class AttentionBackendTests:
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     block_sizes: ClassVar[Sequence[int]] = (4, 16)
     tolerance: ClassVar[dict[str, float]] = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def catalog(cls) -> Catalog:
-        return load_catalog()
 
     @pytest.fixture(scope="class")
     @classmethod

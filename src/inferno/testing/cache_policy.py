@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 
 from inferno.cache import BlockPool, extend_keys
-from inferno.catalog import load_catalog
+from inferno.catalog import Catalog
 from inferno.contracts import CachePolicy, PrefixCache
 from inferno.scheduler import Scheduler
 from inferno.testing.fake_runner import FakeRunner, continuation
+from inferno.testing.installed import Installed
 from inferno.types import FinishReason, Request, SamplingParams
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 2, 14, 20, 2
@@ -26,7 +27,7 @@ WINDOWS: Mapping[int, int] = {3: 6, 5: 8}
 """Window blocks for little more than one sequence."""
 
 
-class CachePolicyTests:
+class CachePolicyTests(Installed):
     """Set `policy` to the name it is registered by. One that is meant to remember nothing sets `remembers = False`."""
 
     policy: ClassVar[str]
@@ -35,8 +36,8 @@ class CachePolicyTests:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def item(cls) -> CachePolicy:
-        return load_catalog().named(CachePolicy, cls.policy).item
+    def item(cls, catalog: Catalog) -> CachePolicy:
+        return catalog.named(CachePolicy, cls.policy).item
 
     @pytest.mark.parametrize("windows", [NO_WINDOWS, WINDOWS], ids=["blocks", "window blocks"])
     def test_no_leak_no_double_owner_and_right_content_whatever_happens(

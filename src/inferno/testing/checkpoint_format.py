@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferno.catalog import Catalog, load_catalog
+from inferno.catalog import Catalog
 from inferno.contracts import Architecture, CheckpointFormat
 from inferno.errors import CheckpointError
+from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 
 SLACK = 8 << 20
@@ -27,7 +28,7 @@ SLACK = 8 << 20
 _repeatable = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
-class CheckpointFormatTests:
+class CheckpointFormatTests(Installed):
     """Set `format` to the name it is registered by, and implement `write`."""
 
     format: ClassVar[str]
@@ -48,11 +49,6 @@ class CheckpointFormatTests:
             "model.layers.0.mlp.up_proj.weight": torch.randn(48, 32, generator=generator).half(),
             "model.norm.weight": torch.randn(32, generator=generator),
         }
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def catalog(cls) -> Catalog:
-        return load_catalog()
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from inferno import lazy
-from inferno.catalog import load_catalog
+from inferno.catalog import Catalog
 from inferno.contracts import COMPUTE_DTYPES, EXPERT_OPS, GROUPED, LINEAR, OPS, DType, KernelNeed, KernelProvider
 from inferno.nn import Dense, Weight, ops
+from inferno.testing.installed import Installed
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
 """Largest difference, in units of the result's largest number: the last bit of each type, and the order of float32 sums."""
 
 
-class KernelProviderTests:
+class KernelProviderTests(Installed):
     """Set `provider` to the name it is registered by. Override `weights` for what its `linear` multiplies beside dense
     matrices."""
 
@@ -33,8 +34,8 @@ class KernelProviderTests:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def item(cls) -> KernelProvider:
-        return load_catalog().named(KernelProvider, cls.provider).item
+    def item(cls, catalog: Catalog) -> KernelProvider:
+        return catalog.named(KernelProvider, cls.provider).item
 
     def weights(self, rows: int, columns: int, dtype: torch.dtype) -> Iterable[Weight]:
         """Weights of that shape, in every layout it takes: what `linear` is tried with."""

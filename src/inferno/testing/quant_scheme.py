@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferno.catalog import Catalog, load_catalog
+from inferno.catalog import Catalog
 from inferno.contracts import QuantScheme, TensorInfo
 from inferno.errors import InfernoError
 from inferno.nn import Weight
+from inferno.testing.installed import Installed
 from inferno.testing.kernels import assert_close, random
 from inferno.testing.tiny import run_python
 
@@ -31,7 +32,7 @@ _LOST = 0.15
 """Root mean square of what packing a matrix of normal numbers may lose, in units of theirs: 4 bits lose about half of it."""
 
 
-class QuantSchemeTests:
+class QuantSchemeTests(Installed):
     """Set `scheme` to the name it is registered by, `quant_config` where it needs one, and implement `parts` and `dense`. The
     latter is the reference: take it from whoever defined the format, or write it number by number, not with the plugin's code.
     Where not every shape can be stored, or others are of interest, set `shapes`.
@@ -50,11 +51,6 @@ class QuantSchemeTests:
     def dense(self, parts: Parts) -> Tensor:
         """The numbers that these parts stand for, (O, I), float32."""
         raise NotImplementedError
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def catalog(cls) -> Catalog:
-        return load_catalog()
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, NoReturn
 
 import pytest
 
-from inferno.catalog import Catalog, load_catalog
+from inferno.catalog import Catalog
 from inferno.contracts import FetchOptions, Source
 from inferno.errors import ModelNotFoundError, OptionError
+from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 
 
-class SourceTests:
+class SourceTests(Installed):
     """Set `source` to the name it is registered by, and implement the fixture `ref`: it makes a model that the source can
     fetch, with a stand-in for a server where there is one, and returns its reference.
     """
@@ -30,11 +31,6 @@ class SourceTests:
     @pytest.fixture
     def ref(self) -> str:
         raise NotImplementedError
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def catalog(cls) -> Catalog:
-        return load_catalog()
 
     @pytest.fixture(scope="class")
     @classmethod
