@@ -206,3 +206,9 @@ def test_no_two_tensors_of_an_arena_overlap(changes: list[tuple[int, int]]) -> N
     whole = arena.like(torch.empty(2**20, dtype=torch.uint8))
     assert len(arena._free) <= len(arena._chunks), "what is free is one piece again"
     assert whole.numel() == 2**20
+
+
+def test_a_step_is_not_recorded_beside_an_attention_backend_of_another_package() -> None:
+    """What such a backend computes past torch's dispatcher would be skipped by a replay."""
+    options = Options(device="cpu", dtype="bfloat16", max_model_len=512, attention_backend="torch")
+    assert Engine.load(resolve("demo", options))._runner._replays is None

@@ -234,9 +234,10 @@ def _kernel(use: KernelUse, catalog: Catalog) -> Callable[..., Any]:
 
 
 def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
-    """How to record a step, if one provider computes every op of the plan."""
-    names = {use.name for use in plan.kernels}
-    if len(names) != 1 or {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS} != {LINEAR, *OPS}:
+    """How to record a step: only when one distribution computes every op of the plan, and its attention too. A recording
+    cannot see what another backend computes past torch's dispatcher, and a replay would skip it."""
+    names, makers = {use.name for use in plan.kernels}, {use.distribution for use in (*plan.kernels, *plan.attention)}
+    if len(names) != 1 or len(makers) != 1 or {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS} != {LINEAR, *OPS}:
         return None
     return catalog.named(KernelProvider, names.pop()).item.record
 

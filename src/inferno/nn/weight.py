@@ -116,6 +116,8 @@ class Dense(Weight):
     def settle(self) -> None:
         """On a CPU with bfloat16 instructions: oneDNN's own blocked layout, which a few rows are multiplied by at twice
         the speed of the plain one."""
+        if self._packed is not None:
+            return
         if self.data.device.type == "cpu" and self.data.dtype == torch.bfloat16 and _has_packed_bfloat16():
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.data, _PACKED_FOR)
             self.data = self.data.new_empty(0)

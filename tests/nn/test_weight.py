@@ -1,0 +1,52 @@
+"""Dense weights, with and without the processor's bfloat16 instructions: each branch is tested on every machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inferno.nn import Dense, Linear, MergedLinear, weight
+
+
+def _reorder(data_OI: Tensor, rows: int) -> Tensor:
+    return data_OI.clone()
+
+
+def _multiply(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None, *rest: object) -> Tensor:
+    return F.linear(x_TI, packed_OI, bias_O)
+
+
+@pytest.fixture(params=[True, False], ids=["bfloat16 instructions", "none"])
+def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether oneDNN's layout is used; where this processor has none, plain torch stands in for its two operators."""
+    wanted: bool = request.param
+    if wanted and not weight._has_packed_bfloat16():
+        monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", _reorder, raising=False)
+        monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", _multiply, raising=False)
+    monkeypatch.setattr(weight, "_has_packed_bfloat16", lambda: wanted)
+    return wanted
+
+
+def test_a_settled_matrix_may_be_settled_again(packs: bool) -> None:
+    data_OI = torch.randn(8, 16).bfloat16()
+    held, x_TI = Dense(data_OI), torch.randn(3, 16).bfloat16()
+    held.settle()
+    held.settle()
+    assert (held.data.numel() == 0) == packs, "a packed matrix gives its plain copy back"
+    torch.testing.assert_close(held.matmul(x_TI), F.linear(x_TI, data_OI))
+
+
+def test_fused_linears_are_settled_once_and_compute_the_same(packs: bool) -> None:
+    from inferno.loading import settle
+
+    merged = MergedLinear(16, q_proj=8, k_proj=4)
+    data = {name: torch.randn(size, 16).bfloat16() for name, size in {"q_proj": 8, "k_proj": 4}.items()}
+    for name, data_OI in data.items():
+        merged.linears[name].weight = Dense(data_OI)
+    settle(merged, {})
+    assert isinstance(merged.fused, Linear)
+    x_TI = torch.randn(3, 16).bfloat16()
+    for y_TO, data_OI in zip(merged(x_TI), data.values(), strict=True):
+        torch.testing.assert_close(y_TO, F.linear(x_TI, data_OI))
