@@ -30,8 +30,9 @@ dev: $(VENV)/.dev ## Set up everything that tests and lint need
 test: $(VENV)/.dev ## Run every test, the kernel's and the plugins'
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.dev ## ruff, and mypy --strict on src and every plugin
+lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on src and every plugin
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
 
 docs: $(VENV)/.docs ## Build the documentation into docs/_build

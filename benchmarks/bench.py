@@ -56,18 +56,33 @@ class Entry:
 
 
 class Bench:
-    """The engines of one class of formats. One that fails is left out from there on; why is kept with the samples."""
+    """The engines of one class of formats. One that fails is left out from there on; why is kept
+    with the samples."""
 
-    def __init__(self, run: Run, format: str, shape: Shape, entries: Sequence[Entry], plan: Plan, probe: Probe) -> None:
-        self._run, self._format, self._shape, self._plan, self._probe = run, format, shape, plan, probe
+    def __init__(
+        self,
+        run: Run,
+        format: str,
+        shape: Shape,
+        entries: Sequence[Entry],
+        plan: Plan,
+        probe: Probe,
+    ) -> None:
+        self._run, self._format, self._shape, self._plan, self._probe = (
+            run,
+            format,
+            shape,
+            plan,
+            probe,
+        )
         self._entries = {entry.engine.name: entry for entry in entries}
         self._versions: dict[str, str] = {}
         self._owed = False
         """A round, to engines that were just started: a start may take all the time there is."""
 
     def cold_starts(self) -> None:
-        """Every engine anew in each round. A first start, which may compile and convert, does not count, unless it was so slow
-        that there is no second one."""
+        """Every engine anew in each round. A first start, which may compile and convert, does not
+        count, unless it was so slow that there is no second one."""
         if self._is_over() or self._is_done(COLD, self._quick_starters()):
             return
         for name in [*self._entries]:
@@ -89,7 +104,8 @@ class Bench:
         slow = {
             sample.engine
             for sample in self._run.samples
-            if (sample.format, sample.cell) == (self._format, FIRST) and sample.figures["value"] > _SLOW_START
+            if (sample.format, sample.cell) == (self._format, FIRST)
+            and sample.figures["value"] > _SLOW_START
         }
         return {name: entry for name, entry in self._entries.items() if name not in slow}
 
@@ -101,7 +117,9 @@ class Bench:
         for cell_name, cell in chosen.items():
             if self._is_over() or self._is_done(cell_name, workers):
                 continue
-            for name in [*workers]:  # kernels are chosen, and buffers made, when a shape is first seen
+            for name in [
+                *workers
+            ]:  # kernels are chosen, and buffers made, when a shape is first seen
                 with self._failing(name, cell_name, workers):
                     workers[name].generate(cell.prompts(-1), min(cell.new_tokens, 3))
             for round_ in self._until_clean(cell_name, workers):
@@ -115,7 +133,10 @@ class Bench:
             worker.close()
 
     def _ask(self, worker: Worker, cell_name: str, cell: Cell, round_: int) -> None:
-        prompts, weight_bytes = cell.prompts(round_), self._entries[worker.engine.name].weights.nbytes
+        prompts, weight_bytes = (
+            cell.prompts(round_),
+            self._entries[worker.engine.name].weights.nbytes,
+        )
 
         def floor(speed: Speed) -> float:
             return cell.floor(prompts, self._shape, weight_bytes, speed)
@@ -126,7 +147,9 @@ class Bench:
             figures |= {"value": cell.tokens(prompts) / seconds, "seconds": seconds, "first": first}
 
     def over_http(self, chosen: Mapping[str, tuple[int, int]]) -> None:
-        with_server = {name: entry for name, entry in self._entries.items() if entry.engine.serve is not None}
+        with_server = {
+            name: entry for name, entry in self._entries.items() if entry.engine.serve is not None
+        }
         if self._is_over() or all(self._is_done(cell, with_server) for cell in chosen):
             return
         servers = self._start_all(Server)
@@ -155,11 +178,23 @@ class Bench:
     def _start(self, kind: type[Process], entry: Entry) -> Process:
         needed = entry.weights.nbytes / 1e9 + _SPARE_GIGABYTES
         if (free := available_gigabytes()) < needed:
-            raise EngineError(f"{free:.1f} GB of memory left, {needed:.1f} needed: run it in a piece of its own, with --run")
-        return kind(entry.engine, entry.variant, entry.python, entry.weights.path, self._plan.work, self._plan.threads)
+            raise EngineError(
+                f"{free:.1f} GB of memory left, {needed:.1f} needed: run it in a piece of its "
+                f"own, with --run"
+            )
+        return kind(
+            entry.engine,
+            entry.variant,
+            entry.python,
+            entry.weights.path,
+            self._plan.work,
+            self._plan.threads,
+        )
 
     @contextmanager
-    def _failing(self, name: str, cell: str, workers: dict[str, Worker] | None = None) -> Iterator[None]:
+    def _failing(
+        self, name: str, cell: str, workers: dict[str, Worker] | None = None
+    ) -> Iterator[None]:
         """Leave an engine out once it fails."""
         try:
             yield
@@ -180,7 +215,10 @@ class Bench:
         """Rounds, until enough of them were undisturbed or time is over."""
         while not self._is_done(cell, engines):
             if self._is_over():
-                say(f"{cell} {self._format}: time is over; the same command with --run '{self._run.name}' goes on")
+                say(
+                    f"{cell} {self._format}: time is over; the same command with --run "
+                    f"'{self._run.name}' goes on"
+                )
                 return
             self._owed = False
             yield self._run.next_round(self._format, cell)
@@ -199,13 +237,25 @@ class Bench:
         if floor is not None:
             figures["floor"] = floor(speed)
         sample = Sample(
-            format=self._format, engine=name, variant=self._entries[name].variant, version=self._versions.get(name, ""),
-            cell=cell, round=round_, figures=figures, speed=speed, neighbours=neighbours.cores, clean=neighbours.clean,
-            date=time.strftime("%Y-%m-%d %H:%M"), threads=self._plan.threads,
-        )  # fmt: skip
+            format=self._format,
+            engine=name,
+            variant=self._entries[name].variant,
+            version=self._versions.get(name, ""),
+            cell=cell,
+            round=round_,
+            figures=figures,
+            speed=speed,
+            neighbours=neighbours.cores,
+            clean=neighbours.clean,
+            date=time.strftime("%Y-%m-%d %H:%M"),
+            threads=self._plan.threads,
+        )
         keep(self._plan.samples, self._run, sample)
         shown = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
-        speeds = f"{speed.gigabytes:.0f} GB/s, {speed.gigaflops:.0f} GFLOP/s, others {neighbours.cores:.2f} cores"
+        speeds = (
+            f"{speed.gigabytes:.0f} GB/s, {speed.gigaflops:.0f} GFLOP/s, others "
+            f"{neighbours.cores:.2f} cores"
+        )
         say(f"{cell} {round_} {name} {sample.variant}: {shown}; {speeds}")
 
 

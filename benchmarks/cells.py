@@ -1,4 +1,5 @@
-"""What is measured in an engine's own process: the work of each cell, its figure, and the least time it could take."""
+"""What is measured in an engine's own process: the work of each cell, its figure, and the least
+time it could take."""
 
 from __future__ import annotations
 
@@ -37,9 +38,12 @@ class Cell:
             return sum(map(len, prompts))
         return len(prompts) * (self.new_tokens - self.decode_only)
 
-    def floor(self, prompts: Sequence[Sequence[int]], shape: Shape, weight_bytes: int, speed: Speed) -> float:
-        """Seconds that the weights alone ask for: each step reads their bytes once, those of the experts in use where
-        there are any, and multiplies each token by them. Attention and everything small is free."""
+    def floor(
+        self, prompts: Sequence[Sequence[int]], shape: Shape, weight_bytes: int, speed: Speed
+    ) -> float:
+        """Seconds that the weights alone ask for: each step reads their bytes once, those of the
+        experts in use where there are any, and multiplies each token by them. Attention and
+        everything small is free."""
         count = len(prompts)
         reading = weight_bytes / (speed.gigabytes * 1e9)
 
@@ -54,13 +58,26 @@ class Cell:
 def cells(*, quick: bool) -> Mapping[str, Cell]:
     new = 32 if quick else 128
     return {
-        "decode": Cell(meaning="one stream, after its first token", prompt_len=(32, 32), new_tokens=new, decode_only=True),
+        "decode": Cell(
+            meaning="one stream, after its first token",
+            prompt_len=(32, 32),
+            new_tokens=new,
+            decode_only=True,
+        ),
         "prefill-512": Cell(meaning="a prompt of 512 tokens", prompt_len=(512, 512), new_tokens=1),
-        "prefill-2048": Cell(meaning="a prompt of 2 048 tokens", prompt_len=(2048, 2048), new_tokens=1),
+        "prefill-2048": Cell(
+            meaning="a prompt of 2 048 tokens", prompt_len=(2048, 2048), new_tokens=1
+        ),
         "batch-16": Cell(
-            meaning=f"16 prompts of 32-128 tokens, {new} new each", num_prompts=16, prompt_len=(32, 128), new_tokens=new
+            meaning=f"16 prompts of 32-128 tokens, {new} new each",
+            num_prompts=16,
+            prompt_len=(32, 128),
+            new_tokens=new,
         ),
         "batch-64": Cell(
-            meaning=f"64 prompts of 32-128 tokens, {new} new each", num_prompts=64, prompt_len=(32, 128), new_tokens=new
+            meaning=f"64 prompts of 32-128 tokens, {new} new each",
+            num_prompts=64,
+            prompt_len=(32, 128),
+            new_tokens=new,
         ),
     }

@@ -1,4 +1,5 @@
-"""Streaming clients of an OpenAI-compatible server, as light as can be: the server shares their cores."""
+"""Streaming clients of an OpenAI-compatible server, as light as can be: the server shares their
+cores."""
 
 from __future__ import annotations
 
@@ -78,9 +79,14 @@ def _text(draw: random.Random) -> str:
 
 async def _ask(host: str, port: int, model: str, prompt: str) -> Stream:
     body = {
-        "model": model, "prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": NEW_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     start, arrivals, tokens = perf_counter(), [], 0
     async for event in _events(host, port, json.dumps(body).encode()):
         now = perf_counter()
@@ -96,7 +102,10 @@ async def _events(host: str, port: int, body: bytes) -> AsyncIterator[dict[str, 
     reader, writer = await asyncio.open_connection(host, port)
     try:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        writer.write(
+            f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
         headers = (await reader.readuntil(b"\r\n\r\n")).decode()
         if " 200 " not in headers.partition("\r\n")[0]:
             raise RuntimeError((headers + (await reader.read(500)).decode(errors="replace"))[:600])

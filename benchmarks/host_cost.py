@@ -1,11 +1,14 @@
-"""What a decode step costs the host besides the model: plan, build the batch, commit. No model runs; tokens are made up.
+"""What a decode step costs the host besides the model: plan, build the batch, commit. No model
+runs; tokens are made up.
 
-    python benchmarks/host_cost.py [--sequences 64 256] [--context 2000] [--steps 400] [--repeats 3] [--aligned]
+    python benchmarks/host_cost.py [--sequences 64 256] [--context 2000] [--steps 400]
+        [--repeats 3] [--aligned]
 
-`plan` and `commit` are the scheduler's, with the default prefix cache. `update` takes a step's news into the resident tables,
-`lay out` makes arrays of the step, `append` writes the drawn tokens back. All sequences are decoding and none ends; their
-contexts differ by up to a block, so that a sixteenth of them fills one in each step, as in real traffic. `--aligned` makes
-them equal instead: nothing is new in fifteen steps, everything in the sixteenth, which the column `worst` then shows.
+`plan` and `commit` are the scheduler's, with the default prefix cache. `update` takes a step's news
+into the resident tables, `lay out` makes arrays of the step, `append` writes the drawn tokens back.
+All sequences are decoding and none ends; their contexts differ by up to a block, so that a
+sixteenth of them fills one in each step, as in real traffic. `--aligned` makes them equal instead:
+nothing is new in fifteen steps, everything in the sixteenth, which the column `worst` then shows.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class Loop:
             BlockPool(num_blocks, BLOCK_SIZE, LRUPrefixCache(num_blocks)),
             max_model_len=longest,
             max_num_seqs=num_sequences,
-            max_num_batched_tokens=num_sequences * (context + BLOCK_SIZE),  # all prompts in the first step
+            max_num_batched_tokens=num_sequences
+            * (context + BLOCK_SIZE),  # all prompts in the first step
         )
         self._tables = Tables(num_sequences, longest, BLOCK_SIZE)
         params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
@@ -62,11 +66,19 @@ class Loop:
         tokens = self._scheduler.commit(step, Sampled(drawn))
         committed = perf_counter()
         assert len(tokens) == len(drawn), "every slice samples"
-        pairs = ((start, planned), (planned, updated), (updated, laid_out), (computed, appended), (appended, committed))
+        pairs = (
+            (start, planned),
+            (planned, updated),
+            (updated, laid_out),
+            (computed, appended),
+            (appended, committed),
+        )
         return [(end - begin) * 1000 for begin, end in pairs]
 
 
-def measure(num_sequences: int, context: int, num_steps: int, *, aligned: bool) -> list[list[float]]:
+def measure(
+    num_sequences: int, context: int, num_steps: int, *, aligned: bool
+) -> list[list[float]]:
     """The parts' milliseconds, step by step."""
     loop = Loop(num_sequences, context, num_steps + WARM_UP + 1, aligned=aligned)
     for _ in range(WARM_UP + 1):  # the first computes the prompts
@@ -76,18 +88,30 @@ def measure(num_sequences: int, context: int, num_steps: int, *, aligned: bool) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256], metavar="N", help="running at once")
-    parser.add_argument("--context", type=int, default=2000, metavar="N", help="tokens known of each at the start")
-    parser.add_argument("--steps", type=int, default=400, metavar="N", help="measured in each repeat")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the best median is shown")
+    parser.add_argument(
+        "--sequences", type=int, nargs="+", default=[64, 256], metavar="N", help="running at once"
+    )
+    parser.add_argument(
+        "--context", type=int, default=2000, metavar="N", help="tokens known of each at the start"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=400, metavar="N", help="measured in each repeat"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="the best median is shown"
+    )
     parser.add_argument("--aligned", action="store_true", help="contexts of equal length")
     options = parser.parse_args()
-    print(f"Median ms per step, contexts of {options.context} tokens, the best of {options.repeats} repeats\n")
+    print(
+        f"Median ms per step, contexts of {options.context} tokens, the best of "
+        f"{options.repeats} repeats\n"
+    )
     print("| sequences | " + " | ".join(PARTS) + " | **step** | 90 % | worst |")
     print("|---" * (len(PARTS) + 4) + "|")
     for num_sequences in options.sequences:
         repeats = [
-            measure(num_sequences, options.context, options.steps, aligned=options.aligned) for _ in range(options.repeats)
+            measure(num_sequences, options.context, options.steps, aligned=options.aligned)
+            for _ in range(options.repeats)
         ]
         steps = min(repeats, key=lambda steps: statistics.median(map(sum, steps)))
         parts = [statistics.median(column) for column in zip(*steps, strict=True)]

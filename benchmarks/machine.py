@@ -36,12 +36,16 @@ class Probe:
         torch.set_num_threads(threads)
         self._numbers = torch.ones(1 << 27)  # 512 MiB, far more than any cache
         small = torch.randn(512, 512)
-        dtype = min((torch.bfloat16, torch.float32), key=lambda dtype: _product_seconds(small.to(dtype)))
+        dtype = min(
+            (torch.bfloat16, torch.float32), key=lambda dtype: _product_seconds(small.to(dtype))
+        )
         self._matrix = torch.randn(2048, 2048).to(dtype)
 
     def __call__(self) -> Speed:
         read = _median_seconds(self._numbers.sum, 4)
-        return Speed(self._numbers.nbytes / read / 1e9, 2 * 2048**3 / _product_seconds(self._matrix) / 1e9)
+        return Speed(
+            self._numbers.nbytes / read / 1e9, 2 * 2048**3 / _product_seconds(self._matrix) / 1e9
+        )
 
 
 def _product_seconds(matrix: torch.Tensor) -> float:
@@ -58,7 +62,8 @@ def _median_seconds(call: Callable[[], object], times: int) -> float:
 
 
 class Neighbours:
-    """How many cores other processes, and other guests of the same host, used while this was open."""
+    """How many cores other processes, and other guests of the same host, used while this was
+    open."""
 
     def __enter__(self) -> Neighbours:
         self._busy, self._own, self._start = _busy_seconds(), _own_seconds(), time.perf_counter()
@@ -84,14 +89,19 @@ def wait_for_quiet(patience: float = 6.0) -> None:
 
 
 def multiplies_bf16() -> bool:
-    """Whether the processor has instructions for it. Without, bf16 is slower than float32 in engines that only offer both."""
-    return any(flag in Path("/proc/cpuinfo").read_text() for flag in ("avx512_bf16", "amx_bf16", " bf16 "))
+    """Whether the processor has instructions for it. Without, bf16 is slower than float32 in
+    engines that only offer both."""
+    return any(
+        flag in Path("/proc/cpuinfo").read_text() for flag in ("avx512_bf16", "amx_bf16", " bf16 ")
+    )
 
 
 def available_gigabytes() -> float:
     """Memory that a new process could take."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("MemAvailable"))
+    return next(
+        int(line.split()[1]) * 1024 / 1e9 for line in lines if line.startswith("MemAvailable")
+    )
 
 
 def peak_gigabytes(pid: int) -> float:
@@ -102,12 +112,16 @@ def peak_gigabytes(pid: int) -> float:
             status = Path(f"/proc/{member}/status").read_text()
         except OSError:
             continue
-        kilobytes += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        kilobytes += sum(
+            int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")
+        )
     return kilobytes * 1024 / 1e9
 
 
 def _busy_seconds() -> float:
-    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    user, nice, system, _, _, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split()[1:9]
+    )
     return (user + nice + system + irq + softirq + steal) / _TICKS
 
 

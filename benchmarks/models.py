@@ -1,5 +1,5 @@
-"""Models of well-known shapes, and a small mixture of experts, with random weights: nothing to download, and the speed of real
-ones."""
+"""Models of well-known shapes, and a small mixture of experts, with random weights: nothing to
+download, and the speed of real ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Shape:
         return self.vocab_size * self.hidden_size
 
     def read_share(self, num_tokens: int) -> float:
-        """Share of the weights that a step of so many tokens reads, each with experts of its own choice."""
+        """Share of the weights that a step of so many tokens reads, each with experts of its own
+        choice."""
         if not self.num_experts:
             return 1.0
         unread = (1 - self.num_experts_per_tok / self.num_experts) ** num_tokens
@@ -64,7 +65,10 @@ class Shape:
 
     def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
         hidden, inner = self.hidden_size, self.intermediate_size
-        heads, kv_heads = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        heads, kv_heads = (
+            self.num_attention_heads * self.head_dim,
+            self.num_key_value_heads * self.head_dim,
+        )
         yield "model.embed_tokens.weight", (self.vocab_size, hidden)
         for i in range(self.num_hidden_layers):
             layer = f"model.layers.{i}"
@@ -74,7 +78,9 @@ class Shape:
             yield f"{layer}.self_attn.o_proj.weight", (hidden, heads)
             if self.num_experts:
                 yield f"{layer}.mlp.gate.weight", (self.num_experts, hidden)
-            for mlp in [f"{layer}.mlp.experts.{e}" for e in range(self.num_experts)] or [f"{layer}.mlp"]:
+            for mlp in [f"{layer}.mlp.experts.{e}" for e in range(self.num_experts)] or [
+                f"{layer}.mlp"
+            ]:
                 yield f"{mlp}.gate_proj.weight", (inner, hidden)
                 yield f"{mlp}.up_proj.weight", (inner, hidden)
                 yield f"{mlp}.down_proj.weight", (hidden, inner)
@@ -91,41 +97,84 @@ class Shape:
     def config(self) -> dict[str, Any]:
         """As transformers writes it."""
         experts = {
-            "moe_intermediate_size": self.intermediate_size, "num_experts": self.num_experts,
-            "num_experts_per_tok": self.num_experts_per_tok, "norm_topk_prob": True,
-        }  # fmt: skip
+            "moe_intermediate_size": self.intermediate_size,
+            "num_experts": self.num_experts,
+            "num_experts_per_tok": self.num_experts_per_tok,
+            "norm_topk_prob": True,
+        }
         return {
-            "architectures": [self.architecture], "model_type": self.model_type, "dtype": "bfloat16",
-            "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers, "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads, "head_dim": self.head_dim, "vocab_size": self.vocab_size,
-            "hidden_act": "silu", "attention_bias": False, "rms_norm_eps": self.rms_norm_eps,
-            "max_position_embeddings": 32_768, "tie_word_embeddings": True, "rope_theta": self.rope_theta,
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "dtype": "bfloat16",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "rms_norm_eps": self.rms_norm_eps,
+            "max_position_embeddings": 32_768,
+            "tie_word_embeddings": True,
+            "rope_theta": self.rope_theta,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-            "bos_token_id": None, "pad_token_id": None, "eos_token_id": self.vocab_size - 1,
+            "bos_token_id": None,
+            "pad_token_id": None,
+            "eos_token_id": self.vocab_size - 1,
             **(experts if self.num_experts else {}),
-        }  # fmt: skip
+        }
 
 
 SHAPES: Mapping[str, Shape] = {
     "qwen3-0.6b": Shape(
-        architecture="Qwen3ForCausalLM", model_type="qwen3", hidden_size=1024, intermediate_size=3072,
-        num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151_936,
-        rope_theta=1e6, rms_norm_eps=1e-6, head_norms=True,
+        architecture="Qwen3ForCausalLM",
+        model_type="qwen3",
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151_936,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        head_norms=True,
     ),
     # Without the scaling of its rotation, which costs nothing per token.
     "llama-3.2-1b": Shape(
-        architecture="LlamaForCausalLM", model_type="llama", hidden_size=2048, intermediate_size=8192,
-        num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64, vocab_size=128_256,
-        rope_theta=5e5, rms_norm_eps=1e-5,
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=128_256,
+        rope_theta=5e5,
+        rms_norm_eps=1e-5,
     ),
-    # Nobody's: small enough to be tried on any machine, with experts as narrow as those of Qwen3-MoE.
+    # Nobody's: small enough to be tried on any machine, with experts as narrow as those of
+    # Qwen3-MoE.
     "qwen3-moe-330m": Shape(
-        architecture="Qwen3MoeForCausalLM", model_type="qwen3_moe", hidden_size=1024, intermediate_size=384,
-        num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=4, head_dim=64, vocab_size=8192,
-        rope_theta=1e6, rms_norm_eps=1e-6, head_norms=True, num_experts=32, num_experts_per_tok=4,
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        hidden_size=1024,
+        intermediate_size=384,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=64,
+        vocab_size=8192,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        head_norms=True,
+        num_experts=32,
+        num_experts_per_tok=4,
     ),
-}  # fmt: skip
+}
 
 
 def make(name: str, work: Path) -> Path:
@@ -136,18 +185,28 @@ def make(name: str, work: Path) -> Path:
     shape = SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
-    tensors = {key: (torch.randn(size, generator=generator) * _DEVIATION).bfloat16() for key, size in shape.matrices()}
+    tensors = {
+        key: (torch.randn(size, generator=generator) * _DEVIATION).bfloat16()
+        for key, size in shape.matrices()
+    }
     tensors |= {key: torch.ones(size, dtype=torch.bfloat16) for key, size in shape.norms()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _tokenizer(shape.vocab_size).save(str(folder / "tokenizer.json"))
-    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END})
-    _write(folder / "generation_config.json", {"eos_token_id": shape.vocab_size - 1, "do_sample": False})
+    _write(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END},
+    )
+    _write(
+        folder / "generation_config.json",
+        {"eos_token_id": shape.vocab_size - 1, "do_sample": False},
+    )
     _write(folder / "config.json", shape.config())  # last: the model is complete
     return folder
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """One token per byte, and a hexadecimal number for every other id, so that whatever the model draws is text."""
+    """One token per byte, and a hexadecimal number for every other id, so that whatever the model
+    draws is text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"Ġ{i:x}" for i in range(vocab_size - 1 - len(alphabet))]
     vocab = {word: i for i, word in enumerate([*alphabet, *words])}

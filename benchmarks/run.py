@@ -1,6 +1,8 @@
-"""Measure inferno beside other engines, on random-weight models of well-known shapes. See README.md.
+"""Measure inferno beside other engines, on random-weight models of well-known shapes. See
+README.md.
 
-python benchmarks/run.py [--model qwen3-0.6b] [--peers transformers,llama-cpp-python] [--formats bf16,q8_0] [--setup]
+python benchmarks/run.py [--model qwen3-0.6b] [--peers transformers,llama-cpp-python] [--formats
+bf16,q8_0] [--setup]
 """
 
 from __future__ import annotations
@@ -32,18 +34,43 @@ def _options() -> argparse.Namespace:
     known = [COLD, *cells(quick=False), *HTTP_CELLS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=[*SHAPES, "all"], default="qwen3-0.6b")
-    parser.add_argument("--peers", default="transformers", help=f"comma-separated, of {', '.join(PEERS)}")
-    parser.add_argument("--formats", default="bf16", help=f"comma-separated, of {', '.join(FORMATS)}")
-    parser.add_argument("--cells", default=",".join(known), help=f"comma-separated, of {', '.join(known)}")
-    parser.add_argument("--rounds", type=int, default=5, help="undisturbed ones wanted of each cell")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
-    parser.add_argument("--quick", action="store_true", help="one round of short answers: does it run?")
+    parser.add_argument(
+        "--peers", default="transformers", help=f"comma-separated, of {', '.join(PEERS)}"
+    )
+    parser.add_argument(
+        "--formats", default="bf16", help=f"comma-separated, of {', '.join(FORMATS)}"
+    )
+    parser.add_argument(
+        "--cells", default=",".join(known), help=f"comma-separated, of {', '.join(known)}"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="undisturbed ones wanted of each cell"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one round of short answers: does it run?"
+    )
     parser.add_argument("--setup", action="store_true", help="install peers that are missing")
-    parser.add_argument("--run", default="", help="name of a run: what it has already is not measured again")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further round later than this; see --run")
-    parser.add_argument("--report", action="store_true", help="measure nothing; print the tables of --run, or of the last run")
+    parser.add_argument(
+        "--run", default="", help="name of a run: what it has already is not measured again"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="begin no further round later than this; see --run",
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="measure nothing; print the tables of --run, or of the last run",
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    parser.add_argument("--work", type=Path, default=cache / "inferno-bench", help="models, environments, samples")
+    parser.add_argument(
+        "--work", type=Path, default=cache / "inferno-bench", help="models, environments, samples"
+    )
     options = parser.parse_args()
     for name, allowed in (("peers", [*PEERS]), ("formats", [*FORMATS]), ("cells", known)):
         given = [part for part in getattr(options, name).split(",") if part]
@@ -74,7 +101,9 @@ def _engines(options: argparse.Namespace) -> Iterator[tuple[Engine, Path]]:
             yield engine, python
 
 
-def _entries(engines: Mapping[str, tuple[Engine, Path]], run: Run, format: str, options: argparse.Namespace) -> Iterator[Entry]:
+def _entries(
+    engines: Mapping[str, tuple[Engine, Path]], run: Run, format: str, options: argparse.Namespace
+) -> Iterator[Entry]:
     for name in ("inferno", *options.peers):
         variant = (INFERNO if name == INFERNO.name else PEERS[name]).variants.get(format)
         if variant is None:
@@ -90,9 +119,13 @@ def _entries(engines: Mapping[str, tuple[Engine, Path]], run: Run, format: str, 
             skip(options.work / "samples.jsonl", run, (format, name, START), str(error))
 
 
-def _measure(run: Run, engines: Mapping[str, tuple[Engine, Path]], plan: Plan, options: argparse.Namespace) -> None:
+def _measure(
+    run: Run, engines: Mapping[str, tuple[Engine, Path]], plan: Plan, options: argparse.Namespace
+) -> None:
     shape, probe = SHAPES[run.model], Probe(plan.threads)
-    in_process = {name: cell for name, cell in cells(quick=options.quick).items() if name in options.cells}
+    in_process = {
+        name: cell for name, cell in cells(quick=options.quick).items() if name in options.cells
+    }
     http = {name: load for name, load in HTTP_CELLS.items() if name in options.cells}
     for format in options.formats:
         bench = Bench(run, format, shape, [*_entries(engines, run, format, options)], plan, probe)
@@ -109,16 +142,22 @@ def main() -> None:
     samples = options.work / "samples.jsonl"
     if options.report:
         name = options.run or last_name(samples) or ""
-        print("\n\n".join(report(run) for model in SHAPES if (run := load(samples, name, model)).samples))
+        print(
+            "\n\n".join(
+                report(run) for model in SHAPES if (run := load(samples, name, model)).samples
+            )
+        )
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # with what it started
     options.work.mkdir(parents=True, exist_ok=True)
     name = options.run or time.strftime("%Y-%m-%d %H:%M:%S")
     engines = {engine.name: (engine, python) for engine, python in _engines(options)}
     plan = Plan(
-        work=options.work, rounds=1 if options.quick else options.rounds, threads=options.threads,
+        work=options.work,
+        rounds=1 if options.quick else options.rounds,
+        threads=options.threads,
         deadline=time.monotonic() + 60 * options.minutes,
-    )  # fmt: skip
+    )
     for model in options.models:
         run = load(samples, name, model)
         _measure(run, engines, plan, options)

@@ -1,4 +1,5 @@
-"""What was measured: samples, kept one a line in a file, so that a run can be made in pieces and reported at any time."""
+"""What was measured: samples, kept one a line in a file, so that a run can be made in pieces and
+reported at any time."""
 
 from __future__ import annotations
 
@@ -69,8 +70,13 @@ class Run:
         return list(clean if 2 * len(clean) >= len(rounds) else rounds)
 
     def is_done(self, format: str, cell: str, engines: Iterable[str], wanted: int) -> bool:
-        """Whether all of these engines were measured side by side in as many undisturbed rounds, or twice as many rounds."""
-        rounds = [samples for samples in self.rounds(format, cell).values() if samples.keys() >= set(engines)]
+        """Whether all of these engines were measured side by side in as many undisturbed rounds, or
+        twice as many rounds."""
+        rounds = [
+            samples
+            for samples in self.rounds(format, cell).values()
+            if samples.keys() >= set(engines)
+        ]
         return sum(map(_is_clean, rounds)) >= wanted or len(rounds) >= 2 * wanted
 
 
@@ -107,7 +113,17 @@ def skip(path: Path, run: Run, place: tuple[str, str, str], reason: str) -> None
         return
     run.skipped[place] = reason
     format, engine, cell = place
-    _append(path, {"run": run.name, "model": run.model, "format": format, "engine": engine, "cell": cell, "skipped": reason})
+    _append(
+        path,
+        {
+            "run": run.name,
+            "model": run.model,
+            "format": format,
+            "engine": engine,
+            "cell": cell,
+            "skipped": reason,
+        },
+    )
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from engines import PEERS, Engine, EngineError, idle
 from models import SHAPES, make
 
 FORMATS = ("bf16", "q8_0", "q4_k_m")
-"""Classes in which engines are compared. What each engine has in a class is its own affair: `Engine.variants`."""
+"""Classes in which engines are compared. What each engine has in a class is its own affair:
+`Engine.variants`."""
 
 
 @frozen
@@ -43,7 +44,9 @@ def _gguf(variant: str, folder: Path, work: Path) -> Weights:
         if python is None:
             raise EngineError("GGUF files are made by llama-cpp-python, which is not installed")
         script = Path(__file__).parent / "peers" / "make_gguf.py"
-        _make([str(python), str(script), str(folder), variant, str(path)], work, f"make-{path.stem}")
+        _make(
+            [str(python), str(script), str(folder), variant, str(path)], work, f"make-{path.stem}"
+        )
     return Weights(path, json.loads(sizes.read_text())["weight_bytes"])
 
 
@@ -56,11 +59,20 @@ def _openvino(engine: Engine, variant: str, folder: Path, work: Path) -> Weights
         shutil.rmtree(part, ignore_errors=True)
         _make(
             [
-                str(python.parent / "optimum-cli"), "export", "openvino", "--model", str(folder), "--task",
-                "text-generation-with-past", "--weight-format", {"f16": "fp16"}.get(variant, variant), str(part),
+                str(python.parent / "optimum-cli"),
+                "export",
+                "openvino",
+                "--model",
+                str(folder),
+                "--task",
+                "text-generation-with-past",
+                "--weight-format",
+                {"f16": "fp16"}.get(variant, variant),
+                str(part),
             ],
-            work, f"make-{folder.name}-openvino-{variant}",
-        )  # fmt: skip
+            work,
+            f"make-{folder.name}-openvino-{variant}",
+        )
         part.rename(path)
     return Weights(path, (path / "openvino_model.bin").stat().st_size)
 

@@ -1,4 +1,5 @@
-"""Writes the parts of the reference that the software itself knows, between `<!-- begin NAME -->` and `<!-- end -->`.
+"""Writes the parts of the reference that the software itself knows, between `<!-- begin NAME -->`
+and `<!-- end -->`.
 
     python docs/generate.py     brings every page up to date, names those that changed
 
@@ -59,7 +60,8 @@ _UNSAID = {
     "RequestOutput.prompt_token_ids": "The prompt as the model saw it.",
     "RequestOutput.outputs": "One per `n`.",
     "RequestOutput.finished": "Always true here, as at vLLM.",
-    "RequestOutput.metrics": "When it arrived, had its first token and ended, in seconds since 1970.",
+    "RequestOutput.metrics": "When it arrived, had its first token and ended, in seconds "
+    "since 1970.",
     "CompletionOutput.index": "Which of the `n` outputs.",
     "CompletionOutput.text": "Without the stop text, unless asked for.",
     "CompletionOutput.token_ids": "An ending token included.",
@@ -92,16 +94,21 @@ def _block(kind: str, *names: str) -> str:
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
 
 
-# --- hooks and contracts --------------------------------------------------------------------------------------------
+# --- hooks and contracts --------------------------------------------------------------------------
 
 
 def hook(name: str) -> str:
     doc = _clean(getattr(hookspecs, name).__doc__)
     version = hookspecs.API_VERSIONS[name]
-    return f"```python\n@hookimpl\ndef {name}() -> list[{KINDS[name].__name__}]: ...\n```\n\n{doc} API version {version}."
+    return (
+        f"```python\n@hookimpl\ndef {name}() -> list[{KINDS[name].__name__}]: "
+        f"...\n```\n\n{doc} API version {version}."
+    )
 
 
 def fields(module: str, name: str) -> str:
@@ -111,7 +118,14 @@ def fields(module: str, name: str) -> str:
         if isinstance(statement, ast.AnnAssign):
             field = ast.unparse(statement.target)
             meaning = doc or _unsaid(name, field)
-            rows.append((f"`{field}`", f"`{ast.unparse(statement.annotation)}`", _default(statement), meaning))
+            rows.append(
+                (
+                    f"`{field}`",
+                    f"`{ast.unparse(statement.annotation)}`",
+                    _default(statement),
+                    meaning,
+                )
+            )
     return _table(("field", "type", "default", "meaning"), rows)
 
 
@@ -121,9 +135,17 @@ def protocol(module: str, name: str) -> str:
     for statement, doc in _documented(_class(_MODULES[module], name)):
         if isinstance(statement, ast.FunctionDef):
             arguments = ast.unparse(statement.args).removeprefix("self").removeprefix(", ")
-            called = statement.name if statement.decorator_list else f"{statement.name}({arguments})"
+            called = (
+                statement.name if statement.decorator_list else f"{statement.name}({arguments})"
+            )
             assert statement.returns is not None, "the contracts are typed"
-            rows.append((f"`{called}`", f"`{ast.unparse(statement.returns)}`", doc or _unsaid(name, statement.name)))
+            rows.append(
+                (
+                    f"`{called}`",
+                    f"`{ast.unparse(statement.returns)}`",
+                    doc or _unsaid(name, statement.name),
+                )
+            )
     return _table(("member", "returns", "meaning"), rows)
 
 
@@ -131,7 +153,11 @@ def _unsaid(owner: str, field: str) -> str:
     if owner == "Options" and f"Options.{field}" not in _UNSAID:  # the command line says it
         command = cli.cli.get_command(click.Context(cli.cli), "serve")
         assert command is not None, "COMMANDS lists it"
-        return next(_clean(o.help) for o in command.params if isinstance(o, click.Option) and o.name == field)
+        return next(
+            _clean(o.help)
+            for o in command.params
+            if isinstance(o, click.Option) and o.name == field
+        )
     return _UNSAID.get(f"{owner}.{field}") or _UNSAID[field]
 
 
@@ -147,12 +173,15 @@ def methods(module: str, name: str) -> str:
 
 def function(module: str, name: str) -> str:
     """A function's call and docstring."""
-    found = next(s for s in _tree(import_module(module)).body if isinstance(s, _FUNCTIONS) and s.name == name)
+    found = next(
+        s for s in _tree(import_module(module)).body if isinstance(s, _FUNCTIONS) and s.name == name
+    )
     return f"```text\n{_call(found)}\n```\n\n{ast.get_docstring(found)}"
 
 
 def kit() -> str:
-    """The classes of `inferno.testing`, by what their docstrings say. Read, not imported: they need pytest."""
+    """The classes of `inferno.testing`, by what their docstrings say. Read, not imported: they need
+    pytest."""
     rows = []
     for path in sorted((Path(cli.__file__).parents[1] / "testing").glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -179,14 +208,20 @@ def _tree(module: ModuleType) -> ast.Module:
 
 def _class(module: ModuleType, name: str) -> ast.ClassDef:
     module = import_module(getattr(module, name).__module__)
-    return next(node for node in _tree(module).body if isinstance(node, ast.ClassDef) and node.name == name)
+    return next(
+        node for node in _tree(module).body if isinstance(node, ast.ClassDef) and node.name == name
+    )
 
 
 def _documented(node: ast.ClassDef) -> Iterator[tuple[ast.stmt, str]]:
     """Each statement with its docstring: a field's is the string after it."""
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
         doc = ast.get_docstring(statement) if isinstance(statement, _FUNCTIONS) else None
-        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+        if (
+            isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(after.value.value, str)
+        ):
             doc = after.value.value
         yield statement, _clean(doc)
 
@@ -207,7 +242,7 @@ def _clean(doc: str | None) -> str:
     return " ".join((doc or "").split())
 
 
-# --- model families -------------------------------------------------------------------------------------------------
+# --- model families -------------------------------------------------------------------------------
 
 
 def _architectures() -> dict[str, list[contracts.Architecture]]:
@@ -222,7 +257,11 @@ def _architectures() -> dict[str, list[contracts.Architecture]]:
 def index() -> str:
     """Architecture, or name of its GGUF files, to the distribution that has it."""
     names: dict[str, str] = {}
-    by_priority = [(a.gguf.priority if a.gguf else 0, d, a) for d, held in _architectures().items() for a in held]
+    by_priority = [
+        (a.gguf.priority if a.gguf else 0, d, a)
+        for d, held in _architectures().items()
+        for a in held
+    ]
     for _, distribution, architecture in sorted(by_priority, key=lambda entry: entry[0]):
         names[architecture.name] = distribution
         if architecture.gguf is not None:
@@ -231,11 +270,15 @@ def index() -> str:
 
 
 def families() -> str:
-    """Each family: what it is found by, the formats it loads from, and the configs that the conformance kit checks."""
+    """Each family: what it is found by, the formats it loads from, and the configs that the
+    conformance kit checks."""
     parts = []
     for distribution, architectures in _architectures().items():
         names = ", ".join(f"`{a.name}`" for a in architectures)
-        gguf = ", ".join(dict.fromkeys(f"`{a.gguf.architecture}`" for a in architectures if a.gguf)) or "no"
+        gguf = (
+            ", ".join(dict.fromkeys(f"`{a.gguf.architecture}`" for a in architectures if a.gguf))
+            or "no"
+        )
         rows = [("architectures", names), ("GGUF", gguf)]
         if checkpoints := [c for a in architectures for c in a.checkpoints]:
             rows.append(("checkpoints", ", ".join(checkpoints)))
@@ -249,11 +292,15 @@ def _checked(tests: Path) -> Iterator[str]:
     for path in sorted(tests.glob("test_*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             bases = [ast.unparse(b) for b in node.bases] if isinstance(node, ast.ClassDef) else []
-            if isinstance(node, ast.ClassDef) and (doc := ast.get_docstring(node)) and any("Test" in b for b in bases):
+            if (
+                isinstance(node, ast.ClassDef)
+                and (doc := ast.get_docstring(node))
+                and any("Test" in b for b in bases)
+            ):
                 yield _clean(doc)
 
 
-# --- command line, HTTP, errors -------------------------------------------------------------------------------------
+# --- command line, HTTP, errors -------------------------------------------------------------------
 
 
 def commands() -> str:
@@ -268,7 +315,11 @@ def _command(name: str, parent: click.Context) -> str:
     context = click.Context(command, info_name=name, parent=parent)
     usage = command.get_usage(context).removeprefix("Usage: ")
     rows = [
-        (_flags(option, context), _clean(option.help) + _variable(option), _option_default(option, context))
+        (
+            _flags(option, context),
+            _clean(option.help) + _variable(option),
+            _option_default(option, context),
+        )
         for option in command.params
         if isinstance(option, click.Option)
     ]
@@ -290,7 +341,12 @@ def _variable(option: click.Option) -> str:
 
 def _option_default(option: click.Option, context: click.Context) -> str:
     default = option.get_default(context)
-    if option.is_flag or default is None or default == () or not isinstance(default, str | int | float | tuple):
+    if (
+        option.is_flag
+        or default is None
+        or default == ()
+        or not isinstance(default, str | int | float | tuple)
+    ):
         return ""
     return f"`{' '.join(map(str, default)) if isinstance(default, tuple) else default}`"
 
@@ -298,16 +354,30 @@ def _option_default(option: click.Option, context: click.Context) -> str:
 def endpoint(path: str) -> str:
     rows = []
     for field in FIELDS[path]:
-        note = field.note + (f" Fine: {', '.join(f'`{json.dumps(v)}`' for v in field.harmless)}." if field.harmless else "")
+        note = field.note + (
+            f" Fine: {', '.join(f'`{json.dumps(v)}`' for v in field.harmless)}."
+            if field.harmless
+            else ""
+        )
         rows.append((f"`{field.name}`", field.verdict, note))
     return _table(("field", "verdict", "note"), rows)
 
 
 def error_table() -> str:
     kinds: list[type[errors.InfernoError]] = [*errors.ERRORS.values(), AddressError]
-    kinds += [k for k in vars(server_errors).values() if isinstance(k, type) and k.__module__ == server_errors.__name__]
+    kinds += [
+        k
+        for k in vars(server_errors).values()
+        if isinstance(k, type) and k.__module__ == server_errors.__name__
+    ]
     rows = [
-        (f"`{k.__name__}`", str(k.exit_code), str(k.status), f"`{k.code}`" if k.code else "", _clean(k.__doc__))
+        (
+            f"`{k.__name__}`",
+            str(k.exit_code),
+            str(k.status),
+            f"`{k.code}`" if k.code else "",
+            _clean(k.__doc__),
+        )
         for k in kinds
     ]
     return _table(("error", "exit code", "HTTP status", "code", "meaning"), rows)
@@ -317,16 +387,27 @@ def floors() -> str:
     """The rooms from top to bottom, as the test has them."""
     tree = ast.parse(FLOORS.read_text(encoding="utf-8"))
     assigned = {ast.unparse(s.targets[0]): s.value for s in tree.body if isinstance(s, ast.Assign)}
-    lines = [", ".join(f"`{room}`" for room in sorted(floor)) for floor in ast.literal_eval(assigned["FLOORS"])]
+    lines = [
+        ", ".join(f"`{room}`" for room in sorted(floor))
+        for floor in ast.literal_eval(assigned["FLOORS"])
+    ]
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
 
 
 _MODULES = {"contracts": contracts, "types": types, "plan": values, "outputs": outputs}
 _KINDS: dict[str, Callable[..., str]] = {
-    "hook": hook, "fields": fields, "protocol": protocol, "commands": commands, "endpoint": endpoint,
-    "errors": error_table, "floors": floors, "methods": methods, "function": function,
-    "kit": kit, "families": families,
-}  # fmt: skip
+    "hook": hook,
+    "fields": fields,
+    "protocol": protocol,
+    "commands": commands,
+    "endpoint": endpoint,
+    "errors": error_table,
+    "floors": floors,
+    "methods": methods,
+    "function": function,
+    "kit": kit,
+    "families": families,
+}
 
 if __name__ == "__main__":
     main()

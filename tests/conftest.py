@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in every process a test starts
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch is imported, here and in every process a test starts

@@ -1,4 +1,5 @@
-"""An engine of a few lines for the tests of what lies above it: it says what a script tells it to."""
+"""An engine of a few lines for the tests of what lies above it: it says what a script tells it
+to."""
 
 from __future__ import annotations
 
@@ -16,13 +17,18 @@ from inferno.types import EngineStats, FinishReason, Logprobs, Request, Token
 
 END = 256
 Script = Callable[[Request], Iterable[int]]
-TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if "
+    "add_generation_prompt %}>{% endif %}"
+)
 
 
 def byte_tokenizer() -> Tokenizer:
     """One id per byte, and an end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|end|>"])

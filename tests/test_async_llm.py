@@ -110,7 +110,9 @@ def test_aborting_ends_the_stream_normally(n: int) -> None:
 
 def test_a_stop_string_aborts_only_its_own_output() -> None:
     async def body() -> None:
-        llm, client = made(lambda r: says("a-long-answer")(r) if r.params.seed == 1 else says("axle")(r))
+        llm, client = made(
+            lambda r: says("a-long-answer")(r) if r.params.seed == 1 else says("axle")(r)
+        )
         deltas = await read(llm, "hi", SamplingParams(n=2, seed=0, stop=["x"], max_tokens=90))
         texts = ["".join(d.text for d in deltas if d.index == i) for i in range(2)]
         assert texts == ["a", "a-long-answer"]
@@ -167,7 +169,10 @@ def test_priority_and_salt_reach_the_engine() -> None:
     async def body() -> None:
         llm, client = made(echoes)
         await llm.generate("hi", LONG, priority=3, cache_salt="team")
-        assert (client.engine.submitted[0].priority, client.engine.submitted[0].cache_salt) == (3, "team")
+        assert (client.engine.submitted[0].priority, client.engine.submitted[0].cache_salt) == (
+            3,
+            "team",
+        )
 
     run(body())
 
@@ -185,11 +190,15 @@ def test_the_engine_lives_as_long_as_the_context() -> None:
 
 
 def test_importing_llm_imports_no_torch() -> None:
-    code = "import sys, inferno.llm; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = (
+        "import sys, inferno.llm; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def body() -> None:
         client = FakeClient(FakeEngine(echoes))
         monkeypatch.setattr("inferno.engine.EngineClient", lambda plan: client, raising=False)
@@ -210,10 +219,14 @@ def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(monke
     run(body())
 
 
-def test_the_tokenizer_can_be_used_before_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_can_be_used_before_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def body() -> None:
         opened: list[str | None] = []
-        monkeypatch.setattr(Front, "open", lambda plan, template: opened.append(template) or front())
+        monkeypatch.setattr(
+            Front, "open", lambda plan, template: opened.append(template) or front()
+        )
         llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")), "a template")
         assert llm.encode_prompt("hi") == front().encode_prompt("hi")
         llm._client = FakeClient(FakeEngine(echoes))

@@ -1,4 +1,5 @@
-"""The arithmetic of `benchmarks/`: which rounds count, medians, ratios, shares of the machine's own speed."""
+"""The arithmetic of `benchmarks/`: which rounds count, medians, ratios, shares of the machine's own
+speed."""
 
 from __future__ import annotations
 
@@ -9,17 +10,36 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-cells, machine, models, report, samples = map(import_module, ("cells", "machine", "models", "report", "samples"))
+cells, machine, models, report, samples = map(
+    import_module, ("cells", "machine", "models", "report", "samples")
+)
 
 SPEED = machine.Speed(10.0, 100.0)
 
 
-def sample(engine: str, round_: int, value: float, *, cell: str = "decode", clean: bool = True, **figures: float) -> object:
+def sample(
+    engine: str,
+    round_: int,
+    value: float,
+    *,
+    cell: str = "decode",
+    clean: bool = True,
+    **figures: float,
+) -> object:
     return samples.Sample(
-        format="q8_0", engine=engine, variant="Q8_0", version="1", cell=cell, round=round_,
-        figures={"value": value, "seconds": 2.0, "floor": 1.0, **figures}, speed=SPEED, neighbours=0.0, clean=clean,
-        date="2026-01-01 00:00", threads=2,
-    )  # fmt: skip
+        format="q8_0",
+        engine=engine,
+        variant="Q8_0",
+        version="1",
+        cell=cell,
+        round=round_,
+        figures={"value": value, "seconds": 2.0, "floor": 1.0, **figures},
+        speed=SPEED,
+        neighbours=0.0,
+        clean=clean,
+        date="2026-01-01 00:00",
+        threads=2,
+    )
 
 
 def run_of(*found: object) -> object:
@@ -50,14 +70,22 @@ def test_without_a_peer_in_the_same_round_there_is_no_ratio():
 
 def test_disturbed_rounds_count_only_where_most_are_disturbed():
     found = [sample("inferno", i, i, clean=i > 0) for i in range(3)]
-    assert [round_["inferno"].round for round_ in run_of(*found).counted("q8_0", "decode")] == [1, 2]
+    assert [round_["inferno"].round for round_ in run_of(*found).counted("q8_0", "decode")] == [
+        1,
+        2,
+    ]
     found += [sample("inferno", i, i, clean=False) for i in range(3, 6)]
     assert len(run_of(*found).counted("q8_0", "decode")) == 6
 
 
-@pytest.mark.parametrize(("clean", "rounds", "done"), [(True, 1, False), (True, 2, True), (False, 3, False), (False, 4, True)])
+@pytest.mark.parametrize(
+    ("clean", "rounds", "done"),
+    [(True, 1, False), (True, 2, True), (False, 3, False), (False, 4, True)],
+)
 def test_a_cell_is_done_after_enough_clean_rounds_or_twice_as_many_of_any(clean, rounds, done):
-    run = run_of(*(sample(engine, i, 1, clean=clean) for i in range(rounds) for engine in ("inferno", "a")))
+    run = run_of(
+        *(sample(engine, i, 1, clean=clean) for i in range(rounds) for engine in ("inferno", "a"))
+    )
     assert run.is_done("q8_0", "decode", ["inferno", "a"], 2) is done
     assert not run.is_done("q8_0", "decode", ["inferno", "a", "new"], 2)
 
@@ -67,22 +95,35 @@ def test_decode_is_floored_by_reading_the_files_bytes_and_a_prompt_by_multiplyin
     assert decode.floor(decode.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(127 * 0.05)
     prefill = cells.cells(quick=False)["prefill-512"]
     products = 2 * (512 * shape.layer_weights + shape.head_weights)
-    assert prefill.floor(prefill.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(products / 100e9)
+    assert prefill.floor(prefill.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(
+        products / 100e9
+    )
 
 
 def test_a_step_reads_the_experts_that_its_tokens_choose_and_a_token_is_multiplied_by_its_own():
     shape = models.SHAPES["qwen3-moe-330m"]
     experts = 8 * 32 * 3 * 384 * 1024  # layers, experts, matrices of 384 by 1024
-    assert shape.layer_weights + shape.head_weights == shape.num_weights - experts * 28 // 32  # 4 of 32
-    assert shape.read_share(1) == pytest.approx((shape.layer_weights + shape.head_weights) / shape.num_weights)
+    assert (
+        shape.layer_weights + shape.head_weights == shape.num_weights - experts * 28 // 32
+    )  # 4 of 32
+    assert shape.read_share(1) == pytest.approx(
+        (shape.layer_weights + shape.head_weights) / shape.num_weights
+    )
     assert shape.read_share(1) < shape.read_share(2) < shape.read_share(1000) == pytest.approx(1)
     decode = cells.cells(quick=False)["decode"]
-    assert decode.floor(decode.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(127 * 0.05 * shape.read_share(1))
+    assert decode.floor(decode.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(
+        127 * 0.05 * shape.read_share(1)
+    )
 
 
 @pytest.mark.parametrize("name", models.SHAPES)
 def test_prompts_are_of_every_models_vocabulary_and_have_no_end_token(name):
-    found = [token for cell in cells.cells(quick=False).values() for prompt in cell.prompts(0) for token in prompt]
+    found = [
+        token
+        for cell in cells.cells(quick=False).values()
+        for prompt in cell.prompts(0)
+        for token in prompt
+    ]
     assert max(found) < models.SHAPES[name].vocab_size - 1
 
 

@@ -22,12 +22,18 @@ def test_templated_prompts_are_answered_in_order() -> None:
     assert [o.prompt_length for o in outputs] == [len(p) for p in prompts]
     assert [o.decoded_length for o in outputs] == [len(p) + 1 for p in prompts]
     assert outputs[0].seq_id != outputs[1].seq_id
-    assert outputs[0].prompt_start_time <= outputs[0].decode_start_time <= outputs[0].decode_finish_time
+    assert (
+        outputs[0].prompt_start_time
+        <= outputs[0].decode_start_time
+        <= outputs[0].decode_finish_time
+    )
 
 
 def test_lists_of_messages_are_prompts_too_and_one_params_serves_all() -> None:
     model, _ = engine()
-    outputs = model.generate_sync(SamplingParams(session_id="s"), [[Message("user", "a")], [Message("user", "b")]])
+    outputs = model.generate_sync(
+        SamplingParams(session_id="s"), [[Message("user", "a")], [Message("user", "b")]]
+    )
     assert [o.decode_output for o in outputs] == ["user:a;>", "user:b;>"]
 
 

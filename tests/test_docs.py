@@ -1,4 +1,5 @@
-"""The documentation says what is so: its code runs, its tables are the software's, its links lead somewhere."""
+"""The documentation says what is so: its code runs, its tables are the software's, its links lead
+somewhere."""
 
 from __future__ import annotations
 
@@ -22,25 +23,40 @@ from inferno.server import FIELDS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "tutorial" / "first-model-plugin.md"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("plugins/*/*/README.md"), *ROOT.glob("benchmarks/*.md"), *DOCS.rglob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("plugins/*/*/README.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *DOCS.rglob("*.md"),
+    ]
+)
 PAGES = [page for page in PAGES if "_build" not in page.parts]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return [code for found, code in _FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+    return [
+        code
+        for found, code in _FENCE.findall(page.read_text(encoding="utf-8"))
+        if found == language
+    ]
 
 
 def run(command: list[str], cwd: Path, site: Path | None = None) -> str:
-    env = {**os.environ, "PYTEST_ADDOPTS": "", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    env = {
+        **os.environ,
+        "PYTEST_ADDOPTS": "",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
     env |= {"PYTHONPATH": str(site)} if site else {}
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-# --- the reference --------------------------------------------------------------------------------------------------
+# --- the reference --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +69,9 @@ def generator() -> ModuleType:
 
 
 def test_generated_parts_are_current(generator: ModuleType) -> None:
-    stale = [page.name for page, text in generator.pages() if page.read_text(encoding="utf-8") != text]
+    stale = [
+        page.name for page, text in generator.pages() if page.read_text(encoding="utf-8") != text
+    ]
     assert not stale, "run `python docs/generate.py`"
 
 
@@ -68,7 +86,10 @@ def test_every_hook_and_its_declaration_have_a_section_and_no_other() -> None:
 
 def test_every_field_of_a_declaration_is_explained(generator: ModuleType) -> None:
     for kind in KINDS.values():
-        rows = [row.split(" | ") for row in generator.fields("contracts", kind.__name__).splitlines()[2:]]
+        rows = [
+            row.split(" | ")
+            for row in generator.fields("contracts", kind.__name__).splitlines()[2:]
+        ]
         assert [row[0].strip("| `") for row in rows] == [a.name for a in kind.__attrs_attrs__]  # type: ignore[attr-defined]
         assert [row[0] for row in rows if not row[-1].strip("| ")] == []
 
@@ -78,7 +99,7 @@ def test_every_endpoint_with_fields_has_its_table() -> None:
     assert set(re.findall(r"<!-- begin endpoint (\S+) -->", text)) == set(FIELDS)
 
 
-# --- links ----------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -96,11 +117,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    headings = re.findall(
+        r"^#+ (.+)$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
+    )
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
-# --- code -----------------------------------------------------------------------------------------------------------
+# --- code -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -112,7 +137,9 @@ def test_code_can_be_read(page: Path) -> None:
 
 
 def test_targets_that_are_named_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     for page in PAGES:
         named = re.findall(r"^make ([a-z]+)", "\n".join(blocks(page, "sh")), re.MULTILINE)
         assert set(named) <= targets, page
@@ -127,9 +154,15 @@ def test_python_for_beginners_runs(page: str, tmp_path: Path) -> None:
 
 
 def test_the_readmes_explain_is_what_explain_says(tmp_path: Path) -> None:
-    pytest.importorskip("inferno_cpu._native", reason="without the native kernels it says something else")
-    [shown] = [text for text in blocks(ROOT / "README.md", "text") if text.startswith("$ inferno explain")]
-    said = run([sys.executable, "-m", "inferno", "explain", "demo", "--device", "cpu"], tmp_path).splitlines()
+    pytest.importorskip(
+        "inferno_cpu._native", reason="without the native kernels it says something else"
+    )
+    [shown] = [
+        text for text in blocks(ROOT / "README.md", "text") if text.startswith("$ inferno explain")
+    ]
+    said = run(
+        [sys.executable, "-m", "inferno", "explain", "demo", "--device", "cpu"], tmp_path
+    ).splitlines()
     assert [line for line in shown.splitlines()[1:] if "..." not in line and line not in said] == []
 
 
@@ -137,7 +170,12 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
     [tree] = [text for text in blocks(ROOT / "README.md", "text") if "src/inferno/\n" in text]
     package = ROOT / "src" / "inferno"
     rooms = {p.name for p in package.iterdir() if not p.name.startswith(("_", "py."))}
-    named = {name.rstrip("/") for line in tree.splitlines() if line.startswith("  ") for name in _names(line)}
+    named = {
+        name.rstrip("/")
+        for line in tree.splitlines()
+        if line.startswith("  ")
+        for name in _names(line)
+    }
     assert rooms == named
 
 
@@ -146,11 +184,13 @@ def _names(line: str) -> list[str]:
     return re.split(r" {2,}", line.strip())[0].split() if re.match(r"  \w", line) else []
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 SOURCE = ROOT / "src" / "inferno"
 CLASSES = {
-    node.name: ".".join(["inferno", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+    node.name: ".".join(["inferno", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(
+        ".__init__"
+    )
     for path in SOURCE.rglob("*.py")
     for node in ast.parse(path.read_text(encoding="utf-8")).body
     if isinstance(node, ast.ClassDef)
@@ -158,10 +198,13 @@ CLASSES = {
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.parent.name in ("explanation", "decisions", "docs")], ids=lambda page: page.name
+    "page",
+    [p for p in PAGES if p.parent.name in ("explanation", "decisions", "docs")],
+    ids=lambda page: page.name,
 )
 def test_names_of_the_code_exist(page: Path) -> None:
-    """`Scheduler.plan`, `cache.extend_keys`: a dotted name that begins with a class or a room of ours."""
+    """`Scheduler.plan`, `cache.extend_keys`: a dotted name that begins with a class or a room of
+    ours."""
     prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
     rooms = {path.stem for path in SOURCE.iterdir()}
     missing = []
@@ -191,18 +234,20 @@ def _exists(start: str, rest: list[str]) -> bool:
     return True
 
 
-# --- the tutorial ---------------------------------------------------------------------------------------------------
+# --- the tutorial ---------------------------------------------------------------------------------
 
 
 _STEP = re.compile(
-    r"^\*\*`(?P<file>.+?)`\*\*\n\n```\w+\n(?P<text>.*?)^```$|^```sh\n(?P<sh>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^\*\*`(?P<file>.+?)`\*\*\n\n```\w+\n(?P<text>.*?)^```$|^```sh\n(?P<sh>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 """A file with its text, or commands."""
 
 
 @pytest.mark.slow
 def test_the_tutorial_works_from_mkdir_to_run(tmp_path: Path) -> None:
-    """Its files are written and its commands run, in its order; pip installs into a folder of its own."""
+    """Its files are written and its commands run, in its order; pip installs into a folder of its
+    own."""
     site, cwd, said = tmp_path / "site", tmp_path, ""
     for found in _STEP.finditer(TUTORIAL.read_text(encoding="utf-8")):
         if found["file"]:
@@ -213,13 +258,24 @@ def test_the_tutorial_works_from_mkdir_to_run(tmp_path: Path) -> None:
             if command[0] == "cd":
                 cwd /= command[1]
             elif command[:2] == ["pip", "install"]:
-                pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+                pip = [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "install",
+                    "-q",
+                    "--no-deps",
+                    "--no-build-isolation",
+                    "--no-index",
+                ]
                 run([*pip, "--target", str(site), "."], cwd)
             elif command[0] in ("inferno", "pytest", "python"):
                 module = [] if command[0] == "python" else ["-m", command[0]]
                 said += run([sys.executable, *module, *command[1:]], cwd, site)
             else:
                 run(command, cwd)
-    shown = [line for text in blocks(TUTORIAL, "text") for line in text.splitlines() if "..." not in line]
+    shown = [
+        line for text in blocks(TUTORIAL, "text") for line in text.splitlines() if "..." not in line
+    ]
     assert len(shown) > 5 and [line for line in shown if line not in said.splitlines()] == []
     assert re.search(r"^\d+ passed", said, re.MULTILINE)

@@ -1,4 +1,5 @@
-"""The engine with a real, tiny model: a request gets what it would get alone, whatever runs beside it."""
+"""The engine with a real, tiny model: a request gets what it would get alone, whatever runs beside
+it."""
 
 from __future__ import annotations
 
@@ -24,10 +25,20 @@ from inferno.types import FinishReason, Logprobs, Request, SamplingParams, Token
 
 VOCAB = 120
 CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCAB, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10_000.0,
-}  # fmt: skip
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "rope_theta": 10_000.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +61,10 @@ def checkpoint(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def toy(checkpoint: Path) -> Toy:
-    plan = resolve(str(checkpoint), Options(max_num_seqs=32, max_num_batched_tokens=256, block_size=8, device="cpu"))
+    plan = resolve(
+        str(checkpoint),
+        Options(max_num_seqs=32, max_num_batched_tokens=256, block_size=8, device="cpu"),
+    )
     return Toy(plan, load_model(plan))
 
 
@@ -115,18 +129,30 @@ MIXED = [
     SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=1.0, max_tokens=12),
     SamplingParams(temperature=0.8, seed=8, frequency_penalty=-2.0, max_tokens=12),
     SamplingParams(temperature=0, logit_bias={3: 100.0, 4: -100.0}, max_tokens=4),
-    SamplingParams(temperature=1.0, seed=9, logit_bias=dict.fromkeys(range(60), -100.0), max_tokens=12),
+    SamplingParams(
+        temperature=1.0, seed=9, logit_bias=dict.fromkeys(range(60), -100.0), max_tokens=12
+    ),
     SamplingParams(temperature=1.0, seed=10, logprobs=3, max_tokens=12),
     SamplingParams(temperature=0, logprobs=0, prompt_logprobs=2, max_tokens=12),
-    SamplingParams(temperature=2.0, seed=11, stop_token_ids=tuple(range(0, VOCAB, 4)), max_tokens=12),
-    SamplingParams(temperature=2.0, seed=11, stop_token_ids=tuple(range(0, VOCAB, 4)), min_tokens=6, max_tokens=12),
+    SamplingParams(
+        temperature=2.0, seed=11, stop_token_ids=tuple(range(0, VOCAB, 4)), max_tokens=12
+    ),
+    SamplingParams(
+        temperature=2.0,
+        seed=11,
+        stop_token_ids=tuple(range(0, VOCAB, 4)),
+        min_tokens=6,
+        max_tokens=12,
+    ),
     SamplingParams(temperature=1e-6, seed=12, top_p=0.01, max_tokens=12),
 ]
 
 
 def mixed_requests() -> list[Request]:
     return [
-        Request(id=str(i), token_ids=prompt_of(i % 7, 1 + 5 * (i % 7)), params=p, eos_token_ids=(11, 17))
+        Request(
+            id=str(i), token_ids=prompt_of(i % 7, 1 + 5 * (i % 7)), params=p, eos_token_ids=(11, 17)
+        )
         for i, p in enumerate(MIXED)
     ]
 
@@ -136,7 +162,9 @@ def test_a_mixed_batch_gives_exactly_what_each_request_gives_alone(toy: Toy) -> 
     together = run(toy.engine(), requests)
     for request in requests:
         assert_same(together[request.id], run(toy.engine(), [request])[request.id])
-    assert len({tuple(ids(tokens)) for tokens in together.values()}) > len(MIXED) / 2, "they are not all the same"
+    assert len({tuple(ids(tokens)) for tokens in together.values()}) > len(MIXED) / 2, (
+        "they are not all the same"
+    )
 
 
 def test_a_mixed_batch_is_the_same_when_its_prompts_are_chunked(toy: Toy) -> None:
@@ -150,14 +178,22 @@ REMEMBERING = [
     SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=1.0, max_tokens=40),
     SamplingParams(temperature=0, repetition_penalty=1.8, repeat_last_n=9, max_tokens=40),
     SamplingParams(temperature=1.0, seed=1, frequency_penalty=2.0, logprobs=1, max_tokens=40),
-    SamplingParams(temperature=1.0, seed=2, min_tokens=30, stop_token_ids=tuple(range(0, VOCAB, 3)), max_tokens=40),
+    SamplingParams(
+        temperature=1.0,
+        seed=2,
+        min_tokens=30,
+        stop_token_ids=tuple(range(0, VOCAB, 3)),
+        max_tokens=40,
+    ),
     SamplingParams(temperature=0, repetition_penalty=1.8, prompt_logprobs=1, max_tokens=40),
     SamplingParams(temperature=0, frequency_penalty=1.0, repetition_penalty=1.5, max_tokens=40),
 ]
 
 
 def test_a_preempted_request_goes_on_with_its_penalties_and_random_numbers(toy: Toy) -> None:
-    requests = [Request(id=str(i), token_ids=prompt_of(i, 9), params=p) for i, p in enumerate(REMEMBERING)]
+    requests = [
+        Request(id=str(i), token_ids=prompt_of(i, 9), params=p) for i, p in enumerate(REMEMBERING)
+    ]
     tight = Toy(attrs.evolve(toy.plan, num_blocks=9, max_model_len=64), toy.model).engine()
     squeezed, whole = run(tight, requests), run(toy.engine(), requests)
     assert tight.stats().preemptions >= len(requests) / 2
@@ -188,7 +224,9 @@ params_st = st.builds(
     frequency_penalty=st.sampled_from([-2.0, 0.0, 0.7]),
     repetition_penalty=st.sampled_from([1e-3, 0.5, 1.0, 1.3, 1e3]),
     repeat_last_n=st.sampled_from([-1, 0, 1, 3, 1000]),
-    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.0, 0.0, 5.0, 1e6]), max_size=4),
+    logit_bias=st.dictionaries(
+        st.integers(0, VOCAB - 1), st.sampled_from([-100.0, -1.0, 0.0, 5.0, 1e6]), max_size=4
+    ),
     seed=st.integers(-5, 2**64),
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=30).map(tuple),
     min_tokens=st.integers(0, 4),
@@ -199,7 +237,11 @@ params_st = st.builds(
 
 
 @settings(
-    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 @given(params=st.lists(params_st, min_size=2, max_size=4))
 def test_any_combination_of_parameters_is_the_same_in_a_batch_and_alone(
@@ -214,12 +256,14 @@ def test_any_combination_of_parameters_is_the_same_in_a_batch_and_alone(
         assert_same(together[request.id], run(toy.engine(), [request])[request.id])
 
 
-# --- log-probabilities ----------------------------------------------------------------------------------------------
+# --- log-probabilities ----------------------------------------------------------------------------
 
 
 def reference_logprobs(reference: Any, token_ids: Sequence[int]) -> torch.Tensor:
     with torch.inference_mode():
-        logprobs: torch.Tensor = reference(torch.tensor([list(token_ids)])).logits[0].log_softmax(-1)
+        logprobs: torch.Tensor = (
+            reference(torch.tensor([list(token_ids)])).logits[0].log_softmax(-1)
+        )
     return logprobs
 
 
@@ -237,13 +281,21 @@ def test_prompt_logprobs_are_the_references(toy: Toy, reference: Any, budget: in
             expected_LV = reference_logprobs(reference, prompt)
             for i, logprobs in enumerate(first.prompt_logprobs[1:]):
                 assert logprobs is not None and logprobs.token_id == prompt[i + 1]
-                assert logprobs.logprob == pytest.approx(float(expected_LV[i, prompt[i + 1]]), abs=1e-4)
-                assert logprobs.rank == 1 + int((expected_LV[i] > expected_LV[i, prompt[i + 1]]).sum())
-                assert [p for _, p in logprobs.top] == pytest.approx(expected_LV[i].topk(4).values.tolist(), abs=1e-4)
+                assert logprobs.logprob == pytest.approx(
+                    float(expected_LV[i, prompt[i + 1]]), abs=1e-4
+                )
+                assert logprobs.rank == 1 + int(
+                    (expected_LV[i] > expected_LV[i, prompt[i + 1]]).sum()
+                )
+                assert [p for _, p in logprobs.top] == pytest.approx(
+                    expected_LV[i].topk(4).values.tolist(), abs=1e-4
+                )
 
 
 def test_logprobs_are_the_models_own_whatever_the_parameters(toy: Toy, reference: Any) -> None:
-    params = SamplingParams(temperature=4.0, seed=1, top_k=30, repetition_penalty=2.0, logprobs=2, max_tokens=10)
+    params = SamplingParams(
+        temperature=4.0, seed=1, top_k=30, repetition_penalty=2.0, logprobs=2, max_tokens=10
+    )
     prompt = prompt_of(5, 20)
     tokens = run(toy.engine(), [Request(id="a", token_ids=prompt, params=params)])["a"]
     expected_LV = reference_logprobs(reference, [*prompt, *ids(tokens)])
@@ -254,7 +306,7 @@ def test_logprobs_are_the_models_own_whatever_the_parameters(toy: Toy, reference
         assert [t for t, _ in token.logprobs.top] == own_V.topk(2).indices.tolist()
 
 
-# --- requests that end otherwise --------------------------------------------------------------------------------------
+# --- requests that end otherwise ------------------------------------------------------------------
 
 
 def test_an_aborted_request_leaves_nothing_and_the_others_alone(toy: Toy) -> None:
@@ -282,9 +334,18 @@ def test_an_aborted_request_leaves_nothing_and_the_others_alone(toy: Toy) -> Non
         (Request(id="x", token_ids=(1,) * 128), "the prompt has 128 tokens"),
         (Request(id="x", token_ids=(1, VOCAB)), f"token id {VOCAB}"),
         (Request(id="x", token_ids=(-1,)), "token id -1"),
-        (Request(id="x", token_ids=(1,), params=SamplingParams(stop_token_ids=(VOCAB,))), "stop_token_ids"),
-        (Request(id="x", token_ids=(1,), params=SamplingParams(logit_bias={VOCAB: 1.0})), "logit_bias"),
-        (Request(id="x", token_ids=(1,), params=SamplingParams(logit_bias={1: float("nan")})), "logit_bias"),
+        (
+            Request(id="x", token_ids=(1,), params=SamplingParams(stop_token_ids=(VOCAB,))),
+            "stop_token_ids",
+        ),
+        (
+            Request(id="x", token_ids=(1,), params=SamplingParams(logit_bias={VOCAB: 1.0})),
+            "logit_bias",
+        ),
+        (
+            Request(id="x", token_ids=(1,), params=SamplingParams(logit_bias={1: float("nan")})),
+            "logit_bias",
+        ),
         (Request(id="busy", token_ids=(1,)), "in use"),
     ],
 )
@@ -322,6 +383,8 @@ def test_loading_a_plan_gives_an_engine_that_a_close_ends(toy: Toy, checkpoint: 
 
 def test_a_seed_in_the_plan_repeats_requests_without_one(toy: Toy) -> None:
     seeded = Toy(attrs.evolve(toy.plan, seed=7), toy.model)
-    request = Request(id="a", token_ids=prompt_of(0, 5), params=SamplingParams(temperature=1.5, max_tokens=20))
+    request = Request(
+        id="a", token_ids=prompt_of(0, 5), params=SamplingParams(temperature=1.5, max_tokens=20)
+    )
     outputs = [ids(run(seeded.engine(), [request])["a"]) for _ in range(2)]
     assert outputs[0] == outputs[1]

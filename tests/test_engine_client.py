@@ -1,4 +1,5 @@
-"""The engine in a process of its own: what it says when it cannot start, and what happens when it dies."""
+"""The engine in a process of its own: what it says when it cannot start, and what happens when it
+dies."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def plan() -> Plan:
     return resolve("demo", Options(memory="2GiB"))
 
 
-def request(name: str, params: SamplingParams = LONG, *, token_ids: tuple[int, ...] = (5, 6, 7)) -> Request:
+def request(
+    name: str, params: SamplingParams = LONG, *, token_ids: tuple[int, ...] = (5, 6, 7)
+) -> Request:
     return Request(id=name, token_ids=token_ids, params=params)
 
 
@@ -53,7 +56,8 @@ def test_tokens_come_in_order_and_the_stream_ends(plan: Plan) -> None:
     async def body(client: EngineClient) -> None:
         params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
         one, two = await asyncio.gather(
-            collect(client.submit(request("a", params))), collect(client.submit(request("b", params)))
+            collect(client.submit(request("a", params))),
+            collect(client.submit(request("b", params))),
         )
         assert [t.id for t in one] == [t.id for t in two]
         assert [t.finish for t in one] == [None] * 8 + [FinishReason.LENGTH]
@@ -68,7 +72,10 @@ def test_no_message_is_missed_however_sends_and_answers_cross(plan: Plan) -> Non
         async def one_after_another(name: str) -> None:
             for i in range(60):
                 params = SamplingParams(max_tokens=1 + i % 3, ignore_eos=True)
-                assert len(await collect(client.submit(request(f"{name}{i}", params)))) == params.max_tokens
+                assert (
+                    len(await collect(client.submit(request(f"{name}{i}", params))))
+                    == params.max_tokens
+                )
                 client.abort(f"{name}{i}")
 
         await asyncio.gather(*map(one_after_another, "abcdef"))
@@ -93,7 +100,14 @@ def test_an_aborted_stream_ends_at_once(plan: Plan) -> None:
         client.abort("a")
         client.abort("never seen")
         assert (await collect(stream))[-1].finish == FinishReason.ABORT
-        assert len(await collect(client.submit(request("a", SamplingParams(max_tokens=3, ignore_eos=True))))) == 3
+        assert (
+            len(
+                await collect(
+                    client.submit(request("a", SamplingParams(max_tokens=3, ignore_eos=True)))
+                )
+            )
+            == 3
+        )
 
     with_client(plan, body)
 
@@ -113,7 +127,14 @@ def test_a_killed_engine_fails_who_waits_and_comes_back(plan: Plan) -> None:
         while not client.alive:
             await asyncio.sleep(0.05)
         assert client.pid != first
-        assert len(await collect(client.submit(request("r0", SamplingParams(max_tokens=4, ignore_eos=True))))) == 4
+        assert (
+            len(
+                await collect(
+                    client.submit(request("r0", SamplingParams(max_tokens=4, ignore_eos=True)))
+                )
+            )
+            == 4
+        )
 
     with_client(plan, body)
 
@@ -143,7 +164,9 @@ def test_an_engine_that_cannot_load_says_why_with_its_traceback(plan: Plan, tmp_
 
 
 def test_a_plan_of_other_versions_is_refused(plan: Plan) -> None:
-    other = attrs.evolve(plan, distributions={**plan.distributions, "architecture X": "inferno-qwen3 0.0.1"})
+    other = attrs.evolve(
+        plan, distributions={**plan.distributions, "architecture X": "inferno-qwen3 0.0.1"}
+    )
     with pytest.raises(PluginError, match="inferno-qwen3 0.0.1"):
         asyncio.run(asyncio.wait_for(EngineClient(other).start(), 60))
 
@@ -162,13 +185,18 @@ def test_the_engine_goes_when_its_parent_is_killed(plan: Plan) -> None:
 
         asyncio.run(main())
     """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         engine = int(parent.stdout.readline())
         parent.kill()
 
     async def gone() -> None:
-        while Path(f"/proc/{engine}").exists() and "State:\tZ" not in Path(f"/proc/{engine}/status").read_text():
+        while (
+            Path(f"/proc/{engine}").exists()
+            and "State:\tZ" not in Path(f"/proc/{engine}/status").read_text()
+        ):
             await asyncio.sleep(0.1)
 
     asyncio.run(asyncio.wait_for(gone(), 30))

@@ -1,4 +1,5 @@
-"""The house has floors: a module imports only from lower ones. Whoever needs more changes the table, and says why."""
+"""The house has floors: a module imports only from lower ones. Whoever needs more changes the
+table, and says why."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ MAX_LINES = 400
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(module, name) of every import that runs, in functions too: `if TYPE_CHECKING` does not count."""
+    """(module, name) of every import that runs, in functions too: `if TYPE_CHECKING` does not
+    count."""
     guarded = {
         id(node)
         for test in ast.walk(tree)
@@ -71,7 +73,10 @@ def test_every_room_has_a_floor() -> None:
 def test_imports_go_down(path: Path) -> None:
     room = room_of(path)
     up = {other for other in rooms(path) - {room} if HEIGHT[other] >= HEIGHT[room]}
-    assert not up, f"{room} may not import {', '.join(sorted(up))}: hand the value in, or convince whoever keeps the floors"
+    assert not up, (
+        f"{room} may not import {', '.join(sorted(up))}: hand the value in, or convince "
+        f"whoever keeps the floors"
+    )
 
 
 @pytest.mark.parametrize("path", PLUGIN_MODULES, ids=lambda p: f"{p.parent.name}/{p.name}")
@@ -79,9 +84,13 @@ def test_a_plugin_knows_the_public_modules_and_no_other_plugin(path: Path) -> No
     own = path.relative_to(ROOT).parts[4]
     for module, name in imports(ast.parse(path.read_text())):
         package, *rest = module.split(".")
-        assert not package.startswith("inferno_") or package == own, f"{own} imports the plugin {package}"
+        assert not package.startswith("inferno_") or package == own, (
+            f"{own} imports the plugin {package}"
+        )
         if package == "inferno":
-            assert rest[:1] and rest[0] in FOR_PLUGINS or name == "hookimpl", f"{own} imports {module}: {name}"
+            assert rest[:1] and rest[0] in FOR_PLUGINS or name == "hookimpl", (
+                f"{own} imports {module}: {name}"
+            )
 
 
 def test_the_check_sees_imports_in_functions_and_not_those_for_types(tmp_path: Path) -> None:
@@ -99,7 +108,11 @@ def f():
     assert rooms(tmp_path / "x.py") == {"cache", "scheduler", "__init__", "engine"}
 
 
-@pytest.mark.parametrize("path", [*MODULES, *PLUGIN_MODULES], ids=lambda p: f"{p.parent.name}/{p.name}")
+@pytest.mark.parametrize(
+    "path", [*MODULES, *PLUGIN_MODULES], ids=lambda p: f"{p.parent.name}/{p.name}"
+)
 def test_files_stay_small(path: Path) -> None:
     lines = len(path.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{lines} lines: split it by meaning, or convince whoever keeps this number"
+    assert lines <= MAX_LINES, (
+        f"{lines} lines: split it by meaning, or convince whoever keeps this number"
+    )

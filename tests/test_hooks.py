@@ -10,7 +10,9 @@ import pytest
 from inferno import contracts, hookspecs
 from inferno.catalog import KINDS, load_catalog
 
-HOOKS: dict[str, Any] = {name: value for name, value in vars(hookspecs).items() if name.startswith("inferno_")}
+HOOKS: dict[str, Any] = {
+    name: value for name, value in vars(hookspecs).items() if name.startswith("inferno_")
+}
 MAX_HOOKS = 8
 
 
@@ -26,7 +28,9 @@ def test_a_hook_is_documented_takes_nothing_and_returns_a_list_of_its_kind(name:
 def test_a_hook_is_answered_by_a_plugin_of_this_repository(name: str) -> None:
     catalog = load_catalog()
     ours = {p.distribution for p in catalog.plugins if name in p.offers and p.offers[name]}
-    assert any(distribution == "inferno" or distribution.startswith("inferno-") for distribution in ours)
+    assert any(
+        distribution == "inferno" or distribution.startswith("inferno-") for distribution in ours
+    )
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -44,7 +48,9 @@ def test_every_hook_has_a_kind_and_a_version() -> None:
 
 
 def test_hooks_stay_few() -> None:
-    assert len(HOOKS) <= MAX_HOOKS, "one per noun that a third party would publish a package for: see hookspecs.py"
+    assert len(HOOKS) <= MAX_HOOKS, (
+        "one per noun that a third party would publish a package for: see hookspecs.py"
+    )
 
 
 def test_nothing_installed_here_is_broken() -> None:

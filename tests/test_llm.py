@@ -34,16 +34,33 @@ def test_an_output_has_what_vllm_s_has() -> None:
     assert output.prompt_token_ids == HI
     assert output.finished
     assert output.num_cached_tokens == 3
-    assert output.metrics.arrival_time <= output.metrics.first_token_time <= output.metrics.finished_time
+    assert (
+        output.metrics.arrival_time
+        <= output.metrics.first_token_time
+        <= output.metrics.finished_time
+    )
     (answer,) = output.outputs
-    assert (answer.index, answer.text, answer.finish_reason, answer.stop_reason) == (0, "yes", "stop", None)
+    assert (answer.index, answer.text, answer.finish_reason, answer.stop_reason) == (
+        0,
+        "yes",
+        "stop",
+        None,
+    )
     assert answer.token_ids == (*TOKENIZER.encode("yes"), END)
     assert answer.logprobs is answer.cumulative_logprob is output.prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
     "prompt",
-    ["hi", list(HI), [list(HI)], ["hi"], {"prompt": "hi"}, {"prompt_token_ids": HI}, [{"prompt_token_ids": HI}]],
+    [
+        "hi",
+        list(HI),
+        [list(HI)],
+        ["hi"],
+        {"prompt": "hi"},
+        {"prompt_token_ids": HI},
+        [{"prompt_token_ids": HI}],
+    ],
     ids=str,
 )
 def test_prompts_are_text_or_ids_or_objects_with_either(prompt: object) -> None:
@@ -59,7 +76,9 @@ def test_no_prompts_give_no_outputs() -> None:
 
 def test_each_prompt_may_have_its_own_params() -> None:
     model, _ = llm(says("abcdef"))
-    one, other = model.generate(["x", "y"], [SamplingParams(max_tokens=2), SamplingParams(max_tokens=4)])
+    one, other = model.generate(
+        ["x", "y"], [SamplingParams(max_tokens=2), SamplingParams(max_tokens=4)]
+    )
     assert (one.outputs[0].text, other.outputs[0].text) == ("ab", "abcd")
     assert one.outputs[0].finish_reason == "length"
 
@@ -112,16 +131,26 @@ def test_max_tokens_stays_within_the_context(wanted: int | None, given: int) -> 
 
 
 def test_without_params_the_checkpoint_s_sampling_is_used() -> None:
-    sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "pad_token_id": 0}
+    sampling = {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "repetition_penalty": 1.1,
+        "pad_token_id": 0,
+    }
     params = default_params(TextAssets(generation_config=sampling))
-    assert params == SamplingParams(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1, max_tokens=256)
+    assert params == SamplingParams(
+        temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1, max_tokens=256
+    )
     model, engine = llm(default_params=params)
     model.generate("hi")
     assert engine.submitted[0].params.temperature == 0.6
 
 
 def test_a_checkpoint_that_does_not_sample_is_greedy() -> None:
-    assert default_params(TextAssets(generation_config={"do_sample": False, "temperature": 0.6})).greedy
+    assert default_params(
+        TextAssets(generation_config={"do_sample": False, "temperature": 0.6})
+    ).greedy
 
 
 def test_end_tokens_are_the_engine_s_unless_ignored() -> None:
@@ -175,7 +204,11 @@ def test_tokens_that_come_after_the_end_are_dropped() -> None:
         builder.push(Token("x", token_id))
     delta = builder.take()
     assert delta is not None
-    assert (delta.text, delta.token_ids, delta.stop_reason) == ("a", tuple(TOKENIZER.encode("ab")), "b")
+    assert (delta.text, delta.token_ids, delta.stop_reason) == (
+        "a",
+        tuple(TOKENIZER.encode("ab")),
+        "b",
+    )
     builder.push(Token("x", -1, FinishReason.ABORT))
     assert builder.ended
     assert builder.take() is None
@@ -198,7 +231,10 @@ def test_a_stop_token_ends_the_text_without_being_part_of_it() -> None:
     params = SamplingParams(stop_token_ids=[stop], max_tokens=9)
     (plain,), (shown,) = (
         model.generate("x", p)[0].outputs
-        for p in (params, SamplingParams(stop_token_ids=[stop], max_tokens=9, include_stop_str_in_output=True))
+        for p in (
+            params,
+            SamplingParams(stop_token_ids=[stop], max_tokens=9, include_stop_str_in_output=True),
+        )
     )
     assert (plain.text, plain.stop_reason, plain.token_ids[-1]) == ("ab", stop, stop)
     assert shown.text == "abc"
@@ -236,7 +272,9 @@ def test_chat_writes_conversations_with_the_template() -> None:
     (one,) = model.chat(talk, LONG)
     assert one.outputs[0].text == "user:hi;>"
     assert one.prompt is None
-    two = model.chat([talk, [*talk, {"role": "assistant", "content": "yo"}]], LONG, add_generation_prompt=False)
+    two = model.chat(
+        [talk, [*talk, {"role": "assistant", "content": "yo"}]], LONG, add_generation_prompt=False
+    )
     assert [o.outputs[0].text for o in two] == ["user:hi;", "user:hi;assistant:yo;"]
 
 

@@ -16,16 +16,22 @@ ROOT = Path(__file__).parents[1]
 def make(*args: str) -> subprocess.CompletedProcess[str]:
     # Not what `make test` was called with.
     env = {
-        k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "TORCH", "PYTHON", "VENV")
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "TORCH", "PYTHON", "VENV")
     }
-    return subprocess.run(["make", "--no-print-directory", *args], cwd=ROOT, capture_output=True, text=True, env=env)
+    return subprocess.run(
+        ["make", "--no-print-directory", *args], cwd=ROOT, capture_output=True, text=True, env=env
+    )
 
 
 def test_help_lists_every_target() -> None:
     phony = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony
     shown = make().stdout
-    assert [name for name in phony[1].split() if name != "FORCE" and f"  {name} " not in shown] == []
+    assert [
+        name for name in phony[1].split() if name != "FORCE" and f"  {name} " not in shown
+    ] == []
 
 
 def test_a_missing_python_is_one_clear_sentence(tmp_path: Path) -> None:
@@ -34,7 +40,9 @@ def test_a_missing_python_is_one_clear_sentence(tmp_path: Path) -> None:
     assert "Install Python 3.11 or newer" in done.stderr
 
 
-@pytest.mark.parametrize("missing, said", [("version", "is too old"), ("ensurepip", "apt install python3-venv")])
+@pytest.mark.parametrize(
+    "missing, said", [("version", "is too old"), ("ensurepip", "apt install python3-venv")]
+)
 def test_an_unfit_python_is_one_clear_sentence(tmp_path: Path, missing: str, said: str) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\ncase "$*" in *{missing}*) exit 1;; esac\n')
@@ -50,12 +58,20 @@ def test_another_torch_is_installed_over_the_pinned_one(tmp_path: Path) -> None:
 
 
 def test_every_declared_dependency_has_a_pinned_version() -> None:
-    pins = {_name(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] != "#"}
+    pins = {
+        _name(line)
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line[:1] != "#"
+    }
     for manifest in (ROOT / "pyproject.toml", *ROOT.glob("plugins/*/*/pyproject.toml")):
         project = tomllib.loads(manifest.read_text())["project"]
-        extras = [line for extra in project.get("optional-dependencies", {}).values() for line in extra]
+        extras = [
+            line for extra in project.get("optional-dependencies", {}).values() for line in extra
+        ]
         declared = {_name(line) for line in project["dependencies"] + extras}
-        assert {name for name in declared - pins if not name.startswith("inferno")} == set(), manifest
+        assert {name for name in declared - pins if not name.startswith("inferno")} == set(), (
+            manifest
+        )
 
 
 def _name(requirement: str) -> str:

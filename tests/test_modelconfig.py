@@ -8,12 +8,24 @@ import pytest
 from attrs import field, frozen, make_class
 
 from inferno.errors import CheckpointError
-from inferno.modelconfig import FULL, SLIDING, DecoderConfig, RopeScaling, WindowedConfig, check_experts, read_config
+from inferno.modelconfig import (
+    FULL,
+    SLIDING,
+    DecoderConfig,
+    RopeScaling,
+    WindowedConfig,
+    check_experts,
+    read_config,
+)
 
 FIELDS: dict[str, Any] = {
-    "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
     "max_position_embeddings": 256,
-}  # fmt: skip
+}
 
 
 @frozen(kw_only=True)
@@ -25,7 +37,9 @@ class Alternating(WindowedConfig):
 
 
 def test_what_is_left_out_follows_from_the_rest() -> None:
-    config = DecoderConfig.from_json({**FIELDS, "num_key_value_heads": None, "rope_theta": 5e5, "of_another": "family"})
+    config = DecoderConfig.from_json(
+        {**FIELDS, "num_key_value_heads": None, "rope_theta": 5e5, "of_another": "family"}
+    )
     assert (config.num_key_value_heads, config.head_dim, config.rope.rope_theta) == (8, 8, 5e5)
     need = config.attention_need(0)
     assert (need.num_heads, need.num_kv_heads, need.head_dim, need.scale) == (8, 8, 8, 8**-0.5)
@@ -38,7 +52,9 @@ def test_a_family_has_defaults_of_its_own_and_the_file_wins() -> None:
 
 
 def test_a_tied_head_may_be_stored_and_is_not_read() -> None:
-    tied, untied = (DecoderConfig.from_json({**FIELDS, "tie_word_embeddings": tie}) for tie in (True, False))
+    tied, untied = (
+        DecoderConfig.from_json({**FIELDS, "tie_word_embeddings": tie}) for tie in (True, False)
+    )
     assert (tied.unused_tensors, untied.unused_tensors) == (("lm_head.weight",), ())
 
 
@@ -47,7 +63,10 @@ def test_a_tied_head_may_be_stored_and_is_not_read() -> None:
     [
         ({}, [None] * 4),
         ({"sliding_window": 32}, [32, None, 32, None]),
-        ({"sliding_window": 32, "layer_types": [FULL, FULL, SLIDING, FULL]}, [None, None, 32, None]),
+        (
+            {"sliding_window": 32, "layer_types": [FULL, FULL, SLIDING, FULL]},
+            [None, None, 32, None],
+        ),
         ({"sliding_window": None, "layer_types": [SLIDING] * 4}, [None] * 4),
     ],
 )
@@ -96,13 +115,28 @@ def test_a_bad_field_is_named(given: dict[str, Any], named: str) -> None:
         ({"rope_type": "linear", "factor": float("inf")}, "factor"),
         ({"rope_type": "yarn", "beta_fast": 0}, "beta_fast"),
         ({"rope_type": "yarn", "beta_slow": -1}, "beta_slow"),
-        ({"rope_type": "yarn", "original_max_position_embeddings": -4}, "original_max_position_embeddings"),
-        ({"rope_type": "longrope", "original_max_position_embeddings": 1}, "original_max_position_embeddings"),
-        ({"rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
+        (
+            {"rope_type": "yarn", "original_max_position_embeddings": -4},
+            "original_max_position_embeddings",
+        ),
+        (
+            {"rope_type": "longrope", "original_max_position_embeddings": 1},
+            "original_max_position_embeddings",
+        ),
+        (
+            {"rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "high_freq_factor",
+        ),
         ({"partial_rotary_factor": -1.0}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
-        ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}, "long_factor has 3 numbers"),
-        ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3 + [0.0]}, "long_factor"),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3},
+            "long_factor has 3 numbers",
+        ),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3 + [0.0]},
+            "long_factor",
+        ),
     ],
 )
 def test_rotations_that_cannot_be_computed_are_refused(rope: Any, named: str) -> None:
@@ -112,8 +146,16 @@ def test_rotations_that_cannot_be_computed_are_refused(rope: Any, named: str) ->
 
 def test_rotations_that_can_be_computed_are_not() -> None:
     longrope = {"rope_type": "longrope", "short_factor": [1] * 4, "long_factor": [2.5] * 4}
-    assert DecoderConfig.from_json({**FIELDS, "rope_parameters": longrope}).rope.long_factor == (2.5,) * 4
-    assert DecoderConfig.from_json({**FIELDS, "partial_rotary_factor": 0.25}).rope.partial_rotary_factor == 0.25
+    assert (
+        DecoderConfig.from_json({**FIELDS, "rope_parameters": longrope}).rope.long_factor
+        == (2.5,) * 4
+    )
+    assert (
+        DecoderConfig.from_json(
+            {**FIELDS, "partial_rotary_factor": 0.25}
+        ).rope.partial_rotary_factor
+        == 0.25
+    )
 
 
 def test_a_rotary_base_of_null_is_none_and_a_key_called_rope_is_not_read() -> None:
@@ -121,7 +163,9 @@ def test_a_rotary_base_of_null_is_none_and_a_key_called_rope_is_not_read() -> No
     assert DecoderConfig.from_json({**FIELDS, "rope": {"rope_theta": 7.0}}).rope == RopeScaling()
 
 
-@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts", "num_nextn_predict_layers"])
+@pytest.mark.parametrize(
+    "name", ["num_experts", "num_local_experts", "n_routed_experts", "num_nextn_predict_layers"]
+)
 @pytest.mark.parametrize("number", [10**9, -(10**9)])
 def test_what_is_listed_one_by_one_is_bounded(name: str, number: int) -> None:
     listing = make_class("Listing", {name: field(type=int)})
@@ -133,14 +177,22 @@ def test_what_is_listed_one_by_one_is_bounded(name: str, number: int) -> None:
 def test_heads_that_do_not_divide_the_hidden_size_must_say_how_wide_they_are() -> None:
     with pytest.raises(CheckpointError, match="num_attention_heads 7"):
         DecoderConfig.from_json({**FIELDS, "num_attention_heads": 7})
-    assert DecoderConfig.from_json({**FIELDS, "num_attention_heads": 7, "head_dim": 16}).head_dim == 16
+    assert (
+        DecoderConfig.from_json({**FIELDS, "num_attention_heads": 7, "head_dim": 16}).head_dim == 16
+    )
 
 
 @pytest.mark.parametrize(
     ("numbers", "named"),
-    [((0, 1), "num_experts"), ((4, 0), "num_experts_per_tok"), ((4, 5), "5 of 4 experts"), ((8, 2, 3, 1), "n_group 3"),
-     ((8, 2, 2, 3), "topk_group 3"), ((8, 3, 4, 1), "3 of 8 experts")],
-)  # fmt: skip
+    [
+        ((0, 1), "num_experts"),
+        ((4, 0), "num_experts_per_tok"),
+        ((4, 5), "5 of 4 experts"),
+        ((8, 2, 3, 1), "n_group 3"),
+        ((8, 2, 2, 3), "topk_group 3"),
+        ((8, 3, 4, 1), "3 of 8 experts"),
+    ],
+)
 def test_experts_that_cannot_be_picked_are_refused(numbers: tuple[int, ...], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         check_experts(*numbers)

@@ -35,7 +35,9 @@ class Rows(Weight):
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         if not all(isinstance(w, Rows) for w in others):
             return None
-        return Rows(torch.cat([self.weight_OI, *(w.weight_OI for w in others if isinstance(w, Rows))]))
+        return Rows(
+            torch.cat([self.weight_OI, *(w.weight_OI for w in others if isinstance(w, Rows))])
+        )
 
 
 class Loner(Rows):
@@ -50,8 +52,11 @@ def stack(weights: Sequence[Weight], *, grouped: bool = False) -> Weight | None:
     return weights[0].concatenate(weights[1:])
 
 
-def experts_of(kinds: Sequence[type[Weight]], *, bias: bool = False) -> tuple[Experts, list[list[Tensor]]]:
-    """Fused experts, and the matrices and biases of each. Their gates, ups and downs are of these kinds."""
+def experts_of(
+    kinds: Sequence[type[Weight]], *, bias: bool = False
+) -> tuple[Experts, list[list[Tensor]]]:
+    """Fused experts, and the matrices and biases of each. Their gates, ups and downs are of these
+    kinds."""
     torch.manual_seed(0)
     experts = Experts(EXPERTS, HIDDEN, INNER, bias=bias)
     numbers = []
@@ -74,13 +79,19 @@ def naive(x_D: Tensor, own: list[Tensor]) -> Tensor:
         gate, up, down = own
         return F.linear(F.silu(F.linear(x_D, gate)) * F.linear(x_D, up), down)
     gate, gate_bias, up, up_bias, down, down_bias = own
-    return F.linear(F.silu(F.linear(x_D, gate, gate_bias)) * F.linear(x_D, up, up_bias), down, down_bias)
+    return F.linear(
+        F.silu(F.linear(x_D, gate, gate_bias)) * F.linear(x_D, up, up_bias), down, down_bias
+    )
 
 
-def route(logits_TE: Tensor, routing: Routing, correction_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route(
+    logits_TE: Tensor, routing: Routing, correction_E: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Of a router whose logits are given."""
     count = logits_TE.shape[1]
-    router = Router(count, count, routing, correction=correction_E is not None).requires_grad_(False)
+    router = Router(count, count, routing, correction=correction_E is not None).requires_grad_(
+        False
+    )
     router.weight.copy_(torch.eye(count))
     if router.e_score_correction_bias is not None and correction_E is not None:
         router.e_score_correction_bias.copy_(correction_E)
@@ -91,17 +102,25 @@ def route(logits_TE: Tensor, routing: Routing, correction_E: Tensor | None = Non
 @pytest.mark.parametrize("kinds", [(Dense,) * 3, (Rows,) * 3, (Loner,) * 3, (Rows, Dense, Rows)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 40])
-def test_experts_equal_a_loop_over_tokens(kinds: Sequence[type[Weight]], bias: bool, num_tokens: int) -> None:
+def test_experts_equal_a_loop_over_tokens(
+    kinds: Sequence[type[Weight]], bias: bool, num_tokens: int
+) -> None:
     """Few rows and many, weights that stack and such that do not; expert 4 has no token."""
     experts, numbers = experts_of(kinds, bias=bias)
     assert any(isinstance(module, Separate) for module in experts.modules()) == (Loner in kinds)
     x_TD = torch.randn(num_tokens, HIDDEN)
-    experts_TK = torch.stack([torch.randperm(EXPERTS - 1)[:3] for _ in range(num_tokens)]) if num_tokens else torch.empty(0, 3)
+    experts_TK = (
+        torch.stack([torch.randperm(EXPERTS - 1)[:3] for _ in range(num_tokens)])
+        if num_tokens
+        else torch.empty(0, 3)
+    )
     weights_TK = torch.rand(num_tokens, 3)
     y_TD = experts(x_TD, experts_TK.long(), weights_TK)
     for t in range(num_tokens):
         pairs = zip(weights_TK[t], experts_TK[t].tolist(), strict=True)
-        torch.testing.assert_close(y_TD[t], sum(w * naive(x_TD[t], numbers[e]) for w, e in pairs), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            y_TD[t], sum(w * naive(x_TD[t], numbers[e]) for w, e in pairs), rtol=1e-4, atol=1e-4
+        )
     assert y_TD.shape == x_TD.shape
 
 
@@ -155,5 +174,11 @@ def test_a_router_computes_in_float32() -> None:
         torch.nn.init.normal_(param)
     x_TD = torch.randn(4, HIDDEN).bfloat16()
     experts_TK, weights_TK = router(x_TD)
-    want = ops.route(x_TD.float(), router.weight, None, router.e_score_correction_bias, 2, False, False, 1.0)
-    assert torch.equal(experts_TK, want[0]) and torch.equal(weights_TK, want[1]) and weights_TK.dtype == torch.float32
+    want = ops.route(
+        x_TD.float(), router.weight, None, router.e_score_correction_bias, 2, False, False, 1.0
+    )
+    assert (
+        torch.equal(experts_TK, want[0])
+        and torch.equal(weights_TK, want[1])
+        and weights_TK.dtype == torch.float32
+    )

@@ -1,4 +1,5 @@
-"""The plan decides everything before the first token, from headers alone, or says what stands in the way."""
+"""The plan decides everything before the first token, from headers alone, or says what stands in
+the way."""
 
 from __future__ import annotations
 
@@ -31,10 +32,17 @@ from inferno.plan.cache_size import CacheSizes
 from inferno.plan.values import AttentionUse
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
-    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 1024, "dtype": "bfloat16",
-}  # fmt: skip
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "dtype": "bfloat16",
+}
 TENSORS: dict[str, tuple[int, ...]] = {
     "model.embed_tokens.weight": (64, 32),
     "model.layers.0.self_attn.q_proj.weight": (64, 32),
@@ -49,13 +57,17 @@ Write = Callable[..., str]
 def write(tmp_path: Path) -> Write:
     """Writes a checkpoint of these tensors, in bfloat16; returns its reference."""
 
-    def write(tensors: dict[str, tuple[int, ...]] = TENSORS, stored: str = "BF16", **config: Any) -> str:
+    def write(
+        tensors: dict[str, tuple[int, ...]] = TENSORS, stored: str = "BF16", **config: Any
+    ) -> str:
         header, end = {}, 0
         for name, shape in tensors.items():
             begin, end = end, end + 2 * int(memory_of(shape))
             header[name] = {"dtype": stored, "shape": shape, "data_offsets": [begin, end]}
         text = json.dumps(header).encode()
-        (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
+        (tmp_path / "model.safetensors").write_bytes(
+            struct.pack("<Q", len(text)) + text + bytes(end)
+        )
         merged = {k: v for k, v in {**CONFIG, **config}.items() if v is not None}
         (tmp_path / "config.json").write_text(json.dumps(merged))
         return str(tmp_path)
@@ -77,12 +89,23 @@ def on_cpu(**options: Any) -> Options:
 def test_a_plan_names_everything_that_will_run(write: Write) -> None:
     ref = write()
     plan = resolve(ref, on_cpu())
-    assert (plan.architecture, plan.format, plan.source) == ("Qwen3ForCausalLM", "safetensors", "local")
-    assert (plan.dtype, plan.device, plan.vocab_size, plan.max_model_len) == ("bfloat16", "cpu", 64, 1024)
+    assert (plan.architecture, plan.format, plan.source) == (
+        "Qwen3ForCausalLM",
+        "safetensors",
+        "local",
+    )
+    assert (plan.dtype, plan.device, plan.vocab_size, plan.max_model_len) == (
+        "bfloat16",
+        "cpu",
+        64,
+        1024,
+    )
     assert plan.cache_policy == "lru" and plan.model_id == ref
     [scheme] = plan.schemes
     assert (scheme.name, scheme.count, scheme.stored) == ("dense", 2, ("bfloat16",))
-    assert set(scheme.classes) == {"embed_tokens", "q_proj"} and scheme.nbytes == 2 * (64 * 32 + 64 * 32)
+    assert set(scheme.classes) == {"embed_tokens", "q_proj"} and scheme.nbytes == 2 * (
+        64 * 32 + 64 * 32
+    )
     [attention] = plan.attention
     assert attention.layers == (0, 1, 2) and attention.need.dtype == "bfloat16"
     assert plan.distributions["architecture Qwen3ForCausalLM"].startswith("inferno-qwen3 ")
@@ -95,7 +118,9 @@ def test_memory_is_itemised_and_the_cache_is_as_large_as_it_can_be_used(write: W
     assert items["weights"] == 2 * sum(map(memory_of, TENSORS.values()))
     assert plan.kv_bytes_per_token == KV_BYTES
     assert items["KV cache"] == plan.kv_tokens * KV_BYTES
-    assert plan.kv_tokens == 8 * 1024, "8 sequences of the longest context: more would never be used"
+    assert plan.kv_tokens == 8 * 1024, (
+        "8 sequences of the longest context: more would never be used"
+    )
     assert sum(items.values()) <= plan.memory_limit
 
 
@@ -103,7 +128,11 @@ def test_memory_bounds_the_cache(write: Write) -> None:
     ref = write()
     fixed = sum(i.nbytes for i in resolve(ref, on_cpu()).memory if i.name != "KV cache")
     plan = resolve(ref, on_cpu(memory=f"{fixed + 1300 * KV_BYTES}B"))
-    assert plan.kv_tokens == 1296 and plan.max_model_len == 1024 and not any("lowered" in note for note in plan.notes)
+    assert (
+        plan.kv_tokens == 1296
+        and plan.max_model_len == 1024
+        and not any("lowered" in note for note in plan.notes)
+    )
     assert sum(item.nbytes for item in plan.memory) <= plan.memory_limit
 
 
@@ -118,7 +147,9 @@ def test_a_context_that_does_not_fit_is_lowered_with_a_note(write: Write) -> Non
 
 
 @pytest.mark.parametrize("given", ["1MiB", "448MiB"])
-def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(write: Write, given: str) -> None:
+def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(
+    write: Write, given: str
+) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         resolve(write(), on_cpu(memory=given))
     assert "MiB" in caught.value.cause and "--memory" in caught.value.remedy
@@ -126,9 +157,19 @@ def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(write
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("8GiB", 8 << 30), ("500MB", 500_000_000), ("500 mb", 500_000_000), ("1.5GiB", 3 << 29), ("2G", 2_000_000_000),
-     ("60%", 60 << 30), ("100%", 100 << 30), ("12345", 12345), ("7B", 7), ("0.5TiB", None)],
-)  # fmt: skip
+    [
+        ("8GiB", 8 << 30),
+        ("500MB", 500_000_000),
+        ("500 mb", 500_000_000),
+        ("1.5GiB", 3 << 29),
+        ("2G", 2_000_000_000),
+        ("60%", 60 << 30),
+        ("100%", 100 << 30),
+        ("12345", 12345),
+        ("7B", 7),
+        ("0.5TiB", None),
+    ],
+)
 def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
     if nbytes is None:
         with pytest.raises(OutOfMemoryError, match="more than the device"):
@@ -137,14 +178,18 @@ def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
         assert memory.parse(text, 100 << 30) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "0", "0%", "101%", "-1GiB", "lots", "GiB", "1e3", "nan", "8 Gi B", "1,5GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0%", "101%", "-1GiB", "lots", "GiB", "1e3", "nan", "8 Gi B", "1,5GiB"]
+)
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(OptionError):
         memory.parse(text, 100 << 30)
 
 
 def test_the_plan_survives_its_own_document(write: Write) -> None:
-    plan = resolve(write(sliding_window=8, use_sliding_window=True, max_window_layers=1), on_cpu(seed=3))
+    plan = resolve(
+        write(sliding_window=8, use_sliding_window=True, max_window_layers=1), on_cpu(seed=3)
+    )
     assert len(plan.attention) == 2 and plan.window_blocks
     assert plan_from_json(plan_to_json(plan)) == plan
     assert plan_from_json(plan_to_json(plan).encode()) == plan
@@ -205,7 +250,9 @@ def with_fallback() -> Catalog:
     catalog = load_catalog(only=["qwen3"])
     [qwen3] = catalog.of("inferno_architectures")
     fallback = attrs.evolve(qwen3, item=attrs.evolve(qwen3.item, name=ANY, note="somehow, slowly"))
-    return attrs.evolve(catalog, offers={**catalog.offers, "inferno_architectures": (fallback, qwen3)})
+    return attrs.evolve(
+        catalog, offers={**catalog.offers, "inferno_architectures": (fallback, qwen3)}
+    )
 
 
 def test_a_fallback_is_taken_only_where_no_plugin_has_the_name_and_says_so(write: Write) -> None:
@@ -216,13 +263,19 @@ def test_a_fallback_is_taken_only_where_no_plugin_has_the_name_and_says_so(write
     assert plan.architecture == "Gemma9ForCausalLM" and "somehow, slowly" in plan.notes
     assert not any("is not installed" in note for note in plan.notes)
     plan = resolve(write(architectures=["LlamaForCausalLM"]), on_cpu(), catalog)
-    assert any("`pip install inferno-llama`" in note for note in plan.notes), "a plugin made for it is better"
+    assert any("`pip install inferno-llama`" in note for note in plan.notes), (
+        "a plugin made for it is better"
+    )
 
 
 def test_the_index_of_packages_names_each_architecture_of_this_repository_once() -> None:
     index = json.loads((Path(inferno.__file__).parent / "index.json").read_text())
     assert index["Qwen3ForCausalLM"] == index["qwen3"] == "inferno-qwen3"
-    assert not [name for name in index.values() if not list(Path(__file__).parents[1].glob(f"plugins/*/{name}"))]
+    assert not [
+        name
+        for name in index.values()
+        if not list(Path(__file__).parents[1].glob(f"plugins/*/{name}"))
+    ]
 
 
 @pytest.mark.parametrize("architectures", [None, [], "Qwen3ForCausalLM", [3]])
@@ -239,7 +292,10 @@ def test_a_field_that_is_missing_or_nonsense_is_named(write: Write, field: str) 
 
 
 def test_a_layout_no_scheme_reads_names_the_matrix_and_the_package(write: Write) -> None:
-    tensors = {"model.layers.0.mlp.up_proj.qweight": (4, 8), "model.layers.0.mlp.up_proj.scales": (4, 2)}
+    tensors = {
+        "model.layers.0.mlp.up_proj.qweight": (4, 8),
+        "model.layers.0.mlp.up_proj.scales": (4, 2),
+    }
     ref = write(tensors, stored="I16", quantization_config={"quant_method": "gptq"})
     with pytest.raises(UnsupportedError, match="model.layers.0.mlp.up_proj.*qweight") as caught:
         resolve(ref, on_cpu())
@@ -272,28 +328,41 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_the_type_is_what_was_asked_else_declared_else_stored(
     write: Write, asked: str, config: str | None, stored: str, dtype: str
 ) -> None:
-    assert resolve(write(stored=stored, dtype=None, torch_dtype=config), on_cpu(dtype=asked)).dtype == dtype
+    assert (
+        resolve(write(stored=stored, dtype=None, torch_dtype=config), on_cpu(dtype=asked)).dtype
+        == dtype
+    )
 
 
 def test_layers_of_different_need_are_served_apart(write: Write) -> None:
     plan = resolve(write(sliding_window=8, use_sliding_window=True, max_window_layers=2), on_cpu())
-    assert {use.need.sliding_window: use.layers for use in plan.attention} == {None: (0, 1), 8: (2,)}
+    assert {use.need.sliding_window: use.layers for use in plan.attention} == {
+        None: (0, 1),
+        8: (2,),
+    }
 
 
 def test_layers_with_a_window_do_not_pay_for_the_whole_context(write: Write) -> None:
     windowed = {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1}
     plan, plain = resolve(write(**windowed), on_cpu()), resolve(write(), on_cpu())
-    assert plan.window_blocks == {40: 8 * (3 + 1 + 1) + 4}, "three blocks, the one being filled, a spare one; and a step"
+    assert plan.window_blocks == {40: 8 * (3 + 1 + 1) + 4}, (
+        "three blocks, the one being filled, a spare one; and a step"
+    )
     assert (plan.num_blocks, plan.kv_tokens) == (plain.num_blocks, plain.kv_tokens) == (512, 8192)
     per_layer = KV_BYTES // 3
     [item] = [item for item in plan.memory if item.name == "KV cache"]
     assert item.nbytes == plan.kv_bytes == 16 * per_layer * (512 + 2 * 44)
     assert plan.kv_bytes_per_token == per_layer, "what one more token of a long context takes"
-    assert item.why == "512 blocks of 16 tokens, 128 B per token; for window 40 44 blocks, 256 B per token"
+    assert (
+        item.why
+        == "512 blocks of 16 tokens, 128 B per token; for window 40 44 blocks, 256 B per token"
+    )
     assert plan.fitting(1024) == plain.fitting(1024) == 8
     everywhere = resolve(write(**{**windowed, "max_window_layers": 0}), on_cpu())
     assert everywhere.kv_bytes == 16 * KV_BYTES * 44 and everywhere.kv_bytes_per_token == 0
-    assert resolve(write(**{**windowed, "sliding_window": 1024}), on_cpu()).window_blocks == {}, "no window, really"
+    assert resolve(write(**{**windowed, "sliding_window": 1024}), on_cpu()).window_blocks == {}, (
+        "no window, really"
+    )
 
 
 def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write: Write) -> None:
@@ -306,8 +375,13 @@ def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write
         [kept] = plan.window_blocks.values() or [plan.num_blocks]
         assert plan.kv_bytes <= room and plan.num_blocks >= min(512, blocks)
         assert kept >= 3 + 1 + 1 + 4, "at least one sequence runs"
-        assert kept == 44 or plan.num_blocks < kept + 64 + 3 * 5, "no windows are missing that there is room for"
-        assert plan.max_model_len == min(1024, plan.num_blocks * 16) and plan.fitting(plan.max_model_len) >= 1
+        assert kept == 44 or plan.num_blocks < kept + 64 + 3 * 5, (
+            "no windows are missing that there is room for"
+        )
+        assert (
+            plan.max_model_len == min(1024, plan.num_blocks * 16)
+            and plan.fitting(plan.max_model_len) >= 1
+        )
     assert plan.window_blocks == roomy.window_blocks
 
 
@@ -322,14 +396,31 @@ def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write
     ],
 )
 def test_what_one_long_context_takes(
-    kv_heads: int, head_dim: int, layers: dict[int | None, int], context: int, gib: tuple[float, float]
+    kv_heads: int,
+    head_dim: int,
+    layers: dict[int | None, int],
+    context: int,
+    gib: tuple[float, float],
 ) -> None:
     uses = []
     for window, count in layers.items():
         need = AttentionNeed(
-            num_heads=kv_heads, num_kv_heads=kv_heads, head_dim=head_dim, scale=1.0, dtype="bfloat16", sliding_window=window
+            num_heads=kv_heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=1.0,
+            dtype="bfloat16",
+            sliding_window=window,
         )
-        uses.append(AttentionUse(name="", distribution="", need=need, layers=tuple(range(count)), cache=layout(need, 16)))
+        uses.append(
+            AttentionUse(
+                name="",
+                distribution="",
+                need=need,
+                layers=tuple(range(count)),
+                cache=layout(need, 16),
+            )
+        )
     sizes = CacheSizes(uses, 16, max_num_seqs=1, max_num_batched_tokens=2048, room=1 << 40)
     num_blocks, window_blocks = sizes.choose(context)
     assert num_blocks == context // 16
@@ -347,7 +438,9 @@ def test_an_engine_of_other_plugins_refuses_the_plan(write: Write) -> None:
 
     plan = resolve(write(), on_cpu())
     agree(plan, plan.catalog())
-    elsewhere = attrs.evolve(plan, distributions={"architecture Qwen3ForCausalLM": "inferno-qwen3 9.9"})
+    elsewhere = attrs.evolve(
+        plan, distributions={"architecture Qwen3ForCausalLM": "inferno-qwen3 9.9"}
+    )
     with pytest.raises(PluginError, match="inferno-qwen3 9.9"):
         agree(elsewhere, plan.catalog())
 
@@ -367,9 +460,15 @@ def test_a_checkpoint_says_how_its_model_writes_calls(write: Write) -> None:
 def test_picked_experts_have_rows_of_their_own_in_the_memory_plan(write: Write) -> None:
     def activations(picked: int) -> int:
         ref = write(
-            architectures=["Qwen3MoeForCausalLM"], num_experts=8, moe_intermediate_size=96, num_experts_per_tok=picked
+            architectures=["Qwen3MoeForCausalLM"],
+            num_experts=8,
+            moe_intermediate_size=96,
+            num_experts_per_tok=picked,
         )
-        return next(item.nbytes for item in resolve(ref, on_cpu()).memory if item.name == "activations")
+        return next(
+            item.nbytes for item in resolve(ref, on_cpu()).memory if item.name == "activations"
+        )
 
-    # per token, of 64, and picked expert: gate, up and what they make, and its input and output; bfloat16
+    # per token, of 64, and picked expert: gate, up and what they make, and its input and output;
+    # bfloat16
     assert activations(8) - activations(4) == 64 * 4 * (3 * 96 + 2 * 32) * 2

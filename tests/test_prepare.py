@@ -16,23 +16,46 @@ from inferno.plan import Plan
 
 
 class Asked:
-    """Providers of which "one" multiplies most of the plan's weights, "other" none, and what they were asked."""
+    """Providers of which "one" multiplies most of the plan's weights, "other" none, and what they
+    were asked."""
 
     def __init__(self, *, isq: str | None = None) -> None:
         self.seen: list[str] = []
         offers = tuple(Offer(self._provider(name), "tests") for name in ("one", "other"))
         silent = Offer(KernelProvider(name="silent", ops={}, refuses=lambda need: None), "tests")
-        schemes = tuple(Offer(self._scheme(name, layout), "tests") for name, layout in (("plain", ""), ("a", "a"), ("b", "b")))
-        catalog = Catalog((), {"inferno_kernels": (*offers, silent), "inferno_quant_schemes": schemes})
-        kernels = [("linear", "bfloat16", "one"), ("linear", "a", "one"), ("linear", "b", "silent"), ("rms_norm", "", "other")]
-        self.plan = cast(Plan, SimpleNamespace(
-            schemes=[SimpleNamespace(name=n, nbytes=nbytes) for n, nbytes in (("plain", 4), ("a", 20), ("b", 100))],
-            kernels=[SimpleNamespace(op=op, layout=layout, name=name) for op, layout, name in kernels],
-            dtype="bfloat16", isq=isq, catalog=lambda: catalog,
-        ))  # fmt: skip
+        schemes = tuple(
+            Offer(self._scheme(name, layout), "tests")
+            for name, layout in (("plain", ""), ("a", "a"), ("b", "b"))
+        )
+        catalog = Catalog(
+            (), {"inferno_kernels": (*offers, silent), "inferno_quant_schemes": schemes}
+        )
+        kernels = [
+            ("linear", "bfloat16", "one"),
+            ("linear", "a", "one"),
+            ("linear", "b", "silent"),
+            ("rms_norm", "", "other"),
+        ]
+        self.plan = cast(
+            Plan,
+            SimpleNamespace(
+                schemes=[
+                    SimpleNamespace(name=n, nbytes=nbytes)
+                    for n, nbytes in (("plain", 4), ("a", 20), ("b", 100))
+                ],
+                kernels=[
+                    SimpleNamespace(op=op, layout=layout, name=name) for op, layout, name in kernels
+                ],
+                dtype="bfloat16",
+                isq=isq,
+                catalog=lambda: catalog,
+            ),
+        )
 
     def _scheme(self, name: str, layout: str) -> QuantScheme:
-        return QuantScheme(name=name, owns="tests:no", load="tests:no", nbytes="tests:no", layout=layout)
+        return QuantScheme(
+            name=name, owns="tests:no", load="tests:no", nbytes="tests:no", layout=layout
+        )
 
     def _provider(self, name: str) -> KernelProvider:
         @contextmanager

@@ -32,28 +32,49 @@ ARRIVALS = {0: (0,), 3: (1,), 9: (2, 3), 20: (4,), 30: (5, 6, 7)}
 
 
 UNTIED: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 512, "tie_word_embeddings": False, "attention_bias": True,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 1024,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+}
 
 
 WINDOWED: dict[str, Any] = {
-    **UNTIED, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "use_sliding_window": True, "sliding_window": 40,
+    **UNTIED,
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": 40,
     "max_window_layers": 1,
-}  # fmt: skip
+}
 
 
 EXPERTS: dict[str, Any] = {
-    **UNTIED, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 32,
-    "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": False,
-}  # fmt: skip
+    **UNTIED,
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "attention_bias": False,
+}
 
 
 def made(config: dict[str, Any], folder: Path) -> Path:
     """A checkpoint of random weights."""
     fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(config["model_type"], **fields))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(config["model_type"], **fields)
+    )
     randomize(model)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
@@ -61,7 +82,9 @@ def made(config: dict[str, Any], folder: Path) -> Path:
 
 
 def load(ref: str | Path, isq: str | None = None) -> Engine:
-    options = Options(device="cpu", dtype="bfloat16", max_model_len=512, max_num_batched_tokens=256, isq=isq)
+    options = Options(
+        device="cpu", dtype="bfloat16", max_model_len=512, max_num_batched_tokens=256, isq=isq
+    )
     return Engine.load(resolve(str(ref), options))
 
 
@@ -70,8 +93,12 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(EXPERTS, tmp_path_factory.mktemp("experts"))
 
 
-@pytest.fixture(scope="module", params=["demo", "untied, with biases", "windowed", "experts", "packed experts"])
-def engine(request: pytest.FixtureRequest, experts: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+@pytest.fixture(
+    scope="module", params=["demo", "untied, with biases", "windowed", "experts", "packed experts"]
+)
+def engine(
+    request: pytest.FixtureRequest, experts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Engine:
     match request.param:
         case "demo":
             engine = load("demo")
@@ -80,7 +107,9 @@ def engine(request: pytest.FixtureRequest, experts: Path, tmp_path_factory: pyte
         case "packed experts":
             engine = load(experts, isq="q8_0")
         case name:
-            engine = load(made(WINDOWED if name == "windowed" else UNTIED, tmp_path_factory.mktemp("toy")))
+            engine = load(
+                made(WINDOWED if name == "windowed" else UNTIED, tmp_path_factory.mktemp("toy"))
+            )
     assert bool(engine.plan.window_blocks) == (request.param == "windowed")
     return engine
 
@@ -91,7 +120,13 @@ def tokens(engine: Engine) -> dict[str, list[int]]:
     for step in range(400):
         for i in ARRIVALS.get(step, ()):
             prompt = tuple(100 + (7 * i + 3 * j) % 900 for j in range(1 + 40 * i % 150))
-            engine.submit(Request(id=str(i), token_ids=prompt, params=SamplingParams(temperature=0, max_tokens=40 + 30 * i)))
+            engine.submit(
+                Request(
+                    id=str(i),
+                    token_ids=prompt,
+                    params=SamplingParams(temperature=0, max_tokens=40 + 30 * i),
+                )
+            )
         for token in engine.step():
             found[token.request_id].append(token.id)
     assert not engine.busy
@@ -115,28 +150,49 @@ def test_a_choice_within_groups_is_not_recorded(experts: Path) -> None:
         if isinstance(module, Router):
             module.routing = evolve(module.routing, num_groups=4, top_groups=2)
     found = tokens(engine)
-    assert runner._replays is not None and not runner._replays._shapes and not runner._replays._possible
+    assert (
+        runner._replays is not None
+        and not runner._replays._shapes
+        and not runner._replays._possible
+    )
     runner._replays = None
     assert tokens(engine) == found
 
 
 def test_an_aborted_request_for_prompt_logprobs_does_not_keep_others_from_being_replayed() -> None:
-    engine = Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=16)))
+    engine = Engine.load(
+        resolve(
+            "demo",
+            Options(device="cpu", dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=16),
+        )
+    )
     greedy = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     engine.submit(Request(id="stays", token_ids=(5, 6, 7), params=greedy))
-    engine.submit(Request(id="goes", token_ids=tuple(range(1, 99)), params=evolve(greedy, prompt_logprobs=1)))
+    engine.submit(
+        Request(id="goes", token_ids=tuple(range(1, 99)), params=evolve(greedy, prompt_logprobs=1))
+    )
     engine.step()
     engine.abort("goes")
     while engine.busy:
         engine.step()
-    assert engine._runner._replays is not None and engine._runner._replays._shapes.keys() == {(1, 8)}
+    assert engine._runner._replays is not None and engine._runner._replays._shapes.keys() == {
+        (1, 8)
+    }
 
 
 def test_long_contexts_are_recorded_too() -> None:
     """Rotary tables grow with the context: not within a recorded step."""
-    engine = Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_model_len=2048)))
+    engine = Engine.load(
+        resolve("demo", Options(device="cpu", dtype="bfloat16", max_model_len=2048))
+    )
     prompt = tuple(100 + 3 * j % 900 for j in range(1022))
-    engine.submit(Request(id="a", token_ids=prompt, params=SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)))
+    engine.submit(
+        Request(
+            id="a",
+            token_ids=prompt,
+            params=SamplingParams(temperature=0, max_tokens=6, ignore_eos=True),
+        )
+    )
     while engine.busy:
         engine.step()
     replays = engine._runner._replays
@@ -153,7 +209,8 @@ def cleared(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("operator", [lambda x: x * torch.ones(5), lambda x: x.float(), cleared])
 def test_a_foreign_operator_is_never_left_out(operator: Callable[[Tensor], Tensor]) -> None:
-    """A step that torch touches is computed, each time, whether inference mode calls it a view or not."""
+    """A step that torch touches is computed, each time, whether inference mode calls it a view or
+    not."""
     calls: list[int] = []
 
     class Recorded:
@@ -178,7 +235,8 @@ def test_a_foreign_operator_is_never_left_out(operator: Callable[[Tensor], Tenso
 
 
 def test_recordings_share_their_memory() -> None:
-    """Sixteen sequences that end one after the other: as many shapes, and no more memory than the largest asks for."""
+    """Sixteen sequences that end one after the other: as many shapes, and no more memory than the
+    largest asks for."""
     engine = Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_num_seqs=16)))
     replays = engine._runner._replays
     assert replays is not None

@@ -1,4 +1,5 @@
-"""The sampler against a naive one: one request at a time, float64, a full sort, no state but the tokens."""
+"""The sampler against a naive one: one request at a time, float64, a full sort, no state but the
+tokens."""
 
 from __future__ import annotations
 
@@ -24,10 +25,15 @@ VOCAB = 700
 _ids = itertools.count()
 
 
-def make_request(*, prompt: Sequence[int] = (1, 2, 3), eos: Sequence[int] = (), **params: Any) -> Request:
+def make_request(
+    *, prompt: Sequence[int] = (1, 2, 3), eos: Sequence[int] = (), **params: Any
+) -> Request:
     params.setdefault("max_tokens", None)
     return Request(
-        id=str(next(_ids)), token_ids=tuple(prompt), eos_token_ids=tuple(eos), params=SamplingParams(**params)
+        id=str(next(_ids)),
+        token_ids=tuple(prompt),
+        eos_token_ids=tuple(eos),
+        params=SamplingParams(**params),
     )
 
 
@@ -38,26 +44,35 @@ def draw_once(logits: torch.Tensor, **params: Any) -> int:
     return sampler.sample(logits[None], [0]).token_ids[0]
 
 
-def some_logits(seed: int, *, rows: int | None = None, vocab: int = VOCAB, scale: float = 3.0) -> torch.Tensor:
+def some_logits(
+    seed: int, *, rows: int | None = None, vocab: int = VOCAB, scale: float = 3.0
+) -> torch.Tensor:
     """Rounded to sixteenths, so that many are equal."""
     shape = (vocab,) if rows is None else (rows, vocab)
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale * 16).round() / 16
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale * 16
+    ).round() / 16
 
 
-# --- the naive sampler ----------------------------------------------------------------------------------------------
+# --- the naive sampler ----------------------------------------------------------------------------
 
 
 def naive_adjusted(logits: torch.Tensor, request: Request, token_ids: Sequence[int]) -> np.ndarray:
-    """One request's logits after penalties, bias and min_tokens, token by token as the definitions read."""
+    """One request's logits after penalties, bias and min_tokens, token by token as the definitions
+    read."""
     params, f32 = request.params, np.float32
     x: np.ndarray = logits.float().numpy().copy()
     output = list(token_ids[len(request.token_ids) :])
     last = params.repeat_last_n
-    for token_id in set(token_ids if last < 0 else token_ids[len(token_ids) - min(last, len(token_ids)) :]):
+    for token_id in set(
+        token_ids if last < 0 else token_ids[len(token_ids) - min(last, len(token_ids)) :]
+    ):
         penalty = f32(params.repetition_penalty)
         x[token_id] = x[token_id] / penalty if x[token_id] > 0 else x[token_id] * penalty
     for token_id in set(output):
-        x[token_id] -= f32(output.count(token_id)) * f32(params.frequency_penalty) + f32(params.presence_penalty)
+        x[token_id] -= f32(output.count(token_id)) * f32(params.frequency_penalty) + f32(
+            params.presence_penalty
+        )
     for token_id, bias in params.logit_bias.items():
         x[token_id] = -np.inf if bias <= -100 else x[token_id] + f32(bias)
     if len(output) < params.min_tokens:
@@ -65,8 +80,11 @@ def naive_adjusted(logits: torch.Tensor, request: Request, token_ids: Sequence[i
     return x
 
 
-def naive_candidates(x: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The `top_k` tokens, best first, their weights, and what share of the weight is before each."""
+def naive_candidates(
+    x: np.ndarray, params: SamplingParams
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The `top_k` tokens, best first, their weights, and what share of the weight is before
+    each."""
     order = np.lexsort((np.arange(len(x)), -x))[: params.top_k if params.top_k > 0 else None]
     with np.errstate(over="ignore", under="ignore"):
         weight = np.exp((x.astype(np.float64) - x.max()) / params.temperature)[order]
@@ -93,7 +111,8 @@ def assume_rounding_decides_nothing(x: np.ndarray, params: SamplingParams) -> No
 def assert_is_a_right_draw(
     token_id: int, logits: torch.Tensor, request: Request, known: Sequence[int], row: Row
 ) -> None:
-    """Greedy: the first best token. Otherwise the one whose stretch of the CDF holds the uniform number."""
+    """Greedy: the first best token. Otherwise the one whose stretch of the CDF holds the uniform
+    number."""
     x = naive_adjusted(logits, request, known)
     if request.params.greedy:
         assert token_id == int(x.argmax())
@@ -109,7 +128,7 @@ def assert_is_a_right_draw(
     assert cdf[place] - probability[token_id] - 1e-6 <= u <= cdf[place] + 1e-6
 
 
-# --- odd combinations -----------------------------------------------------------------------------------------------
+# --- odd combinations -----------------------------------------------------------------------------
 
 token_id_st = st.integers(0, VOCAB - 1)
 
@@ -128,7 +147,11 @@ def requests(draw: st.DrawFn) -> Request:
         frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.3, 2.0])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.7])),
         repeat_last_n=draw(st.sampled_from([-1, 0, 1, 2, 5, 100])),
-        logit_bias=draw(st.dictionaries(token_id_st, st.sampled_from([-1000.0, -100.0, -3.5, 0.0, 5.0]), max_size=3)),
+        logit_bias=draw(
+            st.dictionaries(
+                token_id_st, st.sampled_from([-1000.0, -100.0, -3.5, 0.0, 5.0]), max_size=3
+            )
+        ),
         stop_token_ids=draw(some),
         min_tokens=draw(st.integers(0, 4)),
         seed=draw(st.integers(-(2**70), 2**70)),
@@ -155,7 +178,9 @@ def run_alone(request: Request, steps: int, dtype: torch.dtype) -> tuple[list[in
     return known[len(request.token_ids) :], logprobs
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True
+)
 @given(
     batch=st.lists(requests(), min_size=1, max_size=6),
     chance=st.randoms(use_true_random=False),
@@ -171,7 +196,9 @@ def test_a_mixed_batch_gives_what_each_request_gives_alone(
     known = [list(request.token_ids) for request in batch]
     logprobs: list[list[Any]] = [[] for _ in batch]
     row_of: dict[int, int] = {}
-    while unfinished := [i for i, request in enumerate(batch) if len(known[i]) < len(request.token_ids) + steps]:
+    while unfinished := [
+        i for i, request in enumerate(batch) if len(known[i]) < len(request.token_ids) + steps
+    ]:
         chance.shuffle(unfinished)
         running = unfinished[: chance.randint(1, len(unfinished))]
         for i in running:
@@ -192,12 +219,16 @@ def test_a_mixed_batch_gives_what_each_request_gives_alone(
             assert (mine is None) == (alone is None)
             if mine is not None:
                 assert [mine.token_id, mine.rank, *(t for t, _ in mine.top)] == [
-                    alone.token_id, alone.rank, *(t for t, _ in alone.top)
-                ]  # fmt: skip
+                    alone.token_id,
+                    alone.rank,
+                    *(t for t, _ in alone.top),
+                ]
                 assert mine.logprob == pytest.approx(alone.logprob, abs=1e-5)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True
+)
 @given(requests(), st.lists(st.integers(0, 5), max_size=12))
 @torch.inference_mode()
 def test_penalties_are_the_naive_ones(request_: Request, output: list[int]) -> None:
@@ -215,7 +246,7 @@ def test_penalties_are_the_naive_ones(request_: Request, output: list[int]) -> N
     assert np.array_equal(adjusted.numpy(), naive_adjusted(logits, request_, known))
 
 
-# --- distributions --------------------------------------------------------------------------------------------------
+# --- distributions --------------------------------------------------------------------------------
 
 
 def chi_square_limit(degrees: int) -> float:
@@ -251,7 +282,9 @@ def test_draws_follow_the_distribution(params: dict[str, Any], vocab: int) -> No
                 request = make_request(seed=row, **params)
                 sampler.admit(row, request, request.token_ids)
         drawn += sampler.sample(logits.expand(together, -1), range(together)).token_ids
-    probability = naive_distribution(naive_adjusted(logits, request, request.token_ids), request.params)
+    probability = naive_distribution(
+        naive_adjusted(logits, request, request.token_ids), request.params
+    )
     count = np.bincount(drawn, minlength=vocab)
     assert count[probability == 0].sum() == 0
     expected = probability * draws
@@ -264,7 +297,9 @@ def test_draws_follow_the_distribution(params: dict[str, Any], vocab: int) -> No
 
 
 def test_uniform_numbers_of_near_seeds_and_positions_do_not_resemble_each_other() -> None:
-    keys = [Row.of(make_request(seed=seed), 9, torch.device("cpu"), seed, 0).key for seed in range(100)]
+    keys = [
+        Row.of(make_request(seed=seed), 9, torch.device("cpu"), seed, 0).key for seed in range(100)
+    ]
     u = np.array([[uniform(key, position) for position in range(100)] for key in keys]) / 2**31
     for neighbour in (u[1:, :].ravel(), u[:, 1:].T.ravel()):
         mate = u[:-1, :].ravel() if neighbour.size == u[1:, :].size else u
@@ -276,7 +311,7 @@ def test_uniform_numbers_of_near_seeds_and_positions_do_not_resemble_each_other(
     assert np.all(np.histogram(u, bins=10, range=(0, 1))[0] > 850)
 
 
-# --- single parameters ----------------------------------------------------------------------------------------------
+# --- single parameters ----------------------------------------------------------------------------
 
 
 def test_all_greedy_is_one_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +341,9 @@ def test_a_greedy_row_is_plain_again_when_min_tokens_are_reached() -> None:
 def test_min_tokens_forbids_every_stop_token_and_counts_across_a_preemption() -> None:
     logits = torch.zeros(VOCAB)
     logits[4], logits[5], logits[6] = 9, 8, 7
-    request = make_request(prompt=[1], eos=[4, VOCAB + 7], stop_token_ids=[5], temperature=0, min_tokens=2)
+    request = make_request(
+        prompt=[1], eos=[4, VOCAB + 7], stop_token_ids=[5], temperature=0, min_tokens=2
+    )
     for output, expected in ([], 6), ([6], 6), ([6, 6], 4):
         sampler = Sampler(1, VOCAB)
         sampler.admit(0, request, [1, *output])
@@ -327,7 +364,9 @@ def test_an_infinite_temperature_draws_any_token_but_the_forbidden() -> None:
     assert drawn == {VOCAB - 2, VOCAB - 1}
 
 
-@pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "params", [{"top_k": 1}, {"top_p": 0.0}, {"top_p": 1e-9}, {"min_p": 1.0}], ids=str
+)
 def test_the_narrowest_choice_is_the_most_likely_token(params: dict[str, Any]) -> None:
     logits = some_logits(7)
     logits[500] = logits.max() + 1
@@ -349,13 +388,21 @@ def test_top_k_of_the_whole_vocabulary_is_none(top_k: int) -> None:
         assert draw_once(logits, seed=seed, top_k=top_k) == draw_once(logits, seed=seed)
 
 
-@pytest.mark.parametrize("params", [{"top_p": 0.99}, {"top_k": 200}, {"top_k": 9000}, {"top_p": 0.6}], ids=str)
-def test_more_candidates_change_no_draw(params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "params", [{"top_p": 0.99}, {"top_k": 200}, {"top_k": 9000}, {"top_p": 0.6}], ids=str
+)
+def test_more_candidates_change_no_draw(
+    params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nearly flat logits of a large vocabulary need the second look, or the full sort."""
     logits = some_logits(4, vocab=20_000, scale=0.3)
     drawn = [draw_once(logits, seed=seed, **params) for seed in range(20)]
     whole = Sampler._draw
-    monkeypatch.setattr(Sampler, "_draw", lambda self, x, rows, states, look_at=0: whole(self, x, rows, states, 20_000))
+    monkeypatch.setattr(
+        Sampler,
+        "_draw",
+        lambda self, x, rows, states, look_at=0: whole(self, x, rows, states, 20_000),
+    )
     assert drawn == [draw_once(logits, seed=seed, **params) for seed in range(20)]
 
 
@@ -365,16 +412,21 @@ def test_logit_bias_forces_and_forbids() -> None:
     assert draw_once(logits, logit_bias={17: 100}, seed=1) == 17
     assert draw_once(logits, logit_bias={best: -100}, temperature=0) != best
     only = dict.fromkeys(range(VOCAB), -100.0) | {33: 0.0}
-    assert {draw_once(logits, logit_bias=only, temperature=5, seed=seed) for seed in range(10)} == {33}
+    assert {draw_once(logits, logit_bias=only, temperature=5, seed=seed) for seed in range(10)} == {
+        33
+    }
 
 
 def test_the_repetition_window_slides() -> None:
-    """Logits so close that the penalty alone decides: a window of 2 lets a token return after two others."""
+    """Logits so close that the penalty alone decides: a window of 2 lets a token return after two
+    others."""
     logits = torch.tensor([1.0, 0.9, 0.8, 0.7])
     expected = {0: [0, 0, 0, 0, 0], 1: [0, 1, 0, 1, 0], 2: [0, 1, 2, 0, 1], -1: [0, 1, 2, 0, 0]}
     for last_n, drawn in expected.items():
         sampler = Sampler(1, 4)
-        request = make_request(prompt=[3], temperature=0, repetition_penalty=2.0, repeat_last_n=last_n)
+        request = make_request(
+            prompt=[3], temperature=0, repetition_penalty=2.0, repeat_last_n=last_n
+        )
         sampler.admit(0, request, [3])
         assert [sampler.sample(logits[None], [0]).token_ids[0] for _ in range(5)] == drawn, last_n
 
@@ -393,7 +445,9 @@ def test_a_row_forgets_who_held_it() -> None:
     logits = torch.tensor([1.0, 0.9, 0.0])
     sampler = Sampler(1, 3)
     for _ in range(2):
-        request = make_request(prompt=[2], temperature=0, presence_penalty=1.0, repetition_penalty=1.5)
+        request = make_request(
+            prompt=[2], temperature=0, presence_penalty=1.0, repetition_penalty=1.5
+        )
         sampler.admit(0, request, request.token_ids)
         assert [sampler.sample(logits[None], [0]).token_ids[0] for _ in range(2)] == [0, 1]
 
@@ -407,7 +461,7 @@ def test_counts_take_no_memory_until_a_row_needs_them() -> None:
     assert sampler._recent._count_RV is None
 
 
-# --- seeds ----------------------------------------------------------------------------------------------------------
+# --- seeds ----------------------------------------------------------------------------------------
 
 
 def outputs(seed: int | None, request_seed: int | None) -> list[list[int]]:
@@ -415,7 +469,10 @@ def outputs(seed: int | None, request_seed: int | None) -> list[list[int]]:
     for row in range(2):
         request = make_request(seed=request_seed)
         sampler.admit(row, request, request.token_ids)
-    return [sampler.sample(some_logits(step, rows=1).expand(2, -1), [0, 1]).token_ids for step in range(8)]
+    return [
+        sampler.sample(some_logits(step, rows=1).expand(2, -1), [0, 1]).token_ids
+        for step in range(8)
+    ]
 
 
 def test_a_seeded_sampler_repeats_itself_and_its_unseeded_requests_differ() -> None:
@@ -430,7 +487,9 @@ def test_a_seeded_request_does_not_care_for_the_samplers_seed() -> None:
 
 
 @pytest.mark.parametrize("u", [0, 2**31 - 1])
-@pytest.mark.parametrize("params", [{}, {"top_k": 9}, {"top_p": 0.9999999}, {"min_p": 1e-9}], ids=str)
+@pytest.mark.parametrize(
+    "params", [{}, {"top_k": 9}, {"top_p": 0.9999999}, {"min_p": 1e-9}], ids=str
+)
 def test_extreme_uniform_numbers_draw_no_impossible_token(
     u: int, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,7 +499,7 @@ def test_extreme_uniform_numbers_draw_no_impossible_token(
     assert draw_once(logits, **params) in {3, 690}
 
 
-# --- logits that are no numbers -------------------------------------------------------------------------------------
+# --- logits that are no numbers -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -479,7 +538,7 @@ def test_a_request_that_forbids_everything_gets_the_models_own_choice(temperatur
     assert draw_once(logits, temperature=temperature, logit_bias=forbidden) == int(logits.argmax())
 
 
-# --- log-probabilities ----------------------------------------------------------------------------------------------
+# --- log-probabilities ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -492,7 +551,9 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits(dtype: torch.dtype) -> N
         assert found.token_id == token_ids[row]
         assert found.logprob == pytest.approx(expected[row, token_ids[row]].item(), abs=1e-5)
         assert found.rank == 1 + int((logits[row] > logits[row, token_ids[row]]).sum())
-        assert [p for _, p in found.top] == pytest.approx(expected[row, best[:5]].tolist(), abs=1e-5)
+        assert [p for _, p in found.top] == pytest.approx(
+            expected[row, best[:5]].tolist(), abs=1e-5
+        )
         if dtype == torch.float32:
             assert [i for i, _ in found.top] == best[:5]
 
@@ -507,11 +568,13 @@ def test_logprobs_ignore_what_the_request_does_to_the_logits_and_go_to_who_asked
     assert sampled.token_ids == [50] * 4
     assert sorted(sampled.logprobs) == [1, 2]
     assert [len(sampled.logprobs[i].top) for i in (1, 2)] == [3, 0]
-    assert sampled.logprobs[1].logprob == pytest.approx(logits[1].log_softmax(-1)[50].item(), abs=1e-5)
+    assert sampled.logprobs[1].logprob == pytest.approx(
+        logits[1].log_softmax(-1)[50].item(), abs=1e-5
+    )
     assert len(logprobs_of(logits[:1, :3], [1], 20)[0].top) == 3
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -538,5 +601,10 @@ def test_every_token_the_model_has_is_accepted() -> None:
 
 
 def test_integer_shares_are_exact() -> None:
-    for part, whole in itertools.product([0, 1, 12345, 2**31 - 1, 2**31], [1, 2**31 - 1, 2**40 + 7, 2**62 + 12345]):
-        assert sampler_module._share(torch.tensor(part), torch.tensor(whole)).item() == (part * whole) >> 31
+    for part, whole in itertools.product(
+        [0, 1, 12345, 2**31 - 1, 2**31], [1, 2**31 - 1, 2**40 + 7, 2**62 + 12345]
+    ):
+        assert (
+            sampler_module._share(torch.tensor(part), torch.tensor(whole)).item()
+            == (part * whole) >> 31
+        )

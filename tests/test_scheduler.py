@@ -1,4 +1,5 @@
-"""The scheduler, with a runner that has no model. What must hold whatever happens is in `testing.CachePolicyTests`."""
+"""The scheduler, with a runner that has no model. What must hold whatever happens is in
+`testing.CachePolicyTests`."""
 
 from __future__ import annotations
 
@@ -37,27 +38,46 @@ class House:
     """Request ids in the order of their first tokens."""
 
     def __attrs_post_init__(self) -> None:
-        self.pool = BlockPool(self.num_blocks, BLOCK, LRUPrefixCache(self.num_blocks) if self.prefix else None)
+        self.pool = BlockPool(
+            self.num_blocks, BLOCK, LRUPrefixCache(self.num_blocks) if self.prefix else None
+        )
         self.scheduler = Scheduler(
-            self.pool, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs,
+            self.pool,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
-        )  # fmt: skip
+        )
         self.runner = FakeRunner(BLOCK, VOCAB)
 
     def add(
-        self, request_id: str, prompt: Sequence[int], max_tokens: int | None = 1, *, priority: int = 0,
-        salt: str = "", eos: Sequence[int] = (), prompt_logprobs: int | None = None, stop: Sequence[int] = (),
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int | None = 1,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        eos: Sequence[int] = (),
+        prompt_logprobs: int | None = None,
+        stop: Sequence[int] = (),
         min_tokens: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         params = SamplingParams(
-            max_tokens=max_tokens, prompt_logprobs=prompt_logprobs, stop_token_ids=stop, min_tokens=min_tokens
+            max_tokens=max_tokens,
+            prompt_logprobs=prompt_logprobs,
+            stop_token_ids=stop,
+            min_tokens=min_tokens,
         )
         self.tokens[request_id] = []
         self.scheduler.add(
             Request(
-                id=request_id, token_ids=tuple(prompt), params=params, priority=priority, cache_salt=salt,
+                id=request_id,
+                token_ids=tuple(prompt),
+                params=params,
+                priority=priority,
+                cache_salt=salt,
                 eos_token_ids=tuple(eos),
-            )  # fmt: skip
+            )
         )
 
     def step(self) -> Step:
@@ -184,7 +204,9 @@ def test_a_preempted_sequence_finds_what_it_computed() -> None:
     house.run()
     assert house.scheduler.stats.preemptions > 0
     assert house.scheduler.stats.prefix_hits > 0
-    assert all(house.tokens[str(i)][0].num_cached == 0 for i in range(3)), "its own blocks are no cached prompt"
+    assert all(house.tokens[str(i)][0].num_cached == 0 for i in range(3)), (
+        "its own blocks are no cached prompt"
+    )
 
 
 def test_abort_at_any_time_gives_everything_back() -> None:
@@ -232,7 +254,9 @@ def test_generated_tokens_are_found_too() -> None:
     house.run()
     house.add("turn 2", [*prompt_of(0, 6), *house.output("turn 1"), 7, 8])
     house.run()
-    assert house.last("turn 2").num_cached == 8  # 12 tokens are known, the last was drawn and never computed
+    assert (
+        house.last("turn 2").num_cached == 8
+    )  # 12 tokens are known, the last was drawn and never computed
 
 
 def test_of_a_prompt_wholly_in_the_cache_the_last_block_is_computed_again() -> None:
@@ -250,10 +274,17 @@ def test_sequences_that_compute_the_same_at_once_share_blocks_afterwards() -> No
         house.add(name, prompt_of(0, 12), 3)
     house.step()
     house.step()
-    assert [len(step.slices) for step in house.steps] == [1, 3], "one computes the prompt, the others find it"
+    assert [len(step.slices) for step in house.steps] == [1, 3], (
+        "one computes the prompt, the others find it"
+    )
     house.run()
     assert [house.tokens[name][0].num_cached for name in "abc"] == [0, 8, 8]
-    assert house.output("a") == house.output("b") == house.output("c") == continuation(prompt_of(0, 12), 3, VOCAB)
+    assert (
+        house.output("a")
+        == house.output("b")
+        == house.output("c")
+        == continuation(prompt_of(0, 12), 3, VOCAB)
+    )
 
 
 def test_blocks_filled_with_the_same_at_once_become_one() -> None:
@@ -311,7 +342,10 @@ def test_end_tokens_and_stop_tokens_end_a_request_and_say_which() -> None:
     house.add("later", prompt, 9, stop=[third], min_tokens=4)
     house.run()
     assert [len(house.output(name)) for name in ("eos", "stop")] == [3, 3]
-    assert [(house.last(n).finish, house.last(n).stop_id) for n in ("eos", "stop")] == [("stop", None), ("stop", third)]
+    assert [(house.last(n).finish, house.last(n).stop_id) for n in ("eos", "stop")] == [
+        ("stop", None),
+        ("stop", third),
+    ]
     assert len(house.output("later")) > 3
 
 

@@ -1,4 +1,5 @@
-"""A plugin from outside works like ours; a broken one is set aside, and says why when it is needed."""
+"""A plugin from outside works like ours; a broken one is set aside, and says why when it is
+needed."""
 
 from __future__ import annotations
 
@@ -27,8 +28,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stranger's package, installed into a folder of its own."""
     source = shutil.copytree(STRANGER, tmp_path_factory.mktemp("source") / "inferno-stranger")
     target = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run([*pip, "--target", str(target), str(source)], capture_output=True, text=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    done = subprocess.run(
+        [*pip, "--target", str(target), str(source)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return target
 
@@ -45,15 +57,26 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shapes |= {f"{layer}.mlp.up.weight": (128, 32), f"{layer}.mlp.up.bias": (128,)}
         shapes |= {f"{layer}.mlp.down.weight": (32, 128), f"{layer}.mlp.down.bias": (32,)}
     generator = torch.Generator().manual_seed(0)
-    save_file({n: torch.randn(s, generator=generator) for n, s in shapes.items()}, folder / "model.safetensors")
-    config = {"architectures": ["PebbleForCausalLM"], "vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    save_file(
+        {n: torch.randn(s, generator=generator) for n, s in shapes.items()},
+        folder / "model.safetensors",
+    )
+    config = {
+        "architectures": ["PebbleForCausalLM"],
+        "vocab_size": 96,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+    }
     (folder / "config.json").write_text(json.dumps({**config, "n_ctx": 64}))
     return folder
 
 
 def run(site: Path, *command: str, cwd: Path | None = None) -> str:
     env = {**os.environ, "PYTHONPATH": str(site), "PYTEST_ADDOPTS": ""}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, cwd=cwd)
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env=env, cwd=cwd
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -65,7 +88,9 @@ def test_its_own_conformance_tests_pass(installed: Path, tmp_path: Path) -> None
 
 
 def test_explain_says_what_it_takes_from_the_plugin(installed: Path, checkpoint: Path) -> None:
-    out = run(installed, "-m", "inferno", "explain", str(checkpoint), "--cache-policy", "loyal", "--json")
+    out = run(
+        installed, "-m", "inferno", "explain", str(checkpoint), "--cache-policy", "loyal", "--json"
+    )
     plan = json.loads(out)
     assert plan["architecture"] == "PebbleForCausalLM" and plan["cache_policy"] == "loyal"
     assert plan["distributions"]["architecture PebbleForCausalLM"] == "inferno-stranger 0.3.0"
@@ -76,14 +101,15 @@ def test_it_generates(installed: Path, checkpoint: Path) -> None:
 import sys
 from inferno import LLM, SamplingParams
 with LLM(sys.argv[1], cache_policy="loyal", device="cpu", max_num_seqs=4) as llm:
-    again = [llm.generate([list(range(40))], SamplingParams(temperature=0, max_tokens=8))[0] for _ in range(2)]
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    again = [llm.generate([list(range(40))], greedy)[0] for _ in range(2)]
     assert again[0].outputs[0].token_ids == again[1].outputs[0].token_ids
     assert len(again[1].outputs[0].token_ids) == 8 and again[1].num_cached_tokens == 32
 """
     run(installed, "-c", script, str(checkpoint))
 
 
-# --- plugins that break their contract ------------------------------------------------------------------------------
+# --- plugins that break their contract ------------------------------------------------------------
 
 
 class Site:
@@ -94,10 +120,14 @@ class Site:
 
     def install(self, name: str, source: str, version: str = "1.0") -> None:
         """A distribution `inferno-NAME` with one module and one entry point."""
-        (self.folder / f"broken_{name}.py").write_text("from __future__ import annotations\n" + source)
+        (self.folder / f"broken_{name}.py").write_text(
+            "from __future__ import annotations\n" + source
+        )
         info = self.folder / f"inferno_{name}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: inferno-{name}\nVersion: {version}\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: inferno-{name}\nVersion: {version}\n"
+        )
         (info / "entry_points.txt").write_text(f"[inferno]\n{name} = broken_{name}\n")
         importlib.invalidate_caches()
 
@@ -125,12 +155,24 @@ PEBBLE = "Architecture(name='PebbleForCausalLM', config='nowhere:x', build='nowh
 @pytest.mark.parametrize(
     ("name", "source", "error"),
     [
-        ("absent", "import a_library_that_is_not_here", "ModuleNotFoundError: No module named 'a_library_that_is_not_"),
+        (
+            "absent",
+            "import a_library_that_is_not_here",
+            "ModuleNotFoundError: No module named 'a_library_that_is_not_",
+        ),
         ("syntax", "def broken(:", "SyntaxError"),
         ("crash", "raise RuntimeError('no licence key')", "RuntimeError: no licence key"),
         ("raises", OFFER.format("1 / 0"), "ZeroDivisionError"),
-        ("version", OFFER.format(PEBBLE[:-1] + ", api_version=99)"), "speaks version 99 of inferno_architectures"),
-        ("kind", OFFER.format("CachePolicy(name='x', build='a:b')"), "inferno_architectures returned CachePolicy"),
+        (
+            "version",
+            OFFER.format(PEBBLE[:-1] + ", api_version=99)"),
+            "speaks version 99 of inferno_architectures",
+        ),
+        (
+            "kind",
+            OFFER.format("CachePolicy(name='x', build='a:b')"),
+            "inferno_architectures returned CachePolicy",
+        ),
         ("number", OFFER.replace("[{}]", "42"), "TypeError"),
         ("missing", OFFER.format("Architecture(name='x')"), "TypeError"),
         (
@@ -140,7 +182,9 @@ PEBBLE = "Architecture(name='PebbleForCausalLM', config='nowhere:x', build='nowh
         ),
     ],
 )
-def test_a_broken_plugin_is_set_aside_with_its_own_error(site: Site, name: str, source: str, error: str) -> None:
+def test_a_broken_plugin_is_set_aside_with_its_own_error(
+    site: Site, name: str, source: str, error: str
+) -> None:
     site.install(name, source)
     catalog = load_catalog()
     [broken] = catalog.broken
@@ -154,11 +198,17 @@ def test_an_older_contract_tells_who_must_be_upgraded(site: Site) -> None:
     assert "Upgrade the plugin" in load_catalog().broken[0].detail
 
 
-def test_a_broken_plugin_is_fatal_only_when_it_may_be_what_is_needed(site: Site, checkpoint: Path) -> None:
+def test_a_broken_plugin_is_fatal_only_when_it_may_be_what_is_needed(
+    site: Site, checkpoint: Path
+) -> None:
     site.install("crash", "raise RuntimeError('no licence key')")
-    with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*inferno-crash.*no licence key") as caught:
+    with pytest.raises(
+        UnsupportedError, match="PebbleForCausalLM.*inferno-crash.*no licence key"
+    ) as caught:
         resolve(str(checkpoint), Options(device="cpu"))
-    assert "raise RuntimeError('no licence key')" in caught.value.detail, "its own traceback is shown"
+    assert "raise RuntimeError('no licence key')" in caught.value.detail, (
+        "its own traceback is shown"
+    )
     assert load_catalog().architecture("Qwen3ForCausalLM").item.name == "Qwen3ForCausalLM"
 
 
@@ -168,7 +218,10 @@ def test_a_broken_plugin_is_not_passed_over_for_the_fallback(site: Site, checkpo
     with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*no licence key") as caught:
         resolve(str(checkpoint), Options(device="cpu"))
     assert "--disable crash" in caught.value.remedy
-    assert load_catalog(disable=["crash", "transformers"]).architecture("PebbleForCausalLM").item.name == "*"
+    assert (
+        load_catalog(disable=["crash", "transformers"]).architecture("PebbleForCausalLM").item.name
+        == "*"
+    )
     site.install("fall", "raise RuntimeError('again')")
     with pytest.raises(UnsupportedError) as caught:
         load_catalog(only=["crash", "fall", "any"]).architecture("LlamaForCausalLM")
@@ -205,7 +258,10 @@ def test_a_tie_names_both_distributions_and_the_way_out(site: Site) -> None:
         load_catalog().architecture("PebbleForCausalLM")
     assert "inferno-one and inferno-two" in caught.value.cause
     assert "--disable inferno-one" in caught.value.remedy
-    assert load_catalog(disable=["inferno-one"]).architecture("PebbleForCausalLM").offer.distribution == "inferno-two"
+    assert (
+        load_catalog(disable=["inferno-one"]).architecture("PebbleForCausalLM").offer.distribution
+        == "inferno-two"
+    )
 
 
 def test_backends_of_equal_priority_are_a_tie_and_of_unequal_are_not(site: Site) -> None:

@@ -15,12 +15,20 @@ from inferno.testing.tiny import run_python
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("headers")
-    save_file({"model.embed_tokens.weight": torch.zeros(8, 4), "model.norm.weight": torch.zeros(4)},
-              folder / "model.safetensors")  # fmt: skip
+    save_file(
+        {"model.embed_tokens.weight": torch.zeros(8, 4), "model.norm.weight": torch.zeros(4)},
+        folder / "model.safetensors",
+    )
     config = {
-        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 8, "hidden_size": 4, "intermediate_size": 8,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
-    }  # fmt: skip
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 8,
+        "hidden_size": 4,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -29,14 +37,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "code",
     [
         "import inferno; inferno.__version__, inferno.hookimpl, inferno.SamplingParams",
-        "import inferno.contracts, inferno.hookspecs, inferno.types, inferno.errors, inferno.modelconfig",
+        "import inferno.contracts, inferno.hookspecs, inferno.types, inferno.errors, "
+        "inferno.modelconfig",
         "import inferno.catalog; inferno.catalog.load_catalog()",
         "import inferno.engine.client, inferno.scheduler, inferno.cache",
         "from inferno.engine import EngineClient",
-        "from inferno.plan import *; plan_from_json(plan_to_json(resolve(sys.argv[1], Options(device='cpu'))))",
+        "from inferno.plan import *; plan_from_json(plan_to_json(resolve(sys.argv[1], "
+        "Options(device='cpu'))))",
     ],
 )
 def test_imports_no_torch(code: str, checkpoint: Path) -> None:
     heavy = "{'torch', 'transformers', 'litestar'} & set(sys.modules)"
-    done = run_python(f"import sys\n{code}\nsys.exit(str(sorted({heavy})) if {heavy} else 0)", str(checkpoint))
+    done = run_python(
+        f"import sys\n{code}\nsys.exit(str(sorted({heavy})) if {heavy} else 0)", str(checkpoint)
+    )
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,9 @@
-"""`pip install . ./plugins/models/inferno-qwen3` gives a working engine: from wheels, in an empty environment.
+"""`pip install . ./plugins/models/inferno-qwen3` gives a working engine: from wheels, in an empty
+environment.
 
-The environment sees the packages that our distributions declare, and theirs, linked from the environment of the tests:
-nothing is downloaded twice, and what is used but not declared is missing, as it would be for a user.
+The environment sees the packages that our distributions declare, and theirs, linked from the
+environment of the tests: nothing is downloaded twice, and what is used but not declared is missing,
+as it would be for a user.
 """
 
 from __future__ import annotations
@@ -29,7 +31,17 @@ PROJECTS = [ROOT, MODELS / "inferno-qwen3", MODELS / "inferno-demo"]
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(folder),
+    ]
     _run(*command, *map(str, PROJECTS))
     return {wheel.name.split("-")[0]: wheel for wheel in folder.glob("*.whl")}
 
@@ -65,13 +77,21 @@ def test_the_installed_demo_model_answers(bin: Path, tmp_path: Path) -> None:
 
 def test_only_what_was_installed_is_there(bin: Path, tmp_path: Path) -> None:
     listed = json.loads(_run(str(bin / "inferno"), "plugins", "--json", cwd=tmp_path).stdout)
-    assert {plugin["distribution"] for plugin in listed} == {"inferno", "inferno-qwen3", "inferno-demo"}
-    where = _run(str(bin / "python"), "-c", "import inferno; print(inferno.__file__)", cwd=tmp_path).stdout
+    assert {plugin["distribution"] for plugin in listed} == {
+        "inferno",
+        "inferno-qwen3",
+        "inferno-demo",
+    }
+    where = _run(
+        str(bin / "python"), "-c", "import inferno; print(inferno.__file__)", cwd=tmp_path
+    ).stdout
     assert where.startswith(str(bin.parent))
 
 
 def _run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    env = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")
+    }
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done
@@ -80,7 +100,11 @@ def _run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[
 def _link_dependencies(site: Path) -> None:
     for name in _closure():
         distribution = metadata.distribution(name)
-        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        for top in {
+            file.parts[0]
+            for file in distribution.files or ()
+            if file.parts[0] not in ("..", "__pycache__")
+        }:
             target = Path(str(distribution.locate_file(top)))
             if not (site / top).exists() and target.exists():
                 (site / top).symlink_to(target)
@@ -88,7 +112,9 @@ def _link_dependencies(site: Path) -> None:
 
 def _closure() -> set[str]:
     """Every distribution that our pyproject files ask for, directly or not."""
-    declared = [tomllib.loads((project / "pyproject.toml").read_text())["project"] for project in PROJECTS]
+    declared = [
+        tomllib.loads((project / "pyproject.toml").read_text())["project"] for project in PROJECTS
+    ]
     ours = {project["name"] for project in declared}
     waiting = [Requirement(line) for project in declared for line in project["dependencies"]]
     found: set[tuple[str, str]] = set()
@@ -100,5 +126,7 @@ def _closure() -> set[str]:
                 continue
             found.add((name, extra))
             needs = map(Requirement, metadata.distribution(name).requires or ())
-            waiting += [need for need in needs if not need.marker or need.marker.evaluate({"extra": extra})]
+            waiting += [
+                need for need in needs if not need.marker or need.marker.evaluate({"extra": extra})
+            ]
     return {name for name, _ in found}

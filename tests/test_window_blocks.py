@@ -1,4 +1,5 @@
-"""Layers with a sliding window keep their window's blocks only, and nobody can tell from the tokens."""
+"""Layers with a sliding window keep their window's blocks only, and nobody can tell from the
+tokens."""
 
 from __future__ import annotations
 
@@ -34,12 +35,23 @@ class House:
     """A scheduler whose pool has window blocks, and a runner that knows what each must hold."""
 
     def __init__(
-        self, windows: Mapping[int, int], *, block: int = 4, num_blocks: int = 64, budget: int = 16, seqs: int = 8,
+        self,
+        windows: Mapping[int, int],
+        *,
+        block: int = 4,
+        num_blocks: int = 64,
+        budget: int = 16,
+        seqs: int = 8,
         prefix: bool = True,
-    ) -> None:  # fmt: skip
-        self.pool = BlockPool(num_blocks, block, LRUPrefixCache(num_blocks) if prefix else None, windows)
+    ) -> None:
+        self.pool = BlockPool(
+            num_blocks, block, LRUPrefixCache(num_blocks) if prefix else None, windows
+        )
         self.scheduler = Scheduler(
-            self.pool, max_model_len=num_blocks * block, max_num_seqs=seqs, max_num_batched_tokens=budget
+            self.pool,
+            max_model_len=num_blocks * block,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=budget,
         )
         self.runner = FakeRunner(block, VOCAB, tuple(windows))
         self.output: dict[str, list[int]] = {}
@@ -48,7 +60,9 @@ class House:
     def add(self, name: str, prompt: Sequence[int], max_tokens: int = 1, priority: int = 0) -> None:
         self.output[name] = []
         params = SamplingParams(max_tokens=max_tokens)
-        self.scheduler.add(Request(id=name, token_ids=tuple(prompt), params=params, priority=priority))
+        self.scheduler.add(
+            Request(id=name, token_ids=tuple(prompt), params=params, priority=priority)
+        )
 
     def step(self) -> Step:
         step = self.scheduler.plan()
@@ -77,11 +91,12 @@ def prompt_of(seed: int, length: int) -> list[int]:
     return [draw.randrange(VOCAB) for _ in range(length)]
 
 
-# --- the pool and the scheduler --------------------------------------------------------------------------------------
+# --- the pool and the scheduler -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("window", "position", "first"), [(1, 0, 0), (1, 4, 1), (5, 7, 0), (5, 8, 1), (5, 11, 1), (5, 12, 2), (6, 8, 0), (20, 8, 0)]
+    ("window", "position", "first"),
+    [(1, 0, 0), (1, 4, 1), (5, 7, 0), (5, 8, 1), (5, 11, 1), (5, 12, 2), (6, 8, 0), (20, 8, 0)],
 )
 def test_the_first_block_a_query_looks_at(window: int, position: int, first: int) -> None:
     [pool] = BlockPool(9, 4, window_blocks={window: 5}).windows
@@ -106,7 +121,9 @@ def test_a_step_names_only_the_window_blocks_that_are_new() -> None:
     assert sum(len(house.step().window_grants) for _ in range(20)) == 5, "one for every four tokens"
     house.run()
     house.add("again", [*prompt_of(0, 40), 1, 2])
-    assert [g.place for g in house.step().window_grants] == [8, 9, 10], "of what was found the last eight tokens only"
+    assert [g.place for g in house.step().window_grants] == [8, 9, 10], (
+        "of what was found the last eight tokens only"
+    )
 
 
 def test_a_prompt_is_found_as_long_as_its_window_is() -> None:
@@ -118,8 +135,12 @@ def test_a_prompt_is_found_as_long_as_its_window_is() -> None:
     assert house.ask("still", prompt) == 40, "what slid out of a window goes first"
     assert house.ask("large", prompt_of(1, 64)) == 0, "and takes all window blocks"
     assert house.ask("after", prompt) == 0
-    assert house.ask("at last", prompt) == 40, "what was computed again is found again, in the blocks that were known"
-    assert house.pool.prefix is not None and house.pool.prefix.num_idle == 10 + 1 + 10 + 16, "no content has two blocks"
+    assert house.ask("at last", prompt) == 40, (
+        "what was computed again is found again, in the blocks that were known"
+    )
+    assert house.pool.prefix is not None and house.pool.prefix.num_idle == 10 + 1 + 10 + 16, (
+        "no content has two blocks"
+    )
 
 
 def test_a_hit_is_shortened_to_where_all_windows_are_whole() -> None:
@@ -159,7 +180,9 @@ def test_too_few_window_blocks_preempt_although_there_are_blocks() -> None:
         house.add(name, prompt, 40)
     house.run()
     assert house.scheduler.stats.preemptions > 0
-    assert all(house.output[name] == continuation(prompt, 40, VOCAB) for name, prompt in prompts.items())
+    assert all(
+        house.output[name] == continuation(prompt, 40, VOCAB) for name, prompt in prompts.items()
+    )
 
 
 def test_usage_is_that_of_the_fuller_storage() -> None:
@@ -171,7 +194,13 @@ def test_usage_is_that_of_the_fuller_storage() -> None:
     house.run()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(data=st.data())
 def test_whatever_runs_every_token_finds_what_it_looks_at(data: st.DataObject) -> None:
     """The fake runner compares every slot in a window with the token that must be there."""
@@ -182,11 +211,21 @@ def test_whatever_runs_every_token_finds_what_it_looks_at(data: st.DataObject) -
     spare = draw(st.integers(0, 12))
     windows = {w: -(-w // block) + 1 + -(-budget // block) + spare for w in sizes}
     num_blocks = -(-60 // block) + draw(st.integers(0, 40))
-    house = House(windows, block=block, num_blocks=num_blocks, budget=budget, seqs=6, prefix=draw(st.booleans()))
+    house = House(
+        windows,
+        block=block,
+        num_blocks=num_blocks,
+        budget=budget,
+        seqs=6,
+        prefix=draw(st.booleans()),
+    )
     beginnings = [prompt_of(seed, 30) for seed in range(2)]
     wanted: dict[str, tuple[list[int], int]] = {}
     for i in range(draw(st.integers(1, 14))):
-        prompt = [*beginnings[draw(st.integers(0, 1))][: draw(st.integers(1, 30))], *prompt_of(i, draw(st.integers(0, 8)))]
+        prompt = [
+            *beginnings[draw(st.integers(0, 1))][: draw(st.integers(1, 30))],
+            *prompt_of(i, draw(st.integers(0, 8))),
+        ]
         wanted[str(i)] = prompt, draw(st.integers(1, 20))
         house.add(str(i), *wanted[str(i)], priority=draw(st.integers(0, 1)))
         for _ in range(draw(st.integers(0, 12))):
@@ -202,15 +241,25 @@ def test_whatever_runs_every_token_finds_what_it_looks_at(data: st.DataObject) -
         assert house.output[name] == continuation(prompt, count, VOCAB)
 
 
-# --- a model -------------------------------------------------------------------------------------------------------
+# --- a model --------------------------------------------------------------------------------------
 
 WINDOW, BLOCK, BUDGET = 20, 8, 48
 CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 160, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "use_sliding_window": True,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "use_sliding_window": True,
     "sliding_window": WINDOW,
-}  # fmt: skip
+}
 LAYERS = {
     "mixed": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
     "all": ["sliding_attention"] * 4,
@@ -232,16 +281,22 @@ def reference(request: pytest.FixtureRequest) -> Any:
 def checkpoint(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("windowed")
     reference.save_pretrained(path)
-    (path / "config.json").write_text(json.dumps({**CONFIG, "layer_types": reference.config.layer_types}))
+    (path / "config.json").write_text(
+        json.dumps({**CONFIG, "layer_types": reference.config.layer_types})
+    )
     return path
 
 
 @pytest.fixture(scope="module")
 def toy(checkpoint: Path) -> Toy:
     options = Options(
-        device="cpu", dtype="float32", block_size=BLOCK, max_num_seqs=6, max_num_batched_tokens=BUDGET,
+        device="cpu",
+        dtype="float32",
+        block_size=BLOCK,
+        max_num_seqs=6,
+        max_num_batched_tokens=BUDGET,
         attention_backend="torch",
-    )  # fmt: skip
+    )
     plan = resolve(str(checkpoint), options)
     assert plan.window_blocks == {WINDOW: 6 * (3 + 1 + 1) + 6}
     return Toy(plan, load_model(plan))
@@ -256,7 +311,10 @@ def whole(toy: Toy) -> Toy:
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     draw = random.Random(1)
-    return [[draw.randrange(160) for _ in range(length)] for length in (1, 7, WINDOW, WINDOW + 1, 90, 200)]
+    return [
+        [draw.randrange(160) for _ in range(length)]
+        for length in (1, 7, WINDOW, WINDOW + 1, 90, 200)
+    ]
 
 
 def assert_same(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> None:
@@ -283,14 +341,19 @@ def test_tokens_and_logits_far_beyond_the_window_equal_transformers(
 
 
 @pytest.mark.parametrize("budget", [7, 13, 48])
-def test_chunks_of_a_prompt_change_nothing(toy: Toy, whole: Toy, prompts: list[list[int]], budget: int) -> None:
+def test_chunks_of_a_prompt_change_nothing(
+    toy: Toy, whole: Toy, prompts: list[list[int]], budget: int
+) -> None:
     chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=budget), toy.model)
     assert_same(generate(chunked, prompts, 8), generate(whole, prompts, 8))
 
 
 def tight(toy: Toy, **changes: Any) -> Engine:
     """As few window blocks as one sequence needs."""
-    return Toy(attrs.evolve(toy.plan, window_blocks={WINDOW: 3 + 1 + BUDGET // BLOCK}, **changes), toy.model).engine()
+    return Toy(
+        attrs.evolve(toy.plan, window_blocks={WINDOW: 3 + 1 + BUDGET // BLOCK}, **changes),
+        toy.model,
+    ).engine()
 
 
 def test_a_prefix_found_or_lost_changes_nothing(toy: Toy, whole: Toy) -> None:
@@ -306,8 +369,16 @@ def test_a_prefix_found_or_lost_changes_nothing(toy: Toy, whole: Toy) -> None:
     assert found == [0, 0, 0, 0, 176, 0, 56]
 
 
-def test_with_room_prefixes_are_found_as_without_windows(toy: Toy, whole: Toy, prompts: list[list[int]]) -> None:
-    variants = [prompts[-1], [*prompts[-1], 1, 2], prompts[-1][:150], prompts[-2], [*prompts[-2], 3]]
+def test_with_room_prefixes_are_found_as_without_windows(
+    toy: Toy, whole: Toy, prompts: list[list[int]]
+) -> None:
+    variants = [
+        prompts[-1],
+        [*prompts[-1], 1, 2],
+        prompts[-1][:150],
+        prompts[-2],
+        [*prompts[-2], 3],
+    ]
     engines = toy.engine(), whole.engine()
     for variant in variants:
         ours, theirs = (generate(toy, [variant], 6, engine=engine) for engine in engines)
@@ -315,14 +386,18 @@ def test_with_room_prefixes_are_found_as_without_windows(toy: Toy, whole: Toy, p
         assert ours[0].num_cached == theirs[0].num_cached
 
 
-def test_preemption_for_want_of_window_blocks_changes_nothing(toy: Toy, whole: Toy, prompts: list[list[int]]) -> None:
+def test_preemption_for_want_of_window_blocks_changes_nothing(
+    toy: Toy, whole: Toy, prompts: list[list[int]]
+) -> None:
     for policy in ("lru", "none"):
         squeezed = generate(toy, prompts, 64, engine=tight(toy, cache_policy=policy))
         assert squeezed[0].stats.preemptions > 0
         assert_same(squeezed, generate(whole, prompts, 64))
 
 
-def test_samples_of_one_prompt_share_window_blocks(toy: Toy, whole: Toy, prompts: list[list[int]]) -> None:
+def test_samples_of_one_prompt_share_window_blocks(
+    toy: Toy, whole: Toy, prompts: list[list[int]]
+) -> None:
     def sampled(engine: Engine) -> dict[str, list[int]]:
         for i in range(4):
             params = SamplingParams(temperature=1.0, seed=i, max_tokens=64)
@@ -340,5 +415,11 @@ def test_samples_of_one_prompt_share_window_blocks(toy: Toy, whole: Toy, prompts
 def test_the_plan_says_what_the_cache_takes(toy: Toy, whole: Toy) -> None:
     for plan in (toy.plan, whole.plan):
         runner = ModelRunner(toy.model, plan)
-        assert plan.kv_bytes == sum(t.nbytes for layer in runner._cache.layers for t in layer.values())
-    assert {i.name: i.nbytes for i in toy.plan.memory}["KV cache"] == toy.plan.kv_bytes < whole.plan.kv_bytes / 2
+        assert plan.kv_bytes == sum(
+            t.nbytes for layer in runner._cache.layers for t in layer.values()
+        )
+    assert (
+        {i.name: i.nbytes for i in toy.plan.memory}["KV cache"]
+        == toy.plan.kv_bytes
+        < whole.plan.kv_bytes / 2
+    )

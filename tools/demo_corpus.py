@@ -1,6 +1,8 @@
-"""The demo model's text: the standard library's sources, and conversations made from it and from our own facts.
+"""The demo model's text: the standard library's sources, and conversations made from it and from
+our own facts.
 
-Everything is a function of this file, `demo_facts.txt`, the seed and the CPython that runs it: no download, no clock.
+Everything is a function of this file, `demo_facts.txt`, the seed and the CPython that runs it: no
+download, no clock.
 """
 
 from __future__ import annotations
@@ -22,15 +24,26 @@ from typing import Any
 
 FACTS = Path(__file__).with_name("demo_facts.txt")
 
-# Never trained on: whole files of modules that the librarian is not asked about, and one page of reference prose.
+# Never trained on: whole files of modules that the librarian is not asked about, and one page of
+# reference prose.
 HELD_OUT_FILES = ("cmd.py", "filecmp.py", "netrc.py", "zipapp.py")
 HELD_OUT_TOPICS = ("binary", "import", "raise")
 
 SKIPPED = (
-    "/site-packages/", "/test/", "/tests/", "/idlelib/", "/lib2to3/", "/turtledemo/", "/encodings/", "/ensurepip/",
-    "/_sysconfigdata", "/config-",
-)  # fmt: skip
-FOREIGN_LICENCE = re.compile(r"GNU (Lesser |Library )?General Public|\bL?GPL\b|Mozilla Public|Apache License", re.I)
+    "/site-packages/",
+    "/test/",
+    "/tests/",
+    "/idlelib/",
+    "/lib2to3/",
+    "/turtledemo/",
+    "/encodings/",
+    "/ensurepip/",
+    "/_sysconfigdata",
+    "/config-",
+)
+FOREIGN_LICENCE = re.compile(
+    r"GNU (Lesser |Library )?General Public|\bL?GPL\b|Mozilla Public|Apache License", re.I
+)
 
 MODULES = """builtins math os os.path json re itertools functools collections random string datetime time pathlib shutil
 subprocess threading asyncio queue socket io csv sqlite3 logging argparse typing dataclasses enum contextlib operator
@@ -72,7 +85,8 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing the librarian knows, under every question that asks for it; the first is the canonical one."""
+    """One thing the librarian knows, under every question that asks for it; the first is the
+    canonical one."""
 
     kind: str
     questions: tuple[str, ...]
@@ -101,11 +115,13 @@ def build_corpus() -> Corpus:
     return Corpus(documents, held_out, [*library_entries(), *fact_entries(), *arithmetic_entries()])
 
 
-# Library text ---------------------------------------------------------------------------------------------------------
+# Library text
+# ----------------------------------------------------------------------
 
 
 def library_text() -> tuple[list[str], str]:
-    """Sources and reference pages of the running CPython, and the part of them that is never trained on."""
+    """Sources and reference pages of the running CPython, and the part of them that is never
+    trained on."""
     from pydoc_data.topics import topics
 
     root = Path(sysconfig.get_path("stdlib"))
@@ -114,19 +130,26 @@ def library_text() -> tuple[list[str], str]:
     documents = []
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        if name in HELD_OUT_FILES or name.startswith("pydoc_data/") or any(part in f"/{name}" for part in SKIPPED):
+        if (
+            name in HELD_OUT_FILES
+            or name.startswith("pydoc_data/")
+            or any(part in f"/{name}" for part in SKIPPED)
+        ):
             continue
         text = path.read_text("utf-8", errors="replace")
         if 200 < len(text) < 400_000 and not FOREIGN_LICENCE.search(text):
             documents.append(text)
     # A page may contain another one: drop what shares a paragraph with a held-out page.
     secret = {p for name in HELD_OUT_TOPICS for p in topics[name].split("\n\n") if len(p) > 100}
-    documents += [text for _, text in sorted(topics.items()) if secret.isdisjoint(text.split("\n\n"))]
+    documents += [
+        text for _, text in sorted(topics.items()) if secret.isdisjoint(text.split("\n\n"))
+    ]
     return documents, "\n\n".join(held_out)
 
 
 def library_entries() -> list[Entry]:
-    """Names of the library with the first sentence of their docstrings, in the order of `MODULES`."""
+    """Names of the library with the first sentence of their docstrings, in the order of
+    `MODULES`."""
     found: dict[str, tuple[str, str]] = {}
     answers: set[str] = set()
     counts: Counter[str] = Counter()
@@ -134,7 +157,11 @@ def library_entries() -> list[Entry]:
     def offer(name: str, kind: str, doc: object) -> None:
         answer = first_sentence(doc)
         module = name.split(".")[0] if "." in name else "builtins"
-        if answer and answer not in answers and (module in ("builtins", *UNLIMITED) or counts[module] < PER_MODULE):
+        if (
+            answer
+            and answer not in answers
+            and (module in ("builtins", *UNLIMITED) or counts[module] < PER_MODULE)
+        ):
             answers.add(answer)
             counts[module] += 1
             found[name] = kind, answer
@@ -148,39 +175,59 @@ def library_entries() -> list[Entry]:
                 continue
         if module is not builtins:
             offer(module_name, "module", module.__doc__)
-        public = getattr(module, "__all__", None) or [n for n in sorted(vars(module)) if not n.startswith("_")]
+        public = getattr(module, "__all__", None) or [
+            n for n in sorted(vars(module)) if not n.startswith("_")
+        ]
         for name in sorted(public):
             thing = getattr(module, name, None)
             if not callable(thing) or name.startswith("_"):
                 continue
             full = name if module is builtins else f"{module_name}.{name}"
             offer(full, "function" if inspect.isroutine(thing) else "class", thing.__doc__)
-            if inspect.isclass(thing) and not issubclass(thing, BaseException) and full in METHODS_OF:
+            if (
+                inspect.isclass(thing)
+                and not issubclass(thing, BaseException)
+                and full in METHODS_OF
+            ):
                 for method, value in sorted(vars(thing).items()):
                     if not method.startswith("_") and callable(value):
                         offer(f"{full}.{method}", "function", value.__doc__)
-    return [library_entry(name, kind, answer) for name, (kind, answer) in list(found.items())[:ENTRIES]]
+    return [
+        library_entry(name, kind, answer) for name, (kind, answer) in list(found.items())[:ENTRIES]
+    ]
 
 
 METHODS_OF = frozenset(
-    "bytes dict float frozenset int list memoryview set str tuple pathlib.Path pathlib.PurePath collections.deque "
-    "collections.Counter collections.OrderedDict datetime.date datetime.datetime datetime.timedelta random.Random "
-    "threading.Thread threading.Lock threading.Event queue.Queue logging.Logger fractions.Fraction".split()
+    "bytes dict float frozenset int list memoryview set str tuple pathlib.Path "
+    "pathlib.PurePath collections.deque "
+    "collections.Counter collections.OrderedDict datetime.date datetime.datetime "
+    "datetime.timedelta random.Random "
+    "threading.Thread threading.Lock threading.Event queue.Queue logging.Logger "
+    "fractions.Fraction".split()
 )
 
 
 def first_sentence(doc: object) -> str:
-    """The first sentence of a docstring, or nothing where it is missing, a signature, or too long to learn."""
+    """The first sentence of a docstring, or nothing where it is missing, a signature, or too long
+    to learn."""
     if not isinstance(doc, str):
         return ""
     lines = inspect.cleandoc(doc).split("\n")
-    if re.fullmatch(r"[\w.]+\(.*\)( ->.*)?", lines[0]) or (lines[0].count("(") and "->" in lines[0]):
+    if re.fullmatch(r"[\w.]+\(.*\)( ->.*)?", lines[0]) or (
+        lines[0].count("(") and "->" in lines[0]
+    ):
         lines = lines[1:]
-    paragraph = " ".join(" ".join(line.split()) for line in "\n".join(lines).strip().split("\n\n")[0].split("\n"))
+    paragraph = " ".join(
+        " ".join(line.split()) for line in "\n".join(lines).strip().split("\n\n")[0].split("\n")
+    )
     sentence = re.split(r"(?<=[a-z0-9)'\"]\.)\s+(?=[A-Z])", paragraph)[0].strip()
     whole = sentence.isascii() and sentence[:1].isalnum() and sentence[-1:] in (".", "!")
     good = whole and 15 <= len(sentence) <= LONGEST_ANSWER
-    signature = "->" in sentence or re.match(r"[\w.]+\(", sentence) or sentence.startswith("Initialize self")
+    signature = (
+        "->" in sentence
+        or re.match(r"[\w.]+\(", sentence)
+        or sentence.startswith("Initialize self")
+    )
     return sentence if good and not signature else ""
 
 
@@ -197,7 +244,8 @@ def library_entry(name: str, kind: str, answer: str) -> Entry:
     return Entry("library", (canonical, *others), answer, thought)
 
 
-# Facts and arithmetic -------------------------------------------------------------------------------------------------
+# Facts and arithmetic
+# ----------------------------------------------------------------------
 
 
 def fact_entries() -> list[Entry]:
@@ -215,7 +263,14 @@ def fact_entries() -> list[Entry]:
         subject, answer = (part.strip() for part in line.split(" | "))
         questions = tuple(t.format(s=subject) for t in templates)
         thought = "" if kind == "greeting" else "The question is about inferno. I know this fact."
-        entries.append(Entry("chat" if kind in ("identity", "greeting") else "inferno", questions, answer, thought))
+        entries.append(
+            Entry(
+                "chat" if kind in ("identity", "greeting") else "inferno",
+                questions,
+                answer,
+                thought,
+            )
+        )
     return entries
 
 
@@ -231,12 +286,22 @@ def arithmetic_entries() -> list[Entry]:
         for a in range(21):
             for b in range(21):
                 said = f"{a} {sign} {b}"
-                questions = (f"What is {said}?", f"{said}", f"Calculate {said}.", f"What is {a} {word} {b}?")
-                entries.append(Entry("arithmetic", questions, f"{said} = {compute(a, b)}.", f"I compute {said}."))
+                questions = (
+                    f"What is {said}?",
+                    f"{said}",
+                    f"Calculate {said}.",
+                    f"What is {a} {word} {b}?",
+                )
+                entries.append(
+                    Entry(
+                        "arithmetic", questions, f"{said} = {compute(a, b)}.", f"I compute {said}."
+                    )
+                )
     return entries
 
 
-# Made-up dialogues ----------------------------------------------------------------------------------------------------
+# Made-up dialogues
+# ----------------------------------------------------------------------
 
 CITIES = """Paris London Berlin Tokyo Madrid Rome Oslo Cairo Lima Delhi Seoul Sydney Vienna Prague Lisbon Dublin Athens
 Warsaw Zurich Boston Chicago Toronto Bogota Nairobi Lagos Hanoi Manila Jakarta Riga Helsinki""".split()
@@ -246,7 +311,8 @@ WORDS = """apple river stone cloud tiger lamp bread music paper garden window br
 forest island mirror castle button candle desert engine feather guitar hammer jacket kettle""".split()
 COLOURS = "red green blue yellow black white orange purple brown grey".split()
 UNKNOWN = (
-    "I do not know that. I am a tiny demo model and only know a small list about Python and inferno.",
+    "I do not know that. I am a tiny demo model and only know a small list about Python and "
+    "inferno.",
     "That is not in the small list that I know.",
 )
 OUTSIDE = """Who won the world cup?|Who is the president of {city}?|What is the capital of {city}?|Write a story about
@@ -263,7 +329,10 @@ def parameter(kind: str) -> dict[str, str]:
 def tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
     properties = {key: parameter(kind) for key, kind in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": schema},
+    }
 
 
 @dataclass(frozen=True)
@@ -281,7 +350,11 @@ def skills() -> list[Skill]:
     return [
         Skill(
             tool("get_weather", "Get the weather of a city.", city="string"),
-            ("What is the weather in {city}?", "Weather in {city}, please.", "How is the weather in {city}?"),
+            (
+                "What is the weather in {city}?",
+                "Weather in {city}, please.",
+                "How is the weather in {city}?",
+            ),
             lambda v: {"city": v["city"]},
             lambda v: {"temperature": v["n"], "sky": v["sky"]},
             "It is {n} degrees and {sky} in {city}.",
@@ -309,7 +382,11 @@ def skills() -> list[Skill]:
         ),
         Skill(
             tool("search", "Search the web.", query="string"),
-            ("Search for {word} {word2}.", "Search the web for {word} {word2}.", "Look up {word} {word2} on the web."),
+            (
+                "Search for {word} {word2}.",
+                "Search the web for {word} {word2}.",
+                "Look up {word} {word2} on the web.",
+            ),
             lambda v: {"query": f"{v['word']} {v['word2']}"},
             lambda v: {"hits": v["n"]},
             "I found {n} pages about {word} {word2}.",
@@ -413,7 +490,13 @@ def json_dialogue(rng: random.Random) -> Dialogue:
     chosen = rng.sample(fields, rng.choice((1, 2, 2, 3)))
     said = [f"{key} {value}" for key, _, value in chosen]
     listing = said[0] if len(said) == 1 else ", ".join(said[:-1]) + f" and {said[-1]}"
-    ask = rng.choice(("Give me a JSON object with {x}.", "Write JSON with {x}.", "A JSON object with {x}, please."))
+    ask = rng.choice(
+        (
+            "Give me a JSON object with {x}.",
+            "Write JSON with {x}.",
+            "A JSON object with {x}, please.",
+        )
+    )
     answer = json.dumps({key: value for key, _, value in chosen})
     return Dialogue("json", (user(ask.format(x=listing)), assistant(answer)))
 
@@ -435,11 +518,15 @@ def user(text: str) -> Message:
 
 
 def assistant(text: str, thought: str = "") -> Message:
-    return {"role": "assistant", "content": text, **({"reasoning_content": thought} if thought else {})}
+    return {
+        "role": "assistant",
+        "content": text,
+        **({"reasoning_content": thought} if thought else {}),
+    }
 
 
-# Shares of dialogues (not of tokens): the entries by kind, then the made-up ones. Sums are many and their answers
-# short, so they wait for the second part of the training.
+# Shares of dialogues (not of tokens): the entries by kind, then the made-up ones. Sums are many and
+# their answers short, so they wait for the second part of the training.
 SHARES_EARLY = {
     "library": 0.54,
     "inferno": 0.15,
@@ -482,18 +569,27 @@ class Dialogues:
         canonical = len(entry.questions) == 1 or rng.random() < 0.4
         question = entry.questions[0] if canonical else rng.choice(entry.questions[1:])
         thinking = bool(entry.thought) and rng.random() < 0.08
-        system = ({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)},) if rng.random() < 0.06 else ()
+        system = (
+            ({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)},)
+            if rng.random() < 0.06
+            else ()
+        )
         answer = assistant(entry.answer, entry.thought if thinking else "")
         return Dialogue(kind, (*system, user(question), answer), thinking=thinking)
 
 
 def known(corpus: Corpus) -> Iterator[Dialogue]:
-    """What the model is examined in: every entry once, and made-up dialogues drawn from a seed of their own."""
+    """What the model is examined in: every entry once, and made-up dialogues drawn from a seed of
+    their own."""
     for entry in corpus.entries:
         yield Dialogue(entry.kind, (user(entry.questions[0]), assistant(entry.answer)))
     rng = random.Random("examination")
     for entry in rng.sample([e for e in corpus.entries if e.thought], 60):
-        yield Dialogue("thinking", (user(entry.questions[0]), assistant(entry.answer, entry.thought)), thinking=True)
+        yield Dialogue(
+            "thinking",
+            (user(entry.questions[0]), assistant(entry.answer, entry.thought)),
+            thinking=True,
+        )
     for _ in range(60):
         yield tool_dialogue(rng, corpus)
     for _ in range(60):

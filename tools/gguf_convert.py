@@ -1,7 +1,9 @@
-"""llama.cpp's converter for `gguf_families.py`: `python gguf_convert.py LLAMA_CPP`, a checkout of llama.cpp.
+"""llama.cpp's converter for `gguf_families.py`: `python gguf_convert.py LLAMA_CPP`, a checkout of
+llama.cpp.
 
-Runs what `convert_hf_to_gguf.py` runs, with the gguf-py beside it, in a process of its own. The vocabulary, which toy models
-have none of, is made up, and one slip is mended (`keep_stacks`). One JSON request a line comes in, one reply a line goes out.
+Runs what `convert_hf_to_gguf.py` runs, with the gguf-py beside it, in a process of its own. The
+vocabulary, which toy models have none of, is made up, and one slip is mended (`keep_stacks`). One
+JSON request a line comes in, one reply a line goes out.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import torch  # noqa: E402
 from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # noqa: E402
 
 KINDS = {
-    "F32": gguf.LlamaFileType.ALL_F32, "F16": gguf.LlamaFileType.MOSTLY_F16, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-}  # fmt: skip
+    "F32": gguf.LlamaFileType.ALL_F32,
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+}
 
 
 def add_vocabulary(model: Any) -> None:
@@ -38,13 +42,18 @@ def add_vocabulary(model: Any) -> None:
 
 
 def keep_stacks(model: Any) -> None:
-    """StableLM's converter returns its stacked norms from a generator, where they are lost, and complains that they are."""
+    """StableLM's converter returns its stacked norms from a generator, where they are lost, and
+    complains that they are."""
     modify, stack, stacks = model.modify_tensors, model._stack_qk_norm, []
 
-    def stack_qk_norm(bid: int, heads: int, norms: dict[str, torch.Tensor], name: str = "q_layernorm") -> None:
+    def stack_qk_norm(
+        bid: int, heads: int, norms: dict[str, torch.Tensor], name: str = "q_layernorm"
+    ) -> None:
         stacks.extend(stack(bid, heads, norms, name))
 
-    def modify_tensors(tensor: torch.Tensor, name: str, bid: int | None) -> Iterator[tuple[str, torch.Tensor]]:
+    def modify_tensors(
+        tensor: torch.Tensor, name: str, bid: int | None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         yield from modify(tensor, name, bid)
         yield from stacks
         stacks.clear()

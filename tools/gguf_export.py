@@ -1,7 +1,9 @@
-"""llama.cpp's side of `gguf_parity.py`: writes GGUF models, has llama.cpp quantize them, and says what it computes with them.
+"""llama.cpp's side of `gguf_parity.py`: writes GGUF models, has llama.cpp quantize them, and says
+what it computes with them.
 
-Runs in an environment of its own that has llama-cpp-python, gguf and numpy, and imports nothing of inferno: what it writes and
-computes owes nothing to what is compared with it. One JSON request a line comes in, one reply a line goes out.
+Runs in an environment of its own that has llama-cpp-python, gguf and numpy, and imports nothing of
+inferno: what it writes and computes owes nothing to what is compared with it. One JSON request a
+line comes in, one reply a line goes out.
 
 Suffixes: S sequences, N generated tokens, V vocabulary, O rows, I columns.
 """
@@ -25,27 +27,59 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 MAX_LENGTH = 640
-"""Longest sequence that is asked for: a window of held-out text, or a prompt and what follows it."""
+"""Longest sequence that is asked for: a window of held-out text, or a prompt and what follows
+it."""
 BATCH = 512
 NUM_SEQS = 8
 
 PLAIN = {
-    "F32": gguf.GGMLQuantizationType.F32, "F16": gguf.GGMLQuantizationType.F16, "BF16": gguf.GGMLQuantizationType.BF16,
-}  # fmt: skip
+    "F32": gguf.GGMLQuantizationType.F32,
+    "F16": gguf.GGMLQuantizationType.F16,
+    "BF16": gguf.GGMLQuantizationType.BF16,
+}
 MIXES = {
     name: getattr(L, f"LLAMA_FTYPE_MOSTLY_{name}")
-    for name in ("Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q2_K")
+    for name in (
+        "Q8_0",
+        "Q6_K",
+        "Q5_K_M",
+        "Q5_1",
+        "Q5_0",
+        "Q4_K_M",
+        "Q4_1",
+        "Q4_0",
+        "IQ4_NL",
+        "IQ4_XS",
+        "Q3_K_M",
+        "Q2_K",
+    )
 }
 """As llama.cpp quantizes by default: the head and some matrices are kept in a finer type."""
-_MOSTLY = {"MXFP4": "MXFP4_MOE", "IQ2_S": "IQ2_M"}  # the mix whose main type it is, where that has another name
+_MOSTLY = {
+    "MXFP4": "MXFP4_MOE",
+    "IQ2_S": "IQ2_M",
+}  # the mix whose main type it is, where that has another name
 PURE = {
     name: getattr(L, f"LLAMA_FTYPE_MOSTLY_{_MOSTLY.get(name, name)}")
-    for name in ("MXFP4", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "TQ2_0", "TQ1_0", "IQ1_M", "IQ1_S")
+    for name in (
+        "MXFP4",
+        "IQ3_S",
+        "IQ3_XXS",
+        "IQ2_S",
+        "IQ2_XS",
+        "IQ2_XXS",
+        "TQ2_0",
+        "TQ1_0",
+        "IQ1_M",
+        "IQ1_S",
+    )
 }
-"""Every matrix in that one type, the embedding too. All columns count as equally important: some types must be told."""
+"""Every matrix in that one type, the embedding too. All columns count as equally important: some
+types must be told."""
 
 
-# The models -----------------------------------------------------------------------------------------------------------
+# The models
+# ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -77,12 +111,15 @@ RANDOM = {
 
 
 def random_tensors(shape: Shape) -> Iterator[tuple[str, Array]]:
-    """By llama.cpp's names, all bfloat16 numbers. An untied head expects, for each token, another token's embedding, so that
-    the likeliest token stands out; the layers are strong enough to change which one it is."""
+    """By llama.cpp's names, all bfloat16 numbers. An untied head expects, for each token, another
+    token's embedding, so that the likeliest token stands out; the layers are strong enough to
+    change which one it is."""
     rng = np.random.default_rng(shape.seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> Array:
-        return rounded(rng.standard_normal((rows, columns), np.float32) * np.float32(gain * columns**-0.5))
+        return rounded(
+            rng.standard_normal((rows, columns), np.float32) * np.float32(gain * columns**-0.5)
+        )
 
     def norm(width: int) -> Array:
         return rounded(1 + 0.2 * rng.standard_normal(width, np.float32))
@@ -91,7 +128,10 @@ def random_tensors(shape: Shape) -> Iterator[tuple[str, Array]]:
     embedding = matrix(shape.vocab_size, shape.hidden, gain=4 if shape.tied else 16)
     yield "token_embd.weight", embedding
     if not shape.tied:
-        yield "output.weight", rounded(0.1 * embedding[rng.permutation(shape.vocab_size)] + matrix(*embedding.shape))
+        yield (
+            "output.weight",
+            rounded(0.1 * embedding[rng.permutation(shape.vocab_size)] + matrix(*embedding.shape)),
+        )
     yield "output_norm.weight", norm(shape.hidden)
     if shape.divided:
         yield "rope_freqs.weight", np.geomspace(1, 8, shape.head_dim // 2).astype(np.float32)
@@ -125,16 +165,29 @@ def demo_tensors(folder: Path) -> Iterator[tuple[str, Array]]:
     for name, info in json.loads(bytes(data[8:start])).items():
         if name != "__metadata__":
             begin, end = info["data_offsets"]
-            halves = np.asarray(data[start + begin : start + end]).view(np.uint16).reshape(info["shape"])
-            yield f"{names[name.removesuffix('.weight')]}.weight", (halves.astype(np.uint32) << 16).view(np.float32)
+            halves = (
+                np.asarray(data[start + begin : start + end]).view(np.uint16).reshape(info["shape"])
+            )
+            yield (
+                f"{names[name.removesuffix('.weight')]}.weight",
+                (halves.astype(np.uint32) << 16).view(np.float32),
+            )
 
 
 def demo_shape(config: Mapping[str, Any]) -> Shape:
     return Shape(
-        config["model_type"], config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"], "qwen2",
-        tied=config["tie_word_embeddings"], rope_theta=config["rope_theta"], hidden=config["hidden_size"],
-        inner=config["intermediate_size"], layers=config["num_hidden_layers"], vocab_size=config["vocab_size"],
-    )  # fmt: skip
+        config["model_type"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["head_dim"],
+        "qwen2",
+        tied=config["tie_word_embeddings"],
+        rope_theta=config["rope_theta"],
+        hidden=config["hidden_size"],
+        inner=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+        vocab_size=config["vocab_size"],
+    )
 
 
 def write(name: str, kind: str, demo: Path, path: Path) -> None:
@@ -165,21 +218,30 @@ def write(name: str, kind: str, demo: Path, path: Path) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Mapping[str, Any], shape: Shape) -> None:
-    """The first tokens of the demo model's vocabulary, cut as the named kind of tokenizer does. Tokens were numbered as they
-    were merged: the first ones are a vocabulary of their own."""
+    """The first tokens of the demo model's vocabulary, cut as the named kind of tokenizer does.
+    Tokens were numbered as they were merged: the first ones are a vocabulary of their own."""
     if shape.vocabulary == "llama":
         add_sentencepiece(writer, tokenizer["model"]["vocab"], shape.vocab_size)
         return
     added = {token["id"]: token for token in tokenizer["added_tokens"]}
-    names = {i: token for token, i in tokenizer["model"]["vocab"].items()} | {i: t["content"] for i, t in added.items()}
+    names = {i: token for token, i in tokenizer["model"]["vocab"].items()} | {
+        i: t["content"] for i, t in added.items()
+    }
     tokens = [names[i] for i in range(shape.vocab_size)]
     known = set(tokens)
     kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(shape.vocabulary)
     writer.add_token_list(tokens)
-    writer.add_token_types([kinds[added[i]["special"]] if i in added else gguf.TokenType.NORMAL for i in range(len(tokens))])
-    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"] if "".join(pair) in known])
+    writer.add_token_types(
+        [
+            kinds[added[i]["special"]] if i in added else gguf.TokenType.NORMAL
+            for i in range(len(tokens))
+        ]
+    )
+    writer.add_token_merges(
+        [" ".join(pair) for pair in tokenizer["model"]["merges"] if "".join(pair) in known]
+    )
     writer.add_eos_token_id(2)
     writer.add_bos_token_id(0)
     writer.add_add_bos_token(shape.vocabulary == "llama-bpe")
@@ -188,9 +250,16 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Mapping[str, Any], shape: 
 def add_sentencepiece(writer: gguf.GGUFWriter, vocab: Mapping[str, int], size: int) -> None:
     """Llama 2's kind: the same words as pieces with scores, and a token for every byte."""
     words = (word_of(token) for token in sorted(vocab, key=lambda token: vocab[token]))
-    pieces = dict.fromkeys(word.replace(" ", "▁") for word in words if word and not set(word) & set("\0\n<"))
+    pieces = dict.fromkeys(
+        word.replace(" ", "▁") for word in words if word and not set(word) & set("\0\n<")
+    )
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces][:size]
-    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, *[gguf.TokenType.BYTE] * 256]
+    kinds = [
+        gguf.TokenType.UNKNOWN,
+        gguf.TokenType.CONTROL,
+        gguf.TokenType.CONTROL,
+        *[gguf.TokenType.BYTE] * 256,
+    ]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_types([*kinds, *[gguf.TokenType.NORMAL] * (size - len(kinds))])
@@ -204,16 +273,23 @@ def add_sentencepiece(writer: gguf.GGUFWriter, vocab: Mapping[str, int], size: i
 
 def word_of(token: str) -> str:
     """A byte-level token's text; empty where its bytes are no whole characters."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    plain = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in plain]
-    table = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    table = {chr(byte): byte for byte in plain} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
     try:
         return bytes(table[character] for character in token).decode()
     except (KeyError, UnicodeDecodeError):
         return ""
 
 
-# llama.cpp ------------------------------------------------------------------------------------------------------------
+# llama.cpp
+# ----------------------------------------------------------------------
 
 
 def quantize(source: Path, kind: str, path: Path) -> None:
@@ -223,9 +299,15 @@ def quantize(source: Path, kind: str, path: Path) -> None:
     params.ftype = {"F32": L.LLAMA_FTYPE_ALL_F32, **MIXES, **PURE}[kind]
     params.pure = kind in PURE
     if kind in PURE:
-        columns = {t.name: int(t.shape[0]) for t in gguf.GGUFReader(source).tensors if len(t.shape) > 1}
-        ones = np.ones(max(columns.values()), np.float32).ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        table = (L.llama_model_imatrix_data * (len(columns) + 1))()  # the last one has no name: the end
+        columns = {
+            t.name: int(t.shape[0]) for t in gguf.GGUFReader(source).tensors if len(t.shape) > 1
+        }
+        ones = np.ones(max(columns.values()), np.float32).ctypes.data_as(
+            ctypes.POINTER(ctypes.c_float)
+        )
+        table = (
+            L.llama_model_imatrix_data * (len(columns) + 1)
+        )()  # the last one has no name: the end
         for entry, (name, count) in zip(table, columns.items(), strict=False):
             entry.name, entry.data, entry.size = name.encode(), ones, count
         params.imatrix = table
@@ -264,17 +346,23 @@ class Model:
     def tokenize(self, text: str) -> list[int]:
         raw = text.encode()
         found = (L.llama_token * (len(raw) + 8))()
-        return list(found[: L.llama_tokenize(self._vocab, raw, len(raw), found, len(found), True, True)])
+        return list(
+            found[: L.llama_tokenize(self._vocab, raw, len(raw), found, len(found), True, True)]
+        )
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> tuple[list[list[int]], Array]:
         """Token ids and the logits each was chosen from, (S, N, V)."""
         L.llama_memory_clear(L.llama_get_memory(self._context), True)
         logits_SNV = np.empty((len(prompts), count, self._width), np.float32)
         for s, prompt in enumerate(prompts):
-            logits_SNV[s, 0] = self._decode([(t, p, s, p == len(prompt) - 1) for p, t in enumerate(prompt)])[-1]
+            logits_SNV[s, 0] = self._decode(
+                [(t, p, s, p == len(prompt) - 1) for p, t in enumerate(prompt)]
+            )[-1]
         for i in range(count - 1):
             drawn = logits_SNV[:, i].argmax(-1).tolist()
-            logits_SNV[:, i + 1] = self._decode([(t, len(prompts[s]) + i, s, True) for s, t in enumerate(drawn)])
+            logits_SNV[:, i + 1] = self._decode(
+                [(t, len(prompts[s]) + i, s, True) for s, t in enumerate(drawn)]
+            )
         return logits_SNV.argmax(-1).tolist(), logits_SNV
 
     def nats(self, windows: Iterable[Sequence[int]]) -> float:
@@ -282,7 +370,9 @@ class Model:
         total = 0.0
         for window in windows:
             L.llama_memory_clear(L.llama_get_memory(self._context), True)
-            logits = self._decode([(token, p, 0, True) for p, token in enumerate(window[:-1])]).astype(np.float64)
+            logits = self._decode(
+                [(token, p, 0, True) for p, token in enumerate(window[:-1])]
+            ).astype(np.float64)
             top = logits.max(-1)
             norms = top + np.log(np.exp(logits - top[:, None]).sum(-1))
             total += float((norms - logits[np.arange(len(norms)), window[1:]]).sum())
@@ -301,7 +391,8 @@ class Model:
         return np.ctypeslib.as_array(L.llama_get_logits(self._context), (count, self._width)).copy()
 
 
-# Requests -------------------------------------------------------------------------------------------------------------
+# Requests
+# ----------------------------------------------------------------------
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -309,7 +400,10 @@ def describe(path: Path) -> dict[str, Any]:
     tensors = gguf.GGUFReader(path).tensors
     matrices = Counter(t.tensor_type.name for t in tensors if len(t.shape) > 1)
     weights = sum(int(np.prod(t.shape)) for t in tensors)
-    return {"bytes_per_weight": sum(int(t.n_bytes) for t in tensors) / weights, "matrices": dict(matrices.most_common())}
+    return {
+        "bytes_per_weight": sum(int(t.n_bytes) for t in tensors) / weights,
+        "matrices": dict(matrices.most_common()),
+    }
 
 
 def make(model: str, kind: str, demo: str, folder: str) -> dict[str, Any]:
@@ -326,9 +420,14 @@ def make(model: str, kind: str, demo: str, folder: str) -> dict[str, Any]:
 
 
 def run(
-    path: str, texts: Sequence[str], prompts: Sequence[Sequence[int]], count: int, windows: Sequence[Sequence[int]],
-    logits: str, length: int,
-) -> dict[str, Any]:  # fmt: skip
+    path: str,
+    texts: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    windows: Sequence[Sequence[int]],
+    logits: str,
+    length: int,
+) -> dict[str, Any]:
     model = Model(Path(path), length)
     try:
         ids = [model.tokenize(text) for text in texts]
@@ -360,7 +459,12 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever the library prints is no reply
     L.llama_log_set(_log, None)
     L.llama_backend_init()
-    answers: dict[str, Callable[..., dict[str, Any]]] = {"make": make, "run": run, "values": values, "kinds": kinds}
+    answers: dict[str, Callable[..., dict[str, Any]]] = {
+        "make": make,
+        "run": run,
+        "values": values,
+        "kinds": kinds,
+    }
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -1,15 +1,18 @@
-"""Compares the model families' GGUF files with llama.cpp: `python tools/gguf_families.py LLAMA_CPP --llama PYTHON`.
+"""Compares the model families' GGUF files with llama.cpp: `python tools/gguf_families.py LLAMA_CPP
+--llama PYTHON`.
 
-LLAMA_CPP is a checkout of llama.cpp, PYTHON an environment's with llama-cpp-python and gguf. Of every config that a family's
-tests imitate and that a GGUF file can say (`ArchitectureTests.in_gguf`), transformers makes a model with random weights, and
-llama.cpp's own converter writes it in F32, F16 and Q8_0 (`CHANGED` says what is fitted to it). Comparisons:
+LLAMA_CPP is a checkout of llama.cpp, PYTHON an environment's with llama-cpp-python and gguf. Of
+every config that a family's tests imitate and that a GGUF file can say
+(`ArchitectureTests.in_gguf`), transformers makes a model with random weights, and llama.cpp's own
+converter writes it in F32, F16 and Q8_0 (`CHANGED` says what is fitted to it). Comparisons:
 
-- *transformers*: inferno with the F32 and the F16 file, and transformers with what was converted (the weights are bfloat16
-  numbers: what of them is in F16's range is in both files exactly);
-- *llama.cpp*: both with the F32 file, and inferno with the Q8_0 file beside llama.cpp with its values unpacked to F32.
+- *transformers*: inferno with the F32 and the F16 file, and transformers with what was converted
+  (the weights are bfloat16 numbers: what of them is in F16's range is in both files exactly);
+- *llama.cpp*: both with the F32 file, and inferno with the Q8_0 file beside llama.cpp with its
+  values unpacked to F32.
 
-gpt-oss is converted with its experts in MXFP4, too. Exits with 1 if anything differs. Where llama.cpp itself differs from
-transformers, `LLAMA_CPP_DIFFERS` says why.
+gpt-oss is converted with its experts in MXFP4, too. Exits with 1 if anything differs. Where
+llama.cpp itself differs from transformers, `LLAMA_CPP_DIFFERS` says why.
 
 Suffixes: L tokens of a sequence, N generated tokens, V vocabulary.
 """
@@ -29,7 +32,21 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from gguf_parity import LLAMA, NATIVE, NEAR, OPTIONS, ROOT, Answer, Array, Comparison, LlamaCpp, Refused, Task, compare, theirs
+from gguf_parity import (
+    LLAMA,
+    NATIVE,
+    NEAR,
+    OPTIONS,
+    ROOT,
+    Answer,
+    Array,
+    Comparison,
+    LlamaCpp,
+    Refused,
+    Task,
+    compare,
+    theirs,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -44,15 +61,24 @@ from inferno.testing.tiny import Toy, generate, ragged_prompts
 FAMILIES = ROOT / "plugins/models"
 NUM_TOKENS = 24
 NEAR_GELU = 1e-2
-"""With "gelu", which llama.cpp looks up in a table of 16-bit numbers: transformers with one comes within 3e-4 of it."""
+"""With "gelu", which llama.cpp looks up in a table of 16-bit numbers: transformers with one comes
+within 3e-4 of it."""
 LENGTHS = (33, 40, 48, 49, 70)
-"""Of the prompts: beyond every window, and beyond the original contexts that are meant to be left (transformers changes the
-rotary factors of longrope there, the engines have those of their longest context from the first token on)."""
+"""Of the prompts: beyond every window, and beyond the original contexts that are meant to be left
+(transformers changes the rotary factors of longrope there, the engines have those of their longest
+context from the first token on)."""
 KINDS = ("F32", "F16", "Q8_0")
-COLUMNS = ("transformers F32", "transformers F16", "llama.cpp F32", "llama.cpp Q8_0", "llama.cpp beside transformers")
+COLUMNS = (
+    "transformers F32",
+    "transformers F16",
+    "llama.cpp F32",
+    "llama.cpp Q8_0",
+    "llama.cpp beside transformers",
+)
 
 
-# What is compared -----------------------------------------------------------------------------------------------------
+# What is compared
+# ----------------------------------------------------------------------
 
 _WINDOWS = {"sliding_window_pattern": 6, "num_hidden_layers": 7}
 CHANGED: dict[str, dict[str, Any]] = {
@@ -72,7 +98,11 @@ CHANGED: dict[str, dict[str, Any]] = {
 MORE: dict[str, dict[str, Any]] = {
     # Files do not say how scores are scaled: readers know it by the number of layers.
     "gemma Gemma2": {"num_hidden_layers": 46, "query_pre_attn_scalar": 16},
-    "gemma Gemma3": {"num_hidden_layers": 62, "query_pre_attn_scalar": 16, "sliding_window_pattern": 6},
+    "gemma Gemma3": {
+        "num_hidden_layers": 62,
+        "query_pre_attn_scalar": 16,
+        "sliding_window_pattern": 6,
+    },
 }
 """Case -> fields of another model that is compared, too."""
 
@@ -85,7 +115,8 @@ LLAMA_CPP_DIFFERS = {
     "qwen3 Yarn": "no biases; it refuses the file",
     "stablelm Tied": "no tied head; it refuses the file",
 }
-"""Case -> what llama.cpp computes otherwise than transformers. inferno is to agree with transformers there."""
+"""Case -> what llama.cpp computes otherwise than transformers. inferno is to agree with
+transformers there."""
 
 Tensors = dict[str, Tensor]
 Variant = Callable[[Any, dict[str, Any]], tuple[Tensors, dict[str, Any]]]
@@ -114,9 +145,15 @@ def cases(families: list[str] | None) -> Iterator[Case]:
             for name, config in configs(path):
                 case = Case(family, name, changed(config, CHANGED.get(f"{family} {name}", {})))
                 yield case
-                yield from (replace(case, variant=variant) for about, variant in VARIANTS if about == str(case))
+                yield from (
+                    replace(case, variant=variant)
+                    for about, variant in VARIANTS
+                    if about == str(case)
+                )
                 if more := MORE.get(str(case)):
-                    yield Case(family, f"{name}, {more['num_hidden_layers']} layers", changed(config, more))
+                    yield Case(
+                        family, f"{name}, {more['num_hidden_layers']} layers", changed(config, more)
+                    )
 
 
 def changed(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
@@ -132,12 +169,17 @@ def configs(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for name, found in vars(module).items():
-        if isinstance(found, type) and issubclass(found, ArchitectureTests) and found.__module__ == path.stem:
+        if (
+            isinstance(found, type)
+            and issubclass(found, ArchitectureTests)
+            and found.__module__ == path.stem
+        ):
             if hasattr(found, "config") and found.in_gguf:
                 yield name.removeprefix("Test"), found.config
 
 
-# The checkpoints ------------------------------------------------------------------------------------------------------
+# The checkpoints
+# ----------------------------------------------------------------------
 
 
 def save(case: Case, path: Path) -> Any:
@@ -147,7 +189,10 @@ def save(case: Case, path: Path) -> Any:
     config = dict(case.config)
     if case.variant:
         tensors, config = VARIANTS[f"{case.family} {case.name}", case.variant](model, config)
-        apart = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+        apart = {
+            name: tensor.clone(memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
+        }
         save_file(apart, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     rows = model.get_input_embeddings().weight.shape[0]  # some converters count the tokens
@@ -174,23 +219,37 @@ def with_packed_experts(model: Any, config: dict[str, Any]) -> tuple[Tensors, di
 
 
 def with_predict_layer(model: Any, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """GLM-4.5 as published: a layer behind the last, which guesses further tokens and is not run."""
+    """GLM-4.5 as published: a layer behind the last, which guesses further tokens and is not
+    run."""
     tensors, width = stored_tensors(model), config["hidden_size"]
     last, behind = (f"model.layers.{config['num_hidden_layers'] - 1 + i}" for i in range(2))
-    tensors |= {f"{behind}{name.removeprefix(last)}": t for name, t in tensors.items() if name.startswith(f"{last}.")}
-    tensors |= {f"{behind}.{name}.weight": torch.ones(width) for name in ("enorm", "hnorm", "shared_head.norm")}
+    tensors |= {
+        f"{behind}{name.removeprefix(last)}": t
+        for name, t in tensors.items()
+        if name.startswith(f"{last}.")
+    }
+    tensors |= {
+        f"{behind}.{name}.weight": torch.ones(width)
+        for name in ("enorm", "hnorm", "shared_head.norm")
+    }
     embedding = tensors["model.embed_tokens.weight"]
-    tensors |= {f"{behind}.{name}.weight": embedding for name in ("embed_tokens", "shared_head.head")}
+    tensors |= {
+        f"{behind}.{name}.weight": embedding for name in ("embed_tokens", "shared_head.head")
+    }
     tensors[f"{behind}.eh_proj.weight"] = torch.ones(width, 2 * width)
     return tensors, {**config, "num_nextn_predict_layers": 1}
 
 
 CHATGLM = {
-    "model.embed_tokens.": "transformer.embedding.word_embeddings.", "lm_head.": "transformer.output_layer.",
-    "model.norm.": "transformer.encoder.final_layernorm.", "model.layers.": "transformer.encoder.layers.",
-    "self_attn.o_proj.": "self_attention.dense.", "self_attn.qkv_proj.": "self_attention.query_key_value.",
-    "mlp.gate_up_proj.": "mlp.dense_h_to_4h.", "mlp.down_proj.": "mlp.dense_4h_to_h.",
-}  # fmt: skip
+    "model.embed_tokens.": "transformer.embedding.word_embeddings.",
+    "lm_head.": "transformer.output_layer.",
+    "model.norm.": "transformer.encoder.final_layernorm.",
+    "model.layers.": "transformer.encoder.layers.",
+    "self_attn.o_proj.": "self_attention.dense.",
+    "self_attn.qkv_proj.": "self_attention.query_key_value.",
+    "mlp.gate_up_proj.": "mlp.dense_h_to_4h.",
+    "mlp.down_proj.": "mlp.dense_4h_to_h.",
+}
 """Parts of names, in transformers and in the code that glm-4-9b-chat came with."""
 
 
@@ -200,17 +259,29 @@ def as_chatglm(model: Any, config: dict[str, Any]) -> tuple[Tensors, dict[str, A
     for layer in range(config["num_hidden_layers"]):
         path = f"model.layers.{layer}.self_attn"
         for part in ("weight", "bias"):
-            tensors[f"{path}.qkv_proj.{part}"] = torch.cat([tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"])
+            tensors[f"{path}.qkv_proj.{part}"] = torch.cat(
+                [tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"]
+            )
     for part, replaced in CHATGLM.items():
         tensors = {name.replace(part, replaced): tensor for name, tensor in tensors.items()}
     first = {
-        "hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "num_attention_heads": "num_attention_heads",
-        "multi_query_group_num": "num_key_value_heads", "ffn_hidden_size": "intermediate_size",
-        "layernorm_epsilon": "layernorm_epsilon", "seq_length": "seq_length", "padded_vocab_size": "vocab_size",
-    }  # fmt: skip
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_attention_heads": "num_attention_heads",
+        "multi_query_group_num": "num_key_value_heads",
+        "ffn_hidden_size": "intermediate_size",
+        "layernorm_epsilon": "layernorm_epsilon",
+        "seq_length": "seq_length",
+        "padded_vocab_size": "vocab_size",
+    }
     fields = {name: config[ours] for name, ours in first.items()}
     ratio = config.get("rope_theta", 10_000.0) / 10_000
-    return tensors, {**fields, "architectures": ["ChatGLMModel"], "model_type": "chatglm", "rope_ratio": ratio}
+    return tensors, {
+        **fields,
+        "architectures": ["ChatGLMModel"],
+        "model_type": "chatglm",
+        "rope_ratio": ratio,
+    }
 
 
 def stored_tensors(model: Any) -> Tensors:
@@ -227,7 +298,8 @@ VARIANTS: dict[tuple[str, str], Variant] = {
 }
 
 
-# The engines ----------------------------------------------------------------------------------------------------------
+# The engines
+# ----------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -237,7 +309,9 @@ def by_transformers(model: nn.Module, task: Task) -> Answer:
     for prompt in task.prompts:
         ids, rows_NV = list(prompt), []
         for _ in range(NUM_TOKENS):
-            rows_NV.append(model(torch.tensor([ids]), use_cache=False).logits[0, -1].float().numpy())
+            rows_NV.append(
+                model(torch.tensor([ids]), use_cache=False).logits[0, -1].float().numpy()
+            )
             ids.append(int(rows_NV[-1].argmax()))
         token_ids.append(ids[len(prompt) :])
         logits.append(np.stack(rows_NV))
@@ -245,13 +319,16 @@ def by_transformers(model: nn.Module, task: Task) -> Answer:
 
 
 def by_inferno(path: Path, task: Task, disable: frozenset[str]) -> Answer:
-    plan = resolve(str(path), Options(**{**OPTIONS, "max_model_len": MAX_MODEL_LEN, "disable": disable}))
+    plan = resolve(
+        str(path), Options(**{**OPTIONS, "max_model_len": MAX_MODEL_LEN, "disable": disable})
+    )
     outcomes = generate(Toy(plan, load_model(plan)), task.prompts, NUM_TOKENS)
     logits: list[Array] = [outcome.logits_NV.numpy() for outcome in outcomes]
     return Answer([], [list(outcome.token_ids) for outcome in outcomes], logits, 0.0)
 
 
-# The run --------------------------------------------------------------------------------------------------------------
+# The run
+# ----------------------------------------------------------------------
 
 
 @dataclass
@@ -265,7 +342,11 @@ class Row:
 
     @property
     def right(self) -> bool:
-        beside = [name for name in COLUMNS if name.startswith("transformers") or str(self.case) not in LLAMA_CPP_DIFFERS]
+        beside = [
+            name
+            for name in COLUMNS
+            if name.startswith("transformers") or str(self.case) not in LLAMA_CPP_DIFFERS
+        ]
         return all(name in self.comparisons and self.comparisons[name].right for name in beside)
 
 
@@ -280,7 +361,9 @@ def measure(case: Case, converter: LlamaCpp, llama: LlamaCpp, disable: frozenset
         for kind in KINDS:
             path, values = Path(folder, f"{kind}.gguf"), Path(folder, f"{kind}-values.gguf")
             try:
-                row.converter = converter.ask("convert", source=str(source), kind=kind, path=str(path))["converter"]
+                row.converter = converter.ask(
+                    "convert", source=str(source), kind=kind, path=str(path)
+                )["converter"]
                 ours = by_inferno(path, task, disable)
                 if kind != "Q8_0":
                     row.comparisons[f"transformers {kind}"] = compare(ours, reference, NEAR["F32"])
@@ -288,23 +371,33 @@ def measure(case: Case, converter: LlamaCpp, llama: LlamaCpp, disable: frozenset
                     same = kind == "F32" and case.variant != "MXFP4"
                     if not same:
                         llama.ask("values", path=str(path), target=str(values))
-                    answer = theirs(llama, str(path if same else values), task, NUM_TOKENS, MAX_MODEL_LEN)
+                    answer = theirs(
+                        llama, str(path if same else values), task, NUM_TOKENS, MAX_MODEL_LEN
+                    )
                     row.comparisons[f"llama.cpp {kind}"] = compare(ours, answer, near)
                     if kind == "F32":
-                        row.comparisons["llama.cpp beside transformers"] = compare(answer, reference, near)
+                        row.comparisons["llama.cpp beside transformers"] = compare(
+                            answer, reference, near
+                        )
             except (InfernoError, Refused) as error:
                 row.missing[kind] = str(error)
     return row
 
 
 def report(rows: list[Row]) -> Iterator[str]:
-    yield f"Greedy tokens that are equal, of {len(LENGTHS)} x {NUM_TOKENS}, and the largest difference between logits where the"
+    yield (
+        f"Greedy tokens that are equal, of {len(LENGTHS)} x {NUM_TOKENS}, and the largest "
+        f"difference between logits where the"
+    )
     yield "contexts were equal, in standard deviations of the logits.\n"
     yield "| family | config | converter | " + " | ".join(COLUMNS) + " |"
     yield "|---|---|---|" + "---|" * len(COLUMNS)
     for row in rows:
         cells = [row.comparisons.get(name) for name in COLUMNS]
-        shown = [f"{c.equal}/{c.total} {c.furthest:.0e}{'' if c.right else ' DIFFERENT'}" if c else "-" for c in cells]
+        shown = [
+            f"{c.equal}/{c.total} {c.furthest:.0e}{'' if c.right else ' DIFFERENT'}" if c else "-"
+            for c in cells
+        ]
         name = " ".join(filter(None, (row.case.name, row.case.variant)))
         yield f"| {row.case.family} | {name} | {row.converter} | {' | '.join(shown)} |"
     for row in rows:
@@ -316,18 +409,31 @@ def report(rows: list[Row]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkout", type=Path, help="of llama.cpp: its converter and gguf-py")
-    parser.add_argument("--llama", type=Path, default=LLAMA, help="python of an environment with llama-cpp-python and gguf")
+    parser.add_argument(
+        "--llama",
+        type=Path,
+        default=LLAMA,
+        help="python of an environment with llama-cpp-python and gguf",
+    )
     parser.add_argument("--families", nargs="+", help="only these: qwen3 gemma ...")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    converter, llama = LlamaCpp(Path(sys.executable), "gguf_convert.py", str(args.checkout)), LlamaCpp(args.llama)
+    converter, llama = (
+        LlamaCpp(Path(sys.executable), "gguf_convert.py", str(args.checkout)),
+        LlamaCpp(args.llama),
+    )
     installed = {plugin.distribution for plugin in load_catalog().plugins}
     rows = []
     for case in cases(args.families):
-        # Files of Mistral and Llama are one another's, and Llama's plugin reads both where it is installed.
+        # Files of Mistral and Llama are one another's, and Llama's plugin reads both where it is
+        # installed.
         unwanted = {NATIVE, "inferno-llama"} if case.family == "mistral" else {NATIVE}
         rows.append(measure(case, converter, llama, frozenset(unwanted & installed)))
-        print(f"{case}: {'as it should be' if rows[-1].right else 'DIFFERENT'}", file=sys.stderr, flush=True)
+        print(
+            f"{case}: {'as it should be' if rows[-1].right else 'DIFFERENT'}",
+            file=sys.stderr,
+            flush=True,
+        )
     converter.close()
     llama.close()
     print("\n".join(report(rows)))

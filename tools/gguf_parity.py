@@ -1,14 +1,15 @@
 """Compares inferno's GGUF path with llama.cpp: `python tools/gguf_parity.py --llama PYTHON`.
 
-PYTHON is an environment's with llama-cpp-python and gguf. Models: the demo model, and random Llamas and Qwen3s. Each is stored
-in every type that llama.cpp quantizes to. Two comparisons:
+PYTHON is an environment's with llama-cpp-python and gguf. Models: the demo model, and random Llamas
+and Qwen3s. Each is stored in every type that llama.cpp quantizes to. Two comparisons:
 
-- *same values*: llama.cpp computes with the file's values unpacked to F32 by itself, which is what inferno's torch route does
-  with the blocks. Nothing may differ but the order of float32 sums;
-- *as is*: llama.cpp computes with the file. It rounds what it multiplies matrices by (to 16 bits, or to blocks of int8), so
-  greedy tokens may part, but only where two tokens are nearly as likely.
+- *same values*: llama.cpp computes with the file's values unpacked to F32 by itself, which is what
+  inferno's torch route does with the blocks. Nothing may differ but the order of float32 sums;
+- *as is*: llama.cpp computes with the file. It rounds what it multiplies matrices by (to 16 bits,
+  or to blocks of int8), so greedy tokens may part, but only where two tokens are nearly as likely.
 
-Then the demo model's perplexity on text that it was not trained on, by type. Exits with 1 if anything else differs.
+Then the demo model's perplexity on text that it was not trained on, by type. Exits with 1 if
+anything else differs.
 
 Suffixes: N generated tokens, V vocabulary.
 """
@@ -43,27 +44,53 @@ DEMO = ROOT / "plugins/models/inferno-demo/src/inferno_demo"
 LLAMA = Path("~/.cache/inferno-bench/venvs/llama-cpp-python/bin/python").expanduser()
 NATIVE = "inferno-cpu"
 
-OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 640, "max_num_seqs": 8, "threads": 1}
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_model_len": 640,
+    "max_num_seqs": 8,
+    "threads": 1,
+}
 NUM_TOKENS = 64
 WINDOW = 512
 """Tokens that the demo model was trained on at once; the perplexity's windows, each on its own."""
 NEAR = {"F32": 1e-3, "F16": 1e-2, "BF16": 5e-2}
 NEAR_QUANTIZED = 0.25
-"""How far apart two logits may be and still be a near-tie, in standard deviations of the logits: about as much as rounding the
-activations moves them. The two engines' logits may differ by twice that."""
+"""How far apart two logits may be and still be a near-tie, in standard deviations of the logits:
+about as much as rounding the activations moves them. The two engines' logits may differ by twice
+that."""
 
 TEXTS = (
-    "What does math.gcd do?", "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-    "def fibonacci(n: int) -> int:\n    if n < 2:\n        return n\n", "The quick brown fox jumps over 13 lazy dogs.",
-)  # fmt: skip
+    "What does math.gcd do?",
+    "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    "def fibonacci(n: int) -> int:\n    if n < 2:\n        return n\n",
+    "The quick brown fox jumps over 13 lazy dogs.",
+)
 """What the models go on from."""
 ODD_TEXTS = (
-    "", " ", "  two", "three   ", "\t\ttabs\t", "\n\n\n", "a\r\nb\r\n\r\n c", "12345 3.14 1,000 ½ ²", "I'LL we've it's 'tis",
-    "Ünïcödé straße ΑΒΓ жизнь", "汉字と かな 한국어", "🙂\U0001f469\u200d\U0001f467🇺🇳 x", "e\u0301 n\u0303 \u0928\u092e",
-    "\u0645\u0631\u062d\u0628\u0627 123", "\u00a0no\u2003break\u200b", "x\x00y\x7f", "!!!??? ...,;:--__//\\ [](){}<>",
-    "[INST] <s> hi </s> <unk> <0x0A>", "<|im_start|><|im_end|> <|endoftext|>text<think>", "▁under ▁ score", "aHTTPResponse",
+    "",
+    " ",
+    "  two",
+    "three   ",
+    "\t\ttabs\t",
+    "\n\n\n",
+    "a\r\nb\r\n\r\n c",
+    "12345 3.14 1,000 ½ ²",
+    "I'LL we've it's 'tis",
+    "Ünïcödé straße ΑΒΓ жизнь",
+    "汉字と かな 한국어",
+    "🙂\U0001f469\u200d\U0001f467🇺🇳 x",
+    "e\u0301 n\u0303 \u0928\u092e",
+    "\u0645\u0631\u062d\u0628\u0627 123",
+    "\u00a0no\u2003break\u200b",
+    "x\x00y\x7f",
+    "!!!??? ...,;:--__//\\ [](){}<>",
+    "[INST] <s> hi </s> <unk> <0x0A>",
+    "<|im_start|><|im_end|> <|endoftext|>text<think>",
+    "▁under ▁ score",
+    "aHTTPResponse",
     "a" * 100,
-)  # fmt: skip
+)
 """What tokenizers stumble over."""
 
 
@@ -76,7 +103,9 @@ class LlamaCpp:
 
     def __init__(self, python: Path, script: str = "gguf_export.py", *arguments: str) -> None:
         command = [str(python), str(Path(__file__).with_name(script)), *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Raises Refused with llama.cpp's complaint."""
@@ -84,9 +113,13 @@ class LlamaCpp:
         self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
-        reply: dict[str, Any] = json.loads(line) if line else {"error": "llama.cpp's process has ended"}
+        reply: dict[str, Any] = (
+            json.loads(line) if line else {"error": "llama.cpp's process has ended"}
+        )
         if "error" in reply:
-            about = ", ".join(f"{name}={value}" for name, value in arguments.items() if isinstance(value, str))
+            about = ", ".join(
+                f"{name}={value}" for name, value in arguments.items() if isinstance(value, str)
+            )
             raise Refused(f"{do} {about}: {reply['error']}")
         return reply
 
@@ -112,7 +145,8 @@ class Answer:
 
 @dataclass
 class Parting:
-    """A prompt's first difference: where, and each engine's margin between the two tokens, in its logits' deviations."""
+    """A prompt's first difference: where, and each engine's margin between the two tokens, in its
+    logits' deviations."""
 
     prompt: int
     place: int
@@ -135,13 +169,18 @@ class Comparison:
 
     @property
     def right(self) -> bool:
-        return self.furthest <= 2 * self.near and all(max(parting.margins) <= self.near for parting in self.partings)
+        return self.furthest <= 2 * self.near and all(
+            max(parting.margins) <= self.near for parting in self.partings
+        )
 
     def cells(self) -> str:
         said = "equal" if self.right else "DIFFERENT"
         if self.partings:
             widest = max(self.partings, key=lambda parting: max(parting.margins))
-            said = f"{'near-ties' if self.right else 'DIFFERENT'}: {len(self.partings)}, widest {widest}"
+            said = (
+                f"{'near-ties' if self.right else 'DIFFERENT'}: {len(self.partings)}, "
+                f"widest {widest}"
+            )
         return f"{self.equal}/{self.total} | {self.furthest:.1e} | {said}"
 
 
@@ -176,23 +215,41 @@ class Task:
         return sum(len(window) - 1 for window in self.windows)
 
 
-def theirs(llama: LlamaCpp, path: str, task: Task, count: int = NUM_TOKENS, length: int = OPTIONS["max_model_len"]) -> Answer:
+def theirs(
+    llama: LlamaCpp,
+    path: str,
+    task: Task,
+    count: int = NUM_TOKENS,
+    length: int = OPTIONS["max_model_len"],
+) -> Answer:
     logits = Path(path).with_suffix(".npy")
     reply = llama.ask(
-        "run", path=path, texts=task.texts, prompts=task.prompts, count=count, windows=task.windows, logits=str(logits),
+        "run",
+        path=path,
+        texts=task.texts,
+        prompts=task.prompts,
+        count=count,
+        windows=task.windows,
+        logits=str(logits),
         length=length,
-    )  # fmt: skip
+    )
     found = np.load(logits)
     logits.unlink()
-    return Answer(reply["ids"], reply["token_ids"], list(found), reply["nats"] / max(1, task.num_scored))
+    return Answer(
+        reply["ids"], reply["token_ids"], list(found), reply["nats"] / max(1, task.num_scored)
+    )
 
 
 def ours(path: str, task: Task, *, native: bool = False) -> Answer:
     """By torch's operators alone, or with the native kernels."""
-    unwanted = [] if native else [p.name for p in load_catalog().plugins if p.distribution == NATIVE]
+    unwanted = (
+        [] if native else [p.name for p in load_catalog().plugins if p.distribution == NATIVE]
+    )
     plan = resolve(path, Options(**{**OPTIONS, "disable": unwanted}))
     if native and not plan.kernels:
-        raise SystemExit(f"--kernels: no plugin computes this file with native kernels; install {NATIVE}")
+        raise SystemExit(
+            f"--kernels: no plugin computes this file with native kernels; install {NATIVE}"
+        )
     tokenizer = Tokenizer.from_assets(*open_text(plan))
     assert tokenizer is not None
     toy = Toy(plan, load_model(plan))
@@ -225,7 +282,8 @@ def held_out_windows(ids: list[int], count: int) -> list[list[int]]:
     return [ids[starts[i] : starts[i] + WINDOW + 1] for i in chosen.tolist()]
 
 
-# The run --------------------------------------------------------------------------------------------------------------
+# The run
+# ----------------------------------------------------------------------
 
 
 @dataclass
@@ -245,7 +303,8 @@ class Row:
     kernels: Comparison | None
     """With inferno's native kernels."""
     nats: tuple[float, float, float, float | None]
-    """inferno's, llama.cpp's with the same values, llama.cpp's as is, inferno's with native kernels."""
+    """inferno's, llama.cpp's with the same values, llama.cpp's as is, inferno's with native
+    kernels."""
 
     @property
     def right(self) -> bool:
@@ -256,7 +315,9 @@ class Row:
         return [self.values, self.as_is, *([self.kernels] if self.kernels else [])]
 
 
-def measure(llama: LlamaCpp, model: str, kind: str, folder: Path, task: Task, *, native: bool) -> Row:
+def measure(
+    llama: LlamaCpp, model: str, kind: str, folder: Path, task: Task, *, native: bool
+) -> Row:
     file = llama.ask("make", model=model, kind=kind, demo=str(DEMO / "model"), folder=str(folder))
     same = file["values"] == file["path"]
     as_is = theirs(llama, file["path"], task)
@@ -266,11 +327,16 @@ def measure(llama: LlamaCpp, model: str, kind: str, folder: Path, task: Task, *,
     near = NEAR.get(kind, NEAR_QUANTIZED)
     kernels = None if by_kernels is None else compare(mine, by_kernels, near)
     row = Row(
-        model, kind, file["bytes_per_weight"], file["matrices"],
+        model,
+        kind,
+        file["bytes_per_weight"],
+        file["matrices"],
         [text for text, a, b in zip(task.texts, mine.ids, as_is.ids, strict=True) if a != b],
-        compare(mine, values, NEAR["F32"]), compare(mine, as_is, near), kernels,
+        compare(mine, values, NEAR["F32"]),
+        compare(mine, as_is, near),
+        kernels,
         (mine.nats, values.nats, as_is.nats, None if by_kernels is None else by_kernels.nats),
-    )  # fmt: skip
+    )
     for path in {file["path"], file["values"]}:
         if not (kind == "F32" and path == file["path"]):  # what the other types are made of
             Path(path).unlink()
@@ -290,26 +356,49 @@ def run(args: argparse.Namespace, folder: Path) -> Iterator[Row]:
         task.windows = held_out_windows(ids[-1], args.windows) if model == "demo" else []
         for kind in args.kinds or known["kinds"]:
             row = measure(llama, model, kind, folder, task, native=args.kernels)
-            print(f"{model} {kind}: {'as it should be' if row.right else 'DIFFERENT'}", file=sys.stderr, flush=True)
+            print(
+                f"{model} {kind}: {'as it should be' if row.right else 'DIFFERENT'}",
+                file=sys.stderr,
+                flush=True,
+            )
             yield row
     llama.close()
 
 
 def report(rows: Sequence[Row]) -> Iterator[str]:
-    against = ["llama.cpp, same values", "llama.cpp", "inferno's native kernels"][: 3 if rows[0].kernels else 2]
-    yield "inferno's greedy tokens that are equal, until the first difference of each prompt. Differences between logits, and"
-    yield "both margins at first differences (inferno's, then the other's), in standard deviations of the logits.\n"
-    yield "| model | type | " + " | ".join(f"{name} | logits | first differences" for name in against) + " |"
+    against = ["llama.cpp, same values", "llama.cpp", "inferno's native kernels"][
+        : 3 if rows[0].kernels else 2
+    ]
+    yield (
+        "inferno's greedy tokens that are equal, until the first difference of each prompt. "
+        "Differences between logits, and"
+    )
+    yield (
+        "both margins at first differences (inferno's, then the other's), in standard "
+        "deviations of the logits.\n"
+    )
+    yield (
+        "| model | type | "
+        + " | ".join(f"{name} | logits | first differences" for name in against)
+        + " |"
+    )
     yield "|---|---|" + "---|---|---|" * len(against)
     for row in rows:
-        yield f"| {row.model} | {row.kind} | " + " | ".join(comparison.cells() for comparison in row.comparisons) + " |"
+        yield (
+            f"| {row.model} | {row.kind} | "
+            + " | ".join(comparison.cells() for comparison in row.comparisons)
+            + " |"
+        )
     for row in rows:
         for text in row.miscut:
             yield f"\n{row.model} {row.kind}: the tokenizers cut {text[:60]!r} differently."
     scored = [row for row in rows if row.model == "demo"]
     if scored:
         yield "\nThe demo model's held-out text, nats per token (perplexity).\n"
-        yield "| type | matrices | bytes/weight | inferno | llama.cpp, same values | llama.cpp | inferno, native kernels |"
+        yield (
+            "| type | matrices | bytes/weight | inferno | llama.cpp, same values | "
+            "llama.cpp | inferno, native kernels |"
+        )
         yield "|---|---|---|---|---|---|---|"
     for row in scored:
         matrices = " ".join(f"{name} x{count}" for name, count in row.matrices.items())
@@ -319,7 +408,12 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--llama", type=Path, default=LLAMA, help="python of an environment with llama-cpp-python and gguf")
+    parser.add_argument(
+        "--llama",
+        type=Path,
+        default=LLAMA,
+        help="python of an environment with llama-cpp-python and gguf",
+    )
     parser.add_argument("--models", nargs="+", help="only these")
     parser.add_argument("--kinds", nargs="+", help="only these types")
     parser.add_argument("--windows", type=int, default=8, help=f"of {WINDOW} held-out tokens")

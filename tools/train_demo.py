@@ -1,8 +1,10 @@
-"""Trains inferno's demo model from scratch and writes its package: `python tools/train_demo.py all`.
+"""Trains inferno's demo model from scratch and writes its package: `python tools/train_demo.py
+all`.
 
-The model is a tiny reference librarian: it recites a known list and is good for nothing else. See `demo_corpus.py` for
-what it reads. `prepare` makes the tokenizer, `train` can be stopped and started again, `export` writes the package's
-model folder, `evaluate` asks every known question with greedy decoding and writes `known.jsonl`.
+The model is a tiny reference librarian: it recites a known list and is good for nothing else. See
+`demo_corpus.py` for what it reads. `prepare` makes the tokenizer, `train` can be stopped and
+started again, `export` writes the package's model folder, `evaluate` asks every known question with
+greedy decoding and writes `known.jsonl`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ import numpy as np
 import torch
 from demo_corpus import Corpus, Dialogue, Dialogues, Message
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.utils.chat_parsing import parse_response
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,19 +46,38 @@ CONTEXT = 2048
 LENGTH, ROWS = 512, 12  # one step is 12 rows of 512 tokens
 STEPS = 2600
 MUON_RATE, ADAM_RATE = 0.02, 3e-3
-RATES = ((-1, 0.0), (59, 1.0), (1600, 1.0), (2000, 5 / 6), (STEPS, 0.02))  # share of the two rates at a step, in lines
-CHAT_EARLY, CHAT_LATE, LATE = 0.35, 0.75, 1400  # share of rows that are dialogues, before and from this step
+RATES = (
+    (-1, 0.0),
+    (59, 1.0),
+    (1600, 1.0),
+    (2000, 5 / 6),
+    (STEPS, 0.02),
+)  # share of the two rates at a step, in lines
+CHAT_EARLY, CHAT_LATE, LATE = (
+    0.35,
+    0.75,
+    1400,
+)  # share of rows that are dialogues, before and from this step
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-VISIBLE = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+VISIBLE = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 # Qwen2's rule: words with the mark before them, single digits, runs of marks, line ends.
 WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Qwen3's form of ChatML with two differences: the tools' introduction is shorter, and an assistant's turn in the
-# history keeps its (empty) thought, so that the tokens of a conversation only ever grow.
+# Qwen3's form of ChatML with two differences: the tools' introduction is shorter, and an
+# assistant's turn in the history keeps its (empty) thought, so that the tokens of a conversation
+# only ever grow.
 CHAT_TEMPLATE = """\
 {%- macro text(content) %}
     {%- if content is string %}{{ content }}
@@ -124,11 +151,13 @@ def jinja_string(text: str) -> str:
     return "'" + text.replace("\n", "\\n") + "'"
 
 
-# Dialogues as tokens --------------------------------------------------------------------------------------------------
+# Dialogues as tokens
+# ----------------------------------------------------------------------
 
 
 def segments(dialogue: Dialogue) -> Iterator[tuple[str, bool]]:
-    """The dialogue as the chat template writes it, in pieces: those that are given and those that are learnt."""
+    """The dialogue as the chat template writes it, in pieces: those that are given and those that
+    are learnt."""
     messages = list(dialogue.messages)
     system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
     if dialogue.tools:
@@ -143,7 +172,10 @@ def segments(dialogue: Dialogue) -> Iterator[tuple[str, bool]]:
             yield answer_text(message), True
             yield "\n", False
         elif message["role"] == "tool":
-            yield f"{START}user\n<tool_response>\n{message['content']}\n</tool_response>{STOP}\n", False
+            yield (
+                f"{START}user\n<tool_response>\n{message['content']}\n</tool_response>{STOP}\n",
+                False,
+            )
         else:
             yield f"{START}{message['role']}\n{message['content']}{STOP}\n", False
 
@@ -162,7 +194,8 @@ def token_id(tokenizer: Tokenizer, mark: str) -> int:
 def dialogue_row(
     dialogues: Dialogues, tokenizer: Tokenizer, rng: random.Random, late: bool
 ) -> tuple[list[int], list[bool]]:
-    """Dialogues one after the other until the row is full: half of them go on in one conversation, half start anew."""
+    """Dialogues one after the other until the row is full: half of them go on in one conversation,
+    half start anew."""
     end = token_id(tokenizer, END)
     ids: list[int] = []
     learnt: list[bool] = []
@@ -182,7 +215,8 @@ def dialogue_row(
 def batch(
     step: int, text: np.ndarray, dialogues: Dialogues, tokenizer: Tokenizer
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Step number `step`: inputs, targets and which targets count. It depends on nothing but its arguments and SEED."""
+    """Step number `step`: inputs, targets and which targets count. It depends on nothing but its
+    arguments and SEED."""
     rng = random.Random(f"{SEED}:{step}")
     late = step >= LATE
     chats = round(ROWS * (CHAT_LATE if late else CHAT_EARLY))
@@ -195,7 +229,8 @@ def batch(
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), learnt[:, 1:].contiguous()
 
 
-# Prepare --------------------------------------------------------------------------------------------------------------
+# Prepare
+# ----------------------------------------------------------------------
 
 
 def train_tokenizer(corpus: Corpus) -> Tokenizer:
@@ -219,7 +254,8 @@ def train_tokenizer(corpus: Corpus) -> Tokenizer:
     for mark in (END, START, STOP, *VISIBLE):
         talk = [text.replace(mark, "\n") for text in talk]
     tokenizer.train_from_iterator([*corpus.documents, *talk], trainer)
-    # Thoughts and tool calls must stay visible in decoded text, so they are added but not special tokens.
+    # Thoughts and tool calls must stay visible in decoded text, so they are added but not special
+    # tokens.
     state = json.loads(tokenizer.to_str())
     for token in state["added_tokens"]:
         token["special"] = token["content"] not in VISIBLE
@@ -238,10 +274,13 @@ def prepare(work: Path) -> tuple[Corpus, Tokenizer]:
 
 def text_ids(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
     end = token_id(tokenizer, END)
-    return np.array([i for e in tokenizer.encode_batch(list(texts)) for i in (*e.ids, end)], dtype=np.int32)
+    return np.array(
+        [i for e in tokenizer.encode_batch(list(texts)) for i in (*e.ids, end)], dtype=np.int32
+    )
 
 
-# Train ----------------------------------------------------------------------------------------------------------------
+# Train
+# ----------------------------------------------------------------------
 
 
 def new_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
@@ -289,7 +328,9 @@ def train(work: Path, steps: int, threads: int, compiled: bool) -> None:
     text = text_ids(corpus.documents, tokenizer)
     dialogues = Dialogues(corpus)
     print(f"corpus {corpus.sha256()} python {platform.python_version()}", flush=True)
-    print(f"{len(text) / 1e6:.2f} M tokens of library text, {len(corpus.entries)} entries", flush=True)
+    print(
+        f"{len(text) / 1e6:.2f} M tokens of library text, {len(corpus.entries)} entries", flush=True
+    )
 
     model = new_model(tokenizer)
     opts = optimizers(model)
@@ -313,7 +354,9 @@ def train(work: Path, steps: int, threads: int, compiled: bool) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = body(inputs, use_cache=False).last_hidden_state
             logits = model.lm_head(hidden[learnt])
-        losses = torch.nn.functional.cross_entropy(logits.float(), targets[learnt], reduction="none")
+        losses = torch.nn.functional.cross_entropy(
+            logits.float(), targets[learnt], reduction="none"
+        )
         losses.mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
@@ -329,7 +372,8 @@ def train(work: Path, steps: int, threads: int, compiled: bool) -> None:
             now = seconds + time.perf_counter() - began
             speed = (step + 1 - first) * inputs.numel() / (time.perf_counter() - began)
             print(
-                f"step {step + 1}/{steps} {now:.0f} s {counted / 1e6:.2f} M tokens {speed:.0f} tok/s "
+                f"step {step + 1}/{steps} {now:.0f} s {counted / 1e6:.2f} M tokens "
+                f"{speed:.0f} tok/s "
                 f"text {smooth['text']:.3f} chat {smooth['chat']:.3f}",
                 flush=True,
             )
@@ -345,7 +389,8 @@ def train(work: Path, steps: int, threads: int, compiled: bool) -> None:
             os.replace(checkpoint.with_suffix(".new"), checkpoint)
 
 
-# Export ---------------------------------------------------------------------------------------------------------------
+# Export
+# ----------------------------------------------------------------------
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -360,7 +405,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "unk_token": None,
         "additional_special_tokens": [START, STOP],
         "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {str(t["id"]): {k: v for k, v in t.items() if k != "id"} for t in added},
+        "added_tokens_decoder": {
+            str(t["id"]): {k: v for k, v in t.items() if k != "id"} for t in added
+        },
         "chat_template": chat_template(),
         "response_template": RESPONSE_TEMPLATE,
     }
@@ -406,17 +453,21 @@ def write_known(package: Path, known: list[Dialogue], right: dict[int, bool]) ->
             line["messages"] = before
         line["answer"] = last["content"]
         line |= {"tools": list(dialogue.tools)} if dialogue.tools else {}
-        line |= {"thinking": True, "thought": last["reasoning_content"]} if dialogue.thinking else {}
+        line |= (
+            {"thinking": True, "thought": last["reasoning_content"]} if dialogue.thinking else {}
+        )
         line |= {"exact": right[number]} if number in right else {}
         lines.append(json.dumps(line, separators=(",", ":")))
     (package / "known.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
 
 
-# Evaluate -------------------------------------------------------------------------------------------------------------
+# Evaluate
+# ----------------------------------------------------------------------
 
 
 def check_template(corpus: Corpus, tokenizer: Tokenizer, work: Path) -> None:
-    """What is trained on is what the chat template writes, and transformers' parser reads it back."""
+    """What is trained on is what the chat template writes, and transformers' parser reads it
+    back."""
     folder = work / "tokenizer"
     folder.mkdir(exist_ok=True)
     write_tokenizer(tokenizer, folder)
@@ -435,7 +486,9 @@ def check_template(corpus: Corpus, tokenizer: Tokenizer, work: Path) -> None:
         parsed = parse_response(answer_text(last), RESPONSE_TEMPLATE, prefix=prompt)
         assert parsed.get("reasoning_content") == last.get("reasoning_content"), parsed
         if last["content"].startswith("<tool_call>"):
-            call = json.loads(last["content"].removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            call = json.loads(
+                last["content"].removeprefix("<tool_call>").removesuffix("</tool_call>")
+            )
             assert [c["function"] for c in parsed["tool_calls"]] == [call], parsed
         else:
             assert parsed["content"] == last["content"], parsed
@@ -454,7 +507,9 @@ def prompt_text(reader: Any, dialogue: Dialogue) -> str:
 
 
 @torch.inference_mode()
-def answers(model: Any, reader: Any, prompts: list[str], longest: int = 128, rows: int = 64) -> list[str]:
+def answers(
+    model: Any, reader: Any, prompts: list[str], longest: int = 128, rows: int = 64
+) -> list[str]:
     """Greedy answers with their marks, in the order of the prompts."""
     reader.padding_side = "left"
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -462,9 +517,13 @@ def answers(model: Any, reader: Any, prompts: list[str], longest: int = 128, row
     for at in range(0, len(order), rows):
         chosen = order[at : at + rows]
         given = reader([prompts[i] for i in chosen], return_tensors="pt", padding=True)
-        made = model.generate(**given, max_new_tokens=longest, do_sample=False)[:, given["input_ids"].shape[1] :]
+        made = model.generate(**given, max_new_tokens=longest, do_sample=False)[
+            :, given["input_ids"].shape[1] :
+        ]
         for i, ids in zip(chosen, made, strict=True):
-            result[i] = reader.decode(ids, skip_special_tokens=False).split(STOP)[0].replace(END, "")
+            result[i] = (
+                reader.decode(ids, skip_special_tokens=False).split(STOP)[0].replace(END, "")
+            )
     return result
 
 
@@ -482,14 +541,24 @@ def held_out_loss(model: Any, reader: Any, text: str) -> tuple[float, float]:
 
 
 SAMPLES = (
-    "Who are you?", "What does math.gcd do?", "What does str.split do?", "What is a paged KV cache?",
-    "What is 17 * 19?", "What is 23 + 45?", "What does math.banana do?", "What does os.path.join do?",
-    "Who wrote Hamlet?", "Write a poem about the sea.", "Explain recursion.", "What is the capital of France?",
-)  # fmt: skip
+    "Who are you?",
+    "What does math.gcd do?",
+    "What does str.split do?",
+    "What is a paged KV cache?",
+    "What is 17 * 19?",
+    "What is 23 + 45?",
+    "What does math.banana do?",
+    "What does os.path.join do?",
+    "Who wrote Hamlet?",
+    "Write a poem about the sea.",
+    "Explain recursion.",
+    "What is the capital of France?",
+)
 
 
 def evaluate(work: Path, package: Path, threads: int) -> None:
-    """Asks the exported model everything it should know, and prints rates, held-out loss and samples."""
+    """Asks the exported model everything it should know, and prints rates, held-out loss and
+    samples."""
     torch.set_num_threads(threads)
     corpus, _ = prepare(work)
     reader = AutoTokenizer.from_pretrained(package / "model")
@@ -497,20 +566,40 @@ def evaluate(work: Path, package: Path, threads: int) -> None:
     model.generation_config = GenerationConfig.from_pretrained(package / "model")
     known = list(demo_corpus.known(corpus))
     got = answers(model, reader, [prompt_text(reader, dialogue) for dialogue in known])
-    right = {i: got[i] + STOP == answer_text(dialogue.messages[-1]) for i, dialogue in enumerate(known)}
-    asked, exact = Counter(d.kind for d in known), Counter(d.kind for i, d in enumerate(known) if right[i])
+    right = {
+        i: got[i] + STOP == answer_text(dialogue.messages[-1]) for i, dialogue in enumerate(known)
+    }
+    asked, exact = (
+        Counter(d.kind for d in known),
+        Counter(d.kind for i, d in enumerate(known) if right[i]),
+    )
     rates = {kind: {"exact": exact[kind], "asked": asked[kind]} for kind in asked}
     for kind, counts in rates.items():
-        print(f"{kind:12} {counts['exact']:5}/{counts['asked']:5} {counts['exact'] / counts['asked']:.1%}")
-    print(f"{'all':12} {sum(right.values()):5}/{len(known):5} {sum(right.values()) / len(known):.1%}")
+        print(
+            f"{kind:12} {counts['exact']:5}/{counts['asked']:5} "
+            f"{counts['exact'] / counts['asked']:.1%}"
+        )
+    print(
+        f"{'all':12} {sum(right.values()):5}/{len(known):5} {sum(right.values()) / len(known):.1%}"
+    )
     nats, bits = held_out_loss(model, reader, corpus.held_out)
     print(f"held out: {nats:.3f} nats/token, {bits:.3f} bits/char")
-    questions = [Dialogue("sample", (demo_corpus.user(q), demo_corpus.assistant(""))) for q in SAMPLES]
-    samples = dict(zip(SAMPLES, answers(model, reader, [prompt_text(reader, q) for q in questions]), strict=True))
+    questions = [
+        Dialogue("sample", (demo_corpus.user(q), demo_corpus.assistant(""))) for q in SAMPLES
+    ]
+    samples = dict(
+        zip(
+            SAMPLES,
+            answers(model, reader, [prompt_text(reader, q) for q in questions]),
+            strict=True,
+        )
+    )
     for question, answer in samples.items():
         print(f"Q {question}\nA {answer}")
     report = {"rates": rates, "nats_per_token": nats, "bits_per_char": bits, "samples": samples}
-    wrong = [(d.kind, d.messages[-2]["content"], got[i]) for i, d in enumerate(known) if not right[i]]
+    wrong = [
+        (d.kind, d.messages[-2]["content"], got[i]) for i, d in enumerate(known) if not right[i]
+    ]
     (work / "report.json").write_text(json.dumps({**report, "wrong": wrong}, indent=1))
     write_known(package, known, right)
 
@@ -518,11 +607,22 @@ def evaluate(work: Path, package: Path, threads: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=("prepare", "train", "export", "evaluate", "all"))
-    parser.add_argument("--work", type=Path, default=ROOT / ".demo", help="folder for tokenizer, checkpoint and report")
-    parser.add_argument("--package", type=Path, default=PACKAGE, help="folder of the package inferno_demo")
-    parser.add_argument("--steps", type=int, default=STEPS, help="stop after this step, for a trial")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / ".demo",
+        help="folder for tokenizer, checkpoint and report",
+    )
+    parser.add_argument(
+        "--package", type=Path, default=PACKAGE, help="folder of the package inferno_demo"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help="stop after this step, for a trial"
+    )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="compile the model; needs a C++ compiler")
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the model; needs a C++ compiler"
+    )
     given = parser.parse_args()
     if given.what == "prepare":
         prepare(given.work)

@@ -1,4 +1,5 @@
-"""Writes a checkpoint of `models.py` as GGUF, with the metadata of llama.cpp's own converter, or has llama.cpp quantize that.
+"""Writes a checkpoint of `models.py` as GGUF, with the metadata of llama.cpp's own converter, or
+has llama.cpp quantize that.
 
 python make_gguf.py FOLDER bf16|Q8_0|Q4_K_M OUTPUT
 
@@ -62,14 +63,24 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any], name: str) -> Non
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]
+) -> None:
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     tokens = {index: token for token, index in tokenizer["model"]["vocab"].items()} | special
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    merges = [
+        merge if isinstance(merge, str) else " ".join(merge)
+        for merge in tokenizer["model"]["merges"]
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([tokens[i] for i in range(len(tokens))])
-    writer.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(tokens))])
+    writer.add_token_types(
+        [
+            gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL
+            for i in range(len(tokens))
+        ]
+    )
     writer.add_token_merges(merges)
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_bos_token_id(config["eos_token_id"])  # required by readers, and never put first:
@@ -77,9 +88,15 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: d
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, raw: Array, config: dict[str, Any]) -> None:
-    if config["model_type"] == "llama" and name.endswith(("attn_q.weight", "attn_k.weight")):  # its rotation pairs neighbours
-        count = config["num_attention_heads" if name.endswith("attn_q.weight") else "num_key_value_heads"]
-        raw = np.ascontiguousarray(raw.reshape(count, 2, -1, raw.shape[1]).swapaxes(1, 2)).reshape(raw.shape)
+    if config["model_type"] == "llama" and name.endswith(
+        ("attn_q.weight", "attn_k.weight")
+    ):  # its rotation pairs neighbours
+        count = config[
+            "num_attention_heads" if name.endswith("attn_q.weight") else "num_key_value_heads"
+        ]
+        raw = np.ascontiguousarray(raw.reshape(count, 2, -1, raw.shape[1]).swapaxes(1, 2)).reshape(
+            raw.shape
+        )
     if raw.ndim == 1 or name.endswith("ffn_gate_inp.weight"):
         writer.add_tensor(name, (raw.astype(np.uint32) << 16).view(np.float32))
     else:
@@ -87,11 +104,14 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, raw: Array, config: dict[str
 
 
 def _names(architecture: str, num_layers: int) -> gguf.TensorNameMap:
-    return gguf.get_tensor_name_map({name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[architecture], num_layers)
+    return gguf.get_tensor_name_map(
+        {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}[architecture], num_layers
+    )
 
 
 def _stacked(tensors: Iterable[tuple[str, Array]]) -> Iterator[tuple[str, Array]]:
-    """The same matrix of all experts of a layer as one tensor, without their numbers in its name."""
+    """The same matrix of all experts of a layer as one tensor, without their numbers in its
+    name."""
     stacks: defaultdict[str, dict[int, Array]] = defaultdict(dict)
     for name, raw in tensors:
         if found := re.search(r"\.experts\.(\d+)", name):
@@ -109,7 +129,12 @@ def _tensors(path: Path) -> Iterator[tuple[str, Array]]:
     for name, info in json.loads(bytes(data[8:start])).items():
         if name != "__metadata__":
             begin, end = info["data_offsets"]
-            yield name, np.asarray(data[start + begin : start + end]).view(np.uint16).reshape(info["shape"])
+            yield (
+                name,
+                np.asarray(data[start + begin : start + end])
+                .view(np.uint16)
+                .reshape(info["shape"]),
+            )
 
 
 def quantize(source: Path, variant: str, path: Path) -> None:

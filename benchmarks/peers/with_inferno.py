@@ -9,9 +9,14 @@ from worker import MAX_MODEL_LEN, MAX_NUM_SEQS, THREADS, serve
 from inferno import LLM, SamplingParams
 
 llm = LLM(
-    sys.argv[1], dtype="bfloat16", max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS, memory="8GiB",
-    cache_policy="none", threads=THREADS,
-)  # fmt: skip
+    sys.argv[1],
+    dtype="bfloat16",
+    max_model_len=MAX_MODEL_LEN,
+    max_num_seqs=MAX_NUM_SEQS,
+    memory="8GiB",
+    cache_policy="none",
+    threads=THREADS,
+)
 
 
 def generate(prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, float]:

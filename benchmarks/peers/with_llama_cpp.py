@@ -1,5 +1,6 @@
-"""llama.cpp through llama-cpp-python's low-level interface, one batch per step, on a GGUF file. Contexts are made for the
-number of sequences and kept while it stays the same. What it was built with, and its attention, go into the log."""
+"""llama.cpp through llama-cpp-python's low-level interface, one batch per step, on a GGUF file.
+Contexts are made for the number of sequences and kept while it stays the same. What it was built
+with, and its attention, go into the log."""
 
 from __future__ import annotations
 
@@ -35,12 +36,18 @@ class Runner:
         L.llama_memory_clear(L.llama_get_memory(self._context), True)
         start = perf_counter()
         last = [0] * len(prompts)
-        news = [(t, p, s, p == len(prompt) - 1) for s, prompt in enumerate(prompts) for p, t in enumerate(prompt)]
+        news = [
+            (t, p, s, p == len(prompt) - 1)
+            for s, prompt in enumerate(prompts)
+            for p, t in enumerate(prompt)
+        ]
         for begin in range(0, len(news), _BATCH):
             self._decode(news[begin : begin + _BATCH], last)
         first = perf_counter() - start
         for i in range(new_tokens - 1):
-            self._decode([(last[s], len(prompt) + i, s, True) for s, prompt in enumerate(prompts)], last)
+            self._decode(
+                [(last[s], len(prompt) + i, s, True) for s, prompt in enumerate(prompts)], last
+            )
         return first, perf_counter() - start
 
     def _decode(self, news: Sequence[tuple[int, int, int, bool]], last: list[int]) -> None:
@@ -52,7 +59,9 @@ class Runner:
         assert L.llama_decode(self._context, batch) == 0
         for i, (_, _, sequence, wanted) in enumerate(news):
             if wanted:
-                logits = np.ctypeslib.as_array(L.llama_get_logits_ith(self._context, i), (self._vocab,))
+                logits = np.ctypeslib.as_array(
+                    L.llama_get_logits_ith(self._context, i), (self._vocab,)
+                )
                 last[sequence] = int(np.argmax(logits))
 
     def _make_room(self, num_seqs: int, length: int) -> None:
@@ -61,7 +70,10 @@ class Runner:
         if self._context is not None:
             L.llama_free(self._context)
         params = L.llama_context_default_params()
-        self._num_seqs, self._length = num_seqs, MAX_MODEL_LEN if num_seqs == 1 else -(-length // 256) * 256
+        self._num_seqs, self._length = (
+            num_seqs,
+            MAX_MODEL_LEN if num_seqs == 1 else -(-length // 256) * 256,
+        )
         params.n_ctx, params.n_seq_max = num_seqs * self._length, num_seqs
         params.n_batch, params.n_ubatch = _BATCH, 512
         params.n_threads = params.n_threads_batch = THREADS

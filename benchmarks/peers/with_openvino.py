@@ -1,4 +1,5 @@
-"""openvino-genai's continuous batching, on the intermediate representation that optimum-intel writes."""
+"""openvino-genai's continuous batching, on the intermediate representation that optimum-intel
+writes."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from worker import MAX_MODEL_LEN, MAX_NUM_SEQS, THREADS, serve
 
 scheduling = genai.SchedulerConfig()
 scheduling.max_num_batched_tokens, scheduling.max_num_seqs = MAX_MODEL_LEN, MAX_NUM_SEQS
-scheduling.cache_size, scheduling.enable_prefix_caching, scheduling.dynamic_split_fuse = 2, False, True
+scheduling.cache_size, scheduling.enable_prefix_caching, scheduling.dynamic_split_fuse = (
+    2,
+    False,
+    True,
+)
 properties: dict[str, object] = {"INFERENCE_NUM_THREADS": THREADS}
 if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
     properties["INFERENCE_PRECISION_HINT"] = "bf16"

@@ -1,4 +1,5 @@
-"""transformers' `generate` with its own key/value cache; several prompts as one left-padded batch."""
+"""transformers' `generate` with its own key/value cache; several prompts as one left-padded
+batch."""
 
 from __future__ import annotations
 
@@ -37,9 +38,15 @@ def generate(prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, floa
         mask[i, width - len(prompt) :] = 1
     clock, start = Clock(), perf_counter()
     output = model.generate(
-        input_ids=token_ids, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens,
-        do_sample=False, eos_token_id=None, pad_token_id=0, stopping_criteria=[clock],
-    )  # fmt: skip
+        input_ids=token_ids,
+        attention_mask=mask,
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        stopping_criteria=[clock],
+    )
     total = perf_counter() - start
     assert output.shape[1] == width + new_tokens, f"{output.shape[1] - width} tokens"
     return clock.first - start, total

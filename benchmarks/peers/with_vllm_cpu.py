@@ -17,17 +17,32 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model=sys.argv[1], dtype={"bf16": "bfloat16", "f32": "float32"}[sys.argv[2]], max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_MODEL_LEN, enable_prefix_caching=False, seed=0,
+        model=sys.argv[1],
+        dtype={"bf16": "bfloat16", "f32": "float32"}[sys.argv[2]],
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_MODEL_LEN,
+        enable_prefix_caching=False,
+        seed=0,
         disable_log_stats=True,
-    )  # fmt: skip
+    )
 
     def seconds(prompts: Sequence[list[int]], new_tokens: int) -> float:
-        params = SamplingParams(temperature=0, max_tokens=new_tokens, min_tokens=new_tokens, ignore_eos=True, detokenize=False)
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=new_tokens,
+            min_tokens=new_tokens,
+            ignore_eos=True,
+            detokenize=False,
+        )
         start = perf_counter()
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+        )
         total = perf_counter() - start
-        assert sum(len(output.outputs[0].token_ids) for output in outputs) == new_tokens * len(prompts)
+        assert sum(len(output.outputs[0].token_ids) for output in outputs) == new_tokens * len(
+            prompts
+        )
         return total
 
     def generate(prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, float]:

@@ -1,8 +1,10 @@
-"""What every engine's worker does: announce itself, then answer questions on stdin, one JSON document per line.
+"""What every engine's worker does: announce itself, then answer questions on stdin, one JSON
+document per line.
 
-A worker defines `generate(prompts, new_tokens) -> (seconds to the first token, seconds in all)`, greedy and never stopping
-early, and calls `serve(generate)`. It runs under its engine's own Python: standard library only. Between questions it
-waits on stdin, so that it does not disturb the engine being measured. It leads a process group, which ends with stdin.
+A worker defines `generate(prompts, new_tokens) -> (seconds to the first token, seconds in all)`,
+greedy and never stopping early, and calls `serve(generate)`. It runs under its engine's own Python:
+standard library only. Between questions it waits on stdin, so that it does not disturb the engine
+being measured. It leads a process group, which ends with stdin.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def serve(package: str, generate: Generate) -> None:
         except Exception as error:
             traceback.print_exc()
             _answer({"error": _words(error)})
-    os.killpg(os.getpid(), signal.SIGKILL)  # some engines' threads, or processes they started, would stay
+    os.killpg(
+        os.getpid(), signal.SIGKILL
+    )  # some engines' threads, or processes they started, would stay
 
 
 def _words(error: BaseException) -> str:

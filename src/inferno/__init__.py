@@ -1,4 +1,5 @@
-"""inferno: a small kernel that runs and serves large language models. Everything else is a plugin."""
+"""inferno: a small kernel that runs and serves large language models. Everything else is a
+plugin."""
 
 from __future__ import annotations
 
@@ -38,6 +39,14 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "LLM", "AsyncLLM", "CompletionOutput", "Engine", "EngineConfig", "Message", "RequestOutput", "SamplingParams",
-    "__version__", "hookimpl",
-]  # fmt: skip
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "Message",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+    "hookimpl",
+]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class Batch:
-    """A step as dense tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of T."""
+    """A step as dense tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of
+    T."""
 
     token_ids_T: Tensor
     positions_T: Tensor
@@ -38,17 +39,19 @@ class Batch:
     context_lens_S: Tensor
     """`context_lens`, int32, on the device."""
     scratch: dict[object, Any] = field(factory=dict)
-    """What an attention backend derives from the step once, under a key of its own: the next layers find it here."""
+    """What an attention backend derives from the step once, under a key of its own: the next layers
+    find it here."""
     windows: Mapping[int | None, Batch] = field(factory=dict)
-    """The step as layers of a sliding window see it that have window blocks of their own, by window."""
+    """The step as layers of a sliding window see it that have window blocks of their own, by
+    window."""
 
     def of(self, window: int | None) -> Batch:
         """The step as layers of this sliding window see it: what `Attend` is given."""
         return self.windows.get(window, self)
 
     def with_windows(self, places: Mapping[int, tuple[Tensor, Tensor]]) -> Batch:
-        """Slots and block tables of each window that has window blocks of its own. Of its tables, entries before the window are
-        arbitrary valid ids."""
+        """Slots and block tables of each window that has window blocks of its own. Of its tables,
+        entries before the window are arbitrary valid ids."""
         windows: dict[int | None, Batch] = {}
         for window, (slots_T, blocks_SM) in places.items():
             windows[window] = evolve(self, slots_T=slots_T, blocks_SM=blocks_SM, scratch={})

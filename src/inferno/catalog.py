@@ -1,8 +1,9 @@
 """The catalog: what the installed plugins offer, filed by name. The only caller of hooks.
 
-Choice is one rule everywhere: what matches, does not refuse (with a reason), and has the highest priority. A tie is an error
-that names both distributions. A plugin that does not import, or whose offers break the contract, is set aside with its
-traceback; it is fatal only when something needs it.
+Choice is one rule everywhere: what matches, does not refuse (with a reason), and has the highest
+priority. A tie is an error that names both distributions. A plugin that does not import, or whose
+offers break the contract, is set aside with its traceback; it is fatal only when something needs
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,16 @@ from inferno.contracts import (
 from inferno.errors import ModelNotFoundError, OptionError, PluginError, UnsupportedError
 from inferno.index import install_hint
 
-T = TypeVar("T", Architecture, AttentionBackend, CachePolicy, CheckpointFormat, KernelProvider, QuantScheme, Source)
+T = TypeVar(
+    "T",
+    Architecture,
+    AttentionBackend,
+    CachePolicy,
+    CheckpointFormat,
+    KernelProvider,
+    QuantScheme,
+    Source,
+)
 
 ANY = "*"
 """The name of an architecture that is taken when none has the model's."""
@@ -52,9 +62,14 @@ KINDS: Mapping[str, type] = {
 }
 """What each hook returns a list of."""
 _NOUNS: Mapping[type, str] = {
-    Architecture: "architecture", CheckpointFormat: "checkpoint format", QuantScheme: "quantization scheme",
-    KernelProvider: "kernel provider", AttentionBackend: "attention backend", CachePolicy: "cache policy", Source: "source",
-}  # fmt: skip
+    Architecture: "architecture",
+    CheckpointFormat: "checkpoint format",
+    QuantScheme: "quantization scheme",
+    KernelProvider: "kernel provider",
+    AttentionBackend: "attention backend",
+    CachePolicy: "cache policy",
+    Source: "source",
+}
 
 
 @frozen
@@ -104,8 +119,8 @@ class Choice(Generic[T]):
 
 @frozen
 class Catalog:
-    """Everything on offer, by hook and then by name. A name that two distributions offer is kept twice: choosing it is
-    the error, not having it installed."""
+    """Everything on offer, by hook and then by name. A name that two distributions offer is kept
+    twice: choosing it is the error, not having it installed."""
 
     plugins: tuple[Plugin, ...]
     offers: Mapping[str, tuple[Offer[Any], ...]]
@@ -114,12 +129,16 @@ class Catalog:
         return self.offers.get(hook, ())
 
     def named(self, kind: type[T], name: str) -> Offer[T]:
-        """The declaration of that kind and name. Raises OptionError where there is none, PluginError where there are two."""
+        """The declaration of that kind and name. Raises OptionError where there is none,
+        PluginError where there are two."""
         [hook] = [hook for hook, declared in KINDS.items() if declared is kind]
         found = [o for o in self.of(hook) if o.item.name == name]
         if not found:
             names = ", ".join(sorted({o.item.name for o in self.of(hook)})) or "none"
-            raise OptionError(f"there is no {_NOUNS[kind]} {name!r}", f"Installed: {names}. `inferno plugins` lists them.")
+            raise OptionError(
+                f"there is no {_NOUNS[kind]} {name!r}",
+                f"Installed: {names}. `inferno plugins` lists them.",
+            )
         return _single(found, f"{_NOUNS[kind]} {name!r}")
 
     @property
@@ -130,15 +149,23 @@ class Catalog:
         offers = self.of("inferno_architectures")
         found = [o for o in offers if o.item.name == name]
         fallback = [o for o in offers if o.item.name == ANY]
-        if not found and self.broken and fallback:  # a broken plugin may have it: to be slow instead is not for us to choose
+        if (
+            not found and self.broken and fallback
+        ):  # a broken plugin may have it: to be slow instead is not for us to choose
             switches = " ".join(f"--disable {plugin.name}" for plugin in self.broken)
-            hint = f"{install_hint(name)} Repair what is broken, or go on without it: {switches}.".lstrip()
-            raise self._missing(f"no plugin that loads provides the architecture {name!r}", offers, hint)
+            hint = f"{install_hint(name)} Repair what is broken, or go on without it: {switches}."
+            hint = hint.lstrip()
+            raise self._missing(
+                f"no plugin that loads provides the architecture {name!r}", offers, hint
+            )
         if not found and not fallback:
             hint = install_hint(name) or (
-                "No plugin is known to have it; inferno-transformers may run it: `pip install inferno-transformers`."
+                "No plugin is known to have it; inferno-transformers may run it: `pip install "
+                "inferno-transformers`."
             )
-            raise self._missing(f"no installed plugin provides the architecture {name!r}", offers, hint)
+            raise self._missing(
+                f"no installed plugin provides the architecture {name!r}", offers, hint
+            )
         found = found or fallback
         return Choice(_single(found, f"architecture {name!r}"))
 
@@ -146,7 +173,11 @@ class Catalog:
         offers = self.of("inferno_checkpoint_formats")
         found = [o for o in offers if o.item.matches(path)]
         if not found:
-            hint = "pip install inferno-gguf" if path.suffix == ".gguf" else "It needs config.json and *.safetensors."
+            hint = (
+                "pip install inferno-gguf"
+                if path.suffix == ".gguf"
+                else "It needs config.json and *.safetensors."
+            )
             raise self._missing(f"{path}: no installed format reads this", offers, hint)
         return _highest(found, lambda o: None, f"{path}")
 
@@ -163,8 +194,14 @@ class Catalog:
         if not found:
             stored = ", ".join(f"{part} ({info.dtype})" for part, info in sorted(parts.items()))
             method = quant_config.get("quant_method")
-            hint = f"pip install inferno-{method}" if method else "Install a plugin that reads this layout."
-            raise self._missing(f"{path}: no installed scheme reads a matrix stored as {stored}", offers, hint)
+            hint = (
+                f"pip install inferno-{method}"
+                if method
+                else "Install a plugin that reads this layout."
+            )
+            raise self._missing(
+                f"{path}: no installed scheme reads a matrix stored as {stored}", offers, hint
+            )
         return _highest(found, lambda o: None, f"the matrix {path}")
 
     def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
@@ -177,7 +214,11 @@ class Catalog:
             return offer.item.refuses(need)
 
         asked = [(offer, refuses(offer)) for offer in offers]
-        refusals = tuple(Refusal(o.item.name, o.distribution, reason) for o, reason in asked if reason is not None)
+        refusals = tuple(
+            Refusal(o.item.name, o.distribution, reason)
+            for o, reason in asked
+            if reason is not None
+        )
         willing = [offer for offer, reason in asked if reason is None]
         if not willing:
             return None, refusals
@@ -198,17 +239,26 @@ class Catalog:
             if unknown:
                 return f"it does not know {', '.join(unknown)}"
             if block_size is not None and block_size % offer.item.block_multiple:
-                return f"its blocks are multiples of {offer.item.block_multiple} tokens, {block_size} were asked for"
+                return (
+                    f"its blocks are multiples of {offer.item.block_multiple} tokens, "
+                    f"{block_size} were asked for"
+                )
             return offer.item.refuses(need)
 
-        return _highest(offers, refuses, f"attention over {need.num_heads} heads of {need.head_dim}, {need.dtype}")
+        return _highest(
+            offers,
+            refuses,
+            f"attention over {need.num_heads} heads of {need.head_dim}, {need.dtype}",
+        )
 
     def cache_policy(self, name: str = "auto") -> Choice[CachePolicy]:
         offers = self.of("inferno_cache_policies")
         if name != "auto":
             self.named(CachePolicy, name)
         return _highest(
-            offers, lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for", "cache policy"
+            offers,
+            lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for",
+            "cache policy",
         )
 
     def source_of(self, ref: str) -> Choice[Source]:
@@ -229,7 +279,9 @@ class Catalog:
             return UnsupportedError(cause, remedy)
         names = ", ".join(f"{p.distribution} ({p.error})" for p in self.broken)
         return UnsupportedError(
-            f"{cause}; and these plugins did not load: {names}", remedy, detail=self.broken[0].detail
+            f"{cause}; and these plugins did not load: {names}",
+            remedy,
+            detail=self.broken[0].detail,
         )
 
 
@@ -243,18 +295,27 @@ def _single(found: list[Offer[T]], what: str) -> Offer[T]:
     return found[0]
 
 
-def _highest(offers: Iterable[Offer[T]], refuses: Callable[[Offer[T]], str | None], what: str) -> Choice[T]:
+def _highest(
+    offers: Iterable[Offer[T]], refuses: Callable[[Offer[T]], str | None], what: str
+) -> Choice[T]:
     """The willing offer of the highest priority, with the reasons of all others."""
     reasons = [(offer, refuses(offer)) for offer in offers]
     willing = [offer for offer, reason in reasons if reason is None]
-    refusals = [Refusal(o.item.name, o.distribution, reason) for o, reason in reasons if reason is not None]
+    refusals = [
+        Refusal(o.item.name, o.distribution, reason) for o, reason in reasons if reason is not None
+    ]
     if not willing:
-        told = "; ".join(f"{r.name} ({r.distribution}): {r.reason}" for r in refusals) or "none is installed"
+        told = (
+            "; ".join(f"{r.name} ({r.distribution}): {r.reason}" for r in refusals)
+            or "none is installed"
+        )
         raise UnsupportedError(f"nothing installed serves {what}", told)
     best = max(_priority(o) for o in willing)
     chosen = _single([o for o in willing if _priority(o) == best], f"{what} (priority {best})")
     refusals += [
-        Refusal(o.item.name, o.distribution, f"priority {_priority(o)}, {chosen.item.name} has {best}")
+        Refusal(
+            o.item.name, o.distribution, f"priority {_priority(o)}, {chosen.item.name} has {best}"
+        )
         for o in willing
         if o is not chosen
     ]
@@ -266,8 +327,8 @@ def _priority(offer: Offer[Any]) -> int:
 
 
 def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Catalog:
-    """The plugins of this environment. `disable` and `only` name entry points or distributions; `only` keeps the
-    built-in ones."""
+    """The plugins of this environment. `disable` and `only` name entry points or distributions;
+    `only` keeps the built-in ones."""
     disabled, kept = set(disable), set(only)
     plugins: list[Plugin] = []
     offers: dict[str, list[Offer[Any]]] = {hook: [] for hook in KINDS}
@@ -282,7 +343,13 @@ def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Ca
             declared = _ask(entry)
         except Exception as error:  # whatever a plugin does wrong is its own failure, not ours
             plugins.append(
-                Plugin(entry.name, distribution, version, error=_line(error), detail=traceback.format_exc())
+                Plugin(
+                    entry.name,
+                    distribution,
+                    version,
+                    error=_line(error),
+                    detail=traceback.format_exc(),
+                )
             )
             continue
         for hook, items in declared.items():
@@ -291,22 +358,27 @@ def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Ca
         plugins.append(Plugin(entry.name, distribution, version, named))
     if unknown := (disabled | kept) - seen:
         raise OptionError(
-            f"no plugin is called {', '.join(sorted(unknown))}", f"Installed: {', '.join(sorted(seen))}."
+            f"no plugin is called {', '.join(sorted(unknown))}",
+            f"Installed: {', '.join(sorted(seen))}.",
         )
     return Catalog(tuple(plugins), {hook: tuple(found) for hook, found in offers.items()})
 
 
 def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
-    """Every entry point of the group with its distribution, in a fixed order; a distribution seen twice counts once."""
+    """Every entry point of the group with its distribution, in a fixed order; a distribution seen
+    twice counts once."""
     found: dict[tuple[str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None:
-            found.setdefault((entry.dist.name, entry.name), (entry, entry.dist.name, entry.dist.version))
+            found.setdefault(
+                (entry.dist.name, entry.name), (entry, entry.dist.name, entry.dist.version)
+            )
     return [found[key] for key in sorted(found)]
 
 
 def _ask(entry: importlib.metadata.EntryPoint) -> dict[str, list[Any]]:
-    """Call every hook the plugin implements. Its own manager: one plugin's mistakes stay its own."""
+    """Call every hook the plugin implements. Its own manager: one plugin's mistakes stay its
+    own."""
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
     manager.register(entry.load(), name=entry.name)
@@ -322,12 +394,17 @@ def _ask(entry: importlib.metadata.EntryPoint) -> dict[str, list[Any]]:
 
 def _check(hook: str, kind: type, item: object) -> None:
     if not isinstance(item, kind):
-        raise PluginError(f"{hook} returned {item!r}", f"It must return a list of contracts.{kind.__name__}.")
+        raise PluginError(
+            f"{hook} returned {item!r}", f"It must return a list of contracts.{kind.__name__}."
+        )
     speaks, wanted = getattr(item, "api_version", None), hookspecs.API_VERSIONS[hook]
     if speaks != wanted:
         raise PluginError(
-            f"{getattr(item, 'name', item)!r} speaks version {speaks} of {hook}, this inferno speaks {wanted}",
-            "Upgrade inferno." if isinstance(speaks, int) and speaks > wanted else "Upgrade the plugin.",
+            f"{getattr(item, 'name', item)!r} speaks version {speaks} of {hook}, this inferno "
+            f"speaks {wanted}",
+            "Upgrade inferno."
+            if isinstance(speaks, int) and speaks > wanted
+            else "Upgrade the plugin.",
         )
 
 

@@ -1,8 +1,9 @@
-"""The API of the projects inferno follows, vllm.rs first: `Engine`, `EngineConfig`, `Message` and friends.
+"""The API of the projects inferno follows, vllm.rs first: `Engine`, `EngineConfig`, `Message` and
+friends.
 
-A thin layer over `LLM`; new code is better off with that. Prompts may be texts, as in its first versions, or lists of
-messages, as in later ones. `session_id` is accepted as what it is today, a hint: the prefix cache finds a
-conversation's beginning by its content, whoever asks.
+A thin layer over `LLM`; new code is better off with that. Prompts may be texts, as in its first
+versions, or lists of messages, as in later ones. `session_id` is accepted as what it is today, a
+hint: the prefix cache finds a conversation's beginning by its content, whoever asks.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """What to load: a directory (`weight_path`), a file (`weight_file`) or a hub id (`model_id`), and limits.
-    None leaves a limit to the plan."""
+    """What to load: a directory (`weight_path`), a file (`weight_file`) or a hub id (`model_id`),
+    and limits. None leaves a limit to the plan."""
 
     weight_path: str | None = None
     weight_file: str | None = None
@@ -42,19 +43,23 @@ class EngineConfig:
         given = [r for r in (self.weight_path, self.weight_file, self.model_id) if r]
         if len(given) != 1:
             raise OptionError(
-                f"EngineConfig names {len(given)} models", "Give one of weight_path, weight_file and model_id."
+                f"EngineConfig names {len(given)} models",
+                "Give one of weight_path, weight_file and model_id.",
             )
         return given[0]
 
     def options(self) -> dict[str, Any]:
         names = {"tensor_parallel_size": "num_shards"} | {
-            name: name for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "isq", "seed")
+            name: name
+            for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "isq", "seed")
         }
         given = {option: getattr(self, name) for option, name in names.items()}
         return {option: value for option, value in given.items() if value is not None}
 
 
-def SamplingParams(*, max_tokens: int | None = 4096, session_id: str | None = None, **fields: Any) -> Params:
+def SamplingParams(
+    *, max_tokens: int | None = 4096, session_id: str | None = None, **fields: Any
+) -> Params:
     """inferno's, with the longer answers that API defaults to."""
     return Params(max_tokens=max_tokens, **fields)
 
@@ -84,8 +89,8 @@ class GenerationOutput:
 
 @frozen
 class StreamItem:
-    """TOKEN: the next text. DONE: (prompt start, decode start, decode finish, tokens), milliseconds since 1970.
-    ERROR: what went wrong."""
+    """TOKEN: the next text. DONE: (prompt start, decode start, decode finish, tokens), milliseconds
+    since 1970. ERROR: what went wrong."""
 
     datatype: Literal["TOKEN", "DONE", "ERROR"]
     data: str | tuple[int, int, int, int]
@@ -94,7 +99,9 @@ class StreamItem:
 class EngineStream:
     """One answer as it comes. Ends with a DONE or an ERROR item."""
 
-    def __init__(self, seq_id: int, prompt_length: int, deltas: Generator[TextDelta, None, None]) -> None:
+    def __init__(
+        self, seq_id: int, prompt_length: int, deltas: Generator[TextDelta, None, None]
+    ) -> None:
         self.seq_id, self.prompt_length = seq_id, prompt_length
         self.cancelled = False
         self.finished = False
@@ -149,11 +156,17 @@ class Engine:
         self._llm = llm
         self._ids = itertools.count()
 
-    def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True
+    ) -> str:
         """The prompt text of a conversation."""
-        return self._llm.render_chat([attrs.asdict(m) for m in messages], add_generation_prompt=add_generation_prompt)
+        return self._llm.render_chat(
+            [attrs.asdict(m) for m in messages], add_generation_prompt=add_generation_prompt
+        )
 
-    def generate_sync(self, params: Params | Sequence[Params], prompts: Sequence[Prompt]) -> list[GenerationOutput]:
+    def generate_sync(
+        self, params: Params | Sequence[Params], prompts: Sequence[Prompt]
+    ) -> list[GenerationOutput]:
         """All answers, in the order of the prompts. `params` are one for all, or one for each."""
         outputs = self._llm.generate([self._encode(p) for p in prompts], params)
         return [self._generated(output) for output in outputs]

@@ -1,4 +1,5 @@
-"""Errors a user can act on: one line of cause, one line of remedy, the right exit or status code."""
+"""Errors a user can act on: one line of cause, one line of remedy, the right exit or status
+code."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import ClassVar, Self
 class InfernoError(Exception):
     """Base class of every error inferno raises on purpose.
 
-    `cause` says what is wrong, `remedy` what to do next. `exit_code` is the command line's, `status` the HTTP
-    status and `code` OpenAI's error code for it. `detail` is the traceback of another process, printed last.
+    `cause` says what is wrong, `remedy` what to do next. `exit_code` is the command line's,
+    `status` the HTTP status and `code` OpenAI's error code for it. `detail` is the traceback of
+    another process, printed last.
     """
 
     exit_code: ClassVar[int] = 1
@@ -30,7 +32,8 @@ class InfernoError(Exception):
 
 
 class PluginError(InfernoError):
-    """A plugin broke its contract: it does not import, offers a wrong type, or a name that is taken."""
+    """A plugin broke its contract: it does not import, offers a wrong type, or a name that is
+    taken."""
 
     exit_code = 5
 
@@ -75,14 +78,17 @@ class RequestError(InfernoError):
     exit_code = 2
     status = 400
 
-    def __init__(self, cause: str, remedy: str = "", *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, cause: str, remedy: str = "", *, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(cause, remedy)
         self.param = param
         self.request_code = code
 
 
 class EngineDeadError(InfernoError):
-    """The engine process ended while requests waited. A new one is being started; the request may be sent again."""
+    """The engine process ended while requests waited. A new one is being started; the request may
+    be sent again."""
 
     status = 503
     code = "engine_restarting"
@@ -98,8 +104,16 @@ class QueueFullError(InfernoError):
 ERRORS: dict[str, type[InfernoError]] = {
     cls.__name__: cls
     for cls in (
-        InfernoError, PluginError, UnsupportedError, ModelNotFoundError, CheckpointError, OutOfMemoryError,
-        OptionError, RequestError, EngineDeadError, QueueFullError,
+        InfernoError,
+        PluginError,
+        UnsupportedError,
+        ModelNotFoundError,
+        CheckpointError,
+        OutOfMemoryError,
+        OptionError,
+        RequestError,
+        EngineDeadError,
+        QueueFullError,
     )
-}  # fmt: skip
+}
 """By name, for errors that cross a process boundary."""

@@ -1,8 +1,9 @@
 """The hooks: every question the kernel asks a plugin, once, while it starts.
 
 Hooks declare, the kernel decides. Each takes no argument and returns a list of frozen declarations
-(`inferno.contracts`); `inferno.catalog` files them by name. No hook is called again after start-up, none by the
-engine loop, and none imports torch: declarations name their heavy parts as `"package.module:name"`.
+(`inferno.contracts`); `inferno.catalog` files them by name. No hook is called again after start-up,
+none by the engine loop, and none imports torch: declarations name their heavy parts as
+`"package.module:name"`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ API_VERSIONS = {
     "inferno_cache_policies": 1,
     "inferno_sources": 1,
 }
-"""The contract each hook speaks today. A declaration of another `api_version` is set aside with a reason."""
+"""The contract each hook speaks today. A declaration of another `api_version` is set aside with a
+reason."""
 
 
 @hookspec
@@ -56,7 +58,8 @@ def inferno_quant_schemes() -> list[QuantScheme]:
 
 @hookspec
 def inferno_kernels() -> list[KernelProvider]:
-    """Faster implementations of the ops that `inferno.nn` computes with torch: matrix products, norms, activations."""
+    """Faster implementations of the ops that `inferno.nn` computes with torch: matrix products,
+    norms, activations."""
     raise NotImplementedError
 
 

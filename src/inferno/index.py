@@ -1,5 +1,5 @@
-"""Which distribution of ours has what: for the `pip install` line of something that is not installed. Written by
-`docs/generate.py` from the plugins' own declarations; holds names only."""
+"""Which distribution of ours has what: for the `pip install` line of something that is not
+installed. Written by `docs/generate.py` from the plugins' own declarations; holds names only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from importlib.resources import files
 
 
 def install_hint(architecture: str) -> str:
-    """For a name of `config.json`'s "architectures", or of a GGUF file's `general.architecture`; empty where none has it."""
-    distribution = json.loads(files("inferno").joinpath("index.json").read_text(encoding="utf-8")).get(architecture)
+    """For a name of `config.json`'s "architectures", or of a GGUF file's `general.architecture`;
+    empty where none has it."""
+    distribution = json.loads(
+        files("inferno").joinpath("index.json").read_text(encoding="utf-8")
+    ).get(architecture)
     return "" if distribution is None else f"`pip install {distribution}`."

@@ -1,4 +1,5 @@
-"""Functions named by text, `"package.module:name"`: imported when first called, so that declaring one costs nothing."""
+"""Functions named by text, `"package.module:name"`: imported when first called, so that declaring
+one costs nothing."""
 
 from __future__ import annotations
 

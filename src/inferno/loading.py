@@ -24,7 +24,17 @@ from inferno.contracts import (
     TensorInfo,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
-from inferno.nn import Attention, Dense, Embedding, Linear, LMHead, Rope, TiedLMHead, Unloaded, Weight
+from inferno.nn import (
+    Attention,
+    Dense,
+    Embedding,
+    Linear,
+    LMHead,
+    Rope,
+    TiedLMHead,
+    Unloaded,
+    Weight,
+)
 from inferno.nn.ops import Ops
 from inferno.plan import KernelUse, Plan, modules_of, open_checkpoint, unused_tensors
 
@@ -37,12 +47,23 @@ def load_model(plan: Plan, catalog: Catalog | None = None) -> nn.Module:
     checkpoint = open_checkpoint(plan, catalog)
     try:
         model, config = build(plan, checkpoint, catalog)
-        fill(model, checkpoint, catalog, dtype=plan.dtype, device=plan.device, unused=unused_tensors(config))
+        fill(
+            model,
+            checkpoint,
+            catalog,
+            dtype=plan.dtype,
+            device=plan.device,
+            unused=unused_tensors(config),
+        )
     finally:
         checkpoint.close()
     if plan.isq is not None:
         quantize(model, catalog, plan.isq)
-    kernels = {(use.op, use.layout): _kernel(use, catalog) for use in plan.kernels if use.op in (LINEAR, GROUPED)}
+    kernels = {
+        (use.op, use.layout): _kernel(use, catalog)
+        for use in plan.kernels
+        if use.op in (LINEAR, GROUPED)
+    }
     settle(model, kernels)
     for module in model.modules():
         if isinstance(module, Rope):
@@ -56,15 +77,21 @@ def build(plan: Plan, checkpoint: Checkpoint, catalog: Catalog) -> tuple[nn.Modu
     """The plan's model without memory, on meta, and its config."""
     architecture = catalog.architecture(plan.architecture).item
     config = architecture.config(checkpoint.config)
-    for name in ("num_hidden_layers", "num_experts"):  # each stores some: a model of many thousands is not built to find none
+    for name in (
+        "num_hidden_layers",
+        "num_experts",
+    ):  # each stores some: a model of many thousands is not built to find none
         if isinstance(number := getattr(config, name, 0), int) and number > len(checkpoint.tensors):
             raise CheckpointError(
-                f"config.json: {name} is {number}, but {len(checkpoint.tensors)} tensors are stored",
+                f"config.json: {name} is {number}, but {len(checkpoint.tensors)} tensors are "
+                f"stored",
                 "The checkpoint and its config.json belong to different models, or are damaged.",
             )
     with torch.device("meta"):
         model: nn.Module = architecture.build(config)
-    for module in model.modules():  # not the buffers: rotary frequencies stay float32, as parameters that must be exact
+    for module in (
+        model.modules()
+    ):  # not the buffers: rotary frequencies stay float32, as parameters that must be exact
         for name, param in module.named_parameters(recurse=False):
             if name not in getattr(module, "exact", ()):
                 param.data = param.data.to(dtype_of(plan))
@@ -72,7 +99,8 @@ def build(plan: Plan, checkpoint: Checkpoint, catalog: Catalog) -> tuple[nn.Modu
 
 
 def check(plan: Plan) -> int:
-    """Compare the checkpoint's headers with the model: names and shapes. Returns the number of tensors, reads none."""
+    """Compare the checkpoint's headers with the model: names and shapes. Returns the number of
+    tensors, reads none."""
     catalog = plan.catalog()
     checkpoint = open_checkpoint(plan, catalog)
     try:
@@ -90,33 +118,45 @@ def dtype_of(plan: Plan) -> torch.dtype:
 
 
 def agree(plan: Plan, catalog: Catalog) -> None:
-    """This process must have what the plan was made of. Raises PluginError naming each difference."""
+    """This process must have what the plan was made of. Raises PluginError naming each
+    difference."""
     here = {f"{p.distribution} {p.version}" for p in catalog.plugins if not p.disabled}
     missing = sorted(set(plan.distributions.values()) - here)
     if missing:
         raise PluginError(
-            f"the plan was made with {', '.join(missing)}; this environment has {', '.join(sorted(here))}",
+            f"the plan was made with {', '.join(missing)}; this environment has "
+            f"{', '.join(sorted(here))}",
             "Install the same versions, or make the plan anew.",
         )
     if plan.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UnsupportedError("the plan is for a CUDA device; torch sees none", "Start with --device cpu.")
+        raise UnsupportedError(
+            "the plan is for a CUDA device; torch sees none", "Start with --device cpu."
+        )
 
 
 def fill(
-    model: nn.Module, checkpoint: Checkpoint, catalog: Catalog, *, dtype: str, device: str,
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    catalog: Catalog,
+    *,
+    dtype: str,
+    device: str,
     unused: tuple[str, ...] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Give every module its tensors. What is stored under a module's path decides what it holds."""
     quant_config = checkpoint.config.get("quantization_config") or {}
     for path, module, parts in pair(model, checkpoint, unused):
-        _fill_module(module, checkpoint_path(path), parts, checkpoint, catalog, quant_config, dtype, device)
+        _fill_module(
+            module, checkpoint_path(path), parts, checkpoint, catalog, quant_config, dtype, device
+        )
     _materialize(model, device)
 
 
 def pair(
     model: nn.Module, checkpoint: Checkpoint, unused: tuple[str, ...]
 ) -> list[tuple[str, nn.Module, dict[str, TensorInfo]]]:
-    """Every module with its path and what is stored for it. Raises CheckpointError unless the two fit, by headers alone."""
+    """Every module with its path and what is stored for it. Raises CheckpointError unless the two
+    fit, by headers alone."""
     stored = modules_of(checkpoint.tensors, unused)
     problems: list[str] = []
     work: list[tuple[str, nn.Module, dict[str, TensorInfo]]] = []
@@ -124,10 +164,18 @@ def pair(
         parts = stored.pop(checkpoint_path(path), {})
         problems += _misfits(checkpoint_path(path), module, parts)
         work.append((path, module, parts))
-    problems += [f"{path}.{part} is stored, but the model has no such tensor" for path, p in stored.items() for part in p]
+    problems += [
+        f"{path}.{part} is stored, but the model has no such tensor"
+        for path, p in stored.items()
+        for part in p
+    ]
     if problems:
-        shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
-        raise CheckpointError(shown, "The checkpoint and its config.json belong to different models, or are damaged.")
+        shown = "; ".join(problems[:4]) + (
+            f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
+        )
+        raise CheckpointError(
+            shown, "The checkpoint and its config.json belong to different models, or are damaged."
+        )
     return work
 
 
@@ -145,7 +193,9 @@ def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> l
         if part not in parts:
             problems.append(f"{path}.{part} is missing")
         elif parts[part].shape != tuple(param.shape):
-            problems.append(f"{path}.{part} is {parts[part].shape}, the model wants {tuple(param.shape)}")
+            problems.append(
+                f"{path}.{part} is {parts[part].shape}, the model wants {tuple(param.shape)}"
+            )
     if holds_weight and not set(parts) - {"bias"}:
         problems.append(f"{path}.weight is missing")
     elif holds_weight and set(parts) - {"bias"} == {"weight"}:
@@ -154,17 +204,28 @@ def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> l
             problems.append(f"{path}.weight is {parts['weight'].shape}, the model wants {want}")
     if not holds_weight:
         own = {name for name, _ in module.named_parameters(recurse=False)}
-        problems += [f"{path}.{part} is stored, but the model has no such tensor" for part in parts.keys() - own]
+        problems += [
+            f"{path}.{part} is stored, but the model has no such tensor"
+            for part in parts.keys() - own
+        ]
     elif "bias" in parts and getattr(module, "bias", None) is None:
         problems.append(f"{path}.bias is stored, but the model has no such tensor")
     return problems
 
 
 def _fill_module(
-    module: nn.Module, path: str, parts: Mapping[str, TensorInfo], checkpoint: Checkpoint, catalog: Catalog,
-    quant_config: Mapping[str, Any], dtype: str, device: str,
-) -> None:  # fmt: skip
-    tensors = {part: checkpoint.read(f"{path}.{part}" if path else part).to(device) for part in parts}
+    module: nn.Module,
+    path: str,
+    parts: Mapping[str, TensorInfo],
+    checkpoint: Checkpoint,
+    catalog: Catalog,
+    quant_config: Mapping[str, Any],
+    dtype: str,
+    device: str,
+) -> None:
+    tensors = {
+        part: checkpoint.read(f"{path}.{part}" if path else part).to(device) for part in parts
+    }
     for part, _ in list(module.named_parameters(recurse=False)):
         exact = part in getattr(module, "exact", ())
         tensor = tensors.pop(part).to(torch.float32 if exact else getattr(torch, dtype))
@@ -186,7 +247,9 @@ def _materialize(model: nn.Module, device: str) -> None:
     """Tables the model computed for itself move to the device; nothing may be left on meta."""
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
-            assert not buffer.is_meta, f"{type(module).__name__}.{name} was built on meta: compute it on the CPU"
+            assert not buffer.is_meta, (
+                f"{type(module).__name__}.{name} was built on meta: compute it on the CPU"
+            )
             setattr(module, name, buffer.to(device))
 
 
@@ -201,9 +264,12 @@ def quantize(model: nn.Module, catalog: Catalog, name: str) -> None:
                 module.weight = scheme.pack(weight.data)
 
 
-def settle(model: nn.Module, kernels: Mapping[tuple[str, str], Callable[..., Weight | None]]) -> None:
-    """Give every matrix its final layout: that of the kernel for its op and what it is stored as, else what torch is fastest
-    with. Modules that can `fuse` matrices do. One after the other: no two copies of all weights."""
+def settle(
+    model: nn.Module, kernels: Mapping[tuple[str, str], Callable[..., Weight | None]]
+) -> None:
+    """Give every matrix its final layout: that of the kernel for its op and what it is stored as,
+    else what torch is fastest with. Modules that can `fuse` matrices do. One after the other: no
+    two copies of all weights."""
     tied = {id(m.embedding.weight) for m in model.modules() if isinstance(m, TiedLMHead)}
 
     def stack(weights: Sequence[Weight], *, grouped: bool = False) -> Weight | None:
@@ -212,7 +278,9 @@ def settle(model: nn.Module, kernels: Mapping[tuple[str, str], Callable[..., Wei
         if not others and build is not None and (built := build(*weights)) is not None:
             return built
         whole = weights[0].concatenate(weights[1:]) if len(weights) > 1 else weights[0]
-        if whole is not None and not grouped and id(whole) not in tied:  # a tied head's is an embedding too
+        if (
+            whole is not None and not grouped and id(whole) not in tied
+        ):  # a tied head's is an embedding too
             whole.settle()
         return whole
 
@@ -220,12 +288,15 @@ def settle(model: nn.Module, kernels: Mapping[tuple[str, str], Callable[..., Wei
         if callable(fuse := getattr(module, "fuse", None)):
             fuse(stack)
     for module in model.modules():
-        if isinstance(module, Linear) or (isinstance(module, Embedding) and _is_multiplied(module, tied)):
+        if isinstance(module, Linear) or (
+            isinstance(module, Embedding) and _is_multiplied(module, tied)
+        ):
             module.weight = stack([module.weight]) or module.weight
 
 
 def _is_multiplied(embedding: Embedding, tied: Collection[int]) -> bool:
-    """An embedding of which only rows are taken stays where it is: most of a mapped file's pages are never read."""
+    """An embedding of which only rows are taken stays where it is: most of a mapped file's pages
+    are never read."""
     return id(embedding.weight) in tied or not isinstance(embedding.weight, Dense)
 
 
@@ -234,17 +305,27 @@ def _kernel(use: KernelUse, catalog: Catalog) -> Callable[..., Any]:
 
 
 def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
-    """How to record a step: only when one distribution computes every op of the plan, and its attention too. A recording
-    cannot see what another backend computes past torch's dispatcher, and a replay would skip it."""
-    names, makers = {use.name for use in plan.kernels}, {use.distribution for use in (*plan.kernels, *plan.attention)}
-    if len(names) != 1 or len(makers) != 1 or {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS} != {LINEAR, *OPS}:
+    """How to record a step: only when one distribution computes every op of the plan, and its
+    attention too. A recording cannot see what another backend computes past torch's dispatcher, and
+    a replay would skip it."""
+    names, makers = (
+        {use.name for use in plan.kernels},
+        {use.distribution for use in (*plan.kernels, *plan.attention)},
+    )
+    if (
+        len(names) != 1
+        or len(makers) != 1
+        or {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS} != {LINEAR, *OPS}
+    ):
         return None
     return catalog.named(KernelProvider, names.pop()).item.record
 
 
 def ops_of(plan: Plan, catalog: Catalog) -> Ops:
     """The plan's implementation of each op: its providers', else torch's."""
-    return Ops(**{use.op: _kernel(use, catalog) for use in plan.kernels if use.op not in (LINEAR, GROUPED)})
+    return Ops(
+        **{use.op: _kernel(use, catalog) for use in plan.kernels if use.op not in (LINEAR, GROUPED)}
+    )
 
 
 def bind_ops(model: nn.Module, ops: Ops) -> None:
@@ -260,7 +341,8 @@ def bind(model: nn.Module, catalog: Catalog, plan: Plan) -> None:
     layers = [m for m in model.modules() if isinstance(m, Attention)]
     if sorted(layer.layer_id for layer in layers) != sorted(uses):
         raise PluginError(
-            f"{plan.architecture} built {len(layers)} attention layers, its config promised {len(uses)}",
+            f"{plan.architecture} built {len(layers)} attention layers, its config promised "
+            f"{len(uses)}",
             "Report this to the plugin's authors.",
         )
     for layer in layers:

@@ -10,8 +10,17 @@ from pathlib import Path
 
 from inferno.errors import OptionError, OutOfMemoryError
 
-UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4,
-         "KI": 1024, "MI": 1024**2, "GI": 1024**3, "TI": 1024**4}  # fmt: skip
+UNITS = {
+    "": 1,
+    "K": 1000,
+    "M": 1000**2,
+    "G": 1000**3,
+    "T": 1000**4,
+    "KI": 1024,
+    "MI": 1024**2,
+    "GI": 1024**3,
+    "TI": 1024**4,
+}
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -33,17 +42,24 @@ def parse(text: str, total: int) -> int:
         return int(total * share)
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
     if match is None:
-        raise OptionError(f"--memory {text!r} is no amount of memory", "Write it as 8GiB, 500MB or 60%.")
+        raise OptionError(
+            f"--memory {text!r} is no amount of memory", "Write it as 8GiB, 500MB or 60%."
+        )
     nbytes = int(float(match[1]) * UNITS[match[2]]) if match[2] in UNITS else 0
     if nbytes <= 0:
-        raise OptionError(f"--memory {text!r} is no amount of memory", "Write it as 8GiB, 500MB or 60%.")
+        raise OptionError(
+            f"--memory {text!r} is no amount of memory", "Write it as 8GiB, 500MB or 60%."
+        )
     if nbytes > total:
-        raise OutOfMemoryError(f"--memory {text} is more than the device's {show(total)}", "Ask for less.")
+        raise OutOfMemoryError(
+            f"--memory {text} is more than the device's {show(total)}", "Ask for less."
+        )
     return nbytes
 
 
 def device_total(device: str) -> int:
-    """All the memory of the device, in bytes; on the CPU what this process may use (cgroup limits count)."""
+    """All the memory of the device, in bytes; on the CPU what this process may use (cgroup limits
+    count)."""
     if device != "cpu":
         return _gpu_total()
     total = _host_total()

@@ -1,5 +1,5 @@
-"""Reading `config.json`: an architecture's attrs class, filled by name, and the fields that most decoders share. Imports no
-torch."""
+"""Reading `config.json`: an architecture's attrs class, filled by name, and the fields that most
+decoders share. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ C = TypeVar("C")
 class RopeScaling:
     """Rotary position embedding: its base, and how it is stretched past the trained context.
 
-    `rope_type` is one of default, linear, dynamic, yarn (arXiv:2309.00071), llama3, longrope (arXiv:2402.13753); fields as
-    in transformers' `rope_parameters`.
+    `rope_type` is one of default, linear, dynamic, yarn (arXiv:2309.00071), llama3, longrope
+    (arXiv:2402.13753); fields as in transformers' `rope_parameters`.
     """
 
     rope_type: str = "default"
@@ -47,14 +47,20 @@ class RopeScaling:
 
     @classmethod
     def from_json(
-        cls, config: Mapping[str, Any], *, theta: float = 10_000.0, layer_type: str = "full_attention"
+        cls,
+        config: Mapping[str, Any],
+        *,
+        theta: float = 10_000.0,
+        layer_type: str = "full_attention",
     ) -> RopeScaling:
-        """From `rope_parameters`, or the older `rope_theta` + `rope_scaling`; `theta` where neither names a base. Where there
-        is one for each type of layer, it is that of `layer_type`."""
+        """From `rope_parameters`, or the older `rope_theta` + `rope_scaling`; `theta` where neither
+        names a base. Where there is one for each type of layer, it is that of `layer_type`."""
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         scaling = scaling.get(layer_type, scaling) if isinstance(scaling, Mapping) else scaling
         if not isinstance(scaling, Mapping):
-            raise CheckpointError(f"config.json: rope_scaling is {scaling!r}", "It must be an object or null.")
+            raise CheckpointError(
+                f"config.json: rope_scaling is {scaling!r}", "It must be an object or null."
+            )
         given = config.get("rope_theta")
         merged = {"rope_theta": theta if given is None else given, **scaling}
         merged["rope_type"] = scaling.get("rope_type") or scaling.get("type") or "default"
@@ -63,25 +69,45 @@ class RopeScaling:
         known = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
         if rope.rope_type not in known:
             raise CheckpointError(
-                f"config.json: rope_type {rope.rope_type!r} is not known", f"Known: {', '.join(known)}."
+                f"config.json: rope_type {rope.rope_type!r} is not known",
+                f"Known: {', '.join(known)}.",
             )
         for name, wrong, must in (
-            ("rope_theta", rope.rope_theta <= (rope.rope_type == "yarn"), "above 0, for yarn above 1"),
+            (
+                "rope_theta",
+                rope.rope_theta <= (rope.rope_type == "yarn"),
+                "above 0, for yarn above 1",
+            ),
             ("factor", rope.factor <= 0, "above 0"),
-            ("original_max_position_embeddings", (rope.original_max_position_embeddings or 2) < 2, "at least 2"),
-            ("partial_rotary_factor", not 0 < rope.partial_rotary_factor <= 1, "above 0 and at most 1"),
+            (
+                "original_max_position_embeddings",
+                (rope.original_max_position_embeddings or 2) < 2,
+                "at least 2",
+            ),
+            (
+                "partial_rotary_factor",
+                not 0 < rope.partial_rotary_factor <= 1,
+                "above 0 and at most 1",
+            ),
             ("beta_fast", rope.beta_fast <= 0, "above 0"),
             ("beta_slow", rope.beta_slow <= 0, "above 0"),
-            ("high_freq_factor", rope.high_freq_factor <= rope.low_freq_factor, "above low_freq_factor"),
+            (
+                "high_freq_factor",
+                rope.high_freq_factor <= rope.low_freq_factor,
+                "above low_freq_factor",
+            ),
             ("short_factor", min(rope.short_factor, default=1.0) <= 0, "above 0, every one"),
             ("long_factor", min(rope.long_factor, default=1.0) <= 0, "above 0, every one"),
         ):
             if wrong:
-                raise CheckpointError(f"config.json: {name} is {getattr(rope, name)}", f"It must be {must}.")
+                raise CheckpointError(
+                    f"config.json: {name} is {getattr(rope, name)}", f"It must be {must}."
+                )
         return rope
 
     def check_width(self, head_dim: int) -> None:
-        """Raises CheckpointError unless heads so wide can be turned: by whole pairs, longrope by a factor for each."""
+        """Raises CheckpointError unless heads so wide can be turned: by whole pairs, longrope by a
+        factor for each."""
         turned = int(head_dim * self.partial_rotary_factor)
         if turned < 2 or turned % 2:
             raise CheckpointError(
@@ -91,14 +117,20 @@ class RopeScaling:
         for name in ("short_factor", "long_factor") if self.rope_type == "longrope" else ():
             if (count := len(getattr(self, name))) != turned // 2:
                 raise CheckpointError(
-                    f"config.json: {name} has {count} numbers", f"It must have {turned // 2}, half of what rotates."
+                    f"config.json: {name} has {count} numbers",
+                    f"It must have {turned // 2}, half of what rotates.",
                 )
 
 
 def _number(value: Any, kind: type) -> Any:
-    """bool is no number here, nor are NaN and Infinity, which Python's JSON has; 1e3 is no int, "12" is neither."""
+    """bool is no number here, nor are NaN and Infinity, which Python's JSON has; 1e3 is no int,
+    "12" is neither."""
     allowed = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, allowed) or not -math.inf < value < math.inf:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, allowed)
+        or not -math.inf < value < math.inf
+    ):
         raise TypeError(f"{value!r} is not {'a number' if kind is float else 'an integer'}")
     return kind(value)
 
@@ -116,9 +148,11 @@ _converter.register_structure_hook(bool, _switch)  # bool is a kind of int to ca
 
 
 def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
-    """`config` as `cls`, an attrs class whose fields are named as in `config.json`; other fields are left alone.
+    """`config` as `cls`, an attrs class whose fields are named as in `config.json`; other fields
+    are left alone.
 
-    A null counts as absent where the field has a default. Raises CheckpointError naming each bad field.
+    A null counts as absent where the field has a default. Raises CheckpointError naming each bad
+    field.
     """
     fields = attrs.fields_dict(cls)  # type: ignore[arg-type]
     given = {
@@ -131,10 +165,18 @@ def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
         return _converter.structure(given, cls)
     except cattrs.ClassValidationError as error:
         problems = "; ".join(cattrs.transform_error(error, path="config.json")[:5])
-        raise CheckpointError(f"{cls.__name__}: {problems}", "Check the model's config.json.") from error
+        raise CheckpointError(
+            f"{cls.__name__}: {problems}", "Check the model's config.json."
+        ) from error
 
 
-_LISTED = ("num_hidden_layers", "num_nextn_predict_layers", "num_experts", "num_local_experts", "n_routed_experts")
+_LISTED = (
+    "num_hidden_layers",
+    "num_nextn_predict_layers",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+)
 """Numbers of things that are listed one by one, before any tensor is looked for."""
 _MOST_LISTED, _LARGEST = 10_000, 2**31 - 1
 """Far beyond any model, and found out in no time."""
@@ -148,10 +190,12 @@ def _check_sizes(given: Mapping[str, Any]) -> None:
 
 
 def check_known(config: Mapping[str, Any], field: str, *known: Any) -> None:
-    """Raises CheckpointError when `field` is given and none of `known`: the model would compute something else."""
+    """Raises CheckpointError when `field` is given and none of `known`: the model would compute
+    something else."""
     if field in config and config[field] not in known:
         raise CheckpointError(
-            f"config.json: {field} is {config[field]!r}", f"This plugin computes {' or '.join(map(repr, known))} only."
+            f"config.json: {field} is {config[field]!r}",
+            f"This plugin computes {' or '.join(map(repr, known))} only.",
         )
 
 
@@ -163,11 +207,18 @@ def check_positive(**numbers: int) -> None:
 
 
 def check_experts(num_experts: int, picked: int, groups: int = 1, top_groups: int = 1) -> None:
-    """Raises CheckpointError unless so many can be picked, from the `top_groups` best of equally large groups."""
-    check_positive(num_experts=num_experts, num_experts_per_tok=picked, n_group=groups, topk_group=top_groups)
+    """Raises CheckpointError unless so many can be picked, from the `top_groups` best of equally
+    large groups."""
+    check_positive(
+        num_experts=num_experts, num_experts_per_tok=picked, n_group=groups, topk_group=top_groups
+    )
     in_group, rest = divmod(num_experts, groups)
     if rest or top_groups > groups or picked > top_groups * in_group:
-        grouped = f", topk_group {top_groups} of n_group {groups}" if (groups, top_groups) != (1, 1) else ""
+        grouped = (
+            f", topk_group {top_groups} of n_group {groups}"
+            if (groups, top_groups) != (1, 1)
+            else ""
+        )
         raise CheckpointError(
             f"config.json: num_experts_per_tok is {picked} of {num_experts} experts{grouped}",
             "Groups must be equally large, and those picked must have enough experts.",
@@ -175,8 +226,11 @@ def check_experts(num_experts: int, picked: int, groups: int = 1, top_groups: in
 
 
 def layers_behind(num_hidden_layers: int, count: int) -> tuple[str, ...]:
-    """Name patterns (`ModelConfig.unused_tensors`) of layers stored behind the last, which guess further tokens."""
-    return tuple(f"model.layers.{layer}.*" for layer in range(num_hidden_layers, num_hidden_layers + count))
+    """Name patterns (`ModelConfig.unused_tensors`) of layers stored behind the last, which guess
+    further tokens."""
+    return tuple(
+        f"model.layers.{layer}.*" for layer in range(num_hidden_layers, num_hidden_layers + count)
+    )
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -185,8 +239,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @frozen(kw_only=True)
 class DecoderConfig:
-    """What nearly every decoder reads of its `config.json`, under the names it has there. A family's own class adds fields,
-    gives others another default, and says more in `from_json`."""
+    """What nearly every decoder reads of its `config.json`, under the names it has there. A
+    family's own class adds fields, gives others another default, and says more in `from_json`."""
 
     activations: ClassVar[tuple[str | None, ...]] = ("silu", "swish")
     """What `hidden_act` may be."""
@@ -207,18 +261,26 @@ class DecoderConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        """Raises CheckpointError naming what this class does not compute, or no tensor could have."""
+        """Raises CheckpointError naming what this class does not compute, or no tensor could
+        have."""
         read = read_config(cls, config)
         check_known(config, "hidden_act", *cls.activations)
         sizes = (
-            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
             "max_position_embeddings",
-        )  # fmt: skip
-        given = (name for name in ("num_key_value_heads", "head_dim") if config.get(name) is not None)
+        )
+        given = (
+            name for name in ("num_key_value_heads", "head_dim") if config.get(name) is not None
+        )
         check_positive(**{name: getattr(read, name) for name in (*sizes, *given)})
         if not read.head_dim and read.hidden_size % read.num_attention_heads:
             raise CheckpointError(
-                f"config.json: hidden_size {read.hidden_size} is no multiple of num_attention_heads {read.num_attention_heads}",
+                f"config.json: hidden_size {read.hidden_size} is no multiple of "
+                f"num_attention_heads {read.num_attention_heads}",
                 "Check them, or say what head_dim is.",
             )
         read = attrs.evolve(
@@ -260,10 +322,13 @@ class WindowedConfig(DecoderConfig):
         read = super().from_json(config)
         if read.sliding_window is not None:
             check_positive(sliding_window=read.sliding_window)
-        types = read.layer_types or tuple(SLIDING if read.slides(n) else FULL for n in range(read.num_hidden_layers))
+        types = read.layer_types or tuple(
+            SLIDING if read.slides(n) else FULL for n in range(read.num_hidden_layers)
+        )
         if len(types) != read.num_hidden_layers or not set(types) <= {FULL, SLIDING}:
             raise CheckpointError(
-                f"config.json: layer_types has {len(types)} entries, {', '.join(sorted(set(types)))}",
+                f"config.json: layer_types has {len(types)} entries, "
+                f"{', '.join(sorted(set(types)))}",
                 f"It must have {read.num_hidden_layers}, each {FULL} or {SLIDING}.",
             )
         return attrs.evolve(read, layer_types=types)
@@ -279,7 +344,8 @@ class WindowedConfig(DecoderConfig):
 
 @frozen(kw_only=True)
 class SwitchedWindowConfig(WindowedConfig):
-    """A window that `use_sliding_window` must switch on, and that the layers from `max_window_layers` on have."""
+    """A window that `use_sliding_window` must switch on, and that the layers from
+    `max_window_layers` on have."""
 
     max_window_layers: int = 28
 
@@ -302,7 +368,8 @@ GGUF_FIELDS: Mapping[str, str] = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
-"""What most decoders' GGUF files call the fields of `config.json` (`contracts.GgufNames.fields`)."""
+"""What most decoders' GGUF files call the fields of `config.json`
+(`contracts.GgufNames.fields`)."""
 
 GGUF_MODULES: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -336,7 +403,9 @@ GGUF_EXPERT_MODULES: Mapping[str, str] = {
     **{theirs: ours for theirs, ours in GGUF_MODULES.items() if ".mlp." not in ours},
     "blk.{n}.ffn_gate_inp": "model.layers.{n}.mlp.gate",
     **{
-        f"blk.{{n}}.ffn_{name}_exps": f"model.layers.{{n}}.mlp.experts.{{e}}.{name}_proj" for name in ("gate", "up", "down")
+        f"blk.{{n}}.ffn_{name}_exps": f"model.layers.{{n}}.mlp.experts.{{e}}.{name}_proj"
+        for name in ("gate", "up", "down")
     },
 }
-"""The modules of decoders whose every layer has routed experts; with `GGUF_MODULES` those of mixed ones."""
+"""The modules of decoders whose every layer has routed experts; with `GGUF_MODULES` those of mixed
+ones."""

@@ -1,12 +1,14 @@
 """Small decode steps without Python: recorded once, then run again on the same memory.
 
-With one or a few tokens in a step, the calls of a few hundred operators cost more than a packed model's arithmetic. A kernel
-provider that can record (`contracts.KernelProvider.record`) notes the operators of a step, each with the addresses it
-read and wrote; the next step of that shape writes its inputs to those addresses and runs the list again. A model of which
-anything but the provider's operators touches a tensor is not recorded: it would be left out.
+With one or a few tokens in a step, the calls of a few hundred operators cost more than a packed
+model's arithmetic. A kernel provider that can record (`contracts.KernelProvider.record`) notes the
+operators of a step, each with the addresses it read and wrote; the next step of that shape writes
+its inputs to those addresses and runs the list again. A model of which anything but the provider's
+operators touches a tensor is not recorded: it would be left out.
 
-What a recorded step computes on its way lies in an arena of which the recordings of all shapes use the same memory: one
-runs at a time, and within a step a result's memory is the next one's as soon as nobody can read it any more.
+What a recorded step computes on its way lies in an arena of which the recordings of all shapes use
+the same memory: one runs at a time, and within a step a result's memory is the next one's as soon
+as nobody can read it any more.
 
 Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
 """
@@ -43,7 +45,8 @@ Array = np.ndarray[Any, Any]
 
 @frozen(eq=False)
 class Shape:
-    """Inputs at fixed addresses for steps of T sequences and up to M blocks each, and what they are computed to."""
+    """Inputs at fixed addresses for steps of T sequences and up to M blocks each, and what they are
+    computed to."""
 
     batch: Batch
     logits_TV: Tensor
@@ -60,18 +63,24 @@ class Replays:
     block_size: int
     max_model_len: int
     prepare: Callable[[Batch], None] = lambda batch: None
-    """Makes what is made on first use, tables by context length: within a recorded step it would be foreign."""
+    """Makes what is made on first use, tables by context length: within a recorded step it would be
+    foreign."""
     _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
     _arena: Arena = field(factory=lambda: Arena())
     _possible: bool = True
     """Whether nothing was foreign yet: what one step leaves to others, every step does."""
 
     def run(
-        self, token_ids: Array, positions: Array, slots: Array, context_lens: list[int], tables: Array,
+        self,
+        token_ids: Array,
+        positions: Array,
+        slots: Array,
+        context_lens: list[int],
+        tables: Array,
         windows: Mapping[int, tuple[Array, Array]] = {},
-    ) -> Tensor | None:  # fmt: skip
-        """The step's logits, valid until the next step; None if it must be computed in the usual way. `windows` has the slots
-        and tables of each, the same ones in every step."""
+    ) -> Tensor | None:
+        """The step's logits, valid until the next step; None if it must be computed in the usual
+        way. `windows` has the slots and tables of each, the same ones in every step."""
         if not self._possible:
             return None
         tokens, blocks = tables.shape
@@ -101,23 +110,36 @@ class Replays:
         return None
 
     def _batch(self, tokens: int, width: int, windows: Collection[int]) -> Batch:
-        longest = min(width * self.block_size, self.max_model_len)  # tables that depend on it are made for all its steps
+        longest = min(
+            width * self.block_size, self.max_model_len
+        )  # tables that depend on it are made for all its steps
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64)
 
         return Batch(
-            token_ids_T=zeros(tokens), positions_T=zeros(tokens), slots_T=zeros(tokens), query_starts=range(tokens + 1),
-            context_lens=[longest] * tokens, blocks_SM=zeros(tokens, width), block_size=self.block_size, cache=self.cache,
+            token_ids_T=zeros(tokens),
+            positions_T=zeros(tokens),
+            slots_T=zeros(tokens),
+            query_starts=range(tokens + 1),
+            context_lens=[longest] * tokens,
+            blocks_SM=zeros(tokens, width),
+            block_size=self.block_size,
+            cache=self.cache,
             query_starts_S1=torch.arange(tokens + 1, dtype=torch.int32),
             context_lens_S=torch.zeros(tokens, dtype=torch.int32),
-        ).with_windows({window: (zeros(tokens), zeros(tokens, width)) for window in windows})  # fmt: skip
+        ).with_windows({window: (zeros(tokens), zeros(tokens, width)) for window in windows})
 
 
 def _write(
-    batch: Batch, token_ids: Array, positions: Array, slots: Array, context_lens: list[int], tables: Array,
+    batch: Batch,
+    token_ids: Array,
+    positions: Array,
+    slots: Array,
+    context_lens: list[int],
+    tables: Array,
     windows: Mapping[int, tuple[Array, Array]],
-) -> None:  # fmt: skip
+) -> None:
     batch.token_ids_T.numpy()[:] = token_ids
     batch.positions_T.numpy()[:] = positions
     batch.context_lens_S.numpy()[:] = context_lens
@@ -127,14 +149,16 @@ def _write(
 
 
 class Arena:
-    """Memory at fixed addresses, in pieces that are free again when the last tensor on them is gone."""
+    """Memory at fixed addresses, in pieces that are free again when the last tensor on them is
+    gone."""
 
     def __init__(self) -> None:
         self._chunks: list[Array] = []
         self._free: list[tuple[int, int, int]] = []
         """Chunk, begin and end, in this order: no two that touch."""
         self._given: list[tuple[int, int, int]] = []
-        """Free, too. Whoever is the last to hold a piece may be in the middle of anything, `_take` included."""
+        """Free, too. Whoever is the last to hold a piece may be in the middle of anything, `_take`
+        included."""
 
     def like(self, tensor: Tensor) -> Tensor:
         """One of the same shape, strides and type, its values anything."""
@@ -150,8 +174,12 @@ class Arena:
         address = tensor.untyped_storage().data_ptr()
         for chunk in self._chunks:
             if (offset := address - chunk.ctypes.data) in range(len(chunk)):
-                whole = torch.from_numpy(chunk)[offset : offset + tensor.untyped_storage().nbytes()].view(tensor.dtype)
-                return whole.as_strided(tensor.shape, tensor.stride(), whole.storage_offset() + tensor.storage_offset())
+                whole = torch.from_numpy(chunk)[
+                    offset : offset + tensor.untyped_storage().nbytes()
+                ].view(tensor.dtype)
+                return whole.as_strided(
+                    tensor.shape, tensor.stride(), whole.storage_offset() + tensor.storage_offset()
+                )
         return tensor  # a parameter, or something else that is the model's own
 
     def _take(self, nbytes: int) -> tuple[int, int, int]:
@@ -159,7 +187,9 @@ class Arena:
             self._give(*self._given.pop())
         for i, (chunk, begin, end) in enumerate(self._free):
             if end - begin >= nbytes:
-                self._free[i : i + 1] = [(chunk, begin + nbytes, end)] if end - begin > nbytes else []
+                self._free[i : i + 1] = (
+                    [(chunk, begin + nbytes, end)] if end - begin > nbytes else []
+                )
                 return chunk, begin, begin + nbytes
         memory = np.empty(max(nbytes, _CHUNK) + _ALIGNMENT, np.uint8)
         self._chunks.append(memory[-memory.ctypes.data % _ALIGNMENT :][: max(nbytes, _CHUNK)])
@@ -177,7 +207,8 @@ class Arena:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every torch operator: allocations are the arena's, views are free, anything else is `foreign`."""
+    """Sees every torch operator: allocations are the arena's, views are free, anything else is
+    `foreign`."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -186,7 +217,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """To be skipped by torch's compiler would import it: more than a second, in the first step."""
+        """To be skipped by torch's compiler would import it: more than a second, in the first
+        step."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -199,13 +231,21 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_view(func: Any, result: Any, given: Any) -> bool:
-    """Whether an operator only looked at the memory it was given. Its schema does not say: in inference mode `x.float()` is one
-    operator, a copy or not, that is declared as the view it may be. One that returns nothing was called for what it does."""
+    """Whether an operator only looked at the memory it was given. Its schema does not say: in
+    inference mode `x.float()` is one operator, a copy or not, that is declared as the view it may
+    be. One that returns nothing was called for what it does."""
     returns = func._schema.returns
-    if not returns or not all(r.alias_info is not None and not r.alias_info.is_write for r in returns):
+    if not returns or not all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    ):
         return False
     memory = {t.untyped_storage().data_ptr() for t in tree_leaves(given) if isinstance(t, Tensor)}
     return all(t.untyped_storage().data_ptr() in memory for t in tree_leaves(result))
 
 
-_ALLOCATIONS = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty, torch.ops.aten.empty_strided)
+_ALLOCATIONS = (
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.new_empty,
+    torch.ops.aten.empty_strided,
+)

@@ -1,7 +1,8 @@
 """Runs one step on one device: Step -> Batch -> logits -> token ids. Tensors are born and die here.
 
-What a sequence needs from step to step stays in resident tables, one row per sequence: a step carries only what is new.
-Suffixes: R rows, M blocks, T tokens of the step, S sampled rows, P prompt positions, V vocabulary.
+What a sequence needs from step to step stays in resident tables, one row per sequence: a step
+carries only what is new. Suffixes: R rows, M blocks, T tokens of the step, S sampled rows, P prompt
+positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _LOGPROB_ROWS = 256
 
 @define(eq=False)
 class Tables:
-    """The resident rows: every token known and every block held, as plain arrays. Knows no model and no device."""
+    """The resident rows: every token known and every block held, as plain arrays. Knows no model
+    and no device."""
 
     num_rows: int
     max_model_len: int
@@ -44,7 +46,9 @@ class Tables:
     def __attrs_post_init__(self) -> None:
         # Untouched pages of these cost no memory.
         self.token_ids = np.zeros((self.num_rows, self.max_model_len + 1), np.int64)
-        self.block_ids = np.zeros((self.num_rows, -(-self.max_model_len // self.block_size) + 1), np.int64)
+        self.block_ids = np.zeros(
+            (self.num_rows, -(-self.max_model_len // self.block_size) + 1), np.int64
+        )
         self.window_block_ids = {window: np.zeros_like(self.block_ids) for window in self.windows}
 
     def update(self, step: Step) -> None:
@@ -62,7 +66,9 @@ class Tables:
 
     def lay_out(self, step: Step) -> Layout:
         """The step's slices, packed."""
-        rows, starts, counts, samples = np.array(step.slices, np.int64).T.copy()  # kernels read dense arrays
+        rows, starts, counts, samples = np.array(
+            step.slices, np.int64
+        ).T.copy()  # kernels read dense arrays
         ends = np.cumsum(counts)
         total = int(ends[-1])
         if total == len(rows):  # one token each: the common case, without the repeats
@@ -75,18 +81,28 @@ class Tables:
         width = -(-int(contexts.max()) // self.block_size)
         places, offsets = positions // self.block_size, positions % self.block_size
 
-        def located(block_ids: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        def located(
+            block_ids: np.ndarray[Any, Any],
+        ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
             tables = block_ids[rows, :width]
             return tables[owner, places] * self.block_size + offsets, tables
 
         slots, tables = located(self.block_ids)
         sampling = samples.astype(bool)
         return Layout(
-            token_ids=self.token_ids[row_T, positions], positions=positions, slots=slots,
-            query_starts=[0, *ends.tolist()], context_lens=contexts.tolist(), tables=tables,
-            last=ends[sampling] - 1, sampling_rows=rows[sampling].tolist(), next_places=contexts[sampling],
-            windows={window: located(block_ids) for window, block_ids in self.window_block_ids.items()},
-        )  # fmt: skip
+            token_ids=self.token_ids[row_T, positions],
+            positions=positions,
+            slots=slots,
+            query_starts=[0, *ends.tolist()],
+            context_lens=contexts.tolist(),
+            tables=tables,
+            last=ends[sampling] - 1,
+            sampling_rows=rows[sampling].tolist(),
+            next_places=contexts[sampling],
+            windows={
+                window: located(block_ids) for window, block_ids in self.window_block_ids.items()
+            },
+        )
 
     def append(self, layout: Layout, token_ids: list[int]) -> None:
         """The tokens a step drew: pending in the next one."""
@@ -115,13 +131,25 @@ class Layout:
 class ModelRunner:
     """The model, its cache and its sampler, on one device."""
 
-    def __init__(self, model: nn.Module, plan: Plan, ops: Ops = TORCH, record: Record | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan, ops: Ops = TORCH, record: Record | None = None
+    ) -> None:
         self._model, self._device = model, torch.device(plan.device)
         layers = {layer: use for use in plan.attention for layer in use.layers}
         uses = [layers[i] for i in range(len(layers))]
-        self._cache = KVCache.allocate([use.cache for use in uses], [plan.blocks_of(use) for use in uses], plan.device)
-        self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, tuple(plan.window_blocks))
-        self._sampler = Sampler(plan.max_num_seqs, plan.vocab_size, device=self._device, seed=plan.seed, argmax=ops.argmax)
+        self._cache = KVCache.allocate(
+            [use.cache for use in uses], [plan.blocks_of(use) for use in uses], plan.device
+        )
+        self._tables = Tables(
+            plan.max_num_seqs, plan.max_model_len, plan.block_size, tuple(plan.window_blocks)
+        )
+        self._sampler = Sampler(
+            plan.max_num_seqs,
+            plan.vocab_size,
+            device=self._device,
+            seed=plan.seed,
+            argmax=ops.argmax,
+        )
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
         self._replays = record and Replays(
             self._compute, record, self._cache, plan.block_size, plan.max_model_len, self._prepare
@@ -135,13 +163,17 @@ class ModelRunner:
             self._sampler.admit(admission.row, admission.request, admission.token_ids)
             self._wants_prompt.pop(admission.row, None)
             if (top := admission.request.params.prompt_logprobs) is not None:
-                self._wants_prompt[admission.row] = _PromptLogprobs(admission.request.token_ids, top)
+                self._wants_prompt[admission.row] = _PromptLogprobs(
+                    admission.request.token_ids, top
+                )
         layout = self._tables.lay_out(step)
         if (logits_SV := self._replayed(layout)) is not None:
             prompt_logprobs: dict[int, tuple[Logprobs | None, ...]] = {}
         else:
             hidden_TD = self._model(self._batch(layout))
-            prompt_logprobs = self._prompt_logprobs(step, layout, hidden_TD) if self._wants_prompt else {}
+            prompt_logprobs = (
+                self._prompt_logprobs(step, layout, hidden_TD) if self._wants_prompt else {}
+            )
             if not layout.sampling_rows:
                 return Sampled([], {}, prompt_logprobs)
             logits_SV = self.logits(hidden_TD[self._tensor(layout.last)])
@@ -150,14 +182,26 @@ class ModelRunner:
         return Sampled(drawn.token_ids, drawn.logprobs, prompt_logprobs)
 
     def _replayed(self, layout: Layout) -> Tensor | None:
-        """The logits of a small step in which every sequence computes one token and samples, if it can be replayed."""
+        """The logits of a small step in which every sequence computes one token and samples, if it
+        can be replayed."""
         tokens = len(layout.context_lens)
-        if self._replays is None or tokens > MAX_TOKENS or not tokens == len(layout.token_ids) == len(layout.last):
+        if (
+            self._replays is None
+            or tokens > MAX_TOKENS
+            or not tokens == len(layout.token_ids) == len(layout.last)
+        ):
             return None
-        if not self._wants_prompt.keys().isdisjoint(layout.sampling_rows):  # rows of aborted requests may be left there
+        if not self._wants_prompt.keys().isdisjoint(
+            layout.sampling_rows
+        ):  # rows of aborted requests may be left there
             return None
         return self._replays.run(
-            layout.token_ids, layout.positions, layout.slots, layout.context_lens, layout.tables, layout.windows
+            layout.token_ids,
+            layout.positions,
+            layout.slots,
+            layout.context_lens,
+            layout.tables,
+            layout.windows,
         )
 
     def _prepare(self, batch: Batch) -> None:
@@ -180,15 +224,21 @@ class ModelRunner:
             query_starts=layout.query_starts,
             context_lens=layout.context_lens,
             blocks_SM=self._tensor(layout.tables),
-            query_starts_S1=torch.tensor(layout.query_starts, dtype=torch.int32, device=self._device),
-            context_lens_S=torch.tensor(layout.context_lens, dtype=torch.int32, device=self._device),
+            query_starts_S1=torch.tensor(
+                layout.query_starts, dtype=torch.int32, device=self._device
+            ),
+            context_lens_S=torch.tensor(
+                layout.context_lens, dtype=torch.int32, device=self._device
+            ),
             block_size=self._tables.block_size,
             cache=self._cache,
         )
         if not layout.windows:
             return batch
         tensor = self._tensor
-        return batch.with_windows({w: (tensor(slots), tensor(tables)) for w, (slots, tables) in layout.windows.items()})
+        return batch.with_windows(
+            {w: (tensor(slots), tensor(tables)) for w, (slots, tables) in layout.windows.items()}
+        )
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -196,7 +246,8 @@ class ModelRunner:
     def _prompt_logprobs(
         self, step: Step, layout: Layout, hidden_TD: Tensor
     ) -> dict[int, tuple[Logprobs | None, ...]]:
-        """Extend the rows that want them by this step's positions; returns those that are complete."""
+        """Extend the rows that want them by this step's positions; returns those that are
+        complete."""
         done = {}
         for i, (row, start, count, _) in enumerate(step.slices):
             wanted = self._wants_prompt.get(row)

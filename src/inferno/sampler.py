@@ -1,17 +1,20 @@
 """Drawing tokens: every row by its own request's parameters, all rows at once.
 
-A draw depends on the row's logits, its own parameters and history, its seed and its position, on nothing else. Two
-things make that exact rather than nearly so. The uniform number is a hash of (seed, position), not the next one of a
-stream. And probabilities are integers (`_masses`): their sums are the same in any order, so no batch shape, no thread
-and no padding can move a draw across a boundary. Equally likely tokens rank by id, as in argmax.
+A draw depends on the row's logits, its own parameters and history, its seed and its position, on
+nothing else. Two things make that exact rather than nearly so. The uniform number is a hash of
+(seed, position), not the next one of a stream. And probabilities are integers (`_masses`): their
+sums are the same in any order, so no batch shape, no thread and no padding can move a draw across a
+boundary. Equally likely tokens rank by id, as in argmax.
 
-A draw first takes a short way that may answer "undecided" (-1): the nucleus was wider than the candidates looked at,
-or the logits were not finite. Those rows, rare, are drawn again from more candidates, at last from a full sort. So a
-step synchronises with the device once, and nothing that a model puts out can stop the engine: NaN counts as -inf,
-+inf as the largest finite number, and where bias and `min_tokens` leave no token at all, the model's own most likely
-one is taken, or token 0.
+A draw first takes a short way that may answer "undecided" (-1): the nucleus was wider than the
+candidates looked at, or the logits were not finite. Those rows, rare, are drawn again from more
+candidates, at last from a full sort. So a step synchronises with the device once, and nothing that
+a model puts out can stop the engine: NaN counts as -inf, +inf as the largest finite number, and
+where bias and `min_tokens` leave no token at all, the model's own most likely one is taken, or
+token 0.
 
-Suffixes: S logits rows of a step, B those drawn together, V vocabulary, K candidates, N blocks, R resident rows.
+Suffixes: S logits rows of a step, B those drawn together, V vocabulary, K candidates, N blocks, R
+resident rows.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from inferno.types import Logprobs, Request, Sampled, SamplingParams
 
 _UNDECIDED = -1
 _UNIT = 2.0**40
-"""Mass of the most likely token. Tokens 2**40 times less likely weigh nothing; 2**22 tokens fit into int64."""
+"""Mass of the most likely token. Tokens 2**40 times less likely weigh nothing; 2**22 tokens fit
+into int64."""
 _BLOCK = 128
 """Masses summed at once; divides the common vocabulary sizes, others are padded."""
 _MANY = 4096
@@ -40,7 +44,8 @@ _TEMPERATURE, _MIN_P, _REPETITION, _FREQUENCY, _PRESENCE = range(5)
 
 
 def check(request: Request, vocab_size: int) -> None:
-    """Raise RequestError if the request names a token the model does not have, or a bias that is no number."""
+    """Raise RequestError if the request names a token the model does not have, or a bias that is no
+    number."""
     params = request.params
     for param, ids in (
         ("prompt", request.token_ids),
@@ -51,12 +56,16 @@ def check(request: Request, vocab_size: int) -> None:
         bad = lowest if lowest < 0 else max(ids, default=0)
         if not 0 <= bad < vocab_size:
             raise RequestError(
-                f"{param} has token id {bad}", f"The model's token ids are 0 to {vocab_size - 1}.", param=param
+                f"{param} has token id {bad}",
+                f"The model's token ids are 0 to {vocab_size - 1}.",
+                param=param,
             )
     for token_id, bias in params.logit_bias.items():
         if math.isnan(bias) or bias == math.inf:
             raise RequestError(
-                f"logit_bias of token {token_id} is {bias}", "It must be a finite number.", param="logit_bias"
+                f"logit_bias of token {token_id} is {bias}",
+                "It must be a finite number.",
+                param="logit_bias",
             )
 
 
@@ -64,10 +73,16 @@ class Sampler:
     """Resident sampling state, one row per running sequence, and the draw."""
 
     def __init__(
-        self, num_rows: int, vocab_size: int, *, device: torch.device | str = "cpu", seed: int | None = None,
+        self,
+        num_rows: int,
+        vocab_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
         argmax: Callable[[Tensor], Tensor] = ops.argmax,
-    ) -> None:  # fmt: skip
-        """`seed` makes the draws of requests without a seed repeatable: they get theirs in order of admission."""
+    ) -> None:
+        """`seed` makes the draws of requests without a seed repeatable: they get theirs in order of
+        admission."""
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._argmax = argmax
@@ -78,19 +93,22 @@ class Sampler:
         self._top_p_R = torch.zeros(num_rows, dtype=torch.int64, device=self._device)
         self._generated = Tally(num_rows, vocab_size, self._device)
         self._recent = Tally(num_rows, vocab_size, self._device)
-        # On a CPU, temporaries that leave its caches cost more than the arithmetic on them (6 times, measured).
+        # On a CPU, temporaries that leave its caches cost more than the arithmetic on them (6
+        # times, measured).
         self._rows_at_once = max(1, 2 ** (20 if self._device.type == "cpu" else 24) // vocab_size)
 
     @torch.inference_mode()
     def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
         """The request's sequence takes the row; what the row held is gone.
 
-        `token_ids` is all that is known: the prompt and, after a preemption, the output so far. The request must
-        have passed `check`.
+        `token_ids` is all that is known: the prompt and, after a preemption, the output so far. The
+        request must have passed `check`.
         """
         params = request.params
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-        state = Row.of(request, self._vocab_size, self._device, seed, len(token_ids) - len(request.token_ids))
+        state = Row.of(
+            request, self._vocab_size, self._device, seed, len(token_ids) - len(request.token_ids)
+        )
         self._rows[row] = state
         if state.counted:
             self._generated.fill(row, token_ids[len(request.token_ids) :])
@@ -102,10 +120,14 @@ class Sampler:
             self._write(row, params)
 
     def _write(self, row: int, params: SamplingParams) -> None:
-        temperature = min(max(params.temperature, 1e-30), 1e30)  # float32 neither overflows nor divides by zero
+        temperature = min(
+            max(params.temperature, 1e-30), 1e30
+        )  # float32 neither overflows nor divides by zero
         floats = [temperature, params.min_p, params.repetition_penalty, params.frequency_penalty]
         self._floats_RP[row] = torch.tensor([*floats, params.presence_penalty])
-        self._top_k_R[row] = params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        self._top_k_R[row] = (
+            params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        )
         self._top_p_R[row] = int(params.top_p * 2**UNIFORM_BITS)
 
     @torch.inference_mode()
@@ -132,7 +154,9 @@ class Sampler:
         self._count(rows, states, token_ids)
         return Sampled(token_ids, _wanted_logprobs(logits_SV, states, token_ids))
 
-    def _draw(self, logits_SV: Tensor, rows: Sequence[int], states: Sequence[Row], look_at: int = 0) -> Tensor:
+    def _draw(
+        self, logits_SV: Tensor, rows: Sequence[int], states: Sequence[Row], look_at: int = 0
+    ) -> Tensor:
         """Token ids, (S,), or _UNDECIDED. `look_at` is the least number of candidates."""
         host = torch.tensor([rows, [state.uniform() for state in states]], device=self._device)
         rows_S, uniform_S = host.unbind()
@@ -154,8 +178,17 @@ class Sampler:
             total_B = None
             if kind is Kind.TOP_P:
                 total_B = _masses(x_BV, best_BK[:, :1], temperature_B1).sum(-1)
-            kept_BK = _kept(best_BK, self._top_k_R[rows_B], self._top_p_R[rows_B], total_B, temperature_B1, min_p_B1)
-            ids_S[at] = _draw_kept(best_BK, ids_BK, kept_BK, uniform_S[at], complete=ids_BK.shape[1] == x_BV.shape[1])
+            kept_BK = _kept(
+                best_BK,
+                self._top_k_R[rows_B],
+                self._top_p_R[rows_B],
+                total_B,
+                temperature_B1,
+                min_p_B1,
+            )
+            ids_S[at] = _draw_kept(
+                best_BK, ids_BK, kept_BK, uniform_S[at], complete=ids_BK.shape[1] == x_BV.shape[1]
+            )
         return ids_S
 
     def _parts(self, states: Sequence[Row]) -> Iterator[tuple[tuple[Kind, int], list[int]]]:
@@ -180,7 +213,9 @@ class Sampler:
         if counted := [i for i, state in enumerate(states) if state.counted]:
             at = _index(counted, self._device)
             count, floats = self._generated.of(rows_B[at]), self._floats_RP[rows_B[at]]
-            x_BV[at] -= count * floats[:, _FREQUENCY, None] + (count > 0) * floats[:, _PRESENCE, None]
+            x_BV[at] -= (
+                count * floats[:, _FREQUENCY, None] + (count > 0) * floats[:, _PRESENCE, None]
+            )
         for x_V, state in zip(x_BV.unbind(), states, strict=True):
             if state.bias is not None:
                 x_V.index_add_(0, *state.bias)
@@ -207,7 +242,7 @@ class Sampler:
         self._recent.add(recent)
 
 
-# --- the draw -------------------------------------------------------------------------------------------------------
+# --- the draw -------------------------------------------------------------------------------------
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
@@ -218,7 +253,9 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
 
 
 def _finite(x_BV: Tensor) -> Tensor:
-    return torch.nan_to_num(x_BV.float(), nan=-math.inf, posinf=torch.finfo(torch.float32).max, neginf=-math.inf)
+    return torch.nan_to_num(
+        x_BV.float(), nan=-math.inf, posinf=torch.finfo(torch.float32).max, neginf=-math.inf
+    )
 
 
 def _relative(x_BV: Tensor, best_B1: Tensor, temperature_B1: Tensor) -> Tensor:
@@ -226,7 +263,9 @@ def _relative(x_BV: Tensor, best_B1: Tensor, temperature_B1: Tensor) -> Tensor:
     return x_BV.float().sub(best_B1.float()).div_(temperature_B1).exp_()
 
 
-def _masses(x_BV: Tensor, best_B1: Tensor, temperature_B1: Tensor, min_p_B1: Tensor | None = None) -> Tensor:
+def _masses(
+    x_BV: Tensor, best_B1: Tensor, temperature_B1: Tensor, min_p_B1: Tensor | None = None
+) -> Tensor:
     """Probabilities as integers, not normalised: the best token's is _UNIT."""
     p_BV = _relative(x_BV, best_B1, temperature_B1)
     if min_p_B1 is not None:
@@ -239,7 +278,9 @@ def _pick(mass_BK: Tensor, target_B: Tensor) -> Tensor:
     return (mass_BK.cumsum(-1) <= target_B[:, None]).sum(-1).clamp_(max=mass_BK.shape[-1] - 1)
 
 
-def _draw_open(x_BV: Tensor, temperature_B1: Tensor, min_p_B1: Tensor | None, uniform_B: Tensor) -> Tensor:
+def _draw_open(
+    x_BV: Tensor, temperature_B1: Tensor, min_p_B1: Tensor | None, uniform_B: Tensor
+) -> Tensor:
     """A token of the whole vocabulary: first its block, then the token in the block."""
     best_B1 = x_BV.amax(-1, keepdim=True)
     mass_BV = _masses(x_BV, best_B1, temperature_B1, min_p_B1)
@@ -258,7 +299,8 @@ def _draw_open(x_BV: Tensor, temperature_B1: Tensor, min_p_B1: Tensor | None, un
 def _best_first(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest values and their ids, best first, equals by id.
 
-    Which of several tokens equal to the last one are among them is not defined, unless that is all of the vocabulary.
+    Which of several tokens equal to the last one are among them is not defined, unless that is all
+    of the vocabulary.
     """
     if count >= x_BV.shape[1]:
         best_BK, ids_BK = x_BV.sort(dim=-1, descending=True, stable=True)
@@ -270,22 +312,33 @@ def _best_first(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _kept(
-    best_BK: Tensor, top_k_B: Tensor, top_p_B: Tensor, total_B: Tensor | None, temperature_B1: Tensor, min_p_B1: Tensor
+    best_BK: Tensor,
+    top_k_B: Tensor,
+    top_p_B: Tensor,
+    total_B: Tensor | None,
+    temperature_B1: Tensor,
+    min_p_B1: Tensor,
 ) -> Tensor:
-    """Masses of the candidates that `top_k`, then `top_p` (of what is left), then `min_p` keep: a leading part.
+    """Masses of the candidates that `top_k`, then `top_p` (of what is left), then `min_p` keep: a
+    leading part.
 
     `total_B` is the mass that `top_p` is a share of; None for that of the `top_k`.
     """
     p_BK = _relative(best_BK, best_BK[:, :1], temperature_B1)
     mass_BK = (p_BK * _UNIT).long()
-    mass_BK.masked_fill_(torch.arange(best_BK.shape[1], device=best_BK.device) >= top_k_B[:, None], 0)
+    mass_BK.masked_fill_(
+        torch.arange(best_BK.shape[1], device=best_BK.device) >= top_k_B[:, None], 0
+    )
     sum_BK = mass_BK.cumsum(-1)
     enough_B = _share(top_p_B, sum_BK[:, -1] if total_B is None else total_B).clamp_(min=1)
     return mass_BK.masked_fill_((sum_BK - mass_BK >= enough_B[:, None]) | (p_BK < min_p_B1), 0)
 
 
-def _draw_kept(best_BK: Tensor, ids_BK: Tensor, kept_BK: Tensor, uniform_B: Tensor, *, complete: bool) -> Tensor:
-    """A token of those kept. Undecided where the candidates may not be all that should have been kept."""
+def _draw_kept(
+    best_BK: Tensor, ids_BK: Tensor, kept_BK: Tensor, uniform_B: Tensor, *, complete: bool
+) -> Tensor:
+    """A token of those kept. Undecided where the candidates may not be all that should have been
+    kept."""
     index_B = _pick(kept_BK, _share(uniform_B, kept_BK.sum(-1)))
     ids_B = ids_BK.gather(-1, index_B[:, None])[:, 0]
     sure_B = best_BK[:, 0].isfinite()
@@ -302,20 +355,30 @@ def _index(positions: Sequence[int], device: torch.device) -> slice | Tensor:
     return torch.tensor(positions, device=device)
 
 
-# --- log-probabilities ----------------------------------------------------------------------------------------------
+# --- log-probabilities ----------------------------------------------------------------------------
 
 
 def logprobs_of(logits_SV: Tensor, token_ids: Sequence[int], top: int) -> list[Logprobs]:
-    """Each row's token under the row's own distribution, and the `top` most likely ones. NaN counts as -inf."""
+    """Each row's token under the row's own distribution, and the `top` most likely ones. NaN counts
+    as -inf."""
     found: list[Logprobs] = []
-    for start in range(0, len(token_ids), 16):  # a float32 copy of a long prompt's logits would not fit
+    for start in range(
+        0, len(token_ids), 16
+    ):  # a float32 copy of a long prompt's logits would not fit
         part = token_ids[start : start + 16]
         x_SV = _finite(logits_SV[start : start + 16])
         norm_S1 = x_SV.logsumexp(-1, keepdim=True)
         x_S1 = x_SV.gather(-1, torch.tensor(part, device=x_SV.device)[:, None])
         rank_S = (x_SV > x_S1).sum(-1) + 1
         best_SK, ids_SK = _best_first(x_SV, min(top, x_SV.shape[1]))
-        found += map(_logprobs, part, _log(x_S1 - norm_S1), rank_S.tolist(), ids_SK.tolist(), _log(best_SK - norm_S1))
+        found += map(
+            _logprobs,
+            part,
+            _log(x_S1 - norm_S1),
+            rank_S.tolist(),
+            ids_SK.tolist(),
+            _log(best_SK - norm_S1),
+        )
     return found
 
 
@@ -325,15 +388,23 @@ def _log(difference: Tensor) -> list[list[float]]:
     return values
 
 
-def _logprobs(token_id: int, logprob: list[float], rank: int, ids: list[int], best: list[float]) -> Logprobs:
+def _logprobs(
+    token_id: int, logprob: list[float], rank: int, ids: list[int], best: list[float]
+) -> Logprobs:
     return Logprobs(token_id, logprob[0], rank, tuple(zip(ids, best, strict=True)))
 
 
-def _wanted_logprobs(logits_SV: Tensor, states: Sequence[Row], token_ids: Sequence[int]) -> dict[int, Logprobs]:
-    asked = sorted((state.logprobs, i) for i, state in enumerate(states) if state.logprobs is not None)
+def _wanted_logprobs(
+    logits_SV: Tensor, states: Sequence[Row], token_ids: Sequence[int]
+) -> dict[int, Logprobs]:
+    asked = sorted(
+        (state.logprobs, i) for i, state in enumerate(states) if state.logprobs is not None
+    )
     wanted: dict[int, Logprobs] = {}
     for top, pairs in groupby(asked, key=lambda pair: pair[0]):
         part = [i for _, i in pairs]
         logits_BV = logits_SV[_index(part, logits_SV.device)]
-        wanted.update(zip(part, logprobs_of(logits_BV, [token_ids[i] for i in part], top), strict=True))
+        wanted.update(
+            zip(part, logprobs_of(logits_BV, [token_ids[i] for i in part], top), strict=True)
+        )
     return wanted

@@ -1,4 +1,5 @@
-"""What the sampler remembers of a row between draws: its parameters, its counts and its random numbers.
+"""What the sampler remembers of a row between draws: its parameters, its counts and its random
+numbers.
 
 Suffixes: B rows drawn together, V vocabulary, R resident rows.
 """
@@ -59,11 +60,16 @@ class Row:
     """Whether the next draw changes logits."""
 
     @classmethod
-    def of(cls, request: Request, vocab_size: int, device: torch.device, seed: int, generated: int) -> Row:
+    def of(
+        cls, request: Request, vocab_size: int, device: torch.device, seed: int, generated: int
+    ) -> Row:
         params = request.params
         kind, width = _way(params, vocab_size)
-        # Ids beyond the vocabulary, as some models have among their end tokens, are never drawn anyway.
-        stops = sorted({i for i in (*request.eos_token_ids, *params.stop_token_ids) if 0 <= i < vocab_size})
+        # Ids beyond the vocabulary, as some models have among their end tokens, are never drawn
+        # anyway.
+        stops = sorted(
+            {i for i in (*request.eos_token_ids, *params.stop_token_ids) if 0 <= i < vocab_size}
+        )
         row = cls(
             kind=kind,
             width=width,
@@ -99,21 +105,27 @@ class Row:
 
 
 def _way(params: SamplingParams, vocab_size: int) -> tuple[Kind, int]:
-    """How the request is drawn, and from how many candidates: its own affair, whatever its neighbours need."""
+    """How the request is drawn, and from how many candidates: its own affair, whatever its
+    neighbours need."""
     if params.greedy:
         return Kind.GREEDY, 0
     if 0 < params.top_k < vocab_size:
-        # Twice as many, because equally likely tokens at the end cost a second look; powers of two, to share a group.
+        # Twice as many, because equally likely tokens at the end cost a second look; powers of two,
+        # to share a group.
         return Kind.TOP_K, max(32, 1 << (2 * params.top_k - 1).bit_length())
     return (Kind.TOP_P, _TOP_P_WIDTH) if params.top_p < 1 else (Kind.OPEN, 0)
 
 
 def _bias(params: SamplingParams, device: torch.device) -> tuple[Tensor, Tensor] | None:
     """Token ids and what to add to their logits."""
-    bias = {token_id: -math.inf if b <= -100 else b for token_id, b in params.logit_bias.items() if b}
+    bias = {
+        token_id: -math.inf if b <= -100 else b for token_id, b in params.logit_bias.items() if b
+    }
     if not bias:
         return None
-    return torch.tensor(list(bias), device=device), torch.tensor(list(bias.values()), device=device).float()
+    return torch.tensor(list(bias), device=device), torch.tensor(
+        list(bias.values()), device=device
+    ).float()
 
 
 class Tally:
@@ -151,5 +163,6 @@ def _mix(x: int) -> int:
 
 
 def uniform(key: int, position: int) -> int:
-    """A number in [0, 2**31) that depends on nothing else: SplitMix64, counted instead of stepped."""
+    """A number in [0, 2**31) that depends on nothing else: SplitMix64, counted instead of
+    stepped."""
     return _mix(key + position * 0x9E3779B97F4A7C15) >> (64 - UNIFORM_BITS)

@@ -1,8 +1,8 @@
 """Decides what runs next. Pure bookkeeping: no tensors, no clocks, no threads.
 
-There is no prefill and no decode: every sequence has pending tokens, and a step computes some of them (vLLM v1's view).
-Chunked prompts, prefix hits and preemption are all "fewer tokens computed than known". The cost of a step grows with what is
-new in it, never with how long the contexts are.
+There is no prefill and no decode: every sequence has pending tokens, and a step computes some of
+them (vLLM v1's view). Chunked prompts, prefix hits and preemption are all "fewer tokens computed
+than known". The cost of a step grows with what is new in it, never with how long the contexts are.
 """
 
 from __future__ import annotations
@@ -28,15 +28,22 @@ from inferno.types import (
 class Scheduler:
     """`add` and `abort` requests; `plan` a step; `commit` what it computed.
 
-    `max_model_len` bounds prompt and output together, `max_num_seqs` the sequences that run at once, and
-    `max_num_batched_tokens` the tokens of a step.
+    `max_model_len` bounds prompt and output together, `max_num_seqs` the sequences that run at
+    once, and `max_num_batched_tokens` the tokens of a step.
     """
 
     def __init__(
-        self, pool: BlockPool, *, max_model_len: int, max_num_seqs: int = 64, max_num_batched_tokens: int = 2048
+        self,
+        pool: BlockPool,
+        *,
+        max_model_len: int,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
     ) -> None:
         longest = pool.blocks_for(min(max_model_len, max_num_batched_tokens))
-        assert all(w.num_blocks > pool.blocks_for(w.window) + longest for w in pool.windows), "too few for one sequence"
+        assert all(w.num_blocks > pool.blocks_for(w.window) + longest for w in pool.windows), (
+            "too few for one sequence"
+        )
         self._pool = pool
         self._max_model_len = max_model_len
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -57,7 +64,9 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         assert request.id not in self._by_id, "the engine refuses ids that are in use"
-        self._by_id[request.id] = sequence = Sequence(request, list(request.token_ids), self._arrivals)
+        self._by_id[request.id] = sequence = Sequence(
+            request, list(request.token_ids), self._arrivals
+        )
         self._arrivals += 1
         heapq.heappush(self._waiting, (request.priority, sequence.arrival, sequence))
 
@@ -65,7 +74,8 @@ class Scheduler:
         return request_id in self._by_id
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request, between a commit and the next plan. False when it is not (or no longer) here."""
+        """Forget a request, between a commit and the next plan. False when it is not (or no longer)
+        here."""
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return False
@@ -77,10 +87,11 @@ class Scheduler:
         self._gauge()
         return True
 
-    # --- plan -----------------------------------------------------------------------------------------------------
+    # --- plan -------------------------------------------------------------------------------------
 
     def plan(self) -> Step:
-        """The next step: running sequences first, then as many waiting ones as fit. Empty when nothing is pending."""
+        """The next step: running sequences first, then as many waiting ones as fit. Empty when
+        nothing is pending."""
         budget = self._max_num_batched_tokens
         slices: list[Slice] = []
         grants, self._swaps = self._swaps, []
@@ -110,9 +121,11 @@ class Scheduler:
         window_grants, self._window_grants = self._window_grants, []
         return Step(tuple(slices), tuple(admissions), tuple(grants), tuple(window_grants))
 
-    def _extend(self, sequence: Sequence, num_tokens: int, grants: list[BlockGrant]) -> Sequence | None:
-        """Blocks for `num_tokens` tokens. Preempts the least urgent sequences while there are too few; returns the last
-        one preempted, which may be `sequence` itself."""
+    def _extend(
+        self, sequence: Sequence, num_tokens: int, grants: list[BlockGrant]
+    ) -> Sequence | None:
+        """Blocks for `num_tokens` tokens. Preempts the least urgent sequences while there are too
+        few; returns the last one preempted, which may be `sequence` itself."""
         missing = self._pool.blocks_for(num_tokens) - len(sequence.block_ids)
         victim: Sequence | None = None
         while self._pool.num_available < missing:
@@ -124,7 +137,8 @@ class Scheduler:
         return victim
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Give its blocks back and let it wait again; what it computed is found in the prefix cache or recomputed."""
+        """Give its blocks back and let it wait again; what it computed is found in the prefix cache
+        or recomputed."""
         self._vacate(sequence)
         sequence.num_computed = sequence.num_kept = 0
         sequence.block_ids = []
@@ -132,9 +146,14 @@ class Scheduler:
         self.stats.preemptions += 1
 
     def _admit(
-        self, budget: int, slices: list[Slice], admissions: list[Admission], grants: list[BlockGrant]
+        self,
+        budget: int,
+        slices: list[Slice],
+        admissions: list[Admission],
+        grants: list[BlockGrant],
     ) -> None:
-        """Waiting sequences take rows, in order, while rows, tokens and blocks last. None overtakes the first."""
+        """Waiting sequences take rows, in order, while rows, tokens and blocks last. None overtakes
+        the first."""
         while self._waiting and self._rows and budget:
             if self._pool.num_available <= len(self._running):
                 return  # whatever it finds in the cache, one block is always missing
@@ -146,7 +165,8 @@ class Scheduler:
             pending = len(sequence.token_ids) - start
             count = min(pending, budget)
             missing = self._pool.blocks_for(start + count) - len(hits)
-            # Idle hits cannot be evicted for the rest. One block is left for each running sequence to grow into.
+            # Idle hits cannot be evicted for the rest. One block is left for each running sequence
+            # to grow into.
             if self._pool.num_available_beside(hits) < missing + len(self._running):
                 return
             heapq.heappop(self._waiting)
@@ -162,7 +182,8 @@ class Scheduler:
             budget -= count
 
     def _match(self, sequence: Sequence) -> list[int]:
-        """Known blocks of its prefix. At least one token stays to be computed: its logits are wanted."""
+        """Known blocks of its prefix. At least one token stays to be computed: its logits are
+        wanted."""
         if self._pool.prefix is None or sequence.request.params.prompt_logprobs is not None:
             return []
         self._extend_keys(sequence)
@@ -170,7 +191,8 @@ class Scheduler:
         return self._pool.usable(self._pool.prefix.match(sequence.keys[:usable]))
 
     def _is_computed_beside(self, sequence: Sequence, place: int) -> bool:
-        """Whether a running sequence is about to compute the block that this one needs next: the same prompt, or `n` > 1."""
+        """Whether a running sequence is about to compute the block that this one needs next: the
+        same prompt, or `n` > 1."""
         if place >= min(len(sequence.keys), (len(sequence.token_ids) - 1) // self._pool.block_size):
             return False
         key = sequence.keys[place]
@@ -196,12 +218,15 @@ class Scheduler:
         sequence.block_ids += blocks
         for pool, start in zip(self._pool.windows, sequence.window_starts, strict=True):
             for i in range(max(start, place), place + len(blocks)):
-                self._window_grants.append(WindowGrant(pool.window, row, i, pool.owned[sequence.block_ids[i]]))
+                self._window_grants.append(
+                    WindowGrant(pool.window, row, i, pool.owned[sequence.block_ids[i]])
+                )
 
-    # --- commit ---------------------------------------------------------------------------------------------------
+    # --- commit -----------------------------------------------------------------------------------
 
     def commit(self, step: Step, sampled: Sampled) -> list[Token]:
-        """Record what a step computed. `sampled` has one token for each sampling slice, in order."""
+        """Record what a step computed. `sampled` has one token for each sampling slice, in
+        order."""
         answers = iter(sampled.token_ids)
         tokens: list[Token] = []
         running, block_size = self._running, self._pool.block_size
@@ -228,11 +253,14 @@ class Scheduler:
                 finish = FinishReason.LENGTH
             tokens.append(
                 Token(
-                    request.id, token_id, finish, stop_id,
+                    request.id,
+                    token_id,
+                    finish,
+                    stop_id,
                     logprobs.get(len(tokens)) if logprobs else None,
                     prompt_logprobs.get(row) if prompt_logprobs and generated == 1 else None,
                     sequence.num_cached if generated == 1 else 0,
-                )  # fmt: skip
+                )
             )
             if finish is not None:
                 del self._by_id[request.id]
@@ -244,7 +272,8 @@ class Scheduler:
         return tokens
 
     def _keep(self, sequence: Sequence, num_full: int) -> None:
-        """Tell the prefix cache of blocks that became full. A block it knows by another id is shared instead."""
+        """Tell the prefix cache of blocks that became full. A block it knows by another id is
+        shared instead."""
         prefix = self._pool.prefix
         if prefix is None:
             sequence.num_kept = num_full
@@ -262,14 +291,18 @@ class Scheduler:
         sequence.num_kept = num_full
 
     def _extend_keys(self, sequence: Sequence) -> None:
-        extend_keys(sequence.keys, sequence.token_ids, self._pool.block_size, sequence.request.cache_salt)
+        extend_keys(
+            sequence.keys, sequence.token_ids, self._pool.block_size, sequence.request.cache_salt
+        )
 
     def _vacate(self, sequence: Sequence) -> None:
         """Its row and blocks go back."""
         self._pool.release(sequence.block_ids, sequence.window_starts)
         del self._running[sequence.row]
         self._rows.append(sequence.row)
-        self._swaps = [g for g in self._swaps if g.row != sequence.row] if self._swaps else self._swaps
+        self._swaps = (
+            [g for g in self._swaps if g.row != sequence.row] if self._swaps else self._swaps
+        )
         if self._window_grants:
             self._window_grants = [g for g in self._window_grants if g.row != sequence.row]
         sequence.row = -1
@@ -283,13 +316,17 @@ class Scheduler:
         """The invariants, for tests and for when nothing runs."""
         self._pool.check()
         rows = [s.row for s in self._running.values()]
-        assert sorted(rows + self._rows) == list(range(len(rows) + len(self._rows))), "a row is lost or held twice"
+        assert sorted(rows + self._rows) == list(range(len(rows) + len(self._rows))), (
+            "a row is lost or held twice"
+        )
         assert len(self._by_id) == len(self._running) + len(self._waiting), "a sequence is lost"
         held = {b for s in self._running.values() for b in s.block_ids}
         assert len(held) == self._pool.num_held, "a block has no sequence"
         for i, pool in enumerate(self._pool.windows):
             places = [(s, s.window_starts[i]) for s in self._running.values()]
-            assert all(start <= pool.first(s.num_computed) for s, start in places), "a sequence may look at what it let go of"
+            assert all(start <= pool.first(s.num_computed) for s, start in places), (
+                "a sequence may look at what it let go of"
+            )
             looked_at = {b for s, start in places for b in s.block_ids[start:]}
             assert looked_at <= pool.owned.keys(), "a block that is looked at has no window block"
             assert len(looked_at) == pool.num_held, "a window block has no sequence"

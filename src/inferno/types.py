@@ -20,8 +20,12 @@ def _between(low: float, high: float = float("inf")) -> Any:
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value is not None and not low <= value <= high:
-            wanted = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-            raise RequestError(f"{attribute.name} is {value}", f"It must be {wanted}.", param=attribute.name)
+            wanted = (
+                f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+            )
+            raise RequestError(
+                f"{attribute.name} is {value}", f"It must be {wanted}.", param=attribute.name
+            )
 
     return check
 
@@ -43,7 +47,8 @@ MAX_LOGPROBS = 20
 class SamplingParams:
     """How one request wants its tokens drawn. Always per request, whatever its neighbours ask.
 
-    Order: penalties and `logit_bias`, then `min_tokens`, then `temperature`, then `top_k`, `top_p`, `min_p`.
+    Order: penalties and `logit_bias`, then `min_tokens`, then `temperature`, then `top_k`, `top_p`,
+    `min_p`.
     """
 
     temperature: float = field(default=1.0, validator=_between(0))
@@ -59,15 +64,18 @@ class SamplingParams:
     frequency_penalty: float = field(default=0.0, validator=_between(-2, 2))
     """Subtracted from a token's logit for each time it was generated before (OpenAI)."""
     repetition_penalty: float = field(default=1.0, validator=_between(1e-3, 1e3))
-    """Divides positive and multiplies negative logits of tokens in prompt or output (CTRL, arXiv:1909.05858)."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output (CTRL,
+    arXiv:1909.05858)."""
     repeat_last_n: int = field(default=-1, validator=_between(-1))
-    """How many of the last tokens, prompt included, `repetition_penalty` looks at; -1 all, 0 none."""
+    """How many of the last tokens, prompt included, `repetition_penalty` looks at; -1 all, 0
+    none."""
     logit_bias: Mapping[int, float] = field(factory=dict)
     """Added to the logits of these token ids; -100 and below forbids one."""
     seed: int | None = field(default=None)
     """The same seed gives the same draws, whatever the neighbours in the batch."""
     stop: tuple[str, ...] = field(default=(), converter=_texts)
-    """Texts that end the output. The text layer watches for them; the engine sees token ids only."""
+    """Texts that end the output. The text layer watches for them; the engine sees token ids
+    only."""
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     """Token ids that end the output."""
     max_tokens: int | None = field(default=16, validator=_between(1))
@@ -79,8 +87,8 @@ class SamplingParams:
     n: int = field(default=1, validator=_between(1, 128))
     """Independent outputs for the prompt. With a seed, output i draws with seed + i."""
     logprobs: int | None = field(default=None, validator=_between(0, MAX_LOGPROBS))
-    """Report each token's log-probability and this many of the most likely alternatives'. The model's own
-    distribution: before penalties, bias and temperature."""
+    """Report each token's log-probability and this many of the most likely alternatives'. The
+    model's own distribution: before penalties, bias and temperature."""
     prompt_logprobs: int | None = field(default=None, validator=_between(0, MAX_LOGPROBS))
     """The same for the prompt's tokens."""
     include_stop_str_in_output: bool = False
@@ -137,7 +145,8 @@ class Logprobs:
 
 @frozen
 class Token:
-    """The engine's answer, one token at a time. `id` is -1 when a request ends without one more token."""
+    """The engine's answer, one token at a time. `id` is -1 when a request ends without one more
+    token."""
 
     request_id: str
     id: int
@@ -169,7 +178,8 @@ class Sequence:
     num_kept: int = 0
     """Leading blocks the prefix cache already knows."""
     window_starts: list[int] = field(factory=list)
-    """For each of the pool's windows, the place of the first block that it holds a window block of."""
+    """For each of the pool's windows, the place of the first block that it holds a window block
+    of."""
     row: int = -1
     """Its row in the runner's resident tables while it runs."""
     num_cached: int = -1
@@ -182,7 +192,8 @@ class Sequence:
 
 
 class Slice(NamedTuple):
-    """One sequence's share of a step: `num_tokens` tokens from `start` on. A tuple, because a step may hold hundreds."""
+    """One sequence's share of a step: `num_tokens` tokens from `start` on. A tuple, because a step
+    may hold hundreds."""
 
     row: int
     start: int
@@ -210,7 +221,8 @@ class BlockGrant(NamedTuple):
 
 
 class WindowGrant(NamedTuple):
-    """The same for the layers of a sliding window that have window blocks of their own (`cache.WindowPool`)."""
+    """The same for the layers of a sliding window that have window blocks of their own
+    (`cache.WindowPool`)."""
 
     window: int
     """In tokens."""
@@ -221,7 +233,8 @@ class WindowGrant(NamedTuple):
 
 @frozen(eq=False)
 class Step:
-    """The scheduler's plan for one forward pass. Carries what is new, never the context (O(new) host work)."""
+    """The scheduler's plan for one forward pass. Carries what is new, never the context (O(new)
+    host work)."""
 
     slices: tuple[Slice, ...]
     admissions: tuple[Admission, ...] = ()
@@ -251,7 +264,8 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
-    """Share of the cache that sequences hold, 0 to 1: of its blocks, or of a sliding window's, whichever is fuller."""
+    """Share of the cache that sequences hold, 0 to 1: of its blocks, or of a sliding window's,
+    whichever is fuller."""
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

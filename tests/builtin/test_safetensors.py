@@ -44,7 +44,7 @@ class TestSharded(CheckpointFormatTests):
         return folder
 
 
-# --- hostile headers ------------------------------------------------------------------------------------------------
+# --- hostile headers ------------------------------------------------------------------------------
 
 
 def raw(folder: Path, header: object, data: bytes = b"", *, length: int | None = None) -> Path:
@@ -61,7 +61,9 @@ def entry(shape: list[Any], begin: Any, end: Any, dtype: str = "F32") -> dict[st
 
 
 @pytest.mark.parametrize("length", [1 << 63, (1 << 64) - 1, 1 << 40, 3])
-def test_a_header_longer_than_the_file_is_refused_before_it_is_read(length: int, tmp_path: Path) -> None:
+def test_a_header_longer_than_the_file_is_refused_before_it_is_read(
+    length: int, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match="model.safetensors"):
         read_header(raw(tmp_path, {}, length=length))
 
@@ -125,11 +127,15 @@ def test_an_empty_tensor_is_a_tensor(tmp_path: Path) -> None:
     assert read_header(raw(tmp_path, {"a": entry([0, 3], 0, 0)}))["a"].info.shape == (0, 3)
 
 
-# --- hostile folders ------------------------------------------------------------------------------------------------
+# --- hostile folders ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "..", "", "."])
-def test_an_index_that_names_a_file_outside_its_folder_is_refused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "..", "", "."]
+)
+def test_an_index_that_names_a_file_outside_its_folder_is_refused(
+    name: str, tmp_path: Path
+) -> None:
     raw(tmp_path, {})
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
@@ -140,7 +146,9 @@ def test_an_index_that_names_a_file_outside_its_folder_is_refused(name: str, tmp
         SafetensorsCheckpoint.open(folder)
 
 
-@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "{", "\udcff"])
+@pytest.mark.parametrize(
+    "index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "{", "\udcff"]
+)
 def test_an_index_that_is_none_is_refused(index: str, tmp_path: Path) -> None:
     raw(tmp_path, {})
     file = tmp_path / "model.safetensors.index.json"

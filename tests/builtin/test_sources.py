@@ -1,4 +1,5 @@
-"""The hub source against a local stand-in of the hub's API: real HTTP, the real client, no network."""
+"""The hub source against a local stand-in of the hub's API: real HTTP, the real client, no
+network."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ class Hub:
     asked: list[tuple[str, str]] = field(factory=list)
 
     def downloads(self) -> list[str]:
-        resolved = [path.split("/resolve/")[1] for verb, path in self.asked if verb == "GET" and "/resolve/" in path]
+        resolved = [
+            path.split("/resolve/")[1]
+            for verb, path in self.asked
+            if verb == "GET" and "/resolve/" in path
+        ]
         return [name.split("/", 1)[1] for name in resolved]
 
 
@@ -75,13 +80,20 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.answer(404, error="RevisionNotFound")
             elif kind == "tree":
                 listing = [
-                    {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                    {
+                        "type": "file",
+                        "path": name,
+                        "size": len(data),
+                        "oid": hashlib.sha1(data).hexdigest(),
+                    }
                     for name, data in hub.repos[repo].items()
                 ]
                 self.answer(200, json.dumps(listing).encode())
             else:
                 siblings = [{"rfilename": name} for name in hub.repos[repo]]
-                self.answer(200, json.dumps({"id": repo, "sha": SHA, "siblings": siblings}).encode())
+                self.answer(
+                    200, json.dumps({"id": repo, "sha": SHA, "siblings": siblings}).encode()
+                )
 
         def file(self, repo: str, revision: str, name: str) -> None:
             allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
@@ -97,7 +109,11 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def answer(self, status: int, body: bytes = b"", error: str = "", **headers: str) -> None:
             self.send_response(status)
-            for key, value in {"X-Repo-Commit": SHA, "Content-Length": str(len(body)), **headers}.items():
+            for key, value in {
+                "X-Repo-Commit": SHA,
+                "Content-Length": str(len(body)),
+                **headers,
+            }.items():
                 self.send_header(key, value)
             if error:
                 self.send_header("X-Error-Code", error)
@@ -119,16 +135,23 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     hub.url = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    # The client reads its variables when it is imported: what HF_ENDPOINT, HF_HOME and HF_TOKEN would have set.
+    # The client reads its variables when it is imported: what HF_ENDPOINT, HF_HOME and HF_TOKEN
+    # would have set.
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        hub.url + "/{repo_id}/resolve/{revision}/{filename}",
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    for name, value in {"ENDPOINT": hub.url, "HUB_CACHE": str(tmp_path / "hub"), "HOME": str(tmp_path)}.items():
+    for name, value in {
+        "ENDPOINT": hub.url,
+        "HUB_CACHE": str(tmp_path / "hub"),
+        "HOME": str(tmp_path),
+    }.items():
         monkeypatch.setenv(f"HF_{name}", value)  # for other processes
     yield hub
     server.shutdown()
@@ -169,10 +192,15 @@ def test_a_sharded_model_comes_without_the_copies_in_other_formats(hub: Hub) -> 
     path = fetch("toys/bear")
 
     assert {p.name for p in path.iterdir()} == {
-        "config.json", "tokenizer.json", "model.safetensors.index.json",
-        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-    }  # fmt: skip
-    assert (path / "model-00002-of-00002.safetensors").read_bytes() == MODEL["model-00002-of-00002.safetensors"]
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    }
+    assert (path / "model-00002-of-00002.safetensors").read_bytes() == MODEL[
+        "model-00002-of-00002.safetensors"
+    ]
     assert HUB.list() == ["toys/bear"]
 
 
@@ -208,7 +236,9 @@ def test_offline_a_missing_model_says_which_command_gets_it(hub: Hub) -> None:
     assert hub.asked == []
 
 
-def test_the_client_s_own_offline_variable_counts(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_s_own_offline_variable_counts(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -227,7 +257,9 @@ def test_one_file_of_a_repository_comes_alone(hub: Hub) -> None:
 
 def test_a_split_file_comes_whole_by_any_of_its_parts(hub: Hub) -> None:
     parts = [f"q4/bear-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    hub.repos["toys/bear"] = {part: part.encode() for part in parts} | {"q4/bear-00001-of-00002.gguf": b"other"}
+    hub.repos["toys/bear"] = {part: part.encode() for part in parts} | {
+        "q4/bear-00001-of-00002.gguf": b"other"
+    }
 
     path = fetch(f"toys/bear/{parts[1]}")
 
@@ -275,7 +307,9 @@ def test_an_unknown_revision_is_named(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "hf_wrong"])
-def test_a_gated_model_asks_for_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None) -> None:
+def test_a_gated_model_asks_for_a_token(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
     hub.repos["toys/secret"] = MODEL
     hub.gated.add("toys/secret")
     if token:
@@ -306,8 +340,12 @@ def test_a_broken_hub_is_no_missing_model_once_the_model_is_here(hub: Hub) -> No
         fetch("toys/other")
 
 
-@pytest.mark.parametrize("name", ["../../../evil.json", "/tmp/evil.json", "..\\evil.json", "a/../../evil.json"])
-def test_hostile_file_names_write_nothing_outside_the_cache(hub: Hub, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["../../../evil.json", "/tmp/evil.json", "..\\evil.json", "a/../../evil.json"]
+)
+def test_hostile_file_names_write_nothing_outside_the_cache(
+    hub: Hub, tmp_path: Path, name: str
+) -> None:
     hub.repos["toys/trap"] = {"model.safetensors": b"x", name: b"evil"}
 
     try:
@@ -342,6 +380,9 @@ def test_a_local_path_is_itself(tmp_path: Path) -> None:
 
 
 def test_sources_import_neither_torch_nor_the_hub_client() -> None:
-    code = "import inferno.builtin.sources, sys; print({'torch', 'huggingface_hub'} & set(sys.modules))"
+    code = (
+        "import inferno.builtin.sources, sys; print({'torch', 'huggingface_hub'} & "
+        "set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -18,7 +18,9 @@ class TestTorchAttention(AttentionBackendTests):
         catalog = load_catalog()
         assert all(catalog.attention(need, "torch").item.name == "torch" for need in self.grid())
 
-    def test_steps_taken_in_small_parts_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_steps_taken_in_small_parts_change_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("inferno.builtin.torch_attention._MAX_ELEMENTS", 50)
         catalog = load_catalog()
         self.test_equals_naive_attention(catalog.attention(PLAIN, "torch").item, catalog)

@@ -1,4 +1,5 @@
-"""Plugins that only the test has, installed as far as Python can tell, and a command line that sees them."""
+"""Plugins that only the test has, installed as far as Python can tell, and a command line that sees
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 
 
 class Inferno(Protocol):
-    """`inferno ARGS`, in a process of its own, in the test's folder; keywords are environment variables."""
+    """`inferno ARGS`, in a process of its own, in the test's folder; keywords are environment
+    variables."""
 
     def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]: ...
 

@@ -1,4 +1,5 @@
-"""What a user sees when something fails: cause, remedy, the right exit code; a traceback only with --debug."""
+"""What a user sees when something fails: cause, remedy, the right exit code; a traceback only with
+--debug."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_errors_end_with_their_exit_code_cause_and_remedy(
 
 
 def test_another_process_s_traceback_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = failing(monkeypatch, OutOfMemoryError("Too big", "Use less.", detail="Traceback: there\n"))
+    result = failing(
+        monkeypatch, OutOfMemoryError("Too big", "Use less.", detail="Traceback: there\n")
+    )
     assert result.stderr.splitlines() == ["Error: Too big", "Use less.", "Traceback: there"]
 
 
@@ -85,7 +88,9 @@ SLOW_EXIT = """
 
 def slow(tidy: int) -> subprocess.Popen[str]:
     code = textwrap.dedent(SLOW_EXIT).replace("TIDY", str(tidy))
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "tidying\n"

@@ -19,7 +19,8 @@ from inferno.errors import ModelNotFoundError
 
 @hookimpl
 def inferno_sources():
-    return [Source(name="shelf", describe="shelf:NAME", matches=lambda ref: ref.startswith("shelf:"),
+    matches = lambda ref: ref.startswith("shelf:")
+    return [Source(name="shelf", describe="shelf:NAME", matches=matches,
                    fetch="toy_good:fetch", priority=99)]
 
 def fetch(ref, options):

@@ -1,4 +1,5 @@
-"""`inferno serve` on the demo model: flags reach the server, start-up says what runs, Ctrl-C ends it."""
+"""`inferno serve` on the demo model: flags reach the server, start-up says what runs, Ctrl-C ends
+it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ import httpx
 import pytest
 
 KEY = {"Authorization": "Bearer sesame"}
-FLAGS = ["--port", "0", "--served-model-name", "toy", "--api-key", "sesame", "--strict-params", "--max-num-seqs", "3"]
+FLAGS = [
+    "--port",
+    "0",
+    "--served-model-name",
+    "toy",
+    "--api-key",
+    "sesame",
+    "--strict-params",
+    "--max-num-seqs",
+    "3",
+]
 
 
 @pytest.fixture
@@ -35,19 +46,28 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     process.communicate()
 
 
-def test_flags_reach_the_server_and_ctrl_c_ends_it(server: tuple[subprocess.Popen[str], str, str]) -> None:
+def test_flags_reach_the_server_and_ctrl_c_ends_it(
+    server: tuple[subprocess.Popen[str], str, str],
+) -> None:
     process, url, said = server
     assert "taking `demo`" in said
     assert [
-        word for word in ("model", "weights", "attention", "memory", "start", "inferno-qwen3") if word not in said
+        word
+        for word in ("model", "weights", "attention", "memory", "start", "inferno-qwen3")
+        if word not in said
     ] == []
 
     assert httpx.get(f"{url}/v1/models").status_code == 401
-    assert [model["id"] for model in httpx.get(f"{url}/v1/models", headers=KEY).json()["data"]] == ["toy"]
+    assert [model["id"] for model in httpx.get(f"{url}/v1/models", headers=KEY).json()["data"]] == [
+        "toy"
+    ]
     body = {"model": "toy", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     answer = httpx.post(f"{url}/v1/chat/completions", headers=KEY, json=body, timeout=60).json()
     assert answer["usage"]["completion_tokens"] <= 2
-    assert httpx.post(f"{url}/v1/chat/completions", headers=KEY, json={**body, "whim": 1}).status_code == 400
+    assert (
+        httpx.post(f"{url}/v1/chat/completions", headers=KEY, json={**body, "whim": 1}).status_code
+        == 400
+    )
 
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=60)
@@ -59,7 +79,15 @@ def test_a_port_in_use_is_said_before_anything_loads(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        command = [sys.executable, "-m", "inferno", "serve", "demo", "--port", str(taken.getsockname()[1])]
+        command = [
+            sys.executable,
+            "-m",
+            "inferno",
+            "serve",
+            "demo",
+            "--port",
+            str(taken.getsockname()[1]),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: port ") and "--port 0" in done.stderr

@@ -15,7 +15,9 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "inferno", *args], capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["plugins"], *([name, "--help"] for name in COMMANDS)])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["--version"], ["plugins"], *([name, "--help"] for name in COMMANDS)]
+)
 def test_help_and_listings_import_nothing_heavy(args: list[str]) -> None:
     code = (
         f"import sys; sys.argv[1:] = {args!r}\nfrom inferno.cli import main\n"

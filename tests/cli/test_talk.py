@@ -1,4 +1,5 @@
-"""`generate`, `chat` and `bench` over a fake model that answers in words: what is printed, where, and what is asked."""
+"""`generate`, `chat` and `bench` over a fake model that answers in words: what is printed, where,
+and what is asked."""
 
 from __future__ import annotations
 
@@ -52,10 +53,13 @@ class FakeLLM:
 
     def generate(self, prompts: Sequence[Any], params: SamplingParams) -> list[RequestOutput]:
         self.asked += [(prompt, params) for prompt in prompts]
-        answer = [CompletionOutput(index=0, text=f"[{prompt}]", token_ids=(1, 2)) for prompt in prompts]
+        answer = [
+            CompletionOutput(index=0, text=f"[{prompt}]", token_ids=(1, 2)) for prompt in prompts
+        ]
         now = RequestMetrics(0, 0, 0)
         return [
-            RequestOutput(request_id="", prompt=None, prompt_token_ids=(), outputs=[a], metrics=now) for a in answer
+            RequestOutput(request_id="", prompt=None, prompt_token_ids=(), outputs=[a], metrics=now)
+            for a in answer
         ]
 
 
@@ -64,7 +68,9 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     llm = FakeLLM()
 
     @contextlib.contextmanager
-    def opened(ref: str | None, values: dict[str, Any], chat_template: str | None = None) -> Iterator[Run]:
+    def opened(
+        ref: str | None, values: dict[str, Any], chat_template: str | None = None
+    ) -> Iterator[Run]:
         yield Run(llm, Front(tokenizer=None, max_model_len=64, vocab_size=10))  # type: ignore[arg-type]
 
     monkeypatch.setattr("inferno.cli.run.opened", opened)
@@ -108,14 +114,25 @@ def test_no_prompt_at_all_is_a_usage_error(llm: FakeLLM) -> None:
 
 
 def test_sampling_flags_change_the_model_s_own_defaults(llm: FakeLLM) -> None:
-    flags = "--max-tokens 7 --top-k 3 --stop END --stop-token-ids 5 --logit-bias 4=-100 --logit-bias 5=1.5 --seed 1"
+    flags = (
+        "--max-tokens 7 --top-k 3 --stop END --stop-token-ids 5 --logit-bias 4=-100 "
+        "--logit-bias 5=1.5 --seed 1"
+    )
     run("generate", "-p", "x", *flags.split())
     assert llm.asked[0][1] == SamplingParams(
-        temperature=0.6, max_tokens=7, top_k=3, stop=("END",), stop_token_ids=(5,), logit_bias={4: -100, 5: 1.5}, seed=1
+        temperature=0.6,
+        max_tokens=7,
+        top_k=3,
+        stop=("END",),
+        stop_token_ids=(5,),
+        logit_bias={4: -100, 5: 1.5},
+        seed=1,
     )
 
 
-@pytest.mark.parametrize("flags", [["--temperature", "-1"], ["--logit-bias", "4"], ["--raw", "--system", "s"]])
+@pytest.mark.parametrize(
+    "flags", [["--temperature", "-1"], ["--logit-bias", "4"], ["--raw", "--system", "s"]]
+)
 def test_impossible_values_are_usage_errors(llm: FakeLLM, flags: list[str]) -> None:
     result = CliRunner().invoke(cli, ["generate", "-p", "x", *flags])
     assert result.exit_code == 2
@@ -129,7 +146,11 @@ def test_system_and_thinking_reach_the_template(llm: FakeLLM) -> None:
 
 def test_chat_remembers_until_reset(llm: FakeLLM) -> None:
     result = run("chat", "--system", "s", stdin="one\ntwo\n/reset\nthree\n/exit\nnever\n")
-    assert [prompt for prompt, _ in llm.asked] == ["s:s u:one", "s:s u:one a:u:one s:s  u:two", "s:s u:three"]
+    assert [prompt for prompt, _ in llm.asked] == [
+        "s:s u:one",
+        "s:s u:one a:u:one s:s  u:two",
+        "s:s u:three",
+    ]
     assert result.stderr.count("tokens/s") == 3
 
 
@@ -147,7 +168,9 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(llm: FakeLLM) -> None:
 
 
 def test_bench_prints_a_line_per_concurrency(llm: FakeLLM) -> None:
-    result = run("bench", "--concurrency", "1", "--concurrency", "4", "--input-len", "8", "--rounds", "1")
+    result = run(
+        "bench", "--concurrency", "1", "--concurrency", "4", "--input-len", "8", "--rounds", "1"
+    )
     assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == ["1", "4"]
     prompts = [tuple(prompt) for prompt, _ in llm.asked]
     assert {len(prompt) for prompt in prompts} == {8}

@@ -1,4 +1,5 @@
-"""Dense weights, with and without the processor's bfloat16 instructions: each branch is tested on every machine."""
+"""Dense weights, with and without the processor's bfloat16 instructions: each branch is tested on
+every machine."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def _multiply(x_TI: Tensor, packed_OI: Tensor, bias_O: Tensor | None, *rest: obj
 
 @pytest.fixture(params=[True, False], ids=["bfloat16 instructions", "none"])
 def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether oneDNN's layout is used; where this processor has none, plain torch stands in for its two operators."""
+    """Whether oneDNN's layout is used; where this processor has none, plain torch stands in for its
+    two operators."""
     wanted: bool = request.param
     if wanted and not weight._has_packed_bfloat16():
         monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", _reorder, raising=False)
@@ -42,7 +44,9 @@ def test_fused_linears_are_settled_once_and_compute_the_same(packs: bool) -> Non
     from inferno.loading import settle
 
     merged = MergedLinear(16, q_proj=8, k_proj=4)
-    data = {name: torch.randn(size, 16).bfloat16() for name, size in {"q_proj": 8, "k_proj": 4}.items()}
+    data = {
+        name: torch.randn(size, 16).bfloat16() for name, size in {"q_proj": 8, "k_proj": 4}.items()
+    }
     for name, data_OI in data.items():
         merged.linears[name].weight = Dense(data_OI)
     settle(merged, {})

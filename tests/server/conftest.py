@@ -30,7 +30,9 @@ class Live:
         self._server = uvicorn.Server(
             uvicorn.Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
         )
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._listener]}
+        )
         self._thread.start()
         wait_until(lambda: self._server.started)
 
@@ -44,9 +46,13 @@ class Live:
 
     def events(self, path: str, **body: Any) -> list[Any]:
         """A stream's events, decoded; comments and "[DONE]" as they are."""
-        with httpx.stream("POST", self.url + path, json={"stream": True, **body}, timeout=20) as response:
+        with httpx.stream(
+            "POST", self.url + path, json={"stream": True, **body}, timeout=20
+        ) as response:
             assert response.status_code == 200, response.read()
-            return [read_event(block) for block in "".join(response.iter_text()).split("\n\n") if block]
+            return [
+                read_event(block) for block in "".join(response.iter_text()).split("\n\n") if block
+            ]
 
 
 def read_event(block: str) -> Any:

@@ -20,7 +20,8 @@ TEMPLATE = (
     "{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if tools %}TOOLS {{ tools | length }}{% endif %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% "
+    "endif %}{% endif %}"
 )
 RESPONSE_TEMPLATE = {
     "version": 1,
@@ -53,7 +54,9 @@ class ByteTokenizer:
         try:
             return list(text.encode())
         except UnicodeEncodeError as error:
-            raise RequestError("the prompt is not valid Unicode text", "Fix it.", param="prompt") from error
+            raise RequestError(
+                "the prompt is not valid Unicode text", "Fix it.", param="prompt"
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if 0 <= i < 256).decode("utf-8", "replace")
@@ -108,16 +111,26 @@ class FakeLLM:
         await self.close()
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) and self.tokenizer else tuple(prompt)
+        ids = (
+            tuple(self.tokenizer.encode(prompt))
+            if isinstance(prompt, str) and self.tokenizer
+            else tuple(prompt)
+        )
         if not ids:
             raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
         if any(not isinstance(i, int) or not 0 <= i < 257 for i in ids):
-            raise RequestError("prompt has an unknown token id", "The ids are 0 to 256.", param="prompt")
+            raise RequestError(
+                "prompt has an unknown token id", "The ids are 0 to 256.", param="prompt"
+            )
         if len(ids) >= self.max_model_len:
-            raise RequestError("too long", "Shorten it.", param="prompt", code="context_length_exceeded")
+            raise RequestError(
+                "too long", "Shorten it.", param="prompt", code="context_length_exceeded"
+            )
         return ids
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], /, *, tools: Any = None, **kwargs: Any) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], /, *, tools: Any = None, **kwargs: Any
+    ) -> str:
         self.prompts.append(self.template.render(messages, tools=tools, **kwargs))
         return self.prompts[-1]
 
@@ -139,12 +152,16 @@ class FakeLLM:
             self.aborted.append(request_id)
             self.live[request_id].set()
 
-    async def _run(self, ids: tuple[int, ...], params: SamplingParams, name: str) -> AsyncIterator[list[TextDelta]]:
+    async def _run(
+        self, ids: tuple[int, ...], params: SamplingParams, name: str
+    ) -> AsyncIterator[list[TextDelta]]:
         stop = self.live[name] = asyncio.Event()
         try:
             step, at, sent = 0, [0] * params.n, 0
             while True:
-                await asyncio.sleep(self.delay)  # with 0 there is always a token ready, once the others had their turn
+                await asyncio.sleep(
+                    self.delay
+                )  # with 0 there is always a token ready, once the others had their turn
                 if step == self.dies_after:
                     raise EngineDeadError("the engine process ended", "Send it again.")
                 if step == self.fails_after:
@@ -162,7 +179,14 @@ class FakeLLM:
             self.live.pop(name, None)
 
     def _next(
-        self, i: int, at: list[int], ids: tuple[int, ...], params: SamplingParams, *, first: bool, aborted: bool
+        self,
+        i: int,
+        at: list[int],
+        ids: tuple[int, ...],
+        params: SamplingParams,
+        *,
+        first: bool,
+        aborted: bool,
     ) -> list[TextDelta]:
         if at[i] < 0:
             return []
@@ -172,7 +196,13 @@ class FakeLLM:
         limit = params.max_tokens or 10**9
         end = min(at[i] + self.chunk, limit, 10**9 if self.endless else len(self.reply))
         text = "".join(self.reply[k % len(self.reply)] for k in range(at[i], end))
-        finish = "length" if end == limit else "stop" if not self.endless and end == len(self.reply) else None
+        finish = (
+            "length"
+            if end == limit
+            else "stop"
+            if not self.endless and end == len(self.reply)
+            else None
+        )
         at[i] = -1 if finish else end
         tokens = tuple(text.encode())
         self.made += len(tokens)
@@ -181,7 +211,9 @@ class FakeLLM:
                 index=i,
                 text=text,
                 token_ids=tokens,
-                logprobs=tuple(_score(t, params.logprobs) for t in tokens) if params.logprobs is not None else None,
+                logprobs=tuple(_score(t, params.logprobs) for t in tokens)
+                if params.logprobs is not None
+                else None,
                 finish_reason=finish,
                 num_cached=2 if first else 0,
                 prompt_logprobs=(None, *(_score(t, params.prompt_logprobs) for t in ids[1:]))

@@ -29,11 +29,13 @@ def error(response: Any, status: int) -> Any:
     return content
 
 
-# --- errors --------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 def test_an_unknown_model_is_a_404_that_lists_the_known(client: Any) -> None:
-    content = error(client(served_names=["a", "b"]).post(CHAT, json={"messages": MESSAGES, "model": "c"}), 404)
+    content = error(
+        client(served_names=["a", "b"]).post(CHAT, json={"messages": MESSAGES, "model": "c"}), 404
+    )
     assert (content["type"], content["code"]) == ("not_found_error", "model_not_found")
     assert "a, b" in content["message"]
 
@@ -49,7 +51,8 @@ def test_a_wrong_method_is_a_405_that_names_the_right_one(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"\xff\xfe", b'{"messages": [{"role": "user", "content": "\\ud800"}]}']
+    "body",
+    [b"", b"{", b"[]", b"\xff\xfe", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'],
 )
 def test_a_broken_body_is_a_400(client: Any, body: bytes) -> None:
     assert error(client().post(CHAT, content=body), 400)["type"] == "invalid_request_error"
@@ -97,7 +100,7 @@ def test_a_message_is_never_long() -> None:
     assert len(body(InfernoError("x" * 10**6))[1]["error"]["message"]) < 2100
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,12 @@ def test_a_message_is_never_long() -> None:
 def test_without_a_key_nothing_is_answered(client: Any, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
     http = client(api_keys=["one", "two"])
-    for method, path in [("GET", "/v1/models"), ("POST", CHAT), ("GET", "/metrics"), ("GET", "/schema/openapi.json")]:
+    for method, path in [
+        ("GET", "/v1/models"),
+        ("POST", CHAT),
+        ("GET", "/metrics"),
+        ("GET", "/schema/openapi.json"),
+    ]:
         response = http.request(method, path, headers=headers, content=b"{")
         content = error(response, 401)
         assert (content["type"], content["code"]) == ("authentication_error", "invalid_api_key")
@@ -129,7 +137,7 @@ def test_other_paths_can_be_opened(client: Any) -> None:
     assert (http.get("/metrics").status_code, http.get("/health").status_code) == (200, 401)
 
 
-# --- the small routes ----------------------------------------------------------------------------------------------
+# --- the small routes -----------------------------------------------------------------------------
 
 
 def test_models_are_listed_by_every_name(client: Any) -> None:
@@ -173,14 +181,24 @@ def test_the_version_is_told(client: Any) -> None:
 
 def test_tokenize_and_detokenize_speak_both_dialects(client: Any) -> None:
     http = client()
-    vllm = http.post("/tokenize", json={"prompt": "hi", "model": "fake", "return_token_strs": True}).json()
-    assert vllm == {"tokens": [104, 105], "count": 2, "max_model_len": 4096, "token_strs": ["h", "i"]}
+    vllm = http.post(
+        "/tokenize", json={"prompt": "hi", "model": "fake", "return_token_strs": True}
+    ).json()
+    assert vllm == {
+        "tokens": [104, 105],
+        "count": 2,
+        "max_model_len": 4096,
+        "token_strs": ["h", "i"],
+    }
     llama = http.post("/tokenize", json={"content": "hi", "with_pieces": True}).json()
     assert llama["tokens"] == [{"id": 104, "piece": "h"}, {"id": 105, "piece": "i"}]
     chat = http.post("/tokenize", json={"messages": MESSAGES}).json()
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert chat["count"] == len(text)
-    assert http.post("/detokenize", json={"tokens": chat["tokens"]}).json() == {"prompt": text, "content": text}
+    assert http.post("/detokenize", json={"tokens": chat["tokens"]}).json() == {
+        "prompt": text,
+        "content": text,
+    }
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "content": "b"}, {"prompt": 1}])
@@ -197,13 +215,15 @@ def test_unknown_fields_are_named_by_every_endpoint_or_refused(client: Any) -> N
     }
     http, strict = client(), client(strict_params=True)
     for path, body in bodies.items():
-        assert http.post(path, json={**body, "wish": 1}).json()["x_inferno"] == {"ignored": ["wish"]}
+        assert http.post(path, json={**body, "wish": 1}).json()["x_inferno"] == {
+            "ignored": ["wish"]
+        }
         assert "x_inferno" not in http.post(path, json=body).json()
         assert error(strict.post(path, json={**body, "wish": 1}), 400)["param"] == "wish"
         assert strict.post(path, json=body).status_code == 200
 
 
-# --- headers, metrics, schema --------------------------------------------------------------------------------------
+# --- headers, metrics, schema ---------------------------------------------------------------------
 
 
 def test_a_request_id_comes_back(client: Any) -> None:
@@ -223,14 +243,18 @@ def test_a_request_without_a_usable_id_gets_one(client: Any, sent: str | None) -
 
 
 def test_metrics_have_vllms_names(client: Any) -> None:
-    stats = EngineStats(num_running=3, num_waiting=2, kv_usage=0.5, prefix_queries=10, prefix_hits=4, preemptions=1)
+    stats = EngineStats(
+        num_running=3, num_waiting=2, kv_usage=0.5, prefix_queries=10, prefix_hits=4, preemptions=1
+    )
     http = client(FakeLLM(stats=stats))
     http.post(CHAT, json={"messages": MESSAGES, "n": 2})
     http.post(CHAT, json={})
     response = http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     samples = {
-        (s.name, *s.labels.values()): s.value for f in text_string_to_metric_families(response.text) for s in f.samples
+        (s.name, *s.labels.values()): s.value
+        for f in text_string_to_metric_families(response.text)
+        for s in f.samples
     }
     assert samples["inferno_num_requests_running",] == 3
     assert samples["inferno_num_requests_waiting",] == 2
@@ -244,7 +268,12 @@ def test_metrics_have_vllms_names(client: Any) -> None:
     assert samples["inferno_inter_token_latency_seconds_count",] == 2 * (11 - 3)
     assert samples["inferno_http_requests_total", "200"] == 1
     assert samples["inferno_http_requests_total", "400"] == 1
-    for name in ("prompt_tokens_total", "prompt_tokens_cached_total", "generation_tokens_total", "engine_up"):
+    for name in (
+        "prompt_tokens_total",
+        "prompt_tokens_cached_total",
+        "generation_tokens_total",
+        "engine_up",
+    ):
         assert (f"inferno_{name}",) in samples
 
 
@@ -252,13 +281,19 @@ def test_the_openapi_schema_describes_the_requests(client: Any) -> None:
     schema = client().get("/schema/openapi.json").json()
     assert schema["openapi"].startswith("3.1")
     chat = schema["paths"][CHAT]["post"]
-    assert chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/ChatRequest")
+    assert chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "/ChatRequest"
+    )
     request = schema["components"]["schemas"]["ChatRequest"]
     assert request["required"] == ["messages"]
     assert {"temperature", "stream", "tools", "max_completion_tokens"} <= set(request["properties"])
-    assert chat["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")
+    assert chat["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith(
+        "/ErrorBody"
+    )
     references = set(_references(schema))
-    assert references <= {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
+    assert references <= {
+        f"#/components/schemas/{name}" for name in schema["components"]["schemas"]
+    }
 
 
 def _references(node: Any) -> Any:
@@ -271,7 +306,7 @@ def _references(node: Any) -> Any:
             yield from _references(value)
 
 
-# --- the app as a value --------------------------------------------------------------------------------------------
+# --- the app as a value ---------------------------------------------------------------------------
 
 
 def test_the_app_starts_and_closes_a_model_that_it_owns() -> None:
@@ -282,9 +317,18 @@ def test_the_app_starts_and_closes_a_model_that_it_owns() -> None:
 
 
 def test_two_apps_in_a_process_know_nothing_of_each_other(client: Any) -> None:
-    one, two = client(FakeLLM(reply="one"), served_names=["a"]), client(FakeLLM(reply="two"), served_names=["b"])
-    assert one.post(CHAT, json={"messages": MESSAGES}).json()["choices"][0]["message"]["content"] == "one"
-    assert two.post(CHAT, json={"messages": MESSAGES}).json()["choices"][0]["message"]["content"] == "two"
+    one, two = (
+        client(FakeLLM(reply="one"), served_names=["a"]),
+        client(FakeLLM(reply="two"), served_names=["b"]),
+    )
+    assert (
+        one.post(CHAT, json={"messages": MESSAGES}).json()["choices"][0]["message"]["content"]
+        == "one"
+    )
+    assert (
+        two.post(CHAT, json={"messages": MESSAGES}).json()["choices"][0]["message"]["content"]
+        == "two"
+    )
     assert 'request_success_total{finished_reason="stop"} 1.0' in one.get("/metrics").text
 
 
@@ -299,7 +343,10 @@ def test_the_app_can_be_mounted_in_another() -> None:
         assert http.get("/llm/health").status_code == 200
         assert http.get("/llm/v1/models").status_code == 401
         headers = {"Authorization": "Bearer k"}
-        assert http.post(f"/llm{CHAT}", json={"messages": MESSAGES}, headers=headers).status_code == 200
+        assert (
+            http.post(f"/llm{CHAT}", json={"messages": MESSAGES}, headers=headers).status_code
+            == 200
+        )
 
 
 def test_a_full_queue_is_a_429_worth_another_try(client: Any) -> None:
@@ -316,24 +363,34 @@ def test_a_full_queue_is_a_429_worth_another_try(client: Any) -> None:
 def test_a_stopping_server_lets_nobody_in(client: Any) -> None:
     http = client()
     service_of(http.app).gate.draining = True
-    assert error(http.post(CHAT, json={"messages": MESSAGES}), 503)["code"] == "server_shutting_down"
+    assert (
+        error(http.post(CHAT, json={"messages": MESSAGES}), 503)["code"] == "server_shutting_down"
+    )
     assert http.get("/health").json() == {"status": "shutting down"}
 
 
 def test_the_gate_is_left_whatever_happens(client: Any) -> None:
     http = client(FakeLLM(fails_after=1), max_waiting=0)
-    for body in ({"messages": MESSAGES}, {"messages": MESSAGES, "stream": True}, {"messages": MESSAGES, "n": 0}):
+    for body in (
+        {"messages": MESSAGES},
+        {"messages": MESSAGES, "stream": True},
+        {"messages": MESSAGES, "n": 0},
+    ):
         http.post(CHAT, json=body)
         assert service_of(http.app).gate.in_flight == 0
         assert not service_of(http.app).gate.jobs
 
 
-def test_a_response_template_that_cannot_be_read_costs_the_tools_only(client: Any, caplog: Any) -> None:
+def test_a_response_template_that_cannot_be_read_costs_the_tools_only(
+    client: Any, caplog: Any
+) -> None:
     http = client(FakeLLM(response_template={"version": 99, "fields": {}}))
     assert "response_template" in caplog.text
     assert http.post(CHAT, json={"messages": MESSAGES}).status_code == 200
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert error(http.post(CHAT, json={"messages": MESSAGES, "tools": tools}), 400)["param"] == "tools"
+    assert (
+        error(http.post(CHAT, json={"messages": MESSAGES, "tools": tools}), 400)["param"] == "tools"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -342,10 +399,14 @@ def fuzzed() -> Any:
         yield http
 
 
-VALUES = JSON | st.sampled_from(["auto", "none", {"type": "text"}, [], {}, 2**62, -(2**62), 1e308, 0, 1, True, "é\x00"])
+VALUES = JSON | st.sampled_from(
+    ["auto", "none", {"type": "text"}, [], {}, 2**62, -(2**62), 1e308, 0, 1, True, "é\x00"]
+)
 CHAT_FIELDS = (
-    "temperature top_p top_k n stop seed logit_bias max_tokens logprobs top_logprobs tools tool_choice stream priority "
-    "stream_options chat_template_kwargs reasoning_effort cache_salt request_id return_token_ids prompt_logprobs "
+    "temperature top_p top_k n stop seed logit_bias max_tokens logprobs top_logprobs tools "
+    "tool_choice stream priority "
+    "stream_options chat_template_kwargs reasoning_effort cache_salt request_id "
+    "return_token_ids prompt_logprobs "
     "continue_final_message response_format"
 )
 TURNS = st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": JSON}), max_size=2)
@@ -360,7 +421,9 @@ COMPLETION_BODIES = st.fixed_dictionaries(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.tuples(st.just(CHAT), CHAT_BODIES) | st.tuples(st.just("/v1/completions"), COMPLETION_BODIES))
+@given(
+    st.tuples(st.just(CHAT), CHAT_BODIES) | st.tuples(st.just("/v1/completions"), COMPLETION_BODIES)
+)
 def test_no_body_is_a_500(fuzzed: Any, sent: tuple[str, dict[str, Any]]) -> None:
     path, body = sent
     response = fuzzed.post(path, json=body)

@@ -12,7 +12,12 @@ from .server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 
@@ -57,7 +62,9 @@ def test_an_answer_has_openais_shape(client: Any) -> None:
 
 def test_n_outputs_and_the_length_limit(client: Any) -> None:
     answer = ask(client(), n=2, max_tokens=4)
-    assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in answer["choices"]] == [
+    assert [
+        (c["index"], c["message"]["content"], c["finish_reason"]) for c in answer["choices"]
+    ] == [
         (0, "Hell", "length"),
         (1, "Hell", "length"),
     ]
@@ -68,18 +75,42 @@ def test_n_outputs_and_the_length_limit(client: Any) -> None:
 def test_sampling_parameters_reach_the_engine(client: Any) -> None:
     llm = FakeLLM()
     sent = {
-        "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "presence_penalty": 0.1, "frequency_penalty": 0.2,
-        "repetition_penalty": 1.1, "repeat_last_n": 5, "seed": 7, "stop_token_ids": [3], "min_tokens": 1, "n": 2,
-        "ignore_eos": True, "include_stop_str_in_output": True, "skip_special_tokens": False, "prompt_logprobs": 1,
-    }  # fmt: skip
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "repeat_last_n": 5,
+        "seed": 7,
+        "stop_token_ids": [3],
+        "min_tokens": 1,
+        "n": 2,
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "prompt_logprobs": 1,
+    }
     ask(
-        client(llm), **sent, max_completion_tokens=9, max_tokens=5, stop="x", logit_bias={"5": -1}, logprobs=True,
+        client(llm),
+        **sent,
+        max_completion_tokens=9,
+        max_tokens=5,
+        stop="x",
+        logit_bias={"5": -1},
+        logprobs=True,
         top_logprobs=2,
-    )  # fmt: skip
+    )
     params = llm.seen[-1][1]
     got = {name: getattr(params, name) for name in sent}
     assert got == {**sent, "stop_token_ids": (3,)}
-    assert (params.max_tokens, params.stop, params.logit_bias, params.logprobs) == (9, ("x",), {5: -1}, 2)
+    assert (params.max_tokens, params.stop, params.logit_bias, params.logprobs) == (
+        9,
+        ("x",),
+        {5: -1},
+        2,
+    )
 
 
 def test_what_is_not_given_is_the_checkpoints_own(client: Any) -> None:
@@ -114,11 +145,18 @@ def test_what_is_not_given_is_the_checkpoints_own(client: Any) -> None:
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"tools": TOOLS}, "tools"),
         ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+        ),
     ],
 )
-def test_what_cannot_be_done_is_a_400_that_names_the_field(client: Any, body: dict[str, Any], param: str) -> None:
-    llm = FakeLLM(template=ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"}))
+def test_what_cannot_be_done_is_a_400_that_names_the_field(
+    client: Any, body: dict[str, Any], param: str
+) -> None:
+    llm = FakeLLM(
+        template=ChatTemplate({"default": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+    )
     error = refusal(client(llm), **body)
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
@@ -130,7 +168,15 @@ def test_a_prompt_too_long_has_its_code(client: Any) -> None:
 def test_image_parts_are_refused_and_text_parts_read(client: Any) -> None:
     llm = FakeLLM()
     http = client(llm)
-    ask(http, messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])
+    ask(
+        http,
+        messages=[
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            }
+        ],
+    )
     assert "a\nb" in llm.prompts[-1]
     image = [{"type": "image_url", "image_url": {"url": "data:"}}]
     error = refusal(http, messages=[{"role": "user", "content": image}])
@@ -157,7 +203,11 @@ def test_roles_and_history_reach_the_template(client: Any) -> None:
 def test_the_last_message_can_be_continued(client: Any) -> None:
     llm = FakeLLM()
     http = client(llm)
-    ask(http, messages=[*MESSAGES, {"role": "assistant", "content": "Well,"}], continue_final_message=True)
+    ask(
+        http,
+        messages=[*MESSAGES, {"role": "assistant", "content": "Well,"}],
+        continue_final_message=True,
+    )
     assert llm.prompts[-1].endswith("Well,")
     ask(http, add_generation_prompt=False)
     assert llm.prompts[-1].endswith("<|im_end|>\n")
@@ -176,7 +226,9 @@ def test_template_variables_are_handed_over_and_strange_ones_named(client: Any) 
 
 
 def test_logprobs_have_tokens_bytes_and_alternatives(client: Any) -> None:
-    content = ask(client(), logprobs=True, top_logprobs=2, max_tokens=1)["choices"][0]["logprobs"]["content"]
+    content = ask(client(), logprobs=True, top_logprobs=2, max_tokens=1)["choices"][0]["logprobs"][
+        "content"
+    ]
     assert content == [
         {
             "token": "H",
@@ -195,7 +247,10 @@ def test_token_ids_and_prompt_logprobs_come_on_request(client: Any) -> None:
     answer = ask(client(llm), return_token_ids=True, prompt_logprobs=0, max_tokens=2)
     assert answer["choices"][0]["token_ids"] == list(b"He")
     assert answer["prompt_token_ids"] == list(llm.prompts[-1].encode())
-    assert answer["prompt_logprobs"][:2] == [None, {"124": {"logprob": -0.5, "rank": 1, "decoded_token": "|"}}]
+    assert answer["prompt_logprobs"][:2] == [
+        None,
+        {"124": {"logprob": -0.5, "rank": 1, "decoded_token": "|"}},
+    ]
 
 
 def test_a_tool_call_is_an_object_and_says_so(client: Any) -> None:
@@ -241,18 +296,25 @@ def test_a_long_conversation_is_encoded_aside(client: Any) -> None:
     assert len(llm.seen[-1][0]) == len(llm.prompts[-1].encode())
 
 
-# --- streams -------------------------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 def test_a_stream_has_its_order(live: Any) -> None:
-    events = live().events(CHAT, messages=MESSAGES, stream_options={"include_usage": True}, frobnicate=1)
+    events = live().events(
+        CHAT, messages=MESSAGES, stream_options={"include_usage": True}, frobnicate=1
+    )
     *chunks, usage, done = events
     assert done == "[DONE]"
     assert {(c["id"], c["object"], c["created"], c["model"]) for c in [*chunks, usage]} == {
         (usage["id"], "chat.completion.chunk", usage["created"], "fake")
     }
     assert chunks[0]["choices"] == [
-        {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        {
+            "index": 0,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
     ]
     assert chunks[0]["x_inferno"] == {"ignored": ["frobnicate"]}
     assert all("x_inferno" not in c for c in chunks[1:])
@@ -294,7 +356,9 @@ def test_a_streamed_text_is_escaped_whatever_it_holds(live: Any) -> None:
 
 def test_streamed_logprobs_and_ids_lose_nothing(live: Any) -> None:
     llm = FakeLLM(reply=f"<think>hm</think>ok {CALL}", response_template=RESPONSE_TEMPLATE)
-    events = live(llm).events(CHAT, messages=MESSAGES, logprobs=True, return_token_ids=True, tools=TOOLS)
+    events = live(llm).events(
+        CHAT, messages=MESSAGES, logprobs=True, return_token_ids=True, tools=TOOLS
+    )
     choices = [e["choices"][0] for e in events[:-1]]
     tokens = [t["token"] for c in choices if c["logprobs"] for t in c["logprobs"]["content"]]
     assert "".join(tokens) == llm.reply
@@ -303,7 +367,9 @@ def test_streamed_logprobs_and_ids_lose_nothing(live: Any) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5, 1000])
 def test_a_streamed_tool_call_gives_its_name_once_then_arguments(live: Any, chunk: int) -> None:
-    llm = FakeLLM(reply=f"<think>hm</think>{CALL}\n{CALL}", response_template=RESPONSE_TEMPLATE, chunk=chunk)
+    llm = FakeLLM(
+        reply=f"<think>hm</think>{CALL}\n{CALL}", response_template=RESPONSE_TEMPLATE, chunk=chunk
+    )
     events = live(llm).events(CHAT, messages=MESSAGES, tools=TOOLS)
     deltas = [e["choices"][0]["delta"] for e in events[:-1]]
     assert "".join(d.get("reasoning", "") for d in deltas) == "hm"

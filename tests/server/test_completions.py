@@ -23,7 +23,13 @@ def test_an_answer_has_openais_shape(client: Any) -> None:
         "object": "text_completion",
         "model": "fake",
         "choices": [
-            {"index": 0, "text": "Hello there", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+            {
+                "index": 0,
+                "text": "Hello there",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
         ],
         "usage": {
             "prompt_tokens": 2,
@@ -53,7 +59,9 @@ def test_prompts_come_in_four_forms(client: Any, prompt: Any, ids: list[bytes]) 
     answer = ask(client(llm), prompt=prompt, n=2, echo=True)
     assert [bytes(seen) for seen, _ in llm.seen] == ids
     assert [c["index"] for c in answer["choices"]] == list(range(2 * len(ids)))
-    assert [c["text"] for c in answer["choices"]] == [i.decode() + "Hello there" for i in ids for _ in "12"]
+    assert [c["text"] for c in answer["choices"]] == [
+        i.decode() + "Hello there" for i in ids for _ in "12"
+    ]
     assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
 
 
@@ -65,7 +73,12 @@ def test_logprobs_have_the_old_shape(client: Any) -> None:
         "top_logprobs": [{"H": -0.5}, {"e": -0.5}],
         "text_offset": [0, 1],
     }
-    assert ask(client(), prompt="hi", max_tokens=1, logprobs=0)["choices"][0]["logprobs"]["top_logprobs"] is None
+    assert (
+        ask(client(), prompt="hi", max_tokens=1, logprobs=0)["choices"][0]["logprobs"][
+            "top_logprobs"
+        ]
+        is None
+    )
 
 
 def test_an_echo_is_scored_but_for_its_first_token(client: Any) -> None:
@@ -88,9 +101,14 @@ def test_an_echo_alone_generates_nothing(client: Any) -> None:
 
 
 def test_token_ids_and_prompt_logprobs_come_on_request(client: Any) -> None:
-    choice = ask(client(), prompt="hi", max_tokens=1, return_token_ids=True, prompt_logprobs=1)["choices"][0]
+    choice = ask(client(), prompt="hi", max_tokens=1, return_token_ids=True, prompt_logprobs=1)[
+        "choices"
+    ][0]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([104, 105], [72])
-    assert choice["prompt_logprobs"] == [None, {"105": {"logprob": -0.5, "rank": 1, "decoded_token": "i"}}]
+    assert choice["prompt_logprobs"] == [
+        None,
+        {"105": {"logprob": -0.5, "rank": 1, "decoded_token": "i"}},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +127,9 @@ def test_token_ids_and_prompt_logprobs_come_on_request(client: Any) -> None:
         ({"prompt": ["x"] * 1025}, "prompt"),
     ],
 )
-def test_what_cannot_be_done_is_a_400_that_names_the_field(client: Any, body: Any, param: str) -> None:
+def test_what_cannot_be_done_is_a_400_that_names_the_field(
+    client: Any, body: Any, param: str
+) -> None:
     response = client().post(PATH, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
@@ -126,7 +146,9 @@ def test_a_model_without_a_tokenizer_runs_on_token_ids(client: Any) -> None:
 
 
 def test_a_stream_ends_with_reason_counts_and_mark(live: Any) -> None:
-    events = live().events(PATH, prompt=["a", "b"], echo=True, stream_options={"include_usage": True})
+    events = live().events(
+        PATH, prompt=["a", "b"], echo=True, stream_options={"include_usage": True}
+    )
     *chunks, usage, done = events
     assert done == "[DONE]"
     texts = {0: "", 1: ""}

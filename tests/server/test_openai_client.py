@@ -1,4 +1,5 @@
-"""The `openai` package against `inferno serve demo`, a process of its own. What the model says is its own affair."""
+"""The `openai` package against `inferno serve demo`, a process of its own. What the model says is
+its own affair."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ TOOLS: list[Any] = [
         "function": {
             "name": "get_weather",
             "description": "The weather in a city",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
         },
     }
 ]
@@ -42,7 +47,17 @@ class Served:
     """A running `inferno serve`."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "inferno", "serve", "demo", "--port", "0", "--api-key", "secret"]
+        command = [
+            sys.executable,
+            "-m",
+            "inferno",
+            "serve",
+            "demo",
+            "--port",
+            "0",
+            "--api-key",
+            "secret",
+        ]
         environment = {**os.environ, "NO_COLOR": "1"}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.log: list[str] = []
@@ -93,7 +108,9 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", timeout=60, max_retries=0) as found:
+    with openai.OpenAI(
+        base_url=f"{served.url}/v1", api_key="secret", timeout=60, max_retries=0
+    ) as found:
         yield found
 
 
@@ -169,7 +186,9 @@ def test_text_completions_score_an_echo(client: Any) -> None:
 
 def test_token_ids_are_a_prompt(client: Any, served: Served) -> None:
     headers = {"Authorization": "Bearer secret"}
-    ids = httpx.post(f"{served.url}/tokenize", json={"prompt": "import math"}, headers=headers).json()["tokens"]
+    ids = httpx.post(
+        f"{served.url}/tokenize", json={"prompt": "import math"}, headers=headers
+    ).json()["tokens"]
     options: Any = {"model": "demo", "max_tokens": 5, "temperature": 0}
     by_ids = client.completions.create(prompt=ids, **options)
     by_text = client.completions.create(prompt="import math", **options)
@@ -181,7 +200,9 @@ def test_tools_are_offered_and_calls_come_apart(client: Any) -> None:
     message = chat(client, messages=messages, tools=TOOLS, max_tokens=60).choices[0].message
     streamed = chat(client, messages=messages, tools=TOOLS, max_tokens=60, stream=True)
     arguments = "".join(
-        call.function.arguments or "" for c in streamed for call in (c.choices[0].delta.tool_calls or [])
+        call.function.arguments or ""
+        for c in streamed
+        for call in (c.choices[0].delta.tool_calls or [])
     )
     assert message.content or message.tool_calls
     assert arguments == "".join(call.function.arguments for call in message.tool_calls or [])
@@ -227,7 +248,11 @@ def test_sixty_four_streams_at_once_each_get_their_own_answer(client: Any, serve
     async def ask(http: Any, prompt: str) -> tuple[str, str]:
         text, finish = "", ""
         stream = await http.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": prompt}], stream=True, temperature=0, max_tokens=40
+            model="demo",
+            messages=[{"role": "user", "content": prompt}],
+            stream=True,
+            temperature=0,
+            max_tokens=40,
         )
         async for chunk in stream:
             text += chunk.choices[0].delta.content or ""
@@ -235,16 +260,23 @@ def test_sixty_four_streams_at_once_each_get_their_own_answer(client: Any, serve
         return text, finish
 
     async def all_of_them() -> list[tuple[str, str]]:
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0) as http:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="secret", max_retries=0
+        ) as http:
             return await asyncio.gather(*(ask(http, prompt) for prompt in prompts))
 
     answers = asyncio.run(all_of_them())
     assert {finish for _, finish in answers} == {"stop"}
-    right = [text == f"{p[8:-1]} = {eval(p[8:-1])}." for p, (text, _) in zip(prompts, answers, strict=True)]
+    right = [
+        text == f"{p[8:-1]} = {eval(p[8:-1])}."
+        for p, (text, _) in zip(prompts, answers, strict=True)
+    ]
     assert sum(right) >= 60, answers
 
 
-def test_a_killed_engine_is_told_to_eight_streams_and_comes_back(client: Any, served: Served) -> None:
+def test_a_killed_engine_is_told_to_eight_streams_and_comes_back(
+    client: Any, served: Served
+) -> None:
     """Last: it takes the engine away."""
 
     async def stream(http: Any) -> str:
@@ -264,7 +296,9 @@ def test_a_killed_engine_is_told_to_eight_streams_and_comes_back(client: Any, se
         return "ended"
 
     async def all_of_them() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0) as http:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="secret", max_retries=0
+        ) as http:
             tasks = [asyncio.create_task(stream(http)) for _ in range(8)]
             for _ in tasks:
                 while not started.acquire(blocking=False):

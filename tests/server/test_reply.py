@@ -64,7 +64,9 @@ def test_thinking_that_the_prompt_has_begun_is_reasoning() -> None:
 
 
 def test_thinking_that_the_prompt_has_ended_leaves_content() -> None:
-    assert joined(read(parser(PROMPT + "<think>\n\n</think>\n\n"), "yes")) == [("content", "yes", "")]
+    assert joined(read(parser(PROMPT + "<think>\n\n</think>\n\n"), "yes")) == [
+        ("content", "yes", "")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,9 @@ def test_a_broken_call_comes_out_in_the_models_own_words(broken: str) -> None:
 
 
 def test_what_came_before_a_broken_call_stays_what_it_was() -> None:
-    pieces = joined(read(parser(), "<think>hm</think>", "So: ", CALL, "<tool_call>{", "</tool_call>", " end"))
+    pieces = joined(
+        read(parser(), "<think>hm</think>", "So: ", CALL, "<tool_call>{", "</tool_call>", " end")
+    )
     assert pieces == [
         ("reasoning", "hm", ""),
         ("content", "So: ", ""),

@@ -39,8 +39,12 @@ def process() -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
     def start(seconds: float) -> tuple[subprocess.Popen[str], str]:
-        script = textwrap.dedent(SCRIPT.format(tests=str(Path(__file__).parents[1]), seconds=seconds))
-        child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=os.environ)
+        script = textwrap.dedent(
+            SCRIPT.format(tests=str(Path(__file__).parents[1]), seconds=seconds)
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=os.environ
+        )
         started.append(child)
         assert child.stdout is not None
         return child, child.stdout.readline().strip()
@@ -60,15 +64,21 @@ def test_port_0_is_reported_as_what_it_became(process: Any) -> None:
     assert child.wait(20) == -signal.SIGTERM
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)])
-def test_the_model_is_closed_before_the_signal_ends_the_process(process: Any, number: int, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
+)
+def test_the_model_is_closed_before_the_signal_ends_the_process(
+    process: Any, number: int, code: int
+) -> None:
     child, _ = process(5)
     child.send_signal(number)
     assert child.stdout.read().strip() == "closed"
     assert child.wait(20) == code
 
 
-@pytest.mark.parametrize(("seconds", "tokens", "ending"), [(20, 100, "[DONE]"), (0.3, 10**9, "server_shutting_down")])
+@pytest.mark.parametrize(
+    ("seconds", "tokens", "ending"), [(20, 100, "[DONE]"), (0.3, 10**9, "server_shutting_down")]
+)
 def test_a_stopping_server_lets_streams_end_or_tells_them(
     process: Any, seconds: float, tokens: int, ending: str
 ) -> None:
@@ -93,7 +103,9 @@ def test_a_port_in_use_is_one_line_of_cause_and_one_of_remedy() -> None:
     assert caught.value.exit_code == 1
 
 
-@pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 0), ("192.0.2.1", 0), ("127.0.0.1", 99999)])
+@pytest.mark.parametrize(
+    ("host", "port"), [("no.such.host.invalid", 0), ("192.0.2.1", 0), ("127.0.0.1", 99999)]
+)
 def test_an_address_that_is_not_ours_is_refused(host: str, port: int) -> None:
     with pytest.raises(AddressError, match=host):
         run_server(FakeLLM(), host=host, port=port)  # type: ignore[arg-type]

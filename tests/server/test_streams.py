@@ -27,7 +27,8 @@ def connect(server: Live, path: str = CHAT, **body: Any) -> socket.socket:
     content = json.dumps({"messages": MESSAGES, "max_tokens": ENDLESS, **body}).encode()
     sock = socket.create_connection(("127.0.0.1", server.port))
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: "
+        f"application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     sock.sendall(head.encode() + content)
     return sock
@@ -42,8 +43,11 @@ def leave(sock: socket.socket, how: str) -> None:
 @pytest.mark.parametrize("how", ["fin", "rst"])
 @pytest.mark.parametrize("delay", [0.0, 0.002])
 @pytest.mark.parametrize("body", [{"stream": True}, {"stream": False}, {"stream": True, "n": 3}])
-def test_who_leaves_is_not_written_for_any_more(live: Any, how: str, delay: float, body: dict[str, Any]) -> None:
-    # with no delay there is always a token ready: the stream never sleeps, so it cannot be cancelled
+def test_who_leaves_is_not_written_for_any_more(
+    live: Any, how: str, delay: float, body: dict[str, Any]
+) -> None:
+    # with no delay there is always a token ready: the stream never sleeps, so it cannot be
+    # cancelled
     server = live(FakeLLM(endless=True, delay=delay))
     clients = [connect(server, **body) for _ in range(4)]
     wait_until(lambda: len(server.llm.live) == 4)
@@ -71,7 +75,10 @@ def test_those_who_leave_are_counted(live: Any) -> None:
     wait_until(lambda: bool(server.llm.live))
     leave(sock, "rst")
     wait_until(lambda: not server.llm.live)
-    assert 'request_success_total{finished_reason="abort"} 2.0' in httpx.get(server.url + "/metrics").text
+    assert (
+        'request_success_total{finished_reason="abort"} 2.0'
+        in httpx.get(server.url + "/metrics").text
+    )
 
 
 def test_an_engine_that_dies_is_told_of_in_the_stream(live: Any) -> None:
@@ -85,8 +92,11 @@ def test_what_breaks_inside_ends_the_stream_with_an_error_that_tells_nothing(liv
     for path, body in ((CHAT, {"messages": MESSAGES}), ("/v1/completions", {"prompt": ["a", "b"]})):
         events = live(FakeLLM(fails_after=1)).events(path, **body)
         assert events[-1]["error"] == {
-            "message": "Internal server error.", "type": "server_error", "param": None, "code": None
-        }  # fmt: skip
+            "message": "Internal server error.",
+            "type": "server_error",
+            "param": None,
+            "code": None,
+        }
 
 
 def test_sixty_four_streams_at_once_each_get_their_own(live: Any) -> None:
@@ -124,7 +134,9 @@ def test_for_a_reader_who_does_not_read_nothing_piles_up(live: Any) -> None:
 
 
 def test_silence_is_filled_with_comments(live: Any) -> None:
-    events = live(FakeLLM(delay=0.2), ping_seconds=0.05).events(CHAT, messages=MESSAGES, max_tokens=3)
+    events = live(FakeLLM(delay=0.2), ping_seconds=0.05).events(
+        CHAT, messages=MESSAGES, max_tokens=3
+    )
     role, *pings, text, finish, done = events
     assert set(pings) == {": ping"}
     assert text["choices"][0]["delta"] == {"content": "Hel"}
@@ -133,7 +145,9 @@ def test_silence_is_filled_with_comments(live: Any) -> None:
 
 def test_a_stream_is_not_to_be_buffered_or_cached(live: Any) -> None:
     server = live()
-    with httpx.stream("POST", server.url + CHAT, json={"messages": MESSAGES, "stream": True}) as response:
+    with httpx.stream(
+        "POST", server.url + CHAT, json={"messages": MESSAGES, "stream": True}
+    ) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-cache"
         assert response.headers["x-accel-buffering"] == "no"
@@ -146,7 +160,9 @@ def test_who_still_runs_when_the_server_must_stop_is_told(live: Any, stream: boo
     server = live(FakeLLM(endless=True, delay=0.002))
     answers: list[httpx.Response] = []
     body = {"messages": MESSAGES, "stream": stream, "max_tokens": ENDLESS}
-    asker = threading.Thread(target=lambda: answers.append(httpx.post(server.url + CHAT, json=body, timeout=20)))
+    asker = threading.Thread(
+        target=lambda: answers.append(httpx.post(server.url + CHAT, json=body, timeout=20))
+    )
     asker.start()
     wait_until(lambda: server.llm.made > 0)
     service_of(server.app).gate.expire()

@@ -22,8 +22,14 @@ SMALLEST = {
 }
 ROWS = [(cls, row) for cls, path in ENDPOINTS.items() for row in FIELDS[path]]
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -46,11 +52,17 @@ def test_the_table_names_every_field_that_is_read_and_no_other_as_honoured(cls: 
     assert all(r.note for r in rows)
 
 
-@pytest.mark.parametrize(("cls", "row"), [pytest.param(c, r, id=f"{c.__name__}-{r.name}") for c, r in ROWS])
+@pytest.mark.parametrize(
+    ("cls", "row"), [pytest.param(c, r, id=f"{c.__name__}-{r.name}") for c, r in ROWS]
+)
 def test_what_the_table_says_of_a_field_is_what_happens(cls: type[Any], row: Field) -> None:
     if row.verdict == "refused":
         error = refusal(cls, **{row.name: "something"})
-        assert (error.param, error.request_code, error.remedy) == (row.name, "unsupported_parameter", row.note)
+        assert (error.param, error.request_code, error.remedy) == (
+            row.name,
+            "unsupported_parameter",
+            row.note,
+        )
     elif row.verdict == "accepted":
         assert send(cls, **{row.name: "something"})[1] == [row.name]
     for value in (*row.harmless, None):
@@ -128,10 +140,15 @@ def test_and_no_fifth(prompt: Any) -> None:
 
 
 def test_null_is_not_given() -> None:
-    assert send(**{name: None for name in fields_dict(ChatRequest) if name != "messages"})[0] == send()[0]
+    assert (
+        send(**{name: None for name in fields_dict(ChatRequest) if name != "messages"})[0]
+        == send()[0]
+    )
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"3", b'"x"', b"null", b"\xff", b"{" * 1000, b"[" * 10**6, b"NaN"])
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"3", b'"x"', b"null", b"\xff", b"{" * 1000, b"[" * 10**6, b"NaN"]
+)
 def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError):
         decode(body, ChatRequest)

@@ -11,10 +11,13 @@ from inferno.text import Tokenizer
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """GPT-2's kind: ids 0..255 are bytes in the alphabet's order, then merges, then added tokens."""
+    """GPT-2's kind: ids 0..255 are bytes in the alphabet's order, then merges, then added
+    tokens."""
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["th", "the", "Ġthe", "ðŁ", "ðŁĺ"]
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("ð", "Ł"), ("ðŁ", "ĺ")]
-    backend = tokenizers.Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=merges))
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=merges)
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|end|>", AddedToken("<|é 日|>", special=True)])
@@ -24,7 +27,18 @@ def byte_level() -> tokenizers.Tokenizer:
 
 def byte_fallback() -> tokenizers.Tokenizer:
     """Llama 2's kind: a space before the text, byte tokens for what is not in the vocabulary."""
-    pieces = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "é", "▁a", "▁▁", "ab", "▁ab"]
+    pieces = [
+        "<unk>",
+        *(f"<0x{b:02X}>" for b in range(256)),
+        "▁",
+        "a",
+        "b",
+        "é",
+        "▁a",
+        "▁▁",
+        "ab",
+        "▁ab",
+    ]
     merges = [("▁", "a"), ("▁", "▁"), ("a", "b"), ("▁", "ab")]
     backend = tokenizers.Tokenizer(
         models.BPE(
@@ -35,9 +49,16 @@ def byte_fallback() -> tokenizers.Tokenizer:
             fuse_unk=True,
         )
     )
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     backend.add_special_tokens(["<s>", "</s>"])
     return backend
@@ -45,7 +66,9 @@ def byte_fallback() -> tokenizers.Tokenizer:
 
 def opened(backend: tokenizers.Tokenizer, **files: object) -> Tokenizer:
     config = files.pop("config", None)
-    found = Tokenizer.from_assets(TextAssets(tokenizer_json=backend.to_str().encode(), **files), config)
+    found = Tokenizer.from_assets(
+        TextAssets(tokenizer_json=backend.to_str().encode(), **files), config
+    )
     assert found is not None
     return found
 
@@ -64,5 +87,10 @@ def fallback_tokenizer() -> Tokenizer:
 def metaspace_tokenizer() -> Tokenizer:
     backend = byte_fallback()
     document = json.loads(backend.to_str().encode())
-    document["decoder"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    document["decoder"] = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "always",
+        "split": True,
+    }
     return opened(tokenizers.Tokenizer.from_str(json.dumps(document)))

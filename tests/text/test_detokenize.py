@@ -23,7 +23,9 @@ def test_any_chunking_of_any_bytes_gives_the_decoded_text(
 
 
 @given(ids)
-def test_special_tokens_are_text_when_asked_for(bytes_tokenizer: Tokenizer, token_ids: list[int]) -> None:
+def test_special_tokens_are_text_when_asked_for(
+    bytes_tokenizer: Tokenizer, token_ids: list[int]
+) -> None:
     parts = fed(TextStream(bytes_tokenizer, skip_special_tokens=False), token_ids, 1)
     assert "".join(parts) == bytes_tokenizer.decode(token_ids, skip_special_tokens=False)
 
@@ -34,7 +36,9 @@ def test_sentencepiece_text_equals_the_decoded_text(
     kind: str, request: pytest.FixtureRequest, data: st.DataObject
 ) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
-    start = data.draw(st.lists(st.sampled_from([257, 258, 261, 262, 264, 265, 266, 999]), max_size=4))
+    start = data.draw(
+        st.lists(st.sampled_from([257, 258, 261, 262, 264, 265, 266, 999]), max_size=4)
+    )
     token_ids = start + tokenizer.encode(data.draw(text), add_special_tokens=False)
     parts = fed(TextStream(tokenizer), token_ids, data.draw(st.integers(1, 9)))
     assert "".join(parts) == tokenizer.decode(token_ids)
@@ -112,7 +116,9 @@ def test_nothing_comes_after_a_stop_string(bytes_tokenizer: Tokenizer) -> None:
     assert stream.finish() == ""
 
 
-def test_a_stop_string_across_characters_of_several_tokens_is_found(bytes_tokenizer: Tokenizer) -> None:
+def test_a_stop_string_across_characters_of_several_tokens_is_found(
+    bytes_tokenizer: Tokenizer,
+) -> None:
     stream = TextStream(bytes_tokenizer, stop=["😀!"])
     assert "".join(fed(stream, bytes_tokenizer.encode("hi 😀! there"), 1)) == "hi "
     assert stream.stopped == "😀!"

@@ -34,7 +34,9 @@ def test_the_answer_is_opened_only_when_asked() -> None:
 
 def test_a_final_message_is_continued() -> None:
     messages = [*USER, {"role": "assistant", "content": "well"}]
-    assert render(CHATML, messages, continue_final_message=True).endswith("<|im_start|>assistant\nwell")
+    assert render(CHATML, messages, continue_final_message=True).endswith(
+        "<|im_start|>assistant\nwell"
+    )
 
 
 def test_template_variables_reach_the_template() -> None:
@@ -42,9 +44,15 @@ def test_template_variables_reach_the_template() -> None:
 
 
 def test_special_tokens_are_variables_whatever_form_the_file_gives_them() -> None:
-    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, "add_bos_token": True}
+    config = {
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "pad_token": None,
+        "add_bos_token": True,
+    }
     assets = TextAssets(
-        chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", tokenizer_config=config
+        chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+        tokenizer_config=config,
     )
     assert ChatTemplate.from_assets(assets).render(USER) == "<s>hi</s>"
 
@@ -64,7 +72,9 @@ def test_templates_have_what_the_hub_s_templates_use(source: str, expected: str)
 
 
 @pytest.mark.parametrize(
-    "content", ["a\nb", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], ["a", "b"]], ids=type
+    "content",
+    ["a\nb", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], ["a", "b"]],
+    ids=type,
 )
 def test_content_is_text_or_parts_of_text(content: Any) -> None:
     assert render("{{ messages[0].content }}", [{"role": "user", "content": content}]) == "a\nb"
@@ -72,7 +82,10 @@ def test_content_is_text_or_parts_of_text(content: Any) -> None:
 
 def test_images_are_refused() -> None:
     with pytest.raises(RequestError, match="image_url"):
-        render(CHATML, [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+        render(
+            CHATML,
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        )
 
 
 def test_missing_content_is_empty_but_stays_missing_beside_tool_calls() -> None:
@@ -101,7 +114,10 @@ def test_developer_messages_are_system_messages_to_templates_that_do_not_know_th
 
 
 def test_the_tool_template_is_used_when_there_are_tools() -> None:
-    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ tools[0].name }}"},
+    ]
     template = ChatTemplate.from_assets(TextAssets(tokenizer_config={"chat_template": named}))
     assert template.render(USER) == "plain"
     assert template.render(USER, tools=[{"name": "f"}]) == "f"

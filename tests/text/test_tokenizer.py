@@ -14,17 +14,23 @@ from inferno.text import Tokenizer, eos_token_ids
 
 
 def with_bos() -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "b": 2, "</s>": 3, "<eot>": 4}, unk_token="a"))
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({"<s>": 0, "a": 1, "b": 2, "</s>": 3, "<eot>": 4}, unk_token="a")
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(["<s>", "</s>", "<eot>"])
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     backend.enable_truncation(3)
     backend.enable_padding(length=3)
     return backend
 
 
 def opened(**files: object) -> Tokenizer:
-    tokenizer = Tokenizer.from_assets(TextAssets(tokenizer_json=with_bos().to_str().encode(), **files))
+    tokenizer = Tokenizer.from_assets(
+        TextAssets(tokenizer_json=with_bos().to_str().encode(), **files)
+    )
     assert tokenizer is not None
     return tokenizer
 
@@ -73,7 +79,9 @@ def test_end_tokens_are_the_union_of_all_files_in_order() -> None:
 
 
 def test_end_tokens_of_a_checkpoint_without_a_tokenizer_come_from_its_configs() -> None:
-    assert eos_token_ids(TextAssets(generation_config={"eos_token_id": None}), {"eos_token_id": [7]}) == (7,)
+    assert eos_token_ids(
+        TextAssets(generation_config={"eos_token_id": None}), {"eos_token_id": [7]}
+    ) == (7,)
 
 
 def test_a_checkpoint_without_a_tokenizer_has_none() -> None:
@@ -88,8 +96,12 @@ def test_a_malformed_tokenizer_is_a_checkpoint_error(document: bytes) -> None:
 
 def test_a_directory_that_transformers_can_read_has_a_tokenizer(tmp_path: Path) -> None:
     with_bos().save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    tokenizer = Tokenizer.from_assets(TextAssets(tokenizer_dir=str(tmp_path), tokenizer_config={"eos_token": "</s>"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
+    tokenizer = Tokenizer.from_assets(
+        TextAssets(tokenizer_dir=str(tmp_path), tokenizer_config={"eos_token": "</s>"})
+    )
     assert tokenizer is not None
     assert tokenizer.encode("a b") == [0, 1, 2]
     assert tokenizer.eos_token_ids == (3,)
@@ -111,7 +123,9 @@ def test_text_with_lone_surrogates_is_a_request_error(bytes_tokenizer: Tokenizer
         bytes_tokenizer.encode("a\ud800")
 
 
-def test_a_space_in_the_middle_of_a_text_belongs_to_its_token(fallback_tokenizer: Tokenizer) -> None:
+def test_a_space_in_the_middle_of_a_text_belongs_to_its_token(
+    fallback_tokenizer: Tokenizer,
+) -> None:
     token_id = fallback_tokenizer.token_id("▁ab")
     assert token_id is not None
     assert fallback_tokenizer.token_text(token_id) == " ab"

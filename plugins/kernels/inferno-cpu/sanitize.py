@@ -1,4 +1,5 @@
-"""Builds the native part with AddressSanitizer and UndefinedBehaviorSanitizer, and runs this plugin's tests on it.
+"""Builds the native part with AddressSanitizer and UndefinedBehaviorSanitizer, and runs this
+plugin's tests on it.
 
 python sanitize.py [arguments for pytest]
 """
@@ -15,7 +16,11 @@ BUILD = HERE / "build" / "sanitize"
 
 
 def main() -> int:
-    options = ["-DINFERNO_SANITIZE=ON", "-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={sys.executable}"]
+    options = [
+        "-DINFERNO_SANITIZE=ON",
+        "-DCMAKE_BUILD_TYPE=Release",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]
     subprocess.run(["cmake", "-S", HERE, "-B", BUILD, *options], check=True)
     subprocess.run(["cmake", "--build", BUILD, "-j", str(os.cpu_count() or 1)], check=True)
     # The package as a user imports it, with this build's module in the place of the installed one.
@@ -24,7 +29,8 @@ def main() -> int:
     for file in [*(HERE / "src" / "inferno_cpu").glob("*.py"), *BUILD.glob("_native*.so")]:
         (package / file.name).unlink(missing_ok=True)
         (package / file.name).symlink_to(file)
-    # Python itself is not instrumented: the runtime must come first, and what the interpreter never frees is no finding.
+    # Python itself is not instrumented: the runtime must come first, and what the interpreter never
+    # frees is no finding.
     runtimes = [_runtime("libasan.so"), _runtime("libubsan.so")]
     env = os.environ | {
         "LD_PRELOAD": " ".join(runtimes),
@@ -34,11 +40,14 @@ def main() -> int:
     }
     code = (
         "import sys, pytest\n"
-        "sys.meta_path[:] = [f for f in sys.meta_path if 'skbc' not in type(f).__module__]  # an editable installation's\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'skbc' not in type(f).__module__]  # "
+        "an editable installation's\n"
         f"sys.path.insert(0, {str(BUILD)!r})\n"
         "sys.exit(pytest.main(sys.argv[1:]))"
     )
-    return subprocess.run([sys.executable, "-c", code, str(HERE / "tests"), "-q", *sys.argv[1:]], env=env).returncode
+    return subprocess.run(
+        [sys.executable, "-c", code, str(HERE / "tests"), "-q", *sys.argv[1:]], env=env
+    ).returncode
 
 
 def _runtime(name: str) -> str:

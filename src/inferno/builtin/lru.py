@@ -11,8 +11,8 @@ from attrs import define, field
 class LRUPrefixCache:
     """Evicts idle blocks in the order in which they became idle.
 
-    That order never frees a block before its continuations: whoever uses a block uses all before it, and a sequence gives
-    its blocks back last to first. See `contracts.PrefixCache`.
+    That order never frees a block before its continuations: whoever uses a block uses all before
+    it, and a sequence gives its blocks back last to first. See `contracts.PrefixCache`.
     """
 
     num_blocks: int

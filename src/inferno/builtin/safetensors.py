@@ -1,8 +1,10 @@
-"""Hugging Face folders: config.json, *.safetensors and the tokenizer's files. Headers are read and checked without torch.
+"""Hugging Face folders: config.json, *.safetensors and the tokenizer's files. Headers are read and
+checked without torch.
 
-The format: 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets}, then the data
-(https://github.com/huggingface/safetensors). We check it ourselves, because the plan reads headers only and a damaged file
-must be found there: offsets inside the file, sizes that match shapes, no overlaps, nothing allocated by what a header claims.
+The format: 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets},
+then the data (https://github.com/huggingface/safetensors). We check it ourselves, because the plan
+reads headers only and a damaged file must be found there: offsets inside the file, sizes that match
+shapes, no overlaps, nothing allocated by what a header claims.
 """
 
 from __future__ import annotations
@@ -26,15 +28,26 @@ MAX_HEADER = 100_000_000
 """Bytes; the reference implementation's own limit."""
 
 DTYPES: Mapping[str, str] = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-}  # fmt: skip
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
 
 DAMAGED = "The file is damaged or incomplete: fetch it again."
 
 
 def matches(path: Path) -> bool:
-    """A folder with safetensors files, an index of them, or one such file beside its config.json."""
+    """A folder with safetensors files, an index of them, or one such file beside its
+    config.json."""
     if path.is_file():
         return path.suffix == ".safetensors"
     return path.is_dir() and any(path.glob("*.safetensors"))
@@ -61,12 +74,16 @@ class SafetensorsCheckpoint:
         folder = path if path.is_dir() else path.parent
         config = _read_json(folder / "config.json")
         if config is None:
-            raise CheckpointError(f"{folder} has no config.json", "It must lie beside the safetensors files.")
+            raise CheckpointError(
+                f"{folder} has no config.json", "It must lie beside the safetensors files."
+            )
         stored: dict[str, _Stored] = {}
         for file in _files(path):
             for name, found in read_header(file).items():
                 if name in stored:
-                    raise CheckpointError(f"{name} is in both {stored[name].file.name} and {file.name}", DAMAGED)
+                    raise CheckpointError(
+                        f"{name} is in both {stored[name].file.name} and {file.name}", DAMAGED
+                    )
                 stored[name] = found
         return cls(folder, config, stored)
 
@@ -75,7 +92,8 @@ class SafetensorsCheckpoint:
         return {name: s.info for name, s in self.stored.items()}
 
     def read(self, name: str) -> Tensor:
-        """A view of the mapped file. Each tensor has a map of its own: when it goes, its pages do."""
+        """A view of the mapped file. Each tensor has a map of its own: when it goes, its pages
+        do."""
         import torch
 
         stored = self.stored[name]
@@ -86,13 +104,18 @@ class SafetensorsCheckpoint:
         try:
             with stored.file.open("rb") as stream:
                 pages = mmap(
-                    stream.fileno(), before + info.nbytes, flags=MAP_PRIVATE, prot=PROT_READ | PROT_WRITE,
+                    stream.fileno(),
+                    before + info.nbytes,
+                    flags=MAP_PRIVATE,
+                    prot=PROT_READ | PROT_WRITE,
                     offset=stored.offset - before,
-                )  # fmt: skip
+                )
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{stored.file.name}: {error}", DAMAGED) from error
         raw = torch.frombuffer(pages, dtype=torch.uint8, count=info.nbytes, offset=before)
-        if before % dtype.itemsize:  # nothing forbids it, and torch cannot look at such bytes as numbers
+        if (
+            before % dtype.itemsize
+        ):  # nothing forbids it, and torch cannot look at such bytes as numbers
             raw = raw.clone()
         return raw.view(dtype).view(info.shape)
 
@@ -102,7 +125,10 @@ class SafetensorsCheckpoint:
     def text(self) -> TextAssets:
         tokenizer_config = _read_json(self.folder / "tokenizer_config.json") or {}
         tokenizer = self.folder / "tokenizer.json"
-        slow = any((self.folder / name).exists() for name in ("tokenizer.model", "vocab.json", "tekken.json"))
+        slow = any(
+            (self.folder / name).exists()
+            for name in ("tokenizer.model", "vocab.json", "tekken.json")
+        )
         return TextAssets(
             tokenizer_json=_read_bytes(tokenizer) if tokenizer.exists() else None,
             tokenizer_dir=str(self.folder) if slow else None,
@@ -115,7 +141,11 @@ class SafetensorsCheckpoint:
         for name in ("chat_template.jinja", "chat_template.json"):
             file = self.folder / name
             if file.exists():
-                return _read_text(file) if file.suffix == ".jinja" else (_read_json(file) or {}).get("chat_template")
+                return (
+                    _read_text(file)
+                    if file.suffix == ".jinja"
+                    else (_read_json(file) or {}).get("chat_template")
+                )
         return tokenizer_config.get("chat_template")
 
 
@@ -127,24 +157,31 @@ def _files(path: Path) -> list[Path]:
     if not indexes:
         return sorted(path.glob("*.safetensors"))
     weight_map = (_read_json(indexes[0]) or {}).get("weight_map")
-    if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
+    if not isinstance(weight_map, Mapping) or not all(
+        isinstance(v, str) for v in weight_map.values()
+    ):
         raise CheckpointError(f"{indexes[0].name} has no weight_map of file names", DAMAGED)
     files = [path / name for name in sorted(set(weight_map.values()))]
     for file in files:
         if file.parent != path:
-            raise CheckpointError(f"{indexes[0].name} names {file.name!r} outside its folder", DAMAGED)
+            raise CheckpointError(
+                f"{indexes[0].name} names {file.name!r} outside its folder", DAMAGED
+            )
         if not file.is_file():
             raise CheckpointError(f"{file.name} is missing; {indexes[0].name} names it", DAMAGED)
     return files
 
 
 def read_header(file: Path) -> dict[str, _Stored]:
-    """The tensors of one file. Raises CheckpointError unless sizes, shapes and offsets agree with one another and the file."""
+    """The tensors of one file. Raises CheckpointError unless sizes, shapes and offsets agree with
+    one another and the file."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER):
-            raise CheckpointError(f"{file.name}: header of {length} bytes in a file of {size}", DAMAGED)
+            raise CheckpointError(
+                f"{file.name}: header of {length} bytes in a file of {size}", DAMAGED
+            )
         try:
             header = json.loads(stream.read(length), object_pairs_hook=_unique)
         except _NamedTwiceError as error:
@@ -191,9 +228,13 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     if not all(type(n) is int and n >= 0 for n in numbers):
         raise CheckpointError(f"{file.name}: {name} has a size that is no natural number", DAMAGED)
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise CheckpointError(f"{file.name}: {name} is of the unknown type {kind!r}", f"Known: {', '.join(DTYPES)}.")
+        raise CheckpointError(
+            f"{file.name}: {name} is of the unknown type {kind!r}", f"Known: {', '.join(DTYPES)}."
+        )
     if end - begin != math.prod(shape) * DTYPE_BYTES[DTYPES[kind]]:
-        raise CheckpointError(f"{file.name}: {name} has {end - begin} bytes for {kind} {shape}", DAMAGED)
+        raise CheckpointError(
+            f"{file.name}: {name} has {end - begin} bytes for {kind} {shape}", DAMAGED
+        )
     return TensorInfo(DTYPES[kind], tuple(shape), end - begin), begin, end
 
 

@@ -1,7 +1,8 @@
 """Where models come from by default: this machine, and the Hugging Face hub.
 
-The hub's own client does the work (cache, resume, etags, tokens, `HF_*` variables); this module says what to fetch
-and turns its errors into ones a user can act on. It is imported on first use: listing plugins stays cheap.
+The hub's own client does the work (cache, resume, etags, tokens, `HF_*` variables); this module
+says what to fetch and turns its errors into ones a user can act on. It is imported on first use:
+listing plugins stays cheap.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from inferno.contracts import FetchOptions, Source
 from inferno.errors import InfernoError, ModelNotFoundError, OptionError
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
-"""Configs, tokenizer and weights; a repository often holds the same weights in other formats too."""
+"""Configs, tokenizer and weights; a repository often holds the same weights in other formats
+too."""
 UNWANTED = ("*/*", "consolidated*")
 """Folders (onnx, original) and Mistral's second copy of the weights."""
 
 _PART = r"[A-Za-z0-9][\w.-]*"
-_REF = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?", re.A)
+_REF = re.compile(
+    rf"(?P<repo>{_PART}/{_PART})(?:/(?P<file>{_PART}(?:/{_PART})*))?(?:@(?P<revision>[\w./-]+))?",
+    re.A,
+)
 _PART_OF = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.\w+)", re.A)
 MAX_PARTS = 1000
 
@@ -36,7 +41,9 @@ def is_local(ref: str) -> bool:
 def fetch_local(ref: str, options: FetchOptions) -> Path:
     if options.revision:
         raise OptionError(f"{ref} is on this machine: it has no revisions", "Leave --revision out.")
-    return Path(ref).expanduser().absolute()  # not resolved: links in a hub's cache are named, what they point at is not
+    return (
+        Path(ref).expanduser().absolute()
+    )  # not resolved: links in a hub's cache are named, what they point at is not
 
 
 def is_hub(ref: str) -> bool:
@@ -56,25 +63,37 @@ def fetch_hub(ref: str, options: FetchOptions) -> Path:
     }
     with _explained(wanted, options):
         if wanted.file:
-            files = {part: Path(hf_hub_download(wanted.repo, part, **common)) for part in _parts(wanted.file)}
+            files = {
+                part: Path(hf_hub_download(wanted.repo, part, **common))
+                for part in _parts(wanted.file)
+            }
             return files[wanted.file]
         path = Path(
-            snapshot_download(wanted.repo, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED), **common)
+            snapshot_download(
+                wanted.repo, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED), **common
+            )
         )
     if not any(path.glob("*.safetensors")):
-        raise ModelNotFoundError(f"{wanted.repo} has no safetensors weights", _other_weights(wanted, options))
+        raise ModelNotFoundError(
+            f"{wanted.repo} has no safetensors weights", _other_weights(wanted, options)
+        )
     return path
 
 
 def _parts(file: str) -> list[str]:
-    """All parts of a split file, named by any of them: `model-00001-of-00003.gguf`. Raises ModelNotFoundError."""
+    """All parts of a split file, named by any of them: `model-00001-of-00003.gguf`. Raises
+    ModelNotFoundError."""
     found = _PART_OF.fullmatch(file)
     if found is None:
         return [file]
     count = int(found["count"])
     if not 1 <= int(found["number"]) <= count <= MAX_PARTS:
-        raise ModelNotFoundError(f"{file} is no part of a file", f"Parts are numbered from 1 to at most {MAX_PARTS}.")
-    return [f"{found['stem']}-{i:05}-of-{found['count']}{found['suffix']}" for i in range(1, count + 1)]
+        raise ModelNotFoundError(
+            f"{file} is no part of a file", f"Parts are numbered from 1 to at most {MAX_PARTS}."
+        )
+    return [
+        f"{found['stem']}-{i:05}-of-{found['count']}{found['suffix']}" for i in range(1, count + 1)
+    ]
 
 
 def cached() -> Collection[str]:
@@ -86,11 +105,16 @@ def cached() -> Collection[str]:
 
 
 LOCAL = Source(
-    name="local", describe="a directory or file on this machine", matches=is_local, fetch=fetch_local, priority=20
+    name="local",
+    describe="a directory or file on this machine",
+    matches=is_local,
+    fetch=fetch_local,
+    priority=20,
 )
 HUB = Source(
     name="hub",
-    describe="a Hugging Face id: org/name, org/name@revision, or one file of it: org/name/file.gguf",
+    describe="a Hugging Face id: org/name, org/name@revision, or one file of it: "
+    "org/name/file.gguf",
     matches=is_hub,
     fetch=fetch_hub,
     list=cached,
@@ -108,7 +132,9 @@ class _HubRef:
         match = _REF.fullmatch(ref)
         assert match, f"is_hub() accepted {ref!r}"
         if revision and match["revision"] and revision != match["revision"]:
-            raise OptionError(f"{ref} and --revision {revision} name two revisions", "Give one of them.")
+            raise OptionError(
+                f"{ref} and --revision {revision} name two revisions", "Give one of them."
+            )
         return cls(match["repo"], match["file"], match["revision"] or revision)
 
 
@@ -134,23 +160,34 @@ def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelNotFoundError(
-            f"{repo} has no revision {wanted.revision}", f"Its branches and tags are listed at {hub}/{repo}/tree/main."
+            f"{repo} has no revision {wanted.revision}",
+            f"Its branches and tags are listed at {hub}/{repo}/tree/main.",
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise _not_here(wanted, options) from error
     except errors.EntryNotFoundError as error:
-        raise ModelNotFoundError(f"{repo} has no file {wanted.file}", _other_weights(wanted, options)) from error
+        raise ModelNotFoundError(
+            f"{repo} has no file {wanted.file}", _other_weights(wanted, options)
+        ) from error
     except errors.HfHubHTTPError as error:
         raise ModelNotFoundError(
             f"{hub} answered {error.response.status_code} for {repo}",
             "Try again later; 401 and 403 ask for HF_TOKEN or `hf auth login`.",
         ) from error
     except errors.HFValidationError as error:
-        raise ModelNotFoundError(f"{repo} is no model id: {error}", "An id looks like Qwen/Qwen3-0.6B.") from error
+        raise ModelNotFoundError(
+            f"{repo} is no model id: {error}", "An id looks like Qwen/Qwen3-0.6B."
+        ) from error
     except InfernoError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:  # disk full, a hostile file name, a transfer cut short
-        raise InfernoError(f"Fetching {repo} failed: {error}", "Run it again: files that arrived are kept.") from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # disk full, a hostile file name, a transfer cut short
+        raise InfernoError(
+            f"Fetching {repo} failed: {error}", "Run it again: files that arrived are kept."
+        ) from error
 
 
 def _not_here(wanted: _HubRef, options: FetchOptions) -> ModelNotFoundError:
@@ -164,7 +201,8 @@ def _not_here(wanted: _HubRef, options: FetchOptions) -> ModelNotFoundError:
             f"With a network, run `{pull}` without --offline and HF_HUB_OFFLINE.",
         )
     return ModelNotFoundError(
-        f"{wanted.repo} is not on this machine, or not all of it, and {constants.ENDPOINT} cannot be reached",
+        f"{wanted.repo} is not on this machine, or not all of it, and {constants.ENDPOINT} "
+        f"cannot be reached",
         f"Check the network (HF_ENDPOINT, HTTPS_PROXY), then run `{pull}`; or name a directory.",
     )
 
@@ -181,7 +219,10 @@ def _other_weights(wanted: _HubRef, options: FetchOptions) -> str:
     except Exception:  # the list is a courtesy; the error it would decorate is the one that counts
         return remedy
     weights = [file for file in files if file.endswith((".gguf", ".safetensors"))]
-    near = difflib.get_close_matches(wanted.file or "", weights, n=5, cutoff=0.3) or sorted(weights)[:5]
+    near = (
+        difflib.get_close_matches(wanted.file or "", weights, n=5, cutoff=0.3)
+        or sorted(weights)[:5]
+    )
     if not near:
         return "It holds nothing that inferno can read: safetensors or GGUF."
     return "Name one of its files: " + ", ".join(f"{wanted.repo}/{file}" for file in near) + "."

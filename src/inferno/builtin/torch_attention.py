@@ -1,7 +1,8 @@
 """Paged attention in plain torch: the reference every backend is held against.
 
-Suffixes: T packed tokens, H query heads, K key/value heads, G query heads per key/value head, C head dim, V value dim,
-S sequences, L keys (padded context), Q queries of a sequence, N rows of the cache (slots x key/value heads).
+Suffixes: T packed tokens, H query heads, K key/value heads, G query heads per key/value head, C
+head dim, V value dim, S sequences, L keys (padded context), Q queries of a sequence, N rows of the
+cache (slots x key/value heads).
 """
 
 from __future__ import annotations
@@ -38,9 +39,14 @@ class TorchAttend:
     need: AttentionNeed
 
     def __call__(
-        self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch,
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        cache: Mapping[str, Tensor],
+        batch: Batch,
         sinks_H: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         keys = values = cache["k"]
         keys.flatten(0, 1).index_copy_(0, batch.slots_T, k_TKC)
         if self.need.latent_dim is None:
@@ -54,8 +60,11 @@ class TorchAttend:
             out_THV[part.tokens] = self._attend(q_THC[part.tokens], keys, values, part, sinks_H)
         return out_THV
 
-    def _attend(self, q_THC: Tensor, keys: Tensor, values: Tensor, part: Part, sinks_H: Tensor | None) -> Tensor:
-        """Query heads that share a key/value head are folded into the query length: each key is read once."""
+    def _attend(
+        self, q_THC: Tensor, keys: Tensor, values: Tensor, part: Part, sinks_H: Tensor | None
+    ) -> Tensor:
+        """Query heads that share a key/value head are folded into the query length: each key is
+        read once."""
         S, Q, L = part.hidden_SQL.shape
         K, C = keys.shape[-2:]
         G = q_THC.shape[1] // K
@@ -63,9 +72,16 @@ class TorchAttend:
         if values is keys:
             v_XLV = k_XLC[..., : self.need.latent_dim]
         else:
-            v_XLV = values.reshape(-1, values.shape[-1]).index_select(0, part.rows_N).view(S * K, L, -1)
+            v_XLV = (
+                values.reshape(-1, values.shape[-1]).index_select(0, part.rows_N).view(S * K, L, -1)
+            )
         q_XYC = q_THC.view(S, Q, K, G, C).permute(0, 2, 1, 3, 4).reshape(S * K, Q * G, C)
-        scores = torch.bmm(q_XYC, k_XLC.transpose(1, 2)).float().mul_(self.need.scale).view(S, K, Q, G, L)
+        scores = (
+            torch.bmm(q_XYC, k_XLC.transpose(1, 2))
+            .float()
+            .mul_(self.need.scale)
+            .view(S, K, Q, G, L)
+        )
         if (cap := self.need.soft_cap) is not None:
             scores = cap * torch.tanh(scores / cap)
         scores.masked_fill_(part.hidden_SQL[:, None, :, None], float("-inf"))
@@ -78,7 +94,8 @@ class TorchAttend:
 
 
 def _parts(need: AttentionNeed, batch: Batch, device: torch.device) -> Iterator[Part]:
-    """The step's queries in parts of bounded size: single ones by padded context, prompts one by one."""
+    """The step's queries in parts of bounded size: single ones by padded context, prompts one by
+    one."""
     singles: dict[int, list[int]] = {}
     for i, context in enumerate(batch.context_lens):
         first, stop = batch.query_starts[i], batch.query_starts[i + 1]
@@ -96,7 +113,9 @@ def _parts(need: AttentionNeed, batch: Batch, device: torch.device) -> Iterator[
         for begin in range(0, len(members), size):
             group = members[begin : begin + size]
             tokens = torch.tensor([batch.query_starts[i] for i in group], device=device)
-            yield _part(need, batch, group, [batch.context_lens[i] for i in group], tokens, length, device)
+            yield _part(
+                need, batch, group, [batch.context_lens[i] for i in group], tokens, length, device
+            )
 
 
 def _span(need: AttentionNeed, reach: int, queries: int) -> int:
@@ -105,15 +124,21 @@ def _span(need: AttentionNeed, reach: int, queries: int) -> int:
 
 
 def _padded(length: int) -> int:
-    """A length with few distinct values: matrix libraries prepare a kernel for each shape they meet, and keep it."""
+    """A length with few distinct values: matrix libraries prepare a kernel for each shape they
+    meet, and keep it."""
     step = max(32, 1 << (length - 1).bit_length() >> 3)
     return -(-length // step) * step
 
 
 def _part(
-    need: AttentionNeed, batch: Batch, members: list[int], reaches: list[int], tokens: Tensor | slice, length: int,
+    need: AttentionNeed,
+    batch: Batch,
+    members: list[int],
+    reaches: list[int],
+    tokens: Tensor | slice,
+    length: int,
     device: torch.device,
-) -> Part:  # fmt: skip
+) -> Part:
     B, K = batch.block_size, need.num_kv_heads
     reach_S1 = torch.tensor(reaches, device=device)[:, None]
     positions_SQ = batch.positions_T[tokens].view(len(members), -1)

@@ -1,7 +1,9 @@
-"""The command line. Each command is a file of its own, imported when asked for; help and `plugins` import no torch.
+"""The command line. Each command is a file of its own, imported when asked for; help and `plugins`
+import no torch.
 
-Options beat `INFERNO_*` variables beat defaults. Errors are one line of cause and one of remedy on stderr; exit codes:
-0 done, 1 failed, 2 wrong usage, 3 no such model or not supported, 4 not enough memory, 5 a plugin's fault, 130 Ctrl-C.
+Options beat `INFERNO_*` variables beat defaults. Errors are one line of cause and one of remedy on
+stderr; exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such model or not supported, 4 not enough
+memory, 5 a plugin's fault, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ class _LazyGroup(click.RichGroup):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"Did you mean `inferno {near[0]}`?" if near else f"There are: {', '.join(COMMANDS)}."
+            hint = (
+                f"Did you mean `inferno {near[0]}`?"
+                if near
+                else f"There are: {', '.join(COMMANDS)}."
+            )
             ctx.fail(f"No such command '{args[0]}'. {hint}")
         return super().resolve_command(ctx, args)
 

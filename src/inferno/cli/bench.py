@@ -1,4 +1,5 @@
-"""`inferno bench`: prefill and decode speed of a model in this process. To compare engines: `benchmarks/`."""
+"""`inferno bench`: prefill and decode speed of a model in this process. To compare engines:
+`benchmarks/`."""
 
 from __future__ import annotations
 
@@ -17,14 +18,25 @@ if TYPE_CHECKING:
 @declare
 @ref_argument
 @click.option("--input-len", type=click.IntRange(1), default=128, help="Tokens in each prompt.")
-@click.option("--output-len", type=click.IntRange(2), default=64, help="Tokens to generate for each.")
 @click.option(
-    "--concurrency", multiple=True, type=click.IntRange(1), default=(1, 16), help="Requests at once; repeatable."
+    "--output-len", type=click.IntRange(2), default=64, help="Tokens to generate for each."
+)
+@click.option(
+    "--concurrency",
+    multiple=True,
+    type=click.IntRange(1),
+    default=(1, 16),
+    help="Requests at once; repeatable.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=3, help="The median of so many is shown.")
 @engine_options
 def command(
-    ref: str | None, input_len: int, output_len: int, concurrency: tuple[int, ...], rounds: int, **values: Any
+    ref: str | None,
+    input_len: int,
+    output_len: int,
+    concurrency: tuple[int, ...],
+    rounds: int,
+    **values: Any,
 ) -> None:
     """Measure REF with random tokens: nothing is cached, nothing stops early."""
     from inferno.cli.run import opened
@@ -32,12 +44,17 @@ def command(
     with opened(ref, values) as run:
         _round(run, 1, input_len, 2)  # the first step of a process allocates and compiles
         click.echo(f"{input_len} tokens in, {output_len} out, median of {rounds}")
-        click.echo(f"{'concurrent':>10}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'per stream':>10}")
+        click.echo(
+            f"{'concurrent':>10}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'per stream':>10}"
+        )
         for count in concurrency:
             first = median(_round(run, count, input_len, 1) for _ in range(rounds))
             total = median(_round(run, count, input_len, output_len) for _ in range(rounds))
             decode = count * (output_len - 1) / max(total - first, 1e-9)
-            click.echo(f"{count:>10}  {count * input_len / first:>13.1f}  {decode:>12.1f}  {decode / count:>10.1f}")
+            click.echo(
+                f"{count:>10}  {count * input_len / first:>13.1f}  {decode:>12.1f}  "
+                f"{decode / count:>10.1f}"
+            )
 
 
 def _round(run: Run, count: int, input_len: int, output_len: int) -> float:

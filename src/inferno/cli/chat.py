@@ -1,4 +1,5 @@
-"""`inferno chat`: a conversation in the terminal. Ctrl-C stops an answer; at the prompt it leaves."""
+"""`inferno chat`: a conversation in the terminal. Ctrl-C stops an answer; at the prompt it
+leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 @template_option
 @engine_options
 def command(
-    ref: str | None, system: str | None, thinking: bool | None, chat_template: str | None, **values: Any
+    ref: str | None,
+    system: str | None,
+    thinking: bool | None,
+    chat_template: str | None,
+    **values: Any,
 ) -> None:
     """Talk with REF. Lines may also be piped in: one question each."""
     from inferno.cli.run import opened
@@ -59,7 +64,9 @@ def _ask() -> str | None:
         return None
 
 
-def _answer(run: Run, messages: list[dict[str, str]], line: str, params: Any, thinking: bool | None) -> None:
+def _answer(
+    run: Run, messages: list[dict[str, str]], line: str, params: Any, thinking: bool | None
+) -> None:
     question = {"role": "user", "content": line}
     try:
         text = run.stream(run.chat_prompt([*messages, question], thinking), params)

@@ -1,4 +1,5 @@
-"""`inferno explain`: the plan that the other commands execute, and why it is not another. Loads nothing."""
+"""`inferno explain`: the plan that the other commands execute, and why it is not another. Loads
+nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +13,15 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 @declare
 @ref_argument
 @click.option("--json", "as_json", is_flag=True, help="The whole plan, for programs.")
-@click.option("--lock", "locked", is_flag=True, help="Write it to ./inferno.lock, for serve --locked.")
-@click.option("--check", "checked", is_flag=True, help="Compare every tensor's name and shape with the model (imports torch).")
+@click.option(
+    "--lock", "locked", is_flag=True, help="Write it to ./inferno.lock, for serve --locked."
+)
+@click.option(
+    "--check",
+    "checked",
+    is_flag=True,
+    help="Compare every tensor's name and shape with the model (imports torch).",
+)
 @engine_options
 def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **values: Any) -> None:
     """Say what would run REF, in how much memory, and why nothing else was chosen."""

@@ -13,20 +13,39 @@ from inferno.cli.sampling import sampling_options, take_sampling
 
 @declare
 @ref_argument
-@click.option("--prompt", "-p", "given", multiple=True, metavar="TEXT", help="What to answer; may be repeated.")
+@click.option(
+    "--prompt",
+    "-p",
+    "given",
+    multiple=True,
+    metavar="TEXT",
+    help="What to answer; may be repeated.",
+)
 @click.option("--prompts", metavar='"A | B"', help="Several, between bars.")
-@click.option("--batch", type=click.IntRange(1), default=1, help="Run every prompt this many times.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=1, help="Run every prompt this many times."
+)
 @click.option("--system", help="A system message.")
 @click.option("--thinking/--no-thinking", default=None, help="For models that can think first.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is: no chat template.")
-@click.option("--stream/--no-stream", default=True, help="Print as it comes; several prompts at the end.")
+@click.option(
+    "--stream/--no-stream", default=True, help="Print as it comes; several prompts at the end."
+)
 @sampling_options
 @template_option
 @engine_options
 def command(
-    ref: str | None, given: tuple[str, ...], prompts: str | None, batch: int, stream: bool, raw: bool,
-    system: str | None, thinking: bool | None, chat_template: str | None, **values: Any,
-) -> None:  # fmt: skip
+    ref: str | None,
+    given: tuple[str, ...],
+    prompts: str | None,
+    batch: int,
+    stream: bool,
+    raw: bool,
+    system: str | None,
+    thinking: bool | None,
+    chat_template: str | None,
+    **values: Any,
+) -> None:
     """Answer prompts with REF: a directory, a file, or a hub id."""
     from inferno.cli.run import opened, speed
 
@@ -52,5 +71,7 @@ def _texts(given: tuple[str, ...], prompts: str | None) -> list[str]:
     if not texts and not sys.stdin.isatty():
         texts = [text for text in [sys.stdin.read().strip()] if text]
     if not texts:
-        raise click.UsageError("No prompt. Give one with --prompt, several with --prompts, or pipe one in.")
+        raise click.UsageError(
+            "No prompt. Give one with --prompt, several with --prompts, or pipe one in."
+        )
     return texts

@@ -1,4 +1,5 @@
-"""Options that several commands share, and their way into `plan.Options`. vLLM's names where the meaning is vLLM's."""
+"""Options that several commands share, and their way into `plan.Options`. vLLM's names where the
+meaning is vLLM's."""
 
 from __future__ import annotations
 
@@ -21,17 +22,25 @@ DEFAULT_REF = "demo"
 
 _DTYPES = {
     "auto": "auto",
-    "float32": "float32", "float": "float32", "fp32": "float32",
-    "bfloat16": "bfloat16", "bf16": "bfloat16",
-    "float16": "float16", "half": "float16", "fp16": "float16",
-}  # fmt: skip
+    "float32": "float32",
+    "float": "float32",
+    "fp32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+    "fp16": "float16",
+}
 
 
 def declare(function: Callable[..., Any]) -> click.Command:
-    """A command whose options may also come from the environment: `--max-model-len` from `INFERNO_MAX_MODEL_LEN`."""
+    """A command whose options may also come from the environment: `--max-model-len` from
+    `INFERNO_MAX_MODEL_LEN`."""
     settings = {"help_option_names": ["-h", "--help"], "show_default": True}
     first = click.option_panel("Options")  # a command's own options before the shared ones
-    command = click.command(function.__module__.rpartition(".")[2], context_settings=settings)(first(function))
+    command = click.command(function.__module__.rpartition(".")[2], context_settings=settings)(
+        first(function)
+    )
     for option in command.params:
         if isinstance(option, click.Option) and option.expose_value:
             flag = next(o for o in option.opts if o.startswith("--"))
@@ -52,44 +61,100 @@ def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 ref_argument = click.argument("ref", required=False)
 debug_option = click.option(
-    "--debug", is_flag=True, is_eager=True, expose_value=False, callback=_set_debug, help="Show tracebacks."
+    "--debug",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_set_debug,
+    help="Show tracebacks.",
 )
 
 _engine = partial(click.option, panel="Engine")
 _places = partial(click.option, panel="Model and plugins")
 
-plugin_options = together([
-    _places("--disable", multiple=True, metavar="NAME", help="Go without this plugin; may be repeated."),
-    _places("--only", multiple=True, metavar="NAME", help="Go with this plugin and the built-in one only."),
-])  # fmt: skip
+plugin_options = together(
+    [
+        _places(
+            "--disable",
+            multiple=True,
+            metavar="NAME",
+            help="Go without this plugin; may be repeated.",
+        ),
+        _places(
+            "--only",
+            multiple=True,
+            metavar="NAME",
+            help="Go with this plugin and the built-in one only.",
+        ),
+    ]
+)
 
-source_options = together([
-    _places("--revision", help="Branch, tag or commit of a model on the hub."),
-    _places("--offline", is_flag=True, default=None, help="Use what is on this machine already."),
-])  # fmt: skip
+source_options = together(
+    [
+        _places("--revision", help="Branch, tag or commit of a model on the hub."),
+        _places(
+            "--offline", is_flag=True, default=None, help="Use what is on this machine already."
+        ),
+    ]
+)
 
-template_option = _places("--chat-template", metavar="FILE", help="Another Jinja template than the model's own.")
+template_option = _places(
+    "--chat-template", metavar="FILE", help="Another Jinja template than the model's own."
+)
 
-engine_options = together([
-    _engine("--dtype", type=click.Choice(list(_DTYPES)), help="Compute type. [default: the checkpoint's]"),
-    _engine("--device", help="cpu, cuda. [default: the best there is]"),
-    _engine("--memory", metavar="SIZE", help="All the memory to use, weights included: 8GiB, or 60% of what there is."),
-    _engine("--gpu-memory-utilization", type=float, metavar="0..1", help="The same, as a share of the device's."),
-    _engine("--max-model-len", type=int, help="Longest context, in tokens. [default: the model's, if it fits]"),
-    _engine("--kv-cache-dtype", metavar="TYPE", help="auto, fp8_e4m3 or int8. [default: the compute type]"),
-    _engine("--max-num-seqs", type=int, help="Most requests that run at once."),
-    _engine("--max-num-batched-tokens", type=int, help="Most tokens in one step."),
-    _engine("--block-size", type=int, help="Tokens per cache block. [default: what attention likes best]"),
-    _engine("--attention-backend", metavar="NAME", help="[default: the best that can]"),
-    _engine("--cache-policy", metavar="NAME", help="Prefix cache: lru, none, or a plugin's."),
-    _engine("--enable-prefix-caching/--no-enable-prefix-caching", default=None, help="The same as a switch."),
-    _engine("--tensor-parallel-size", "-tp", type=int, help="Devices that share every layer."),
-    _engine("--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"),
-    _engine("--isq", metavar="SCHEME", help="Quantize the weights while loading."),
-    source_options,
-    plugin_options,
-    debug_option,
-])  # fmt: skip
+engine_options = together(
+    [
+        _engine(
+            "--dtype",
+            type=click.Choice(list(_DTYPES)),
+            help="Compute type. [default: the checkpoint's]",
+        ),
+        _engine("--device", help="cpu, cuda. [default: the best there is]"),
+        _engine(
+            "--memory",
+            metavar="SIZE",
+            help="All the memory to use, weights included: 8GiB, or 60% of what there is.",
+        ),
+        _engine(
+            "--gpu-memory-utilization",
+            type=float,
+            metavar="0..1",
+            help="The same, as a share of the device's.",
+        ),
+        _engine(
+            "--max-model-len",
+            type=int,
+            help="Longest context, in tokens. [default: the model's, if it fits]",
+        ),
+        _engine(
+            "--kv-cache-dtype",
+            metavar="TYPE",
+            help="auto, fp8_e4m3 or int8. [default: the compute type]",
+        ),
+        _engine("--max-num-seqs", type=int, help="Most requests that run at once."),
+        _engine("--max-num-batched-tokens", type=int, help="Most tokens in one step."),
+        _engine(
+            "--block-size",
+            type=int,
+            help="Tokens per cache block. [default: what attention likes best]",
+        ),
+        _engine("--attention-backend", metavar="NAME", help="[default: the best that can]"),
+        _engine("--cache-policy", metavar="NAME", help="Prefix cache: lru, none, or a plugin's."),
+        _engine(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            default=None,
+            help="The same as a switch.",
+        ),
+        _engine("--tensor-parallel-size", "-tp", type=int, help="Devices that share every layer."),
+        _engine(
+            "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
+        ),
+        _engine("--isq", metavar="SCHEME", help="Quantize the weights while loading."),
+        source_options,
+        plugin_options,
+        debug_option,
+    ]
+)
 
 
 def chosen(ref: str | None) -> str:
@@ -111,7 +176,9 @@ def plan_options(values: Mapping[str, Any]) -> Options:
     _fold_prefix_caching(given)
     known = {attribute.name for attribute in fields(Options)}
     for name in given.keys() - known:
-        raise OptionError(f"--{name.replace('_', '-')} cannot be honoured by this version", "Leave it out.")
+        raise OptionError(
+            f"--{name.replace('_', '-')} cannot be honoured by this version", "Leave it out."
+        )
     return Options(progress=True, **given)
 
 
@@ -122,6 +189,8 @@ def _fold_prefix_caching(given: dict[str, Any]) -> None:
         return
     if policy is not None and enable == (policy == "none"):
         switch = "--enable-prefix-caching" if enable else "--no-enable-prefix-caching"
-        raise OptionError(f"{switch} and --cache-policy {policy} exclude each other", "Give one of them.")
+        raise OptionError(
+            f"{switch} and --cache-policy {policy} exclude each other", "Give one of them."
+        )
     if not enable:
         given["cache_policy"] = "none"

@@ -1,4 +1,5 @@
-"""`inferno plugins`: what is installed, what it offers, and what is wrong with what does not load."""
+"""`inferno plugins`: what is installed, what it offers, and what is wrong with what does not
+load."""
 
 from __future__ import annotations
 
@@ -16,14 +17,19 @@ from inferno.cli.options import debug_option, declare, plugin_options
 @plugin_options
 @debug_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, disable: tuple[str, ...], only: tuple[str, ...]) -> None:
+def command(
+    ctx: click.Context, as_json: bool, disable: tuple[str, ...], only: tuple[str, ...]
+) -> None:
     """List the installed plugins and what they offer."""
     plugins = load_catalog(disable=disable, only=only).plugins
     if as_json:
         click.echo(json.dumps([_entry(plugin) for plugin in plugins], indent=2))
         return
     for plugin in plugins:
-        click.echo(f"{click.style(plugin.name, bold=True)}  {plugin.distribution} {plugin.version}{_state(plugin)}")
+        click.echo(
+            f"{click.style(plugin.name, bold=True)}  {plugin.distribution} "
+            f"{plugin.version}{_state(plugin)}"
+        )
         for hook, names in plugin.offers.items():
             click.echo(f"  {_noun(hook):<20} {', '.join(names)}")
         if plugin.error:

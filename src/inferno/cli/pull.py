@@ -13,11 +13,17 @@ from inferno.cli.options import debug_option, declare, plugin_options, source_op
 @plugin_options
 @debug_option
 def command(
-    ref: str, revision: str | None, offline: bool | None, disable: tuple[str, ...], only: tuple[str, ...]
+    ref: str,
+    revision: str | None,
+    offline: bool | None,
+    disable: tuple[str, ...],
+    only: tuple[str, ...],
 ) -> None:
     """Fetch REF from where it comes, and print where it lies now."""
     from inferno.catalog import load_catalog
     from inferno.contracts import FetchOptions
 
     source = load_catalog(disable=disable, only=only).source_of(ref).item
-    click.echo(source.fetch(ref, FetchOptions(revision=revision, offline=bool(offline), progress=True)))
+    click.echo(
+        source.fetch(ref, FetchOptions(revision=revision, offline=bool(offline), progress=True))
+    )

@@ -1,4 +1,5 @@
-"""A model opened for a command: the plan, the engine in this process, and what the terminal shows of both."""
+"""A model opened for a command: the plan, the engine in this process, and what the terminal shows
+of both."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ _Result = TypeVar("_Result")
 
 
 @contextmanager
-def opened(ref: str | None, values: dict[str, Any], chat_template: str | None = None) -> Iterator[Run]:
+def opened(
+    ref: str | None, values: dict[str, Any], chat_template: str | None = None
+) -> Iterator[Run]:
     """Resolve, load, say what runs and where the time went; closed at the end."""
     options = plan_options(values)
     clock = Clock()
@@ -73,10 +76,13 @@ class Run:
         return attrs.evolve(self.llm.default_params, **given)
 
     def prompt(self, text: str, *, system: str | None, thinking: bool | None, raw: bool) -> Prompt:
-        """One question, through the chat template where the model has one and `raw` does not forbid it."""
+        """One question, through the chat template where the model has one and `raw` does not forbid
+        it."""
         if raw or not self.llm.template.exists:
             if system is not None or thinking is not None:
-                raise OptionError("--system and --thinking need a chat template", "Leave them out, and --raw too.")
+                raise OptionError(
+                    "--system and --thinking need a chat template", "Leave them out, and --raw too."
+                )
             return text
         messages = [{"role": "system", "content": system}] if system is not None else []
         return self.chat_prompt([*messages, {"role": "user", "content": text}], thinking)
@@ -85,7 +91,9 @@ class Run:
         if thinking is None:
             return self.llm.encode_chat(messages)
         if "enable_thinking" not in self.llm.template.source():
-            raise OptionError("this model's template has no thinking to switch", "Leave --thinking out.")
+            raise OptionError(
+                "this model's template has no thinking to switch", "Leave --thinking out."
+            )
         return self.llm.encode_chat(messages, enable_thinking=thinking)
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> str:
@@ -100,7 +108,9 @@ class Run:
             sys.stdout.flush()
         end = time.perf_counter()
         click.echo()
-        click.echo(speed(tokens, end - start, f"first after {(first or end) - start:.2f} s"), err=True)
+        click.echo(
+            speed(tokens, end - start, f"first after {(first or end) - start:.2f} s"), err=True
+        )
         return text
 
     def timed(self, call: Callable[[], _Result]) -> tuple[_Result, float]:
@@ -110,5 +120,7 @@ class Run:
 
 
 def speed(tokens: int, seconds: float, more: str) -> str:
-    text = f"{tokens} tokens in {seconds:.2f} s, {tokens / max(seconds, 1e-9):.1f} tokens/s ({more})"
+    text = (
+        f"{tokens} tokens in {seconds:.2f} s, {tokens / max(seconds, 1e-9):.1f} tokens/s ({more})"
+    )
     return click.style(text, dim=True)

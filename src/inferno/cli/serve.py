@@ -6,27 +6,57 @@ from typing import Any
 
 import rich_click as click
 
-from inferno.cli.options import chosen, declare, engine_options, plan_options, ref_argument, template_option
+from inferno.cli.options import (
+    chosen,
+    declare,
+    engine_options,
+    plan_options,
+    ref_argument,
+    template_option,
+)
 
 
 @declare
 @ref_argument
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000)
-@click.option("--api-key", "api_keys", multiple=True, help="Asked of every client; may be repeated.")
-@click.option("--served-model-name", "names", multiple=True, help="What clients call the model; may be repeated.")
-@click.option("--strict-params", is_flag=True, help="Refuse unknown request fields instead of naming them.")
-@click.option("--max-waiting", type=click.IntRange(0), help="Waiting requests; more get a 429. [default: any]")
-@click.option("--shutdown-timeout", type=click.FloatRange(0), default=30, help="Seconds that running answers get at the end.")
+@click.option(
+    "--api-key", "api_keys", multiple=True, help="Asked of every client; may be repeated."
+)
+@click.option(
+    "--served-model-name",
+    "names",
+    multiple=True,
+    help="What clients call the model; may be repeated.",
+)
+@click.option(
+    "--strict-params", is_flag=True, help="Refuse unknown request fields instead of naming them."
+)
+@click.option(
+    "--max-waiting", type=click.IntRange(0), help="Waiting requests; more get a 429. [default: any]"
+)
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(0),
+    default=30,
+    help="Seconds that running answers get at the end.",
+)
 @click.option(
     "--reasoning",
     type=click.Choice(["both", "reasoning", "reasoning_content"]),
     default="both",
     help="The field that carries a model's thinking; clients differ.",
 )
-@click.option("--open-path", "open_paths", multiple=True, help="Needs no key even where there are keys: /metrics; repeatable.")
+@click.option(
+    "--open-path",
+    "open_paths",
+    multiple=True,
+    help="Needs no key even where there are keys: /metrics; repeatable.",
+)
 @click.option("--seed", type=int, help="Makes requests without a seed of their own repeatable.")
-@click.option("--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock).")
+@click.option(
+    "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
+)
 @template_option
 @engine_options
 def command(
@@ -62,7 +92,11 @@ def command(
     def ready(url: str, llm: AsyncLLM) -> None:
         clock.lap("engine")
         show.started(plan, clock.laps)
-        click.echo(f"Serving at {url}/v1. Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}", err=True)
+        click.echo(
+            f"Serving at {url}/v1. "
+            f"Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}",
+            err=True,
+        )
 
     _warn(host, api_keys)
     app = {
@@ -73,15 +107,20 @@ def command(
         "reasoning": reasoning,
         "open_paths": (*OPEN_PATHS, *open_paths),
     }
-    run_server(llm, host=host, port=port, ready=ready, app_options=app, shutdown_seconds=shutdown_timeout)
+    run_server(
+        llm, host=host, port=port, ready=ready, app_options=app, shutdown_seconds=shutdown_timeout
+    )
 
 
 def _warn(host: str, api_keys: tuple[str, ...]) -> None:
     if host not in ("127.0.0.1", "localhost", "::1") and not api_keys:
-        click.echo(f"Listening on {host} without --api-key: anyone who can reach it can use it.", err=True)
+        click.echo(
+            f"Listening on {host} without --api-key: anyone who can reach it can use it.", err=True
+        )
 
 
 def _curl(url: str, model: str, api_keys: tuple[str, ...]) -> str:
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does math.gcd do?"}}]}}'
+    messages = '[{"role": "user", "content": "What does math.gcd do?"}]'
+    body = f'{{"model": "{model}", "messages": {messages}}}'
     key = " -H 'Authorization: Bearer YOUR_KEY'" if api_keys else ""
     return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"

@@ -19,13 +19,24 @@ Row = tuple[str, str, str]
 
 def started(plan: Plan, laps: Mapping[str, float]) -> None:
     """What runs, from which plugin, in what memory, and where the time went: on stderr."""
-    total, stages = sum(laps.values()), ", ".join(f"{name} {seconds:.2f}" for name, seconds in laps.items())
+    total, stages = (
+        sum(laps.values()),
+        ", ".join(f"{name} {seconds:.2f}" for name, seconds in laps.items()),
+    )
     items = ", ".join(f"{item.name} {memory.show(item.nbytes)}" for item in plan.memory)
     rows = [
-        ("model", f"{plan.architecture}, {plan.dtype} on {plan.device}", _origin(plan, "architecture")),
+        (
+            "model",
+            f"{plan.architecture}, {plan.dtype} on {plan.device}",
+            _origin(plan, "architecture"),
+        ),
         *_scheme_rows(plan),
         *_kernel_rows(plan),
-        ("attention", ", ".join(dict.fromkeys(use.name for use in plan.attention)), _origin(plan, "attention")),
+        (
+            "attention",
+            ", ".join(dict.fromkeys(use.name for use in plan.attention)),
+            _origin(plan, "attention"),
+        ),
         ("cache", f"{plan.cache_policy}, {plan.kv_tokens} tokens", _origin(plan, "cache policy")),
         ("memory", items, ""),
         ("start", f"{total:.2f} s: {stages}", ""),
@@ -44,7 +55,12 @@ def explained(plan: Plan) -> str:
     if plan.notes:
         parts.append(_section("Notes", "\n".join(f"  {note}" for note in plan.notes)))
     refusals = [(refusal.name, refusal.reason, refusal.distribution) for refusal in plan.considered]
-    parts.append(_section("Not chosen", _table(refusals) if refusals else "  nothing: there was no other candidate"))
+    parts.append(
+        _section(
+            "Not chosen",
+            _table(refusals) if refusals else "  nothing: there was no other candidate",
+        )
+    )
     return "\n\n".join(parts)
 
 
@@ -55,7 +71,11 @@ def _decisions(plan: Plan) -> list[Row]:
         ("architecture", plan.architecture, _origin(plan, "architecture")),
         ("format", plan.format, _origin(plan, "format")),
         *_scheme_rows(plan, classes=True),
-        *([("quantized to", f"{plan.isq}, while loading", _origin(plan, "in-situ scheme"))] if plan.isq else []),
+        *(
+            [("quantized to", f"{plan.isq}, while loading", _origin(plan, "in-situ scheme"))]
+            if plan.isq
+            else []
+        ),
         ("compute", f"{plan.dtype} on {plan.device}", ""),
         *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
@@ -67,7 +87,10 @@ def _decisions(plan: Plan) -> list[Row]:
 
 
 def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
-    return [("weights", _scheme(use, classes), _origin(plan, "scheme", use.name)) for use in plan.schemes]
+    return [
+        ("weights", _scheme(use, classes), _origin(plan, "scheme", use.name))
+        for use in plan.schemes
+    ]
 
 
 def _scheme(use: SchemeUse, classes: bool) -> str:
@@ -79,15 +102,26 @@ def _kernel_rows(plan: Plan) -> Iterable[Row]:
     by_name: dict[str, list[str]] = {}
     for use in plan.kernels:
         by_name.setdefault(use.name, []).append(f"{use.op} {use.layout}".rstrip())
-    return [("kernels", f"{name}: {', '.join(ops)}", _origin(plan, "kernels", name)) for name, ops in by_name.items()]
+    return [
+        ("kernels", f"{name}: {', '.join(ops)}", _origin(plan, "kernels", name))
+        for name, ops in by_name.items()
+    ]
 
 
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
     need = use.need
-    features = "".join(f", {name} {getattr(need, name)}" for name in sorted(need.features - {"scale"}))
+    features = "".join(
+        f", {name} {getattr(need, name)}" for name in sorted(need.features - {"scale"})
+    )
     heads = f"{need.num_heads} query heads over {need.num_kv_heads} of {need.head_dim}{features}"
-    yield "attention", f"{use.name}: {heads}, {_layers(use.layers)}", _origin(plan, "attention", use.name)
-    tensors = "; ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items())
+    yield (
+        "attention",
+        f"{use.name}: {heads}, {_layers(use.layers)}",
+        _origin(plan, "attention", use.name),
+    )
+    tensors = "; ".join(
+        f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()
+    )
     yield "KV layout", f"per layer and {plan.block_size} tokens: {tensors}", ""
 
 
@@ -104,16 +138,22 @@ def _memory_rows(plan: Plan) -> list[Row]:
     fits = f"{at_once} of {plan.max_model_len} tokens at once"
     if at_once < plan.max_num_seqs:
         lengths = range(plan.block_size, plan.max_model_len, plan.block_size)
-        each = bisect_right(lengths, -plan.max_num_seqs, key=lambda length: -plan.fitting(length)) * plan.block_size
+        each = (
+            bisect_right(lengths, -plan.max_num_seqs, key=lambda length: -plan.fitting(length))
+            * plan.block_size
+        )
         fits += f", or {plan.max_num_seqs} of {each}"
     return [*rows, ("total", f"{memory.show(total):>10}", ""), ("fits", fits, "")]
 
 
 def _origin(plan: Plan, what: str, name: str | None = None) -> str:
-    """The distribution and version of what was chosen; of every one of the kind where `name` is None."""
+    """The distribution and version of what was chosen; of every one of the kind where `name` is
+    None."""
     if name is not None:
         return plan.distributions.get(f"{what} {name}", "")
-    origins = (origin for chosen, origin in plan.distributions.items() if chosen.startswith(f"{what} "))
+    origins = (
+        origin for chosen, origin in plan.distributions.items() if chosen.startswith(f"{what} ")
+    )
     return ", ".join(dict.fromkeys(origins))
 
 

@@ -1,8 +1,9 @@
-"""What plugins provide: frozen declarations and the protocols behind them. No behaviour, no torch at run time.
+"""What plugins provide: frozen declarations and the protocols behind them. No behaviour, no torch
+at run time.
 
-A declaration's callables may be given as `"package.module:name"`; they are imported when first called, so that
-listing plugins costs nothing. Every declaration carries the `api_version` of its hook (`hookspecs.API_VERSIONS`);
-contracts grow by optional fields with defaults.
+A declaration's callables may be given as `"package.module:name"`; they are imported when first
+called, so that listing plugins costs nothing. Every declaration carries the `api_version` of its
+hook (`hookspecs.API_VERSIONS`); contracts grow by optional fields with defaults.
 """
 
 from inferno.contracts.architectures import Architecture, Model, ModelConfig
@@ -17,14 +18,54 @@ from inferno.contracts.attention import (
     DType,
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
-from inferno.contracts.checkpoints import Checkpoint, CheckpointFormat, CheckpointView, QuantScheme, TensorInfo, TextAssets
+from inferno.contracts.checkpoints import (
+    Checkpoint,
+    CheckpointFormat,
+    CheckpointView,
+    QuantScheme,
+    TensorInfo,
+    TextAssets,
+)
 from inferno.contracts.gguf import GgufNames
-from inferno.contracts.kernels import EXPERT_OPS, GROUPED, LINEAR, OPS, KernelNeed, KernelProvider, Recording
+from inferno.contracts.kernels import (
+    EXPERT_OPS,
+    GROUPED,
+    LINEAR,
+    OPS,
+    KernelNeed,
+    KernelProvider,
+    Recording,
+)
 from inferno.contracts.sources import FetchOptions, Source
 
 __all__ = [
-    "Architecture", "Attend", "AttentionBackend", "AttentionNeed", "COMPUTE_DTYPES", "CacheDType", "CachePolicy",
-    "CacheTensor", "Checkpoint", "CheckpointFormat", "CheckpointView", "DTYPE_BYTES", "DType", "EXPERT_OPS", "FetchOptions",
-    "GROUPED", "GgufNames", "KernelNeed", "KernelProvider", "LINEAR", "Model", "ModelConfig", "OPS", "PrefixCache",
-    "QuantScheme", "Recording", "Source", "TensorInfo", "TextAssets",
-]  # fmt: skip
+    "Architecture",
+    "Attend",
+    "AttentionBackend",
+    "AttentionNeed",
+    "COMPUTE_DTYPES",
+    "CacheDType",
+    "CachePolicy",
+    "CacheTensor",
+    "Checkpoint",
+    "CheckpointFormat",
+    "CheckpointView",
+    "DTYPE_BYTES",
+    "DType",
+    "EXPERT_OPS",
+    "FetchOptions",
+    "GROUPED",
+    "GgufNames",
+    "KernelNeed",
+    "KernelProvider",
+    "LINEAR",
+    "Model",
+    "ModelConfig",
+    "OPS",
+    "PrefixCache",
+    "QuantScheme",
+    "Recording",
+    "Source",
+    "TensorInfo",
+    "TextAssets",
+]

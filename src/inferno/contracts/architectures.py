@@ -24,9 +24,9 @@ def _texts(texts: Iterable[str]) -> tuple[str, ...]:
 
 @runtime_checkable
 class ModelConfig(Protocol):
-    """What an architecture makes of `config.json`: whatever it likes, and these. It may also have `unused_tensors`, a
-    tuple of name patterns (`*` matches anything) that checkpoints store and the model does not read, and `num_experts`, where
-    layers have routed experts (`nn.Experts`)."""
+    """What an architecture makes of `config.json`: whatever it likes, and these. It may also have
+    `unused_tensors`, a tuple of name patterns (`*` matches anything) that checkpoints store and the
+    model does not read, and `num_experts`, where layers have routed experts (`nn.Experts`)."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -37,7 +37,8 @@ class ModelConfig(Protocol):
         ...
 
     def attention_needs(self) -> Sequence[AttentionNeed]:
-        """One per attention layer, in the order of their layer ids; dtype and device are filled in by the plan."""
+        """One per attention layer, in the order of their layer ids; dtype and device are filled in
+        by the plan."""
         ...
 
 
@@ -57,7 +58,8 @@ class Model(Protocol):
 class Architecture:
     """A model the kernel can build.
 
-    Module paths equal the checkpoint's tensor names (Hugging Face's): then no format and no scheme needs a map.
+    Module paths equal the checkpoint's tensor names (Hugging Face's): then no format and no scheme
+    needs a map.
     """
 
     name: str
@@ -69,10 +71,11 @@ class Architecture:
     gguf: GgufNames | None = None
     """How its GGUF files are named; None: it loads from its own dialect only."""
     adapt: Callable[[Checkpoint], Checkpoint] | None = field(default=None, converter=lazy.optional)
-    """A view of a checkpoint under the model's own names, where it has others (`CheckpointView`). Imports no torch before a
-    tensor is read."""
+    """A view of a checkpoint under the model's own names, where it has others (`CheckpointView`).
+    Imports no torch before a tensor is read."""
     stop_tokens: tuple[str, ...] = field(default=(), converter=_texts)
-    """Special tokens that end an answer even where a checkpoint does not say so; a vocabulary may lack them."""
+    """Special tokens that end an answer even where a checkpoint does not say so; a vocabulary may
+    lack them."""
     chat_template: str | None = None
     """A Jinja template for checkpoints that were trained to chat and carry none."""
     checkpoints: tuple[str, ...] = field(default=(), converter=_texts)

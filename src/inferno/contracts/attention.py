@@ -25,15 +25,26 @@ COMPUTE_DTYPES: tuple[DType, ...] = get_args(DType)
 CacheDType = Literal["auto", "fp8_e4m3", "int8"]
 """Types of a key/value cache; auto is the compute type."""
 DTYPE_BYTES: Mapping[str, int] = {
-    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
-    "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 
 
 @frozen(kw_only=True)
 class AttentionNeed:
-    """What one attention layer asks of a backend. Fields with a default are *features*: a backend that does not
-    list a feature in use is refused by the kernel, so a new one can never be ignored silently."""
+    """What one attention layer asks of a backend. Fields with a default are *features*: a backend
+    that does not list a feature in use is refused by the kernel, so a new one can never be ignored
+    silently."""
 
     num_heads: int
     num_kv_heads: int
@@ -49,11 +60,14 @@ class AttentionNeed:
     value_dim: int | None = None
     """Numbers in a value's head, where it is not `head_dim`."""
     latent_dim: int | None = None
-    """Multi-head latent attention (arXiv:2405.04434): values are the first `latent_dim` numbers of the keys, and not stored."""
+    """Multi-head latent attention (arXiv:2405.04434): values are the first `latent_dim` numbers of
+    the keys, and not stored."""
     sinks: bool = False
-    """Each query head has a learned logit in its softmax that stands for no token (arXiv:2309.17453)."""
+    """Each query head has a learned logit in its softmax that stands for no token
+    (arXiv:2309.17453)."""
     cache_dtype: CacheDType = "auto"
-    """What keys and values are stored as: auto is `dtype`; the others hold a scale beside each head's vector."""
+    """What keys and values are stored as: auto is `dtype`; the others hold a scale beside each
+    head's vector."""
 
     @property
     def output_dim(self) -> int:
@@ -64,7 +78,10 @@ class AttentionNeed:
     def features(self) -> frozenset[str]:
         """Names of the optional features this layer uses."""
         optional = [a for a in attrs.fields(type(self)) if a.default is not attrs.NOTHING]
-        return frozenset(a.name for a in optional if getattr(self, a.name) != a.default) - {"dtype", "device"}
+        return frozenset(a.name for a in optional if getattr(self, a.name) != a.default) - {
+            "dtype",
+            "device",
+        }
 
 
 @frozen
@@ -79,11 +96,16 @@ class Attend(Protocol):
     """Stores k and v in the cache, then attends."""
 
     def __call__(
-        self, q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch,
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        cache: Mapping[str, Tensor],
+        batch: Batch,
         sinks_H: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """(T, H, C) -> (T, H, `need.output_dim`). `cache` holds the layer's tensors, each (blocks, *shape of one block).
-        `sinks_H` is given where `need.sinks`."""
+    ) -> Tensor:
+        """(T, H, C) -> (T, H, `need.output_dim`). `cache` holds the layer's tensors, each (blocks,
+        *shape of one block). `sinks_H` is given where `need.sinks`."""
         ...
 
 
@@ -95,8 +117,11 @@ class AttentionBackend:
     refuses: Callable[[AttentionNeed], str | None] = field(converter=lazy.function)
     """Why it cannot serve the need, as a sentence, or None when it can. Imports no torch."""
     build: Callable[[AttentionNeed], Attend] = field(converter=lazy.function)
-    cache: Callable[[AttentionNeed, int], Mapping[str, CacheTensor]] = field(converter=lazy.function)
-    """cache(need, block_size) -> what a layer keeps per block: the backend owns the layout. Imports no torch."""
+    cache: Callable[[AttentionNeed, int], Mapping[str, CacheTensor]] = field(
+        converter=lazy.function
+    )
+    """cache(need, block_size) -> what a layer keeps per block: the backend owns the layout. Imports
+    no torch."""
     features: frozenset[str] = frozenset()
     """The optional fields of AttentionNeed it honours. Needs with any other are refused for it."""
     block_size: int = 16

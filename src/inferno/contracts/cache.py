@@ -11,8 +11,9 @@ from inferno import lazy
 
 
 class PrefixCache(Protocol):
-    """Remembers which block holds which content. Knows ids and keys, no tokens and no tensors; the pool owns the
-    blocks. A key names a full block's tokens *and everything before them* (`cache.extend_keys`).
+    """Remembers which block holds which content. Knows ids and keys, no tokens and no tensors; the
+    pool owns the blocks. A key names a full block's tokens *and everything before them*
+    (`cache.extend_keys`).
 
     A kept block is *used* while some sequence holds it, else *idle*: still findable, and evictable.
     """
@@ -23,12 +24,14 @@ class PrefixCache(Protocol):
         ...
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of `keys`. Changes nothing; valid until the next `evict`."""
+        """Blocks of the longest known prefix of `keys`. Changes nothing; valid until the next
+        `evict`."""
         ...
 
     def keep(self, key: bytes, block_id: int) -> int:
-        """Remember a full, used block. Returns the block that holds the key from now on: `block_id`, or one that
-        was known before, in which case nothing changes and the caller uses that one."""
+        """Remember a full, used block. Returns the block that holds the key from now on:
+        `block_id`, or one that was known before, in which case nothing changes and the caller uses
+        that one."""
         ...
 
     def keeps(self, block_id: int) -> bool:
@@ -40,12 +43,13 @@ class PrefixCache(Protocol):
         ...
 
     def release(self, block_id: int) -> None:
-        """No sequence uses the kept block any more: it becomes idle. A sequence's blocks come last to first."""
+        """No sequence uses the kept block any more: it becomes idle. A sequence's blocks come last
+        to first."""
         ...
 
     def evict(self, count: int) -> list[int]:
-        """Forget `count` idle blocks (all, when fewer), least useful first and never one whose continuation is still
-        kept; returns them."""
+        """Forget `count` idle blocks (all, when fewer), least useful first and never one whose
+        continuation is still kept; returns them."""
         ...
 
     def clear(self) -> list[int]:

@@ -29,7 +29,8 @@ class TensorInfo:
 
 @frozen(kw_only=True)
 class TextAssets:
-    """What a checkpoint says about text. All optional: without a tokenizer a model still runs on token ids."""
+    """What a checkpoint says about text. All optional: without a tokenizer a model still runs on
+    token ids."""
 
     tokenizer_json: bytes | None = None
     """A `tokenizer.json` document, UTF-8."""
@@ -45,7 +46,8 @@ class TextAssets:
 
 
 class Checkpoint(Protocol):
-    """An opened checkpoint, speaking Hugging Face names whatever is on disk. Opening reads headers only."""
+    """An opened checkpoint, speaking Hugging Face names whatever is on disk. Opening reads headers
+    only."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -58,8 +60,8 @@ class Checkpoint(Protocol):
     def text(self) -> TextAssets: ...
 
     def read(self, name: str) -> Tensor:
-        """The tensor, in host memory; a view of the mapped file where the format can. The first call may import
-        torch. Raises CheckpointError."""
+        """The tensor, in host memory; a view of the mapped file where the format can. The first
+        call may import torch. Raises CheckpointError."""
         ...
 
     def close(self) -> None: ...
@@ -67,7 +69,8 @@ class Checkpoint(Protocol):
 
 @frozen(eq=False)
 class CheckpointView:
-    """What `Architecture.adapt` gives: another checkpoint under other names. One that derives has `tensors` and `read`."""
+    """What `Architecture.adapt` gives: another checkpoint under other names. One that derives has
+    `tensors` and `read`."""
 
     checkpoint: Checkpoint
 
@@ -90,8 +93,9 @@ class CheckpointFormat:
     matches: Callable[[Path], bool] = field(converter=lazy.function)
     """Whether `path` is of this format, from names or first bytes only."""
     open: Callable[[Path, Sequence[Architecture]], Checkpoint] = field(converter=lazy.function)
-    """open(path, architectures): reads and checks the headers. Imports no torch. A format with names of its own finds their
-    translation in the installed architectures. Raises CheckpointError on anything damaged."""
+    """open(path, architectures): reads and checks the headers. Imports no torch. A format with
+    names of its own finds their translation in the installed architectures. Raises CheckpointError
+    on anything damaged."""
     priority: int = 0
     api_version: int = 1
 
@@ -100,19 +104,22 @@ class CheckpointFormat:
 class QuantScheme:
     """A layout of a stored matrix.
 
-    A module's *parts* are the tensors stored under its path: {"weight"} when dense, {"qweight", "scales",
-    "qzeros"} for GPTQ. They alone decide which scheme owns it.
+    A module's *parts* are the tensors stored under its path: {"weight"} when dense, {"qweight",
+    "scales", "qzeros"} for GPTQ. They alone decide which scheme owns it.
     """
 
     name: str
-    owns: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool] = field(converter=lazy.function)
+    owns: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool] = field(
+        converter=lazy.function
+    )
     """owns(parts, quantization_config). Imports no torch."""
     load: Callable[..., Weight] = field(converter=lazy.function)
     """load(parts, *, quant_config, dtype) -> the Weight these tensors encode."""
     nbytes: Callable[[Mapping[str, TensorInfo], str], int] = field(converter=lazy.function)
     """nbytes(parts, dtype) -> bytes the loaded weight holds in memory. Imports no torch."""
     layout: str = ""
-    """`Weight.layout` of what `load` gives: what a kernel is asked for. Empty: a plain matrix of the compute type."""
+    """`Weight.layout` of what `load` gives: what a kernel is asked for. Empty: a plain matrix of
+    the compute type."""
     pack: Callable[[Tensor], Weight] | None = field(default=None, converter=lazy.optional)
     """Encode a dense matrix: in-situ quantization. None where the scheme cannot."""
     priority: int = 0

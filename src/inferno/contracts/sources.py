@@ -27,7 +27,8 @@ class Source:
 
     name: str
     describe: str
-    """What references of it look like, for "not found" errors: "a directory or file on this machine"."""
+    """What references of it look like, for "not found" errors: "a directory or file on this
+    machine"."""
     matches: Callable[[str], bool] = field(converter=lazy.function)
     """Whether the reference is of this source, from its form and what is on this machine only."""
     fetch: Callable[[str, FetchOptions], Path] = field(converter=lazy.function)

@@ -1,6 +1,7 @@
 """The engine: plan, run, commit, until nothing is left. Tokens in, tokens out; it knows no text.
 
-`Engine` works in this process, `EngineClient` drives one in a process of its own. Importing the client loads no torch.
+`Engine` works in this process, `EngineClient` drives one in a process of its own. Importing the
+client loads no torch.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
     from inferno.engine.client import EngineClient, TokenStream
     from inferno.engine.core import Engine
 
-# torch's threads wait for each other in a loop, of some milliseconds unless told otherwise, and hundreds of times in a step.
-# Where something else runs on the machine, that is who they keep from the core that their own peer needs: a step takes ten
-# times as long. After some 0.4 ms they sleep, and a quiet machine hardly notices. Read when torch is imported.
+# torch's threads wait for each other in a loop, of some milliseconds unless told otherwise, and
+# hundreds of times in a step. Where something else runs on the machine, that is who they keep from
+# the core that their own peer needs: a step takes ten times as long. After some 0.4 ms they sleep,
+# and a quiet machine hardly notices. Read when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 _LAZY = {"Engine": "core", "EngineClient": "client", "TokenStream": "client"}

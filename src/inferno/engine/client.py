@@ -1,4 +1,5 @@
-"""The engine in its own process, driven from asyncio. A crash there is an error for who waits, and a new process."""
+"""The engine in its own process, driven from asyncio. A crash there is an error for who waits, and
+a new process."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ _GIVE_UP_AFTER = 3
 
 @define(eq=False)
 class TokenStream:
-    """One request's tokens. Iterating gives whatever piled up since the last look, so that a slow reader costs its tokens
-    and nothing more. Ends after a token that finishes; raises EngineDeadError. May be abandoned after `abort`."""
+    """One request's tokens. Iterating gives whatever piled up since the last look, so that a slow
+    reader costs its tokens and nothing more. Ends after a token that finishes; raises
+    EngineDeadError. May be abandoned after `abort`."""
 
     request_id: str
     _tokens: list[Token] = field(factory=list, init=False)
@@ -75,15 +77,20 @@ class TokenStream:
 class _Link:
     """This end of the socket to an engine process.
 
-    libzmq's descriptor tells of changes, not of states: whatever is done with the socket may swallow the news of a message,
-    so every use ends with a look for some.
+    libzmq's descriptor tells of changes, not of states: whatever is done with the socket may
+    swallow the news of a message, so every use ends with a look for some.
     """
 
     socket: zmq.Socket[bytes]
     take: Callable[[bytes, bytes], None]
 
     @classmethod
-    def bind(cls, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, take: Callable[[bytes, bytes], None]) -> _Link:
+    def bind(
+        cls,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        take: Callable[[bytes, bytes], None],
+    ) -> _Link:
         socket = context.socket(zmq.PAIR)
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 0)
@@ -93,7 +100,8 @@ class _Link:
         return link
 
     def send(self, kind: bytes, body: bytes) -> None:
-        # Without a peer there is nobody to tell: its process has ended, and `EngineClient._keep` will say so.
+        # Without a peer there is nobody to tell: its process has ended, and `EngineClient._keep`
+        # will say so.
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart([kind, body], zmq.NOBLOCK)
         asyncio.get_running_loop().call_soon(self.look)
@@ -112,7 +120,8 @@ class _Link:
 
 
 class EngineClient:
-    """Starts the engine process, sends it requests, hands out its tokens; starts another when it dies."""
+    """Starts the engine process, sends it requests, hands out its tokens; starts another when it
+    dies."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -120,7 +129,8 @@ class EngineClient:
         self.alive = False
         self._streams: dict[str, TokenStream] = {}
         self._aborting: Counter[str] = Counter()
-        """Ids whose tokens are an aborted request's until the engine confirms: they may be in use again."""
+        """Ids whose tokens are an aborted request's until the engine confirms: they may be in use
+        again."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: asyncio.subprocess.Process | None = None
         self._link: _Link | None = None
@@ -159,7 +169,9 @@ class EngineClient:
 
     def submit(self, request: Request) -> TokenStream:
         if not self.alive or self._link is None:
-            raise self._failure or EngineDeadError("the engine process is being restarted", "Try again in a moment.")
+            raise self._failure or EngineDeadError(
+                "the engine process is being restarted", "Try again in a moment."
+            )
         stream = TokenStream(request.id)
         self._streams[request.id] = stream
         self._link.send(protocol.ADD, protocol.encode(request))
@@ -175,7 +187,7 @@ class EngineClient:
             self._aborting[request_id] += 1
         stream.feed(Token(request_id, -1, FinishReason.ABORT))
 
-    # --- the process ----------------------------------------------------------------------------------------------
+    # --- the process ------------------------------------------------------------------------------
 
     async def _spawn(self) -> None:
         folder = tempfile.mkdtemp(prefix="inferno-")
@@ -184,11 +196,19 @@ class EngineClient:
         self._link = link = _Link.bind(self._context, endpoint, self._take)
         self._process = None
         try:
-            plan.write_text(plan_to_json(self.plan), encoding="utf-8")  # there at once: this process may be busy with texts
+            plan.write_text(
+                plan_to_json(self.plan), encoding="utf-8"
+            )  # there at once: this process may be busy with texts
             self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "inferno.engine.worker", endpoint, str(os.getpid()), str(plan),
-                stdin=asyncio.subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_fileno() else None,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "inferno.engine.worker",
+                endpoint,
+                str(os.getpid()),
+                str(plan),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_fileno() else None,
+            )
             ended = asyncio.ensure_future(process.wait())
             either: set[asyncio.Future[Any]] = {self._ready, ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -207,7 +227,9 @@ class EngineClient:
                 await self._process.wait()
             raise
         finally:
-            shutil.rmtree(folder, ignore_errors=True)  # the plan is read, and both ends hold the socket open
+            shutil.rmtree(
+                folder, ignore_errors=True
+            )  # the plan is read, and both ends hold the socket open
         self.alive, self._failure = True, None
 
     async def _keep(self) -> None:
@@ -220,11 +242,17 @@ class EngineClient:
             self._link.close()
             if self._closing:
                 return
-            cause = self._last_words.cause if self._last_words else f"the engine process {_ending(self._process)}"
+            cause = (
+                self._last_words.cause
+                if self._last_words
+                else f"the engine process {_ending(self._process)}"
+            )
             log.error("%s; starting another", cause)
             if self._last_words and self._last_words.detail:
                 log.error("%s", self._last_words.detail)
-            self._fail_all(EngineDeadError(cause, "It is being restarted: send the request again in a moment."))
+            self._fail_all(
+                EngineDeadError(cause, "It is being restarted: send the request again in a moment.")
+            )
             if not await self._respawn():
                 return
 
@@ -235,11 +263,15 @@ class EngineClient:
             try:
                 start = time.perf_counter()
                 await self._spawn()
-                log.warning("engine process %s is ready after %.1f s", self.pid, time.perf_counter() - start)
+                log.warning(
+                    "engine process %s is ready after %.1f s", self.pid, time.perf_counter() - start
+                )
                 return True
             except InfernoError as error:
                 log.error("the engine did not start: %s", error)
-                self._failure = EngineDeadError(f"the engine does not start: {error.cause}", error.remedy)
+                self._failure = EngineDeadError(
+                    f"the engine does not start: {error.cause}", error.remedy
+                )
                 await asyncio.sleep(2**attempt)
         log.critical("the engine failed to start %d times in a row; giving up", _GIVE_UP_AFTER)
         return False

@@ -27,14 +27,19 @@ class Engine:
 
     @classmethod
     def load(cls, plan: Plan) -> Engine:
-        """Load the plan's model and make room for its cache. Raises CheckpointError, PluginError, OutOfMemoryError."""
+        """Load the plan's model and make room for its cache. Raises CheckpointError, PluginError,
+        OutOfMemoryError."""
         from inferno.loading import load_model, ops_of, record_of
         from inferno.runner import ModelRunner
 
         catalog = plan.catalog()
         policy = catalog.cache_policy(plan.cache_policy).item
-        pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks)
-        runner = ModelRunner(load_model(plan, catalog), plan, ops_of(plan, catalog), record_of(plan, catalog))
+        pool = BlockPool(
+            plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks
+        )
+        runner = ModelRunner(
+            load_model(plan, catalog), plan, ops_of(plan, catalog), record_of(plan, catalog)
+        )
         return cls(plan, scheduler_of(plan, pool), runner)
 
     def submit(self, request: Request) -> None:
@@ -44,13 +49,16 @@ class Engine:
             raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
         if length >= limit:
             raise RequestError(
-                f"the prompt has {length} tokens, the context holds {limit} with at least one of output",
+                f"the prompt has {length} tokens, the context holds {limit} with at least one "
+                f"of output",
                 "Shorten the prompt.",
                 param="prompt",
                 code="context_length_exceeded",
             )
         if self._scheduler.knows(request.id):
-            raise RequestError(f"request id {request.id!r} is in use", "Choose another.", param="request_id")
+            raise RequestError(
+                f"request id {request.id!r} is in use", "Choose another.", param="request_id"
+            )
         check(request, self.plan.vocab_size)
         self._scheduler.add(request)
 

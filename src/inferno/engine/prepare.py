@@ -12,8 +12,9 @@ from inferno.plan import Plan
 
 @contextmanager
 def prepared(plan: Plan) -> Iterator[None]:
-    """For as long as the plan's model is being loaded, from before torch is imported: the providers of its kernels make ready
-    what they can for the weights they will hold. Weights that are quantized while loading have no size yet: none for them."""
+    """For as long as the plan's model is being loaded, from before torch is imported: the providers
+    of its kernels make ready what they can for the weights they will hold. Weights that are
+    quantized while loading have no size yet: none for them."""
     catalog = plan.catalog()
     with ExitStack() as stack:
         for offer in catalog.of("inferno_kernels") if plan.isq is None else ():
@@ -25,6 +26,8 @@ def prepared(plan: Plan) -> Iterator[None]:
 
 def _held_by(provider: str, plan: Plan, catalog: Catalog) -> int:
     """Bytes of the weights whose layout this provider multiplies."""
-    layouts = {use.layout for use in plan.kernels if use.name == provider and use.op in (LINEAR, GROUPED)}
+    layouts = {
+        use.layout for use in plan.kernels if use.name == provider and use.op in (LINEAR, GROUPED)
+    }
     schemes = [(use, catalog.named(QuantScheme, use.name).item) for use in plan.schemes]
     return sum(use.nbytes for use, scheme in schemes if (scheme.layout or plan.dtype) in layouts)

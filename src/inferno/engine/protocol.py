@@ -1,6 +1,7 @@
-"""What the engine process and its client say to each other: a kind and one msgpack body, over a local socket.
+"""What the engine process and its client say to each other: a kind and one msgpack body, over a
+local socket.
 
-engine -> client   ready (first), tokens [Token], stats EngineStats, failed Failure (fatal: the process ends)
+engine -> client   ready (first), tokens [Token], stats EngineStats, failed Failure (then it ends)
 client -> engine   add Request, abort id, stop
 """
 
@@ -34,7 +35,9 @@ class Failure:
         detail = "".join(traceback.format_exception(error))
         if isinstance(error, InfernoError):
             return cls(type(error).__name__, error.cause, error.remedy, error.detail or detail)
-        return cls("InfernoError", f"the engine failed: {type(error).__name__}: {error}", "", detail)
+        return cls(
+            "InfernoError", f"the engine failed: {type(error).__name__}: {error}", "", detail
+        )
 
     def error(self) -> InfernoError:
         return ERRORS.get(self.kind, InfernoError)(self.cause, self.remedy).with_detail(self.detail)

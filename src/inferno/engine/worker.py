@@ -1,5 +1,5 @@
-"""The engine process: `python -m inferno.engine.worker ENDPOINT PARENT PLAN`. Runs the plan in that file, takes requests,
-answers with tokens.
+"""The engine process: `python -m inferno.engine.worker ENDPOINT PARENT PLAN`. Runs the plan in that
+file, takes requests, answers with tokens.
 
 It ends when told to, when its parent is gone, or after reporting an error it cannot go on from.
 """
@@ -80,7 +80,8 @@ class Worker:
 
 
 def main() -> None:
-    # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, and tells us when to end.
+    # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, and
+    # tells us when to end.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     gc.disable()  # what is made until the model is loaded is a million objects, and they stay

@@ -1,4 +1,5 @@
-"""Text in, text out: `LLM` runs the engine in this process, `AsyncLLM` in its own. Importing it loads no torch."""
+"""Text in, text out: `LLM` runs the engine in this process, `AsyncLLM` in its own. Importing it
+loads no torch."""
 
 from __future__ import annotations
 
@@ -7,4 +8,13 @@ from inferno.llm.front import Prompt
 from inferno.llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TextDelta
 from inferno.llm.sync import LLM
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "Logprob", "Prompt", "RequestMetrics", "RequestOutput", "TextDelta"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "Prompt",
+    "RequestMetrics",
+    "RequestOutput",
+    "TextDelta",
+]

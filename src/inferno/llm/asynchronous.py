@@ -30,11 +30,17 @@ class _Client(Protocol):
 
 
 class AsyncLLM(Prompting):
-    """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with `start()` or `async with`, and
-    beside it the tokenizer is read, unless something has asked for it before."""
+    """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with
+    `start()` or `async with`, and beside it the tokenizer is read, unless something has asked for
+    it before."""
 
     def __init__(
-        self, ref: str | None = None, *, model: str | None = None, chat_template: str | None = None, **options: Any
+        self,
+        ref: str | None = None,
+        *,
+        model: str | None = None,
+        chat_template: str | None = None,
+        **options: Any,
     ) -> None:
         self._begin(plan_for(ref or model or "demo", options), chat_template)
 
@@ -68,7 +74,9 @@ class AsyncLLM(Prompting):
         """Load the model. Raises whatever InfernoError the engine process or the tokenizer met."""
         engine = asyncio.create_task(self._client.start())
         try:
-            await asyncio.to_thread(lambda: self._front)  # a second's work, and the engine's process has a core of its own
+            await asyncio.to_thread(
+                lambda: self._front
+            )  # a second's work, and the engine's process has a core of its own
         except BaseException:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
@@ -85,7 +93,10 @@ class AsyncLLM(Prompting):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -111,15 +122,17 @@ class AsyncLLM(Prompting):
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[list[TextDelta], None]:
-        """The answer as it comes, the `n` outputs interleaved; a slow reader gets longer lists, not more of them.
+        """The answer as it comes, the `n` outputs interleaved; a slow reader gets longer lists, not
+        more of them.
 
-        Raises RequestError at once, EngineDeadError while it runs. Closing the iterator, or cancelling the task
-        that reads it, aborts the request in the engine.
+        Raises RequestError at once, EngineDeadError while it runs. Closing the iterator, or
+        cancelling the task that reads it, aborts the request in the engine.
         """
         return self._run(self._job(prompt, params, request_id, priority, cache_salt))
 
     def abort(self, request_id: str) -> None:
-        """End a request's stream, normally: its outputs finish with "abort". Unknown ids are no error."""
+        """End a request's stream, normally: its outputs finish with "abort". Unknown ids are no
+        error."""
         job = self._live.get(request_id)
         for builder in job.builders if job else ():
             if not builder.done:
@@ -147,15 +160,28 @@ class AsyncLLM(Prompting):
         return await self.generate(self.encode_chat(messages, **template_kwargs), params)
 
     def _job(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int, cache_salt: str
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str,
     ) -> Job:
         if request_id in self._live:
-            raise RequestError(f"request id {request_id!r} is in use", "Choose another one.", param="request_id")
-        return self._front.job(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+            raise RequestError(
+                f"request id {request_id!r} is in use", "Choose another one.", param="request_id"
+            )
+        return self._front.job(
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
 
     async def _run(self, job: Job) -> AsyncGenerator[list[TextDelta], None]:
         self._live[job.id] = job
-        steps = self._follow(job.builders[0]) if len(job.builders) == 1 else self._follow_all(job.builders)
+        steps = (
+            self._follow(job.builders[0])
+            if len(job.builders) == 1
+            else self._follow_all(job.builders)
+        )
         try:
             async with aclosing(steps):
                 async for _ in steps:

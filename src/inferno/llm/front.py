@@ -25,23 +25,28 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation, as OpenAI writes it."""
 
 DEFAULT_MAX_TOKENS = 256
-"""Most tokens of an answer when the caller gives no parameters at all and the checkpoint no `max_new_tokens`."""
+"""Most tokens of an answer when the caller gives no parameters at all and the checkpoint no
+`max_new_tokens`."""
 
 
 def plan_for(ref: str, options: Mapping[str, Any]) -> Plan:
-    """The plan of a model reference. Raises OptionError for an option nobody knows, naming those like it."""
+    """The plan of a model reference. Raises OptionError for an option nobody knows, naming those
+    like it."""
     known = [a.name for a in attrs.fields(Options)]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, cutoff=0.5)
-            hint = f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(known)}"
+            hint = (
+                f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(known)}"
+            )
             raise OptionError(f"unknown option {name!r}", hint)
     return resolve(ref, Options(**options))
 
 
 @frozen
 class Job:
-    """One caller's request: a prompt and its `n` outputs, each a request of its own to the engine."""
+    """One caller's request: a prompt and its `n` outputs, each a request of its own to the
+    engine."""
 
     id: str
     prompt: str | None
@@ -53,8 +58,8 @@ class Job:
 
 @frozen(kw_only=True)
 class Front:
-    """The text side of a model: tokenizer, chat template, limits and defaults. Checks all that can be checked
-    before the engine sees a request."""
+    """The text side of a model: tokenizer, chat template, limits and defaults. Checks all that can
+    be checked before the engine sees a request."""
 
     tokenizer: Tokenizer | None
     template: ChatTemplate = ChatTemplate({})
@@ -65,7 +70,8 @@ class Front:
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """What a request without parameters gets: the checkpoint's `generation_config.json`."""
     response_template: Mapping[str, Any] | None = None
-    """How the checkpoint says that its model writes calls and thoughts (`tokenizer_config.json`)."""
+    """How the checkpoint says that its model writes calls and thoughts
+    (`tokenizer_config.json`)."""
 
     @classmethod
     def open(cls, plan: Plan, chat_template: str | None = None) -> Front:
@@ -105,10 +111,15 @@ class Front:
         """The chat template's text for `messages`."""
         return self.template.render(messages, tools=tools, **template_kwargs)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any) -> tuple[int, ...]:
-        """`render_chat`'s token ids, checked as a prompt's. The template writes its own special tokens."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any
+    ) -> tuple[int, ...]:
+        """`render_chat`'s token ids, checked as a prompt's. The template writes its own special
+        tokens."""
         text = self.render_chat(messages, **template_kwargs)
-        return self._checked_length(tuple(self._tokenizer("messages").encode(text, add_special_tokens=False)))
+        return self._checked_length(
+            tuple(self._tokenizer("messages").encode(text, add_special_tokens=False))
+        )
 
     def job(
         self,
@@ -143,7 +154,9 @@ class Front:
 
     def _tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
-            raise RequestError("this model has no tokenizer", "Send token ids instead of text.", param=param)
+            raise RequestError(
+                "this model has no tokenizer", "Send token ids instead of text.", param=param
+            )
         return self.tokenizer
 
     def _checked_length(self, ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -151,8 +164,10 @@ class Front:
             raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
         if len(ids) >= self.max_model_len:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, the context holds {self.max_model_len} and an answer needs one",
-                "Shorten the prompt, or start with a larger --max-model-len where the model allows it.",
+                f"the prompt has {len(ids)} tokens, the context holds {self.max_model_len} "
+                f"and an answer needs one",
+                "Shorten the prompt, or start with a larger --max-model-len where the model "
+                "allows it.",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -162,18 +177,25 @@ class Front:
         end = float("inf") if self.vocab_size is None else self.vocab_size
         unknown = next((i for i in ids if not 0 <= i < end), None)
         if unknown is not None:
-            raise RequestError(f"{param} has token id {unknown}", f"The model's ids are 0 to {end - 1}.", param=param)
+            raise RequestError(
+                f"{param} has token id {unknown}",
+                f"The model's ids are 0 to {end - 1}.",
+                param=param,
+            )
 
     def _check_params(self, params: SamplingParams) -> None:
         if params.stop and self.tokenizer is None:
             raise RequestError(
-                "stop strings need a tokenizer, which this model lacks", "Use stop_token_ids.", param="stop"
+                "stop strings need a tokenizer, which this model lacks",
+                "Use stop_token_ids.",
+                param="stop",
             )
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("stop_token_ids", params.stop_token_ids)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
-        """`max_tokens` within the context: an answer that fills it finishes with "length", as at vLLM."""
+        """`max_tokens` within the context: an answer that fills it finishes with "length", as at
+        vLLM."""
         if params.min_tokens > room:
             raise RequestError(
                 f"min_tokens is {params.min_tokens}, the prompt leaves room for {room}",
@@ -181,7 +203,9 @@ class Front:
                 param="min_tokens",
                 code="context_length_exceeded",
             )
-        return attrs.evolve(params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room))
+        return attrs.evolve(
+            params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room)
+        )
 
 
 def default_params(assets: TextAssets) -> SamplingParams:
@@ -192,7 +216,9 @@ def default_params(assets: TextAssets) -> SamplingParams:
     if config.get("do_sample") is False:
         values["temperature"] = 0.0
     try:
-        return SamplingParams(max_tokens=config.get("max_new_tokens") or DEFAULT_MAX_TOKENS, **values)
+        return SamplingParams(
+            max_tokens=config.get("max_new_tokens") or DEFAULT_MAX_TOKENS, **values
+        )
     except (RequestError, TypeError) as error:
         raise CheckpointError(f"generation_config.json: {error}", "Correct the file.") from error
 
@@ -210,7 +236,8 @@ def _nth(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def _unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    """The text or ids in vLLM's prompt objects, ids first; a field that would be ignored is an error."""
+    """The text or ids in vLLM's prompt objects, ids first; a field that would be ignored is an
+    error."""
     unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
     found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if unknown or found is None:
@@ -227,7 +254,9 @@ def _integers(ids: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, ids))
     except TypeError as error:
         raise RequestError(
-            f"a prompt of type {type(ids).__name__}", "It is text, or a list of token ids.", param="prompt"
+            f"a prompt of type {type(ids).__name__}",
+            "It is text, or a list of token ids.",
+            param="prompt",
         ) from error
 
 
@@ -260,11 +289,13 @@ class Prompting:
         return self._front.response_template
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model cannot take."""
+        """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model
+        cannot take."""
         return self._front.encode_prompt(prompt)
 
     def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
-        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the template's own."""
+        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the
+        template's own."""
         return self._front.render_chat(messages, **template_kwargs)
 
     def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""The engine's tokens become text: piece by piece (`TextDelta`) or whole, in vLLM's shapes (`RequestOutput`)."""
+"""The engine's tokens become text: piece by piece (`TextDelta`) or whole, in vLLM's shapes
+(`RequestOutput`)."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ class RequestOutput:
 
 
 class OutputBuilder:
-    """Follows one engine request: tokens in, deltas out. The only place where tokens become text."""
+    """Follows one engine request: tokens in, deltas out. The only place where tokens become
+    text."""
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
         params = request.params
@@ -116,12 +118,15 @@ class OutputBuilder:
         return self._finish is not None or self.error is not None
 
     def push(self, token: Token) -> None:
-        """Take the request's next token. Tokens past the end are dropped: the engine may be some ahead."""
+        """Take the request's next token. Tokens past the end are dropped: the engine may be some
+        ahead."""
         self.ended = self.ended or token.finish is not None
         if self.done:
             return
         if token.finish is FinishReason.ERROR:
-            self.error = InfernoError(token.error or "the engine failed on this request", "Its log says why.")
+            self.error = InfernoError(
+                token.error or "the engine failed on this request", "Its log says why."
+            )
             return
         self._num_cached = self._num_cached or token.num_cached
         self._prompt_logprobs = token.prompt_logprobs or self._prompt_logprobs
@@ -141,7 +146,8 @@ class OutputBuilder:
     def _add_text(self, token: Token) -> None:
         finish = token.finish
         if self._text is not None:
-            # An end token ends the text without being part of it, even where special tokens are shown.
+            # An end token ends the text without being part of it, even where special tokens are
+            # shown.
             if token.id >= 0 and (finish is not FinishReason.STOP or self._keeps_end):
                 self._pieces.append(self._text.feed((token.id,)))
             if finish is not None:
@@ -199,11 +205,15 @@ def collect(
         request_id=request_id,
         prompt=prompt,
         prompt_token_ids=builders[0].request.token_ids,
-        prompt_logprobs=None if scored is None else [None if s is None else _by_token(s, tokenizer) for s in scored],
+        prompt_logprobs=None
+        if scored is None
+        else [None if s is None else _by_token(s, tokenizer) for s in scored],
         outputs=[_completion(by_index[i], tokenizer) for i in sorted(by_index)],
         num_cached_tokens=max((d.num_cached for d in by_index.get(0, ())), default=0),
         metrics=RequestMetrics(
-            builders[0].arrived, min(b.first_token_at for b in builders), max(b.finished_at for b in builders)
+            builders[0].arrived,
+            min(b.first_token_at for b in builders),
+            max(b.finished_at for b in builders),
         ),
     )
 

@@ -30,17 +30,23 @@ class _Engine(Protocol):
 class LLM(Prompting):
     """A loaded model: prompts in, texts out, all prompts of a call computed together.
 
-    `ref` is a directory, a file, a hub id or "demo" (`model` is vLLM's name for it); `options` are the fields of
-    `inferno.plan.Options`; `chat_template` replaces the checkpoint's, as text or as a file. Not for several threads
-    at once: that is `AsyncLLM`.
+    `ref` is a directory, a file, a hub id or "demo" (`model` is vLLM's name for it); `options` are
+    the fields of `inferno.plan.Options`; `chat_template` replaces the checkpoint's, as text or as a
+    file. Not for several threads at once: that is `AsyncLLM`.
 
-    Without params a call samples as the checkpoint's generation_config.json says, until the model ends, at most 256
-    tokens (or the file's `max_new_tokens`). With them, `max_tokens` is 16 unless given, as at vLLM. Answers end with
-    "length" where the context is full; `max_tokens=None` means just that.
+    Without params a call samples as the checkpoint's generation_config.json says, until the model
+    ends, at most 256 tokens (or the file's `max_new_tokens`). With them, `max_tokens` is 16 unless
+    given, as at vLLM. Answers end with "length" where the context is full; `max_tokens=None` means
+    just that.
     """
 
     def __init__(
-        self, ref: str | None = None, *, model: str | None = None, chat_template: str | None = None, **options: Any
+        self,
+        ref: str | None = None,
+        *,
+        model: str | None = None,
+        chat_template: str | None = None,
+        **options: Any,
     ) -> None:
         plan = plan_for(ref or model or "demo", options)
         with prepared(plan):
@@ -61,14 +67,24 @@ class LLM(Prompting):
         self._live: dict[str, OutputBuilder] = {}
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: bool = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Answers in the order of the prompts. One invalid prompt refuses the call before anything runs; any
-        exception, Ctrl-C included, aborts what the call had begun. There is no progress bar (`use_tqdm`)."""
+        """Answers in the order of the prompts. One invalid prompt refuses the call before anything
+        runs; any exception, Ctrl-C included, aborts what the call had begun. There is no progress
+        bar (`use_tqdm`)."""
         if use_tqdm:
             raise RequestError("there is no progress bar", "Leave use_tqdm out.", param="use_tqdm")
         many = _prompts(prompts)
-        return self._run([self._front.job(p, s) for p, s in zip(many, _each(sampling_params, len(many)), strict=True)])
+        return self._run(
+            [
+                self._front.job(p, s)
+                for p, s in zip(many, _each(sampling_params, len(many)), strict=True)
+            ]
+        )
 
     def chat(
         self,
@@ -86,12 +102,16 @@ class LLM(Prompting):
         options = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
         if continue_final_message:
             options["continue_final_message"] = True
-        prompts = [self.encode_chat(cast(Messages, c), tools=tools, **options) for c in conversations]
+        prompts = [
+            self.encode_chat(cast(Messages, c), tools=tools, **options) for c in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[TextDelta, None, None]:
-        """The answer as it comes; the `n` outputs interleave. Leaving the loop aborts the request. Several streams
-        may be open at once: each step of one computes all."""
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[TextDelta, None, None]:
+        """The answer as it comes; the `n` outputs interleave. Leaving the loop aborts the request.
+        Several streams may be open at once: each step of one computes all."""
         return self._deltas(self._front.job(prompt, sampling_params))
 
     def close(self) -> None:
@@ -102,7 +122,10 @@ class LLM(Prompting):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -116,13 +139,16 @@ class LLM(Prompting):
             _raise_first(builders)
         finally:
             self._forget(builders)
-        return [job.output((d for b in job.builders if (d := b.take())), self.tokenizer) for job in jobs]
+        return [
+            job.output((d for b in job.builders if (d := b.take())), self.tokenizer) for job in jobs
+        ]
 
     def _deltas(self, job: Job) -> Generator[TextDelta, None, None]:
         try:
             self._submit(job.builders)
             while True:
-                # Before the tokens are taken: the caller may step the engine from another stream meanwhile.
+                # Before the tokens are taken: the caller may step the engine from another stream
+                # meanwhile.
                 finished = all(b.done for b in job.builders)
                 for builder in job.builders:
                     delta = builder.take()
@@ -168,7 +194,9 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     many = list(prompts)
-    return [cast(Prompt, many)] if many and isinstance(many[0], Integral) else cast(list[Prompt], many)
+    return (
+        [cast(Prompt, many)] if many and isinstance(many[0], Integral) else cast(list[Prompt], many)
+    )
 
 
 def _each(params: Params, count: int) -> list[SamplingParams | None]:
@@ -177,7 +205,9 @@ def _each(params: Params, count: int) -> list[SamplingParams | None]:
         return [params] * count
     if len(params) != count:
         raise RequestError(
-            f"{count} prompts, {len(params)} sampling params", "Give one, or one for each.", param="sampling_params"
+            f"{count} prompts, {len(params)} sampling params",
+            "Give one, or one for each.",
+            param="sampling_params",
         )
     return list(params)
 

@@ -1,7 +1,13 @@
 """The language that models are written in. Only what at least two architectures use."""
 
 from inferno.nn.attention import Attention
-from inferno.nn.decoder import CausalLM, Decoder, DecoderLayer, ParallelDecoderLayer, SandwichDecoderLayer
+from inferno.nn.decoder import (
+    CausalLM,
+    Decoder,
+    DecoderLayer,
+    ParallelDecoderLayer,
+    SandwichDecoderLayer,
+)
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.linear import Linear, MergedLinear, Stack
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
@@ -12,7 +18,31 @@ from inferno.nn.self_attention import SelfAttention
 from inferno.nn.weight import Dense, Unloaded, Weight
 
 __all__ = [
-    "Activation", "Attention", "CausalLM", "Decoder", "DecoderLayer", "Dense", "Embedding", "Experts", "FusedGatedMLP",
-    "GatedMLP", "LMHead", "LayerNorm", "Linear", "MergedLinear", "MixtureOfExperts", "ParallelDecoderLayer", "RMSNorm", "Rope",
-    "Rotation", "Router", "Routing", "SandwichDecoderLayer", "SelfAttention", "Stack", "TiedLMHead", "Unloaded", "Weight",
-]  # fmt: skip
+    "Activation",
+    "Attention",
+    "CausalLM",
+    "Decoder",
+    "DecoderLayer",
+    "Dense",
+    "Embedding",
+    "Experts",
+    "FusedGatedMLP",
+    "GatedMLP",
+    "LMHead",
+    "LayerNorm",
+    "Linear",
+    "MergedLinear",
+    "MixtureOfExperts",
+    "ParallelDecoderLayer",
+    "RMSNorm",
+    "Rope",
+    "Rotation",
+    "Router",
+    "Routing",
+    "SandwichDecoderLayer",
+    "SelfAttention",
+    "Stack",
+    "TiedLMHead",
+    "Unloaded",
+    "Weight",
+]

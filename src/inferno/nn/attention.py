@@ -11,7 +11,8 @@ from inferno.contracts import Attend, AttentionNeed
 class Attention(nn.Module):
     """Causal attention over the cache. States its need; the loader binds a backend to it.
 
-    `layer_id` counts the model's attention layers from 0, in the order of its config's `attention_needs()`.
+    `layer_id` counts the model's attention layers from 0, in the order of its config's
+    `attention_needs()`.
     """
 
     def __init__(self, layer_id: int, need: AttentionNeed) -> None:
@@ -21,13 +22,22 @@ class Attention(nn.Module):
         self.attend: Attend = unbound
 
     def forward(
-        self, q_TX: Tensor, k_TX: Tensor, v_TX: Tensor | None, batch: Batch, sinks_H: Tensor | None = None
+        self,
+        q_TX: Tensor,
+        k_TX: Tensor,
+        v_TX: Tensor | None,
+        batch: Batch,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`need.output_dim`). Latent attention has no values; `sinks_H` are the logits of
-        `need.sinks`."""
+        """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`need.output_dim`). Latent attention has no values;
+        `sinks_H` are the logits of `need.sinks`."""
         need, batch = self.need, batch.of(self.need.sliding_window)
         q_THC, k_TKC = (x.view(len(x), -1, need.head_dim) for x in (q_TX, k_TX))
-        v_TKC = k_TKC[..., : need.latent_dim] if v_TX is None else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
+        v_TKC = (
+            k_TKC[..., : need.latent_dim]
+            if v_TX is None
+            else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
+        )
         cache = batch.cache.layers[self.layer_id]
         if sinks_H is None:
             return self.attend(q_THC, k_TKC, v_TKC, cache, batch).flatten(1)
@@ -35,6 +45,11 @@ class Attention(nn.Module):
 
 
 def unbound(
-    q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, cache: Mapping[str, Tensor], batch: Batch, sinks_H: Tensor | None = None
+    q_THC: Tensor,
+    k_TKC: Tensor,
+    v_TKC: Tensor,
+    cache: Mapping[str, Tensor],
+    batch: Batch,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     raise AssertionError("inferno.loading binds every attention layer before the first step")

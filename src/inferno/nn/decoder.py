@@ -1,7 +1,7 @@
 """The frame that most decoders share: embed, a row of layers, a last norm, a head.
 
-Layers hand on the residual stream x and, beside it, the delta that is still to be added: adding it and norming the sum is one
-operator.
+Layers hand on the residual stream x and, beside it, the delta that is still to be added: adding it
+and norming the sum is one operator.
 
 Suffixes: T packed tokens, D hidden, S sampled rows, V vocabulary.
 """
@@ -25,10 +25,17 @@ Norm = Callable[[int, float], Any]
 
 
 class DecoderLayer(nn.Module):
-    """x + self_attn(norm(x)), then x + mlp(norm(x)). `self_attn` is called with (x_TD, rotation, batch)."""
+    """x + self_attn(norm(x)), then x + mlp(norm(x)). `self_attn` is called with (x_TD, rotation,
+    batch)."""
 
     def __init__(
-        self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float, norm: Norm = RMSNorm
+        self,
+        self_attn: nn.Module,
+        mlp: nn.Module,
+        *,
+        hidden_size: int,
+        eps: float,
+        norm: Norm = RMSNorm,
     ) -> None:
         super().__init__()
         self.self_attn, self.mlp = self_attn, mlp
@@ -39,7 +46,9 @@ class DecoderLayer(nn.Module):
         self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
     ) -> tuple[Tensor, Tensor]:
         x_TD, h_TD = self.input_layernorm.after(x_TD, delta_TD)
-        x_TD, h_TD = self.post_attention_layernorm.after(x_TD, self.self_attn(h_TD, rotation, batch))
+        x_TD, h_TD = self.post_attention_layernorm.after(
+            x_TD, self.self_attn(h_TD, rotation, batch)
+        )
         return x_TD, self.mlp(h_TD)
 
 
@@ -47,7 +56,13 @@ class ParallelDecoderLayer(nn.Module):
     """x + self_attn(norm(x)) + mlp(norm(x)): one norm, and neither sees the other's result."""
 
     def __init__(
-        self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float, norm: Norm = RMSNorm
+        self,
+        self_attn: nn.Module,
+        mlp: nn.Module,
+        *,
+        hidden_size: int,
+        eps: float,
+        norm: Norm = RMSNorm,
     ) -> None:
         super().__init__()
         self.self_attn, self.mlp = self_attn, mlp
@@ -61,12 +76,19 @@ class ParallelDecoderLayer(nn.Module):
 
 
 class SandwichDecoderLayer(nn.Module):
-    """x + norm(self_attn(norm(x))), then x + norm(mlp(norm(x))). `norms` are their names in that order."""
+    """x + norm(self_attn(norm(x))), then x + norm(mlp(norm(x))). `norms` are their names in that
+    order."""
 
     def __init__(
-        self, self_attn: nn.Module, mlp: nn.Module, *, hidden_size: int, eps: float, norms: tuple[str, str, str, str],
+        self,
+        self_attn: nn.Module,
+        mlp: nn.Module,
+        *,
+        hidden_size: int,
+        eps: float,
+        norms: tuple[str, str, str, str],
         norm: Norm = RMSNorm,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.self_attn, self.mlp = self_attn, mlp
         self.norms = norms
@@ -76,7 +98,9 @@ class SandwichDecoderLayer(nn.Module):
     def forward(
         self, x_TD: Tensor, delta_TD: Tensor | None, rotation: Any, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        before_attention, after_attention, before_mlp, after_mlp = (getattr(self, name) for name in self.norms)
+        before_attention, after_attention, before_mlp, after_mlp = (
+            getattr(self, name) for name in self.norms
+        )
         x_TD, h_TD = before_attention.after(x_TD, delta_TD)
         x_TD, h_TD = before_mlp.after(x_TD, after_attention(self.self_attn(h_TD, rotation, batch)))
         return x_TD, after_mlp(self.mlp(h_TD))
@@ -86,9 +110,16 @@ class Decoder(nn.Module):
     """Embedding, layers, norm. What `rope` makes of a step's batch, once, every layer is given."""
 
     def __init__(
-        self, layers: Iterable[nn.Module], rope: nn.Module, *, vocab_size: int, hidden_size: int, eps: float,
-        norm: Norm = RMSNorm, embedding_scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        layers: Iterable[nn.Module],
+        rope: nn.Module,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        eps: float,
+        norm: Norm = RMSNorm,
+        embedding_scale: float = 1.0,
+    ) -> None:
         super().__init__()
         self.embed_tokens = Embedding(vocab_size, hidden_size)
         self.layers = nn.ModuleList(layers)
@@ -97,16 +128,29 @@ class Decoder(nn.Module):
         self.embedding_scale = embedding_scale
 
     @classmethod
-    def of(cls, config: DecoderConfig, layers: Iterable[nn.Module], *, interleaved: bool = False) -> Decoder:
+    def of(
+        cls, config: DecoderConfig, layers: Iterable[nn.Module], *, interleaved: bool = False
+    ) -> Decoder:
         """With RMSNorm and one rotary embedding, of neighbouring pairs where `interleaved`."""
         rope = Rope(
-            config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings, interleaved=interleaved
+            config.head_dim,
+            config.rope,
+            max_position_embeddings=config.max_position_embeddings,
+            interleaved=interleaved,
         )
-        return cls(layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.rms_norm_eps)
+        return cls(
+            layers,
+            rope,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            eps=config.rms_norm_eps,
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed_tokens(batch.token_ids_T)
-        if self.embedding_scale != 1.0:  # rounded to the compute type first, as the models were trained
+        if (
+            self.embedding_scale != 1.0
+        ):  # rounded to the compute type first, as the models were trained
             x_TD = x_TD * torch.tensor(self.embedding_scale, dtype=x_TD.dtype)
         rotation = self.rope(batch)
         delta_TD: Tensor | None = None
@@ -117,12 +161,14 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder under `model` and its head under `lm_head`, tied to the embedding or its own (`contracts.Model`)."""
+    """A decoder under `model` and its head under `lm_head`, tied to the embedding or its own
+    (`contracts.Model`)."""
 
     def __init__(
         self, model: nn.Module, *, tied: bool, bias: bool = False, soft_cap: float | None = None
     ) -> None:
-        """`model` has its embedding under `embed_tokens`. With a `soft_cap` logits become cap · tanh(logit / cap)."""
+        """`model` has its embedding under `embed_tokens`. With a `soft_cap` logits become cap ·
+        tanh(logit / cap)."""
         super().__init__()
         self.model = model
         self.soft_cap = soft_cap

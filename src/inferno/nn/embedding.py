@@ -24,8 +24,8 @@ class LMHead(Linear):
 
 
 class TiedLMHead(nn.Module):
-    """Hidden states to logits, with the embedding's weight. Loads nothing of its own; a config whose checkpoints
-    store the tied matrix twice lists it in `unused_tensors`."""
+    """Hidden states to logits, with the embedding's weight. Loads nothing of its own; a config
+    whose checkpoints store the tied matrix twice lists it in `unused_tensors`."""
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()

@@ -18,8 +18,8 @@ class Stack(Protocol):
     """What a module's `fuse` is given, once every tensor is in place."""
 
     def __call__(self, weights: Sequence[Weight], *, grouped: bool = False) -> Weight | None:
-        """One weight for these, one below the other, in its final layout; None when they do not go together. `grouped` ones
-        are asked for `Weight.grouped`, others for `Weight.matmul`."""
+        """One weight for these, one below the other, in its final layout; None when they do not go
+        together. `grouped` ones are asked for `Weight.grouped`, others for `Weight.matmul`."""
         ...
 
 
@@ -40,8 +40,9 @@ class Linear(nn.Module):
 class MergedLinear(nn.Module):
     """Linears that share their input, each under its own checkpoint name.
 
-    `qkv = MergedLinear(d, q_proj=a, k_proj=b, v_proj=c)` returns (q, k, v); at `self_attn.qkv` it loads
-    `self_attn.q_proj`, `self_attn.k_proj`, `self_attn.v_proj`. `fuse()` makes them one matmul when their weights allow it.
+    `qkv = MergedLinear(d, q_proj=a, k_proj=b, v_proj=c)` returns (q, k, v); at `self_attn.qkv` it
+    loads `self_attn.q_proj`, `self_attn.k_proj`, `self_attn.v_proj`. `fuse()` makes them one matmul
+    when their weights allow it.
     """
 
     def __init__(self, in_features: int, *, bias: bool = False, **out_features: int) -> None:
@@ -57,7 +58,8 @@ class MergedLinear(nn.Module):
         return {name: part for name, part in self.parts.items() if isinstance(part, Linear)}
 
     def fuse(self, stack: Stack) -> None:
-        """One weight instead of several, if `stack` can make one of them. The parts' own memory is given back."""
+        """One weight instead of several, if `stack` can make one of them. The parts' own memory is
+        given back."""
         parts = list(self.linears.values())
         weight = stack([p.weight for p in parts])
         if weight is None:

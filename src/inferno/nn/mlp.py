@@ -15,10 +15,17 @@ class GatedMLP(nn.Module):
     """down(act(gate(x)) · up(x)): SwiGLU, or GeGLU (arXiv:2002.05202)."""
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, activation: Activation = "silu"
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        activation: Activation = "silu",
     ) -> None:
         super().__init__()
-        self.gate_up = MergedLinear(hidden_size, bias=bias, gate_proj=intermediate_size, up_proj=intermediate_size)
+        self.gate_up = MergedLinear(
+            hidden_size, bias=bias, gate_proj=intermediate_size, up_proj=intermediate_size
+        )
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
         self.activation = activation
         self.ops = ops.TORCH
@@ -30,9 +37,12 @@ class GatedMLP(nn.Module):
 
 
 class FusedGatedMLP(nn.Module):
-    """A `GatedMLP` whose checkpoints store gate and up as one matrix, `gate_up_proj`: the gate's rows first."""
+    """A `GatedMLP` whose checkpoints store gate and up as one matrix, `gate_up_proj`: the gate's
+    rows first."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, activation: Activation = "silu") -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, activation: Activation = "silu"
+    ) -> None:
         super().__init__()
         self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size)
         self.down_proj = Linear(intermediate_size, hidden_size)

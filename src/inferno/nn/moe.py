@@ -1,7 +1,8 @@
-"""Mixtures of experts: a router picks a few gated MLPs for each token (arXiv:1701.06538, arXiv:2401.06066).
+"""Mixtures of experts: a router picks a few gated MLPs for each token (arXiv:1701.06538,
+arXiv:2401.06066).
 
-Suffixes: T tokens, D hidden, E experts, G groups of experts, K experts of a token, N pairs of a token and one of its
-experts (T·K), I inner width of an expert.
+Suffixes: T tokens, D hidden, E experts, G groups of experts, K experts of a token, N pairs of a
+token and one of its experts (T·K), I inner width of an expert.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def in_groups(choice_TE: Tensor, routing: Routing) -> Tensor:
     """The scores that experts are picked by, -inf for those outside of a token's best groups."""
     choice_TGX = choice_TE.view(len(choice_TE), routing.num_groups, -1)
     best = min(2 if routing.group_score == "top2" else 1, choice_TGX.shape[-1])
-    groups_TG = choice_TGX.topk(best, dim=-1).values.sum(-1).topk(routing.top_groups, dim=-1).indices
+    groups_TG = (
+        choice_TGX.topk(best, dim=-1).values.sum(-1).topk(routing.top_groups, dim=-1).indices
+    )
     kept_TG = torch.zeros_like(choice_TGX[..., 0], dtype=torch.bool).scatter_(1, groups_TG, True)
     return choice_TGX.masked_fill(~kept_TG[..., None], float("-inf")).flatten(1)
 
@@ -51,24 +54,35 @@ class Router(nn.Module):
     """Picks each token's experts, by logits in float32."""
 
     def __init__(
-        self, hidden_size: int, num_experts: int, routing: Routing, *, bias: bool = False, correction: bool = False
+        self,
+        hidden_size: int,
+        num_experts: int,
+        routing: Routing,
+        *,
+        bias: bool = False,
+        correction: bool = False,
     ) -> None:
         """With a `correction`, checkpoints store an `e_score_correction_bias`."""
         super().__init__()
         self.routing = routing
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
         self.bias = nn.Parameter(torch.empty(num_experts)) if bias else None
-        self.e_score_correction_bias = nn.Parameter(torch.empty(num_experts)) if correction else None
+        self.e_score_correction_bias = (
+            nn.Parameter(torch.empty(num_experts)) if correction else None
+        )
         self.exact = ("weight", "bias", "e_score_correction_bias")
         self.ops = ops.TORCH
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of each token and their weights, (T, K) int64 and float32. The correction is added to the scores while
-        experts are picked, and not to their weights (arXiv:2408.15664)."""
+        """The experts of each token and their weights, (T, K) int64 and float32. The correction
+        is added to the scores while experts are picked, and not to their weights
+        (arXiv:2408.15664)."""
         r, correction_E = self.routing, self.e_score_correction_bias
         sigmoid = r.scoring == "sigmoid"
         if r.top_groups == r.num_groups:
-            return self.ops.route(x_TD, self.weight, self.bias, correction_E, r.top_k, sigmoid, r.normalize, r.scale)
+            return self.ops.route(
+                x_TD, self.weight, self.bias, correction_E, r.top_k, sigmoid, r.normalize, r.scale
+            )
         scores_TE = ops.scores(x_TD, self.weight, self.bias, sigmoid)
         choice_TE = in_groups(scores_TE if correction_E is None else scores_TE + correction_E, r)
         experts_TK = choice_TE.topk(r.top_k, dim=-1).indices
@@ -86,15 +100,22 @@ class Expert(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated MLPs, of which each token uses a few. Expert e is stored under its number: `experts.3.gate_proj`.
+    """Gated MLPs, of which each token uses a few. Expert e is stored under its number:
+    `experts.3.gate_proj`.
 
-    Once loaded, the matrices of all experts are one weight: a step sorts its pairs by expert and multiplies group by group.
+    Once loaded, the matrices of all experts are one weight: a step sorts its pairs by expert and
+    multiplies group by group.
     """
 
     def __init__(
-        self, num_experts: int, hidden_size: int, intermediate_size: int, *, bias: bool = False,
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
         gated: Callable[[Tensor, Tensor], Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`gated(gate_NI, up_NI)` is what `down_proj` multiplies; None: silu(gate) · up."""
         super().__init__()
         self.num_experts = num_experts
@@ -104,11 +125,14 @@ class Experts(nn.Module):
             self.add_module(str(number), Expert(hidden_size, intermediate_size, bias=bias))
 
     def fuse(self, stack: Stack) -> None:
-        """Make one weight of all gates and ups, and one of all downs. The experts' own memory is given back."""
+        """Make one weight of all gates and ups, and one of all downs. The experts' own memory is
+        given back."""
         experts = [self.get_submodule(str(number)) for number in range(self.num_experts)]
         for number in range(self.num_experts):
             delattr(self, str(number))
-        gates, ups, downs = ([getattr(e, name) for e in experts] for name in ("gate_proj", "up_proj", "down_proj"))
+        gates, ups, downs = (
+            [getattr(e, name) for e in experts] for name in ("gate_proj", "up_proj", "down_proj")
+        )
         both = [linear for pair in zip(gates, ups, strict=True) for linear in pair]
         self.gate_up: nn.Module
         if (weight := stack([linear.weight for linear in both], grouped=True)) is not None:
@@ -122,18 +146,27 @@ class Experts(nn.Module):
         tokens_N, starts_E1, places_TK = self.ops.dispatch(experts_TK, self.num_experts)
         x_ND = self.ops.gather(x_TD, tokens_N)
         gate_NI, up_NI = self.gate_up(x_ND, starts_E1).chunk(2, dim=-1)
-        h_NI = self.ops.silu_mul(gate_NI, up_NI) if self.gated is None else self.gated(gate_NI, up_NI)
+        h_NI = (
+            self.ops.silu_mul(gate_NI, up_NI) if self.gated is None else self.gated(gate_NI, up_NI)
+        )
         return self.ops.combine(self.down(h_NI, starts_E1), places_TK, weights_TK)
 
 
 class MixtureOfExperts(nn.Module):
-    """In the place of a decoder layer's MLP: `gate` picks from `experts`; every token passes `shared_experts` besides, where
-    there are any. The names are those that most checkpoints have."""
+    """In the place of a decoder layer's MLP: `gate` picks from `experts`; every token passes
+    `shared_experts` besides, where there are any. The names are those that most checkpoints
+    have."""
 
     def __init__(
-        self, num_experts: int, hidden_size: int, intermediate_size: int, routing: Routing, *, correction: bool = False,
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        routing: Routing,
+        *,
+        correction: bool = False,
         shared_size: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`shared_size` is the inner width of all shared experts together; 0: none."""
         super().__init__()
         self.gate = Router(hidden_size, num_experts, routing, correction=correction)
@@ -146,14 +179,17 @@ class MixtureOfExperts(nn.Module):
 
 
 class GroupedLinear(nn.Module):
-    """A linear layer of each expert, each made of equally many `linears`, which lie in the experts' order."""
+    """A linear layer of each expert, each made of equally many `linears`, which lie in the experts'
+    order."""
 
     bias_O: Tensor | None
 
     def __init__(self, linears: Sequence[Linear], weight: Weight) -> None:
         super().__init__()
         biases = [linear.bias for linear in linears if linear.bias is not None]
-        self.register_buffer("bias_O", torch.cat(list(biases)) if biases else None, persistent=False)
+        self.register_buffer(
+            "bias_O", torch.cat(list(biases)) if biases else None, persistent=False
+        )
         self.weight = weight
 
     @classmethod
@@ -163,7 +199,8 @@ class GroupedLinear(nn.Module):
         return cls(linears, stack(weights, grouped=True) or Separate(weights))
 
     def forward(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
-        """Rows sorted by expert, (N, I) to (N, O). `starts_E1` are the first rows of each expert, and N."""
+        """Rows sorted by expert, (N, I) to (N, O). `starts_E1` are the first rows of each expert,
+        and N."""
         return self.weight.grouped(x_NI, starts_E1, self.bias_O)
 
 
@@ -193,5 +230,7 @@ class Separate(Weight):
         for expert, (start, stop) in enumerate(itertools.pairwise(starts_E1.tolist())):
             if stop > start:
                 own = self.weights[expert * each : (expert + 1) * each]
-                y_NO[start:stop] = torch.cat([weight.matmul(x_NI[start:stop]) for weight in own], -1)  # type: ignore[operator]
+                y_NO[start:stop] = torch.cat(
+                    [weight.matmul(x_NI[start:stop]) for weight in own], -1
+                )  # type: ignore[operator]
         return with_biases(y_NO, starts_E1, bias_O)

@@ -8,7 +8,8 @@ from inferno.nn import ops
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · (offset + weight) over the last dimension, computed in float32 (arXiv:1910.07467).
+    """x / rms(x) · (offset + weight) over the last dimension, computed in float32
+    (arXiv:1910.07467).
 
     With an offset (Gemma's is 1) weight and sum stay float32, and the result is rounded once.
     """

@@ -1,4 +1,5 @@
-"""Rotary position embedding (arXiv:2104.09864) and the ways it is stretched past the trained context.
+"""Rotary position embedding (arXiv:2104.09864) and the ways it is stretched past the trained
+context.
 
 Suffixes: T tokens, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R / 2).
 """
@@ -19,16 +20,23 @@ from inferno.nn.ops import Ops
 
 
 class Rope(nn.Module):
-    """Rotates the first R dims of each head by its token's position. Pairs are (i, i + R/2), or, interleaved, (2 i, 2 i + 1).
+    """Rotates the first R dims of each head by its token's position. Pairs are (i, i + R/2), or,
+    interleaved, (2 i, 2 i + 1).
 
-    The frequencies are fixed before the first step. `dynamic` and `longrope` depend on how long the context is; they are fixed
-    for the longest that is served (`serve`), so that a token's key never changes once cached.
+    The frequencies are fixed before the first step. `dynamic` and `longrope` depend on how long the
+    context is; they are fixed for the longest that is served (`serve`), so that a token's key never
+    changes once cached.
     """
 
     inv_freq_E: Tensor
 
     def __init__(
-        self, head_dim: int, scaling: RopeScaling, *, max_position_embeddings: int, interleaved: bool = False
+        self,
+        head_dim: int,
+        scaling: RopeScaling,
+        *,
+        max_position_embeddings: int,
+        interleaved: bool = False,
     ) -> None:
         super().__init__()
         self.interleaved = interleaved
@@ -42,9 +50,13 @@ class Rope(nn.Module):
     def serve(self, max_model_len: int) -> None:
         """Contexts are at most `max_model_len` tokens."""
         with torch.device("cpu"):  # computed even while the model is built on meta
-            frequencies_E, self.attention_factor = _frequencies(self.rotated, self.scaling, self._max_positions, max_model_len)
+            frequencies_E, self.attention_factor = _frequencies(
+                self.rotated, self.scaling, self._max_positions, max_model_len
+            )
         self._longest = max_model_len
-        self.inv_freq_E = frequencies_E if self.inv_freq_E.is_meta else frequencies_E.to(self.inv_freq_E.device)
+        self.inv_freq_E = (
+            frequencies_E if self.inv_freq_E.is_meta else frequencies_E.to(self.inv_freq_E.device)
+        )
         self._tables: tuple[Tensor, Tensor] | None = None
         self._filled = 0
 
@@ -57,7 +69,8 @@ class Rope(nn.Module):
         return Rotation(cos_TE, sin_TE, self.ops, self.interleaved)
 
     def _fill(self, last: int) -> tuple[Tensor, Tensor]:
-        """The tables of cos and sin, filled beyond `last`. Rows not filled yet are untouched pages: they cost no memory."""
+        """The tables of cos and sin, filled beyond `last`. Rows not filled yet are untouched pages:
+        they cost no memory."""
         if self._tables is None:
             size = (max(self._longest, last + 1), len(self.inv_freq_E))
             self._tables = (self.inv_freq_E.new_empty(size), self.inv_freq_E.new_empty(size))
@@ -92,7 +105,8 @@ class Rotation:
 def _frequencies(
     rotated: int, scaling: RopeScaling, max_position_embeddings: int, max_model_len: int
 ) -> tuple[Tensor, float]:
-    """Inverse frequencies of the E pairs, and the factor on cos and sin. Same rules as transformers' `modeling_rope_utils`."""
+    """Inverse frequencies of the E pairs, and the factor on cos and sin. Same rules as
+    transformers' `modeling_rope_utils`."""
     exponents_E = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     plain_E = 1.0 / scaling.rope_theta**exponents_E
     match scaling.rope_type:
@@ -119,7 +133,9 @@ def _llama3(plain_E: Tensor, scaling: RopeScaling, max_positions: int) -> Tensor
     return (1 - smooth_E) * plain_E / scaling.factor + smooth_E * plain_E
 
 
-def _yarn(exponents_E: Tensor, scaling: RopeScaling, rotated: int, max_positions: int) -> tuple[Tensor, float]:
+def _yarn(
+    exponents_E: Tensor, scaling: RopeScaling, rotated: int, max_positions: int
+) -> tuple[Tensor, float]:
     original = scaling.original_max_position_embeddings or max_positions
     factor = scaling.factor
 
@@ -136,7 +152,11 @@ def _yarn(exponents_E: Tensor, scaling: RopeScaling, rotated: int, max_positions
 
     def pair(rotations: float) -> float:
         """The (fractional) pair that turns `rotations` times within the original context."""
-        return rotated * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(scaling.rope_theta))
+        return (
+            rotated
+            * math.log(original / (rotations * 2 * math.pi))
+            / (2 * math.log(scaling.rope_theta))
+        )
 
     low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
     if scaling.truncate:

@@ -19,14 +19,23 @@ from inferno.nn.rope import Rotation
 
 
 class SelfAttention(nn.Module):
-    """q_proj, k_proj and v_proj, heads turned to their positions, attention over the cache, o_proj."""
+    """q_proj, k_proj and v_proj, heads turned to their positions, attention over the cache,
+    o_proj."""
 
     def __init__(
-        self, layer_id: int, need: AttentionNeed, hidden_size: int, *, bias: bool = False, output_bias: bool = False,
-        head_norm: Callable[[], RMSNorm] | None = None, fused: bool = False,
-    ) -> None:  # fmt: skip
-        """`bias` is that of q, k and v. `head_norm` makes q_norm and k_norm, which norm each head before it is turned. With
-        `need.sinks` there is a parameter `sinks`, (H,). `fused`: the checkpoint has q, k and v in one matrix, qkv_proj."""
+        self,
+        layer_id: int,
+        need: AttentionNeed,
+        hidden_size: int,
+        *,
+        bias: bool = False,
+        output_bias: bool = False,
+        head_norm: Callable[[], RMSNorm] | None = None,
+        fused: bool = False,
+    ) -> None:
+        """`bias` is that of q, k and v. `head_norm` makes q_norm and k_norm, which norm each head
+        before it is turned. With `need.sinks` there is a parameter `sinks`, (H,). `fused`: the
+        checkpoint has q, k and v in one matrix, qkv_proj."""
         super().__init__()
         heads_X, kv_heads_X = need.num_heads * need.head_dim, need.num_kv_heads * need.head_dim
         self.head_dim = need.head_dim
@@ -34,7 +43,9 @@ class SelfAttention(nn.Module):
         if fused:
             self.qkv_proj = Linear(hidden_size, sum(self.sizes), bias=bias)
         else:
-            self.qkv = MergedLinear(hidden_size, bias=bias, q_proj=heads_X, k_proj=kv_heads_X, v_proj=kv_heads_X)
+            self.qkv = MergedLinear(
+                hidden_size, bias=bias, q_proj=heads_X, k_proj=kv_heads_X, v_proj=kv_heads_X
+            )
         self.q_norm = head_norm() if head_norm else None
         self.k_norm = head_norm() if head_norm else None
         self.sinks = nn.Parameter(torch.empty(need.num_heads)) if need.sinks else None
@@ -42,8 +53,12 @@ class SelfAttention(nn.Module):
         self.o_proj = Linear(heads_X, hidden_size, bias=output_bias)
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
-        q_TX, k_TX, v_TX = self.qkv_proj(x_TD).split(self.sizes, dim=-1) if self.fused else self.qkv(x_TD)
+        q_TX, k_TX, v_TX = (
+            self.qkv_proj(x_TD).split(self.sizes, dim=-1) if self.fused else self.qkv(x_TD)
+        )
         q_THC = rotate(q_TX.unflatten(-1, (-1, self.head_dim)), self.q_norm)
         k_THC = rotate(k_TX.unflatten(-1, (-1, self.head_dim)), self.k_norm)
-        y_TD: Tensor = self.o_proj(self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch, self.sinks))
+        y_TD: Tensor = self.o_proj(
+            self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch, self.sinks)
+        )
         return y_TD

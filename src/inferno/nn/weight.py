@@ -20,7 +20,8 @@ class Weight(nn.Module):
 
     shape: tuple[int, int]
     layout: str = ""
-    """How it is stored, as kernels are asked for it: a dtype's name, or what its scheme calls it. Empty: its own way."""
+    """How it is stored, as kernels are asked for it: a dtype's name, or what its scheme calls it.
+    Empty: its own way."""
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """x_TI @ W_OI.T + bias_O -> y_TO, in x's type."""
@@ -31,32 +32,40 @@ class Weight(nn.Module):
         raise NotImplementedError
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """As E matrices of O / E rows each, one below the other: rows starts[e] to starts[e + 1] of x (int32; from 0 to N)
-        times matrix e, plus its part of the bias, (N, O / E).
+        """As E matrices of O / E rows each, one below the other: rows starts[e] to starts[e + 1] of
+        x (int32; from 0 to N) times matrix e, plus its part of the bias, (N, O / E).
 
-        The default takes the rows of the matrices in use: all at once for few, matrix by matrix for many."""
+        The default takes the rows of the matrices in use: all at once for few, matrix by matrix for
+        many."""
         num_experts, num_rows = len(starts_E1) - 1, self.shape[0] // (len(starts_E1) - 1)
         rows_O = torch.arange(num_rows, device=x_NI.device)
         if len(x_NI) <= _FEW:
             counts_E = starts_E1.diff()
-            expert_N = torch.repeat_interleave(torch.arange(num_experts, device=x_NI.device), counts_E, output_size=len(x_NI))
-            weight_NOI = self.rows((expert_N[:, None] * num_rows + rows_O).flatten()).view(len(x_NI), num_rows, self.shape[1])
+            expert_N = torch.repeat_interleave(
+                torch.arange(num_experts, device=x_NI.device), counts_E, output_size=len(x_NI)
+            )
+            weight_NOI = self.rows((expert_N[:, None] * num_rows + rows_O).flatten()).view(
+                len(x_NI), num_rows, self.shape[1]
+            )
             y_NO = torch.bmm(weight_NOI.to(x_NI.dtype), x_NI[..., None])[..., 0]
             return with_biases(y_NO, starts_E1, bias_O)
         y_NO = x_NI.new_empty(len(x_NI), num_rows)
         starts = starts_E1.tolist()
         for expert, (start, stop) in enumerate(itertools.pairwise(starts)):
             if stop > start:
-                y_NO[start:stop] = F.linear(x_NI[start:stop], self.rows(expert * num_rows + rows_O).to(x_NI.dtype))
+                y_NO[start:stop] = F.linear(
+                    x_NI[start:stop], self.rows(expert * num_rows + rows_O).to(x_NI.dtype)
+                )
         return with_biases(y_NO, starts_E1, bias_O)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
-        """One weight for this and `others` stacked along O, or None when their layouts do not allow it."""
+        """One weight for this and `others` stacked along O, or None when their layouts do not allow
+        it."""
         return None
 
     def settle(self) -> None:
-        """Called once, when the weight is in its final place and only `matmul` will be asked of it: it may repack itself,
-        in place of what it held."""
+        """Called once, when the weight is in its final place and only `matmul` will be asked of it:
+        it may repack itself, in place of what it held."""
 
 
 _FEW = 32
@@ -94,7 +103,9 @@ class Dense(Weight):
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         if self._packed is not None:
-            y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(x_TI, self._packed, bias_O, "none", [], "")
+            y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(
+                x_TI, self._packed, bias_O, "none", [], ""
+            )
             return y_TO
         return F.linear(x_TI, self.data, bias_O)
 
@@ -106,7 +117,9 @@ class Dense(Weight):
         if not hasattr(F, "grouped_mm") or self.shape[1] * self.data.itemsize % 16:
             return super().grouped(x_NI, starts_E1, bias_O)
         weight_EOI = self.data.view(len(starts_E1) - 1, -1, self.shape[1])
-        return with_biases(F.grouped_mm(x_NI, weight_EOI.transpose(1, 2), offs=starts_E1[1:]), starts_E1, bias_O)
+        return with_biases(
+            F.grouped_mm(x_NI, weight_EOI.transpose(1, 2), offs=starts_E1[1:]), starts_E1, bias_O
+        )
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         if not all(isinstance(w, Dense) and w.data.dtype == self.data.dtype for w in others):
@@ -114,11 +127,15 @@ class Dense(Weight):
         return Dense(torch.cat([self.data, *(w.data for w in others if isinstance(w, Dense))]))
 
     def settle(self) -> None:
-        """On a CPU with bfloat16 instructions: oneDNN's own blocked layout, which a few rows are multiplied by at twice
-        the speed of the plain one."""
+        """On a CPU with bfloat16 instructions: oneDNN's own blocked layout, which a few rows are
+        multiplied by at twice the speed of the plain one."""
         if self._packed is not None:
             return
-        if self.data.device.type == "cpu" and self.data.dtype == torch.bfloat16 and _has_packed_bfloat16():
+        if (
+            self.data.device.type == "cpu"
+            and self.data.dtype == torch.bfloat16
+            and _has_packed_bfloat16()
+        ):
             self._packed = torch.ops.mkldnn._reorder_linear_weight(self.data, _PACKED_FOR)
             self.data = self.data.new_empty(0)
 
@@ -128,6 +145,10 @@ _PACKED_FOR = 1
 
 
 def _has_packed_bfloat16() -> bool:
-    """Whether this torch can, on this CPU. The operators are those that torch's own compiler emits."""
+    """Whether this torch can, on this CPU. The operators are those that torch's own compiler
+    emits."""
     operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
-    return all(hasattr(torch.ops.mkldnn, name) for name in operators) and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (
+        all(hasattr(torch.ops.mkldnn, name) for name in operators)
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )

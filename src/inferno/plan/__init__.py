@@ -1,7 +1,8 @@
 """The plan: one value between "what do you want" and "what runs".
 
-`resolve` reads headers only and imports no torch. `explain` prints the value, `serve`, `chat`, `generate` and `bench`
-execute exactly it, and an engine process receives it serialised: there is one code path.
+`resolve` reads headers only and imports no torch. `explain` prints the value, `serve`, `chat`,
+`generate` and `bench` execute exactly it, and an engine process receives it serialised: there is
+one code path.
 """
 
 from inferno.plan.resolver import resolve
@@ -20,6 +21,17 @@ from inferno.plan.values import (
 )
 
 __all__ = [
-    "AttentionUse", "KernelUse", "MemoryItem", "Options", "Plan", "SchemeUse", "modules_of", "open_checkpoint",
-    "open_text", "plan_from_json", "plan_to_json", "resolve", "unused_tensors",
-]  # fmt: skip
+    "AttentionUse",
+    "KernelUse",
+    "MemoryItem",
+    "Options",
+    "Plan",
+    "SchemeUse",
+    "modules_of",
+    "open_checkpoint",
+    "open_text",
+    "plan_from_json",
+    "plan_to_json",
+    "resolve",
+    "unused_tensors",
+]

@@ -31,10 +31,11 @@ class CacheSizes:
         object.__setattr__(self, "_by_window", by_window)
 
     def choose(self, context: int) -> tuple[int, dict[int, int]]:
-        """Blocks and window blocks for contexts of up to so many tokens: as many as could be used, or as fit.
+        """Blocks and window blocks for contexts of up to so many tokens: as many as could be used,
+        or as fit.
 
-        There are windows for all sequences that may run, or for fewer, so that one of the whole context fits beside those that
-        fill the windows, if it can be had."""
+        There are windows for all sequences that may run, or for fewer, so that one of the whole
+        context fits beside those that fill the windows, if it can be had."""
         wanted = self._blocks(context)
         count, windows = 0, dict[int, int]()
         for sequences in range(self.max_num_seqs, 0, -1):
@@ -45,35 +46,44 @@ class CacheSizes:
         return count, {window: kept for window, kept in windows.items() if kept < count}
 
     def nbytes(self, num_blocks: int, window_blocks: Mapping[int, int]) -> int:
-        return sum(n * window_blocks.get(window or 0, num_blocks) for window, n in self._by_window.items())
+        return sum(
+            n * window_blocks.get(window or 0, num_blocks) for window, n in self._by_window.items()
+        )
 
     def describe(self, num_blocks: int, window_blocks: Mapping[int, int]) -> str:
-        """As in: 64 blocks of 16 tokens, 2.0 KiB per token; for window 128 40 blocks, 6.0 KiB per token."""
+        """As in: 64 blocks of 16 tokens, 2.0 KiB per token; for window 128 40 blocks, 6.0 KiB per
+        token."""
         whole = sum(n for window, n in self._by_window.items() if window not in window_blocks)
         parts = [(f"{num_blocks} blocks of {self.block_size} tokens", whole)] if whole else []
         for window, kept in window_blocks.items():
             unit = "blocks" if parts else f"blocks of {self.block_size} tokens"
             parts.append((f"for window {window} {kept} {unit}", self._by_window[window]))
-        return "; ".join(f"{text}, {memory.show(n / self.block_size)} per token" for text, n in parts)
+        return "; ".join(
+            f"{text}, {memory.show(n / self.block_size)} per token" for text, n in parts
+        )
 
     def per_token(self) -> float:
         """Bytes of one token in all layers."""
         return sum(self._by_window.values()) / self.block_size
 
     def _windows(self, wanted: int, sequences: int) -> dict[int, int]:
-        """For each sequence its window, the block that it grows into, and a quarter more for prefixes to be found again; beside
-        them the tokens of a step."""
+        """For each sequence its window, the block that it grows into, and a quarter more for
+        prefixes to be found again; beside them the tokens of a step."""
         found = {}
         for window in self._by_window:
             if window is not None and (blocks := self._blocks(window)) < wanted:
-                found[window] = sequences * (blocks + 1 + max(1, blocks // 4)) + self._blocks(self.max_num_batched_tokens)
+                found[window] = sequences * (blocks + 1 + max(1, blocks // 4)) + self._blocks(
+                    self.max_num_batched_tokens
+                )
         return found
 
     def _fitting(self, wanted: int, windows: Mapping[int, int]) -> int:
         """The most blocks that could be used and fit beside these window blocks."""
 
         def nbytes(num_blocks: int) -> int:
-            return self.nbytes(num_blocks, {w: min(kept, num_blocks) for w, kept in windows.items()})
+            return self.nbytes(
+                num_blocks, {w: min(kept, num_blocks) for w, kept in windows.items()}
+            )
 
         return bisect_right(range(1, self.max_num_seqs * wanted + 1), self.room, key=nbytes)
 

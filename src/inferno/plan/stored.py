@@ -14,12 +14,17 @@ from inferno.errors import CheckpointError
 def architecture_name(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
-        raise CheckpointError('config.json names no "architectures"', "It must hold a list with the model class.")
+        raise CheckpointError(
+            'config.json names no "architectures"', "It must hold a list with the model class."
+        )
     return names[0]
 
 
-def modules_of(tensors: Mapping[str, TensorInfo], unused: tuple[str, ...]) -> dict[str, dict[str, TensorInfo]]:
-    """Stored tensors by module path and part: {"model.norm": {"weight": ...}}. `unused` names are left out."""
+def modules_of(
+    tensors: Mapping[str, TensorInfo], unused: tuple[str, ...]
+) -> dict[str, dict[str, TensorInfo]]:
+    """Stored tensors by module path and part: {"model.norm": {"weight": ...}}. `unused` names are
+    left out."""
     modules: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, info in tensors.items():
         if not any(fnmatchcase(name, pattern) for pattern in unused):

@@ -1,4 +1,5 @@
-"""What was asked for and what was decided, as values that can be written down. Nothing here decides."""
+"""What was asked for and what was decided, as values that can be written down. Nothing here
+decides."""
 
 from __future__ import annotations
 
@@ -39,17 +40,20 @@ class Options:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     memory: str | None = None
-    """The most the engine may use for weights, cache and workspace together: `8GiB`, or `60%` of the device's total."""
+    """The most the engine may use for weights, cache and workspace together: `8GiB`, or `60%` of
+    the device's total."""
     gpu_memory_utilization: float | None = None
     """The same as a fraction of a GPU's total, as at vLLM."""
     block_size: int | None = None
     attention_backend: str = "auto"
     kv_cache_dtype: str = "auto"
-    """What keys and values are stored as: auto is the compute type; fp8_e4m3 and int8 take half of it or less."""
+    """What keys and values are stored as: auto is the compute type; fp8_e4m3 and int8 take half of
+    it or less."""
     cache_policy: str = "auto"
     tensor_parallel_size: int = 1
     threads: int | None = None
-    """CPU threads of a step; None: the cores this process may use, or one where the model is too small to share."""
+    """CPU threads of a step; None: the cores this process may use, or one where the model is too
+    small to share."""
     isq: str | None = None
     """Scheme to quantize the dense matrices with while loading."""
     seed: int | None = None
@@ -62,27 +66,45 @@ class Options:
     only: tuple[str, ...] = field(default=(), converter=tuple)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "threads",
-                     "tensor_parallel_size"):  # fmt: skip
+        for name in (
+            "max_model_len",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "threads",
+            "tensor_parallel_size",
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise OptionError(f"{name} is {value!r}", "It must be a whole number of at least 1.")
+                raise OptionError(
+                    f"{name} is {value!r}", "It must be a whole number of at least 1."
+                )
         if self.dtype not in ("auto", *COMPUTE_DTYPES):
-            raise OptionError(f"dtype {self.dtype!r} is not known", f"Known: auto, {', '.join(COMPUTE_DTYPES)}.")
+            raise OptionError(
+                f"dtype {self.dtype!r} is not known", f"Known: auto, {', '.join(COMPUTE_DTYPES)}."
+            )
         if self.kv_cache_dtype not in (known := get_args(CacheDType)):
-            raise OptionError(f"kv_cache_dtype {self.kv_cache_dtype!r} is not known", f"Known: {', '.join(known)}.")
+            raise OptionError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is not known",
+                f"Known: {', '.join(known)}.",
+            )
         if self.tensor_parallel_size != 1:
             raise OptionError(
-                f"tensor_parallel_size {self.tensor_parallel_size}: no installed executor runs several ranks",
+                f"tensor_parallel_size {self.tensor_parallel_size}: no installed executor "
+                f"runs several ranks",
                 "Leave it at 1.",
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise OptionError(
-                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}",
-                "Every running sequence needs a token in each step: raise the one or lower the other.",
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs "
+                f"{self.max_num_seqs}",
+                "Every running sequence needs a token in each step: raise the one or lower "
+                "the other.",
             )
         if self.memory is not None and self.gpu_memory_utilization is not None:
-            raise OptionError("memory and gpu_memory_utilization exclude each other", "Give one of them.")
+            raise OptionError(
+                "memory and gpu_memory_utilization exclude each other", "Give one of them."
+            )
 
 
 @frozen(kw_only=True)
@@ -125,7 +147,9 @@ class AttentionUse:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block over all these layers."""
-        return len(self.layers) * sum(math.prod(t.shape) * DTYPE_BYTES[t.dtype] for t in self.cache.values())
+        return len(self.layers) * sum(
+            math.prod(t.shape) * DTYPE_BYTES[t.dtype] for t in self.cache.values()
+        )
 
 
 @frozen
@@ -186,8 +210,16 @@ class Plan:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of a context's tokens beyond every window that has blocks of its own: what the other layers keep."""
-        return sum(u.block_bytes for u in self.attention if u.need.sliding_window not in self.window_blocks) / self.block_size
+        """Of a context's tokens beyond every window that has blocks of its own: what the other
+        layers keep."""
+        return (
+            sum(
+                u.block_bytes
+                for u in self.attention
+                if u.need.sliding_window not in self.window_blocks
+            )
+            / self.block_size
+        )
 
     @property
     def kv_bytes(self) -> int:
@@ -199,7 +231,8 @@ class Plan:
         return self.window_blocks.get(use.need.sliding_window or 0, self.num_blocks)
 
     def fitting(self, tokens: int) -> int:
-        """How many sequences of this length the cache holds at once, each computing its share of a step."""
+        """How many sequences of this length the cache holds at once, each computing its share of a
+        step."""
         blocks = -(-tokens // self.block_size)
         step = -(-self.max_num_batched_tokens // self.block_size)
         found = [self.max_num_seqs, self.num_blocks // blocks]
@@ -224,7 +257,8 @@ def adapted(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint:
 
 
 def open_text(plan: Plan) -> tuple[TextAssets, Mapping[str, Any]]:
-    """The plan's tokenizer and template files, with what its architecture adds to them, and the model's config."""
+    """The plan's tokenizer and template files, with what its architecture adds to them, and the
+    model's config."""
     catalog = plan.catalog()
     architecture = catalog.architecture(plan.architecture).item
     checkpoint = open_checkpoint(plan, catalog)
@@ -232,8 +266,14 @@ def open_text(plan: Plan) -> tuple[TextAssets, Mapping[str, Any]]:
         assets = checkpoint.text()
     finally:
         checkpoint.close()
-    template = assets.chat_template or assets.tokenizer_config.get("chat_template") or architecture.chat_template
-    return attrs.evolve(assets, chat_template=template, stop_tokens=architecture.stop_tokens), plan.config
+    template = (
+        assets.chat_template
+        or assets.tokenizer_config.get("chat_template")
+        or architecture.chat_template
+    )
+    return attrs.evolve(
+        assets, chat_template=template, stop_tokens=architecture.stop_tokens
+    ), plan.config
 
 
 _converter = make_converter()
@@ -249,4 +289,6 @@ def plan_from_json(text: str | bytes) -> Plan:
     try:
         return _converter.loads(text.encode() if isinstance(text, str) else text, Plan)
     except (cattrs.BaseValidationError, ValueError, KeyError, TypeError) as error:
-        raise OptionError(f"this is no plan: {error}", "Write it anew with `inferno explain REF --lock`.") from error
+        raise OptionError(
+            f"this is no plan: {error}", "Write it anew with `inferno explain REF --lock`."
+        ) from error

@@ -1,4 +1,5 @@
-"""The Litestar app: one model behind OpenAI's endpoints. Pure: two apps in one process know nothing of each other."""
+"""The Litestar app: one model behind OpenAI's endpoints. Pure: two apps in one process know nothing
+of each other."""
 
 from __future__ import annotations
 
@@ -63,8 +64,9 @@ def create_app(
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
-    With `own_llm` its lifespan starts and closes `llm`. `max_waiting` is how many outputs may wait beyond those that
-    run; more get a 429. `strict_params` refuses unknown fields. `open_paths` need no key even where there are keys.
+    With `own_llm` its lifespan starts and closes `llm`. `max_waiting` is how many outputs may wait
+    beyond those that run; more get a 429. `strict_params` refuses unknown fields. `open_paths` need
+    no key even where there are keys.
     """
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     service = Service(
@@ -90,7 +92,10 @@ def create_app(
 
     async def stamp(message: Message, scope: Scope) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", _request_id(scope))]
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", _request_id(scope)),
+            ]
             metrics.answered(message["status"])
 
     return Litestar(
@@ -113,7 +118,10 @@ def create_app(
         before_send=[stamp],
         request_max_body_size=max_body_bytes,
         openapi_config=OpenAPIConfig(
-            title="inferno", version=inferno.__version__, path="/schema", render_plugins=[JsonRenderPlugin()]
+            title="inferno",
+            version=inferno.__version__,
+            path="/schema",
+            render_plugins=[JsonRenderPlugin()],
         ),
         logging_config=None,
     )
@@ -126,12 +134,16 @@ def service_of(app: Litestar) -> Service:
 
 
 def _warm(service: Service) -> None:
-    """What would else hold up every stream at the first chat: imports, and the template's compilation."""
+    """What would else hold up every stream at the first chat: imports, and the template's
+    compilation."""
     llm = service.llm
     try:
         service.dialect = Dialect.of(llm.response_template, llm.tokenizer)
     except ValueError as error:
-        log.warning("no tools and no reasoning: the checkpoint's response_template cannot be used: %s", error)
+        log.warning(
+            "no tools and no reasoning: the checkpoint's response_template cannot be used: %s",
+            error,
+        )
     with contextlib.suppress(Exception):  # a template may refuse this conversation and take others
         llm.render_chat([{"role": "user", "content": "."}])
 
@@ -156,5 +168,8 @@ def _key_guard(api_keys: Sequence[str], open_paths: Sequence[str]) -> Guard:
 def _request_id(scope: Scope) -> bytes:
     """The client's own, if it is fit for a header and a log line, else a new one."""
     state: dict[str, Any] = scope.setdefault("state", {})
-    sent = next((v.decode("latin-1") for k, v in scope["headers"] if k == b"x-request-id"), state.get("request_id"))
+    sent = next(
+        (v.decode("latin-1") for k, v in scope["headers"] if k == b"x-request-id"),
+        state.get("request_id"),
+    )
     return (sent if sent and _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex).encode()

@@ -25,10 +25,17 @@ from inferno.types import Logprobs, SamplingParams
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _LONG = 20_000
-"""Characters of conversation that are worth a thread: tokenizing them would hold up every stream."""
+"""Characters of conversation that are worth a thread: tokenizing them would hold up every
+stream."""
 
 
-@post("/v1/chat/completions", status_code=200, dto=CattrsDTO[ChatRequest], return_dto=None, responses=ERROR_RESPONSES)
+@post(
+    "/v1/chat/completions",
+    status_code=200,
+    dto=CattrsDTO[ChatRequest],
+    return_dto=None,
+    responses=ERROR_RESPONSES,
+)
 async def chat_completions(
     data: JSONBody[ChatRequest], request: Request[Any, Any, Any], service: NamedDependency[Service]
 ) -> Response[Any]:
@@ -39,7 +46,15 @@ async def chat_completions(
     prompt, ids = await encode_chat(service, data, tools, request.state.ignored)
     params = _params(data, service)
     llm = service.llm
-    job = Job(llm, service.gate, service.metrics, [ids], params, data.priority or 0, check_salt(data.cache_salt))
+    job = Job(
+        llm,
+        service.gate,
+        service.metrics,
+        [ids],
+        params,
+        data.priority or 0,
+        check_salt(data.cache_salt),
+    )
     parallel = data.parallel_tool_calls is not False
     parsers = [service.dialect.parser(prompt, tools, parallel=parallel) for _ in range(params.n)]
     choices = [_Choice(service, i, parser) for i, parser in enumerate(parsers)]
@@ -64,12 +79,20 @@ async def chat_completions(
 
 
 async def encode_chat(
-    service: Service, data: ChatRequest | TokenizeRequest, tools: list[dict[str, Any]], ignored: list[str]
+    service: Service,
+    data: ChatRequest | TokenizeRequest,
+    tools: list[dict[str, Any]],
+    ignored: list[str],
 ) -> tuple[str, tuple[int, ...]]:
     """The rendered conversation, and its token ids. Raises RequestError."""
-    tokenizer, messages = service.llm.tokenizer, [_message(m, i) for i, m in enumerate(data.messages or ())]
+    tokenizer, messages = (
+        service.llm.tokenizer,
+        [_message(m, i) for i, m in enumerate(data.messages or ())],
+    )
     if tokenizer is None:
-        raise RequestError("this model has no tokenizer", "Send token ids to /v1/completions.", param="messages")
+        raise RequestError(
+            "this model has no tokenizer", "Send token ids to /v1/completions.", param="messages"
+        )
     if data.continue_final_message and data.add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other",
@@ -99,7 +122,9 @@ def _message(message: Message, i: int) -> dict[str, Any]:
         )
     plain = {name: value for name, value in asdict(message).items() if value is not None}
     for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
+        if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(
+            part.get("text"), str
+        ):
             raise RequestError(
                 f"messages[{i}].content[{j}] is of type {str(part.get('type'))[:40]!r}",
                 "This server takes text parts only.",
@@ -114,7 +139,10 @@ def _message(message: Message, i: int) -> dict[str, Any]:
 def _template_options(
     service: Service, data: ChatRequest | TokenizeRequest, has_tools: bool, ignored: list[str]
 ) -> dict[str, Any]:
-    source, options = service.llm.template.source(tools=has_tools), dict(data.chat_template_kwargs or {})
+    source, options = (
+        service.llm.template.source(tools=has_tools),
+        dict(data.chat_template_kwargs or {}),
+    )
     ignored += [f"chat_template_kwargs.{name[:80]}" for name in options if name not in source][:20]
     effort = data.reasoning_effort if isinstance(data, ChatRequest) else None
     if effort is None:
@@ -124,36 +152,46 @@ def _template_options(
     if "enable_thinking" in source:
         return {"enable_thinking": effort != "none"} | options
     if effort != "none":
-        raise unsupported("reasoning_effort", "This model's chat template has no such switch: leave it out.")
+        raise unsupported(
+            "reasoning_effort", "This model's chat template has no such switch: leave it out."
+        )
     return options
 
 
 def _tools(data: ChatRequest, service: Service, ignored: list[str]) -> list[dict[str, Any]]:
-    """The function tools to offer. Clients offer tools of other types too; those the model cannot call are named as
-    ignored. Raises RequestError."""
+    """The function tools to offer. Clients offer tools of other types too; those the model cannot
+    call are named as ignored. Raises RequestError."""
     choice, tools = data.tool_choice, []
     for i, tool in enumerate(data.tools or ()):
         function = tool.get("function")
         if tool.get("type", "function") != "function":
             ignored.append(f"tools[{i}]")
         elif not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(f"tools[{i}] has no function.name", "Name it.", param=f"tools[{i}].function.name")
+            raise RequestError(
+                f"tools[{i}] has no function.name", "Name it.", param=f"tools[{i}].function.name"
+            )
         else:
             tools.append(tool)
     if isinstance(choice, dict) or choice == "required":
         raise unsupported("tool_choice", "Use auto or none: calls cannot be forced yet.")
     if choice not in (None, "auto", "none"):
-        raise RequestError(f"tool_choice is {choice[:40]!r}", "Use auto or none.", param="tool_choice")
+        raise RequestError(
+            f"tool_choice is {choice[:40]!r}", "Use auto or none.", param="tool_choice"
+        )
     if choice == "none" or not tools:
         return []
     if not service.dialect.has_tools:
-        raise unsupported("tools", "This model's tokenizer_config.json does not say how it writes tool calls.")
+        raise unsupported(
+            "tools", "This model's tokenizer_config.json does not say how it writes tool calls."
+        )
     return tools
 
 
 def _check(data: ChatRequest) -> None:
     if data.top_logprobs and not data.logprobs:
-        raise RequestError("top_logprobs without logprobs", "Set logprobs to true.", param="top_logprobs")
+        raise RequestError(
+            "top_logprobs without logprobs", "Set logprobs to true.", param="top_logprobs"
+        )
     if data.stream and data.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "They come in one piece: leave stream out.")
 
@@ -199,7 +237,11 @@ class _Choice:
                 (self.content if piece.kind == "content" else self.reasoning).append(piece.text)
         if delta.finish_reason is not None:
             self.stop_reason = delta.stop_reason
-            self.finish = "tool_calls" if self.calls and delta.finish_reason == "stop" else delta.finish_reason
+            self.finish = (
+                "tool_calls"
+                if self.calls and delta.finish_reason == "stop"
+                else delta.finish_reason
+            )
         return pieces
 
     def reasoning_tokens(self) -> int | None:
@@ -207,7 +249,11 @@ class _Choice:
         tokenizer = self.service.llm.tokenizer
         if self.parser is None or tokenizer is None:
             return None
-        return len(tokenizer.encode("".join(self.reasoning), add_special_tokens=False)) if self.reasoning else 0
+        return (
+            len(tokenizer.encode("".join(self.reasoning), add_special_tokens=False))
+            if self.reasoning
+            else 0
+        )
 
     def message(self) -> dict[str, Any]:
         content = "".join(self.content)
@@ -217,7 +263,8 @@ class _Choice:
         if self.calls:
             message["content"] = content or None
             message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.text}} for c in self.calls
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.text}}
+                for c in self.calls
             ]
         return message
 
@@ -228,10 +275,16 @@ class _Choice:
         return pieces + self.parser.finish() if delta.finish_reason is not None else pieces
 
 
-def _whole(job: Job, choices: list[_Choice], data: ChatRequest, model: str, ignored: list[str]) -> dict[str, Any]:
+def _whole(
+    job: Job, choices: list[_Choice], data: ChatRequest, model: str, ignored: list[str]
+) -> dict[str, Any]:
     tokenizer, shown = job.llm.tokenizer, []
     for choice in choices:
-        scored = {"content": logprobs.chat(tokenizer, choice.logprobs), "refusal": None} if data.logprobs else None
+        scored = (
+            {"content": logprobs.chat(tokenizer, choice.logprobs), "refusal": None}
+            if data.logprobs
+            else None
+        )
         entry: dict[str, Any] = {
             "index": choice.index,
             "message": choice.message(),
@@ -262,11 +315,17 @@ def _reasoning(choices: list[_Choice]) -> int | None:
     return None if None in counts else sum(c for c in counts if c is not None)
 
 
-async def _frames(job: Job, choices: list[_Choice], chunks: Chunks, data: ChatRequest) -> AsyncGenerator[bytes, None]:
+async def _frames(
+    job: Job, choices: list[_Choice], chunks: Chunks, data: ChatRequest
+) -> AsyncGenerator[bytes, None]:
     try:
         start = members(prompt_token_ids=job.prompts[0]) if data.return_token_ids else b""
         for choice in choices:
-            yield chunks.event(choice.index, b'"delta":{"role":"assistant","content":""},"logprobs":null', rest=start)
+            yield chunks.event(
+                choice.index,
+                b'"delta":{"role":"assistant","content":""},"logprobs":null',
+                rest=start,
+            )
         async for deltas in job.deltas():
             for delta in deltas:
                 choice = choices[delta.index]
@@ -279,7 +338,8 @@ async def _frames(job: Job, choices: list[_Choice], chunks: Chunks, data: ChatRe
 
 
 def _events(choice: _Choice, pieces: list[Piece], chunks: Chunks, data: ChatRequest) -> list[bytes]:
-    """The delta's events. Logprobs and token ids go with the first; they wait where there is none yet."""
+    """The delta's events. Logprobs and token ids go with the first; they wait where there is none
+    yet."""
     payloads = [p for piece in pieces for p in _payloads(choice, piece)]
     if choice.finish is not None:
         payloads.append(b"{}")
@@ -306,6 +366,11 @@ def _payloads(choice: _Choice, piece: Piece) -> list[bytes]:
     if piece.kind == "reasoning":
         return [encode(dict.fromkeys(choice.service.reasoning_fields, piece.text))]
     index = choice.calls.index(piece)
-    head = {"index": index, "id": piece.id, "type": "function", "function": {"name": piece.name, "arguments": ""}}
+    head = {
+        "index": index,
+        "id": piece.id,
+        "type": "function",
+        "function": {"name": piece.name, "arguments": ""},
+    }
     arguments = {"index": index, "function": {"arguments": piece.text}}
     return [encode({"tool_calls": [head]}), encode({"tool_calls": [arguments]})]

@@ -1,4 +1,5 @@
-"""The events of a stream, from byte templates: encoding a whole object for each token costs ten times as much."""
+"""The events of a stream, from byte templates: encoding a whole object for each token costs ten
+times as much."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ DONE = b"data: [DONE]\n\n"
 class Chunks:
     """One stream's events. All carry the same id, time and model."""
 
-    def __init__(self, kind: str, id: str, model: str, job: Job, data: Generation, ignored: list[str]) -> None:
+    def __init__(
+        self, kind: str, id: str, model: str, job: Job, data: Generation, ignored: list[str]
+    ) -> None:
         options = data.stream_options
         self._include = bool(options and options.include_usage)
         self._continuous = self._include and bool(options and options.continuous_usage_stats)
@@ -25,18 +28,33 @@ class Chunks:
         self._head = b"data: " + encode(head)[:-1] + b',"choices":['
         self._first = b',"x_inferno":' + encode({"ignored": ignored}) if ignored else b""
 
-    def event(self, index: int, payload: bytes, *, finish: str | None = None, rest: bytes = b"") -> bytes:
-        """One choice's news. `payload` is its members before `finish_reason`, `rest` those after it."""
+    def event(
+        self, index: int, payload: bytes, *, finish: str | None = None, rest: bytes = b""
+    ) -> bytes:
+        """One choice's news. `payload` is its members before `finish_reason`, `rest` those after
+        it."""
         first, self._first = self._first, b""
         return b'%b{"index":%d,%b,"finish_reason":%b%b}]%b%b}\n\n' % (
-            self._head, index, payload, encode(finish), rest, self._usage(), first,
-        )  # fmt: skip
+            self._head,
+            index,
+            payload,
+            encode(finish),
+            rest,
+            self._usage(),
+            first,
+        )
 
     def end(self, *, reasoning_tokens: int | None = None) -> bytes:
         """The counts if they were asked for, and the end mark."""
         if not self._include:
             return DONE
-        return self._head + b'],"usage":' + encode(self._job.usage(reasoning_tokens=reasoning_tokens)) + b"}\n\n" + DONE
+        return (
+            self._head
+            + b'],"usage":'
+            + encode(self._job.usage(reasoning_tokens=reasoning_tokens))
+            + b"}\n\n"
+            + DONE
+        )
 
     def _usage(self) -> bytes:
         if self._continuous:

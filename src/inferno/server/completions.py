@@ -30,9 +30,17 @@ _MAX_OUTPUTS = 1024
 """Prompts times n that one request may ask for."""
 
 
-@post("/v1/completions", status_code=200, dto=CattrsDTO[CompletionRequest], return_dto=None, responses=ERROR_RESPONSES)
+@post(
+    "/v1/completions",
+    status_code=200,
+    dto=CattrsDTO[CompletionRequest],
+    return_dto=None,
+    responses=ERROR_RESPONSES,
+)
 async def completions(
-    data: JSONBody[CompletionRequest], request: Request[Any, Any, Any], service: NamedDependency[Service]
+    data: JSONBody[CompletionRequest],
+    request: Request[Any, Any, Any],
+    service: NamedDependency[Service],
 ) -> Response[Any]:
     """Text, or token ids, that go on."""
     model = service.model(data.model)
@@ -40,9 +48,17 @@ async def completions(
     params = _params(data, service)
     texts, prompts = await _prompts(data, service)
     if len(prompts) * params.n > _MAX_OUTPUTS:
-        raise RequestError("too many prompts", f"Prompts times n may be {_MAX_OUTPUTS}.", param="prompt")
+        raise RequestError(
+            "too many prompts", f"Prompts times n may be {_MAX_OUTPUTS}.", param="prompt"
+        )
     job = Job(
-        service.llm, service.gate, service.metrics, prompts, params, data.priority or 0, check_salt(data.cache_salt)
+        service.llm,
+        service.gate,
+        service.metrics,
+        prompts,
+        params,
+        data.priority or 0,
+        check_salt(data.cache_salt),
     )
     choices = [_Choice(service, data, i, prompts[i // params.n]) for i in range(job.num_outputs)]
     ignored = request.state.ignored
@@ -50,7 +66,10 @@ async def completions(
     if data.stream:
         chunks = Chunks("text_completion", f"cmpl-{job.id}", model, job, data, ignored)
         return Events(
-            _frames(job, choices, texts, chunks), abort=job.abort, close=job.close, ping_seconds=service.ping_seconds
+            _frames(job, choices, texts, chunks),
+            abort=job.abort,
+            close=job.close,
+            ping_seconds=service.ping_seconds,
         )
     try:
         async with on_disconnect(request.receive, job.abort):
@@ -68,7 +87,9 @@ def _check(data: CompletionRequest) -> None:
     if data.stream and data.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "They come in one piece: leave stream out.")
     if data.stream and data.echo and data.logprobs is not None:
-        raise unsupported("echo", "The prompt's logprobs come in one piece: leave stream out, or logprobs.")
+        raise unsupported(
+            "echo", "The prompt's logprobs come in one piece: leave stream out, or logprobs."
+        )
 
 
 def _params(data: CompletionRequest, service: Service) -> SamplingParams:
@@ -79,11 +100,17 @@ def _params(data: CompletionRequest, service: Service) -> SamplingParams:
     if data.echo and data.logprobs is not None:
         prompt_logprobs = max(data.logprobs, prompt_logprobs or 0)
     return sampling(
-        data, service.llm.default_params, max_tokens=limit, logprobs=data.logprobs, prompt_logprobs=prompt_logprobs
+        data,
+        service.llm.default_params,
+        max_tokens=limit,
+        logprobs=data.logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
-async def _prompts(data: CompletionRequest, service: Service) -> tuple[list[str], list[tuple[int, ...]]]:
+async def _prompts(
+    data: CompletionRequest, service: Service
+) -> tuple[list[str], list[tuple[int, ...]]]:
     """Each prompt as text (empty unless echoed) and as token ids. Raises RequestError."""
     raw: Any = data.prompt
     given = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
@@ -124,7 +151,8 @@ class _Choice:
 
     @property
     def news(self) -> bool:
-        """Whether there is anything to tell: a token may be half a character, or the beginning of a stop text."""
+        """Whether there is anything to tell: a token may be half a character, or the beginning of a
+        stop text."""
         return bool(self.finish or self.logprobs or any(self.text) or self.data.return_token_ids)
 
     def take(self, delta: Any) -> None:
@@ -148,12 +176,16 @@ class _Choice:
         return shape
 
 
-def _whole(job: Job, choices: list[_Choice], texts: list[str], model: str, ignored: list[str]) -> dict[str, Any]:
+def _whole(
+    job: Job, choices: list[_Choice], texts: list[str], model: str, ignored: list[str]
+) -> dict[str, Any]:
     data, n, shown = choices[0].data, job.params.n, []
     if data.max_tokens == 0:
         job.completion_tokens = 0
     for choice in choices:
-        first = choices[choice.index // n * n]  # the prompt was scored once, for the first of its n outputs
+        first = choices[
+            choice.index // n * n
+        ]  # the prompt was scored once, for the first of its n outputs
         prompt_logprobs = first.prompt_logprobs
         entry: dict[str, Any] = {
             "index": choice.index,
@@ -178,7 +210,9 @@ def _whole(job: Job, choices: list[_Choice], texts: list[str], model: str, ignor
     return body | ({"x_inferno": {"ignored": ignored}} if ignored else {})
 
 
-async def _frames(job: Job, choices: list[_Choice], texts: list[str], chunks: Chunks) -> AsyncGenerator[bytes, None]:
+async def _frames(
+    job: Job, choices: list[_Choice], texts: list[str], chunks: Chunks
+) -> AsyncGenerator[bytes, None]:
     try:
         data = choices[0].data
         if data.echo:

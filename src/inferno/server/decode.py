@@ -31,13 +31,16 @@ _ROWS = {cls: {row.name: row for row in FIELDS[endpoint]} for cls, endpoint in E
 
 
 def decode(body: bytes, cls: type[T], *, strict: bool = False) -> tuple[T, list[str]]:
-    """The request, and the names of what was sent and changes nothing. `strict` refuses unknown fields.
+    """The request, and the names of what was sent and changes nothing. `strict` refuses unknown
+    fields.
 
     Raises RequestError."""
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}", "Send one JSON object.") from error
+        raise RequestError(
+            f"the body is not valid JSON: {error}", "Send one JSON object."
+        ) from error
     if not isinstance(raw, dict):
         raise RequestError(f"the body is {_kind(raw)}", "Send one JSON object.")
     ignored = _judge(raw, cls, strict)
@@ -51,14 +54,16 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> tuple[T, list[
 
 
 class CattrsDTO(AbstractDTO[T], Generic[T]):
-    """Lets Litestar read bodies with `decode`, and describe them in its OpenAPI schema. What was ignored is left in
-    the request's state."""
+    """Lets Litestar read bodies with `decode`, and describe them in its OpenAPI schema. What was
+    ignored is left in the request's state."""
 
     config = DTOConfig()
 
     def decode_bytes(self, value: bytes) -> Any:
         connection = self.asgi_connection
-        data, ignored = decode(value, self.model_type, strict=connection.app.state.service.strict_params)
+        data, ignored = decode(
+            value, self.model_type, strict=connection.app.state.service.strict_params
+        )
         connection.state.ignored = ignored
         connection.state.request_id = getattr(data, "request_id", None)
         return data
@@ -75,11 +80,15 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
         return False
 
     @classmethod
-    def create_for_field_definition(cls, field_definition: Any, handler_id: str, backend_cls: Any = None) -> None:
+    def create_for_field_definition(
+        cls, field_definition: Any, handler_id: str, backend_cls: Any = None
+    ) -> None:
         return None
 
     @classmethod
-    def create_openapi_schema(cls, field_definition: Any, handler_id: str, schema_creator: Any) -> Any:
+    def create_openapi_schema(
+        cls, field_definition: Any, handler_id: str, schema_creator: Any
+    ) -> Any:
         return schema_creator.for_field_definition(field_definition)
 
 
@@ -115,10 +124,17 @@ def _harmless(value: Any, row: Field) -> bool:
 
 def _unknown_in_messages(raw: dict[str, Any], strict: bool) -> list[str]:
     known = fields_dict(Message)
-    found = {k: None for m in raw.get("messages") or () for k, v in m.items() if k not in known and v is not None}
+    found = {
+        k: None
+        for m in raw.get("messages") or ()
+        for k, v in m.items()
+        if k not in known and v is not None
+    }
     names = [f"messages[].{shorten(name, 80)}" for name in found]
     if strict and names:
-        raise RequestError(f"unknown field {names[0]!r}", "Leave it out.", param=names[0], code="unknown_parameter")
+        raise RequestError(
+            f"unknown field {names[0]!r}", "Leave it out.", param=names[0], code="unknown_parameter"
+        )
     return names[:20]
 
 
@@ -135,10 +151,16 @@ def _problems(error: BaseException, path: str) -> Iterable[tuple[str, str]]:
     """(where, what) of each mistake. cattrs keeps where in notes on the exceptions of a group."""
     if isinstance(error, ExceptionGroup):
         for each in error.exceptions:
-            note: Any = next((n for n in getattr(each, "__notes__", ()) if hasattr(n, "type")), None)
+            note: Any = next(
+                (n for n in getattr(each, "__notes__", ()) if hasattr(n, "type")), None
+            )
             where = path
             if note is not None:
-                where = f"{path}[{note.index}]" if isinstance(note, IterableValidationNote) else f"{path}.{note.name}"
+                where = (
+                    f"{path}[{note.index}]"
+                    if isinstance(note, IterableValidationNote)
+                    else f"{path}.{note.name}"
+                )
             yield from _problems(each, where)
     elif isinstance(error, KeyError):
         yield path, "required field missing"
@@ -147,7 +169,14 @@ def _problems(error: BaseException, path: str) -> Iterable[tuple[str, str]]:
 
 
 def _kind(value: Any) -> str:
-    names = {str: "a string", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    names = {
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+    }
     return names.get(type(value), "null")
 
 
@@ -164,7 +193,9 @@ def _whole(value: Any, _: Any) -> int:
     if type(value) is float and value.is_integer():
         value = int(value)  # JSON knows one kind of number: 16.0 is 16
     if type(value) is not int:
-        raise ValueError(f"must be a whole number, not {_kind(value) if type(value) is not float else value}")
+        raise ValueError(
+            f"must be a whole number, not {_kind(value) if type(value) is not float else value}"
+        )
     if abs(value) > _MAX_INT:
         raise ValueError("is too large")
     return value
@@ -179,7 +210,8 @@ def _number(value: Any, _: Any) -> float:
 
 
 def _list_of(item: Any) -> Callable[[Any, Any], list[Any]]:
-    """Stops at the first bad item: a body of a million mistakes must not become a million exceptions."""
+    """Stops at the first bad item: a body of a million mistakes must not become a million
+    exceptions."""
 
     def hook(value: Any, _: Any) -> list[Any]:
         if not isinstance(value, list):
@@ -225,9 +257,17 @@ def _prompt(value: Any, _: Any) -> Any:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
-        raise ValueError("must be a text, a list of texts, token ids or a list of those, and not empty")
+        raise ValueError(
+            "must be a text, a list of texts, token ids or a list of those, and not empty"
+        )
     first = value[0]
-    kind = list[str] if isinstance(first, str) else list[list[int]] if isinstance(first, list) else list[int]
+    kind = (
+        list[str]
+        if isinstance(first, str)
+        else list[list[int]]
+        if isinstance(first, list)
+        else list[int]
+    )
     return _CONVERTER.structure(value, kind)
 
 

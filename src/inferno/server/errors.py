@@ -42,7 +42,8 @@ class UnknownModelError(InfernoError):
 
 
 class ShuttingDownError(InfernoError):
-    """The server is stopping: no new requests, and those still running at the deadline are cut off."""
+    """The server is stopping: no new requests, and those still running at the deadline are cut
+    off."""
 
     status = 503
     code = "server_shutting_down"
@@ -50,7 +51,9 @@ class ShuttingDownError(InfernoError):
 
 def unsupported(name: str, remedy: str) -> RequestError:
     """A known field that cannot be honoured."""
-    return RequestError(f"{name} is not supported here", remedy, param=name, code="unsupported_parameter")
+    return RequestError(
+        f"{name} is not supported here", remedy, param=name, code="unsupported_parameter"
+    )
 
 
 def shorten(text: str, limit: int = _MAX_MESSAGE) -> str:
@@ -62,17 +65,22 @@ def body(error: BaseException) -> tuple[int, dict[str, Any]]:
     status, message, param, code = 500, "Internal server error.", None, None
     if isinstance(error, InfernoError):
         status, code = error.status, error.code
-        message = " ".join(part if part.endswith((".", "!", "?")) else f"{part}." for part in _parts(error))
+        message = " ".join(
+            part if part.endswith((".", "!", "?")) else f"{part}." for part in _parts(error)
+        )
         if isinstance(error, RequestError):
             param, code = error.param, error.request_code or "invalid_value"
     elif isinstance(error, HTTPException):
         status, message = error.status_code, error.detail
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return status, {"error": {"message": shorten(message), "type": kind, "param": param, "code": code}}
+    return status, {
+        "error": {"message": shorten(message), "type": kind, "param": param, "code": code}
+    }
 
 
 def frame(error: BaseException) -> bytes:
-    """The error as a server-sent event: once a stream has begun there is no status left to change."""
+    """The error as a server-sent event: once a stream has begun there is no status left to
+    change."""
     if not isinstance(error, InfernoError):
         log.error("stream failed", exc_info=error)
     return b"data: " + msgspec.json.encode(body(error)[1]) + b"\n\n"
@@ -83,7 +91,9 @@ def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     status, content = body(error)
     if status >= 500 and not isinstance(error, InfernoError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return Response(content, status_code=status, media_type="application/json", headers=_headers(error, status))
+    return Response(
+        content, status_code=status, media_type="application/json", headers=_headers(error, status)
+    )
 
 
 def _parts(error: InfernoError) -> list[str]:
@@ -91,7 +101,8 @@ def _parts(error: InfernoError) -> list[str]:
 
 
 def _headers(error: Exception, status: int) -> dict[str, str]:
-    # OpenAI's clients try again by themselves on 408, 409, 429 and every 5xx, unless this header says no.
+    # OpenAI's clients try again by themselves on 408, 409, 429 and every 5xx, unless this header
+    # says no.
     headers: dict[str, str] = {"x-should-retry": "true" if status in (429, 503) else "false"}
     if status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER)

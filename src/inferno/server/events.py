@@ -1,4 +1,5 @@
-"""Server-sent events that end when the client goes, however fast tokens come, and speak while it waits."""
+"""Server-sent events that end when the client goes, however fast tokens come, and speak while it
+waits."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from litestar.response.base import ASGIResponse, Response
 from litestar.types import Receive, Scope, Send
 
 PING_SECONDS = 10.0
-"""A comment is sent after this much silence, so that proxies keep the connection through a long prefill."""
+"""A comment is sent after this much silence, so that proxies keep the connection through a long
+prefill."""
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -41,8 +43,9 @@ async def on_disconnect(receive: Receive, call: Callable[[], object]) -> AsyncIt
 class Events(Response[Any]):
     """A stream of ready-made frames, as a handler returns it.
 
-    `abort` is called when the client goes and must end `frames` normally: to cancel the task instead would wait for a
-    moment in which it sleeps, and with tokens always ready there is none. `close` is called once, whatever happens.
+    `abort` is called when the client goes and must end `frames` normally: to cancel the task
+    instead would wait for a moment in which it sleeps, and with tokens always ready there is none.
+    `close` is called once, whatever happens.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class Events(Response[Any]):
         super().__init__(b"", media_type="text/event-stream", headers=_HEADERS)
         self._make = partial(_ASGIEvents, frames, abort, close, ping_seconds)
 
-    def to_asgi_response(self, *args: Any, headers: dict[str, str] | None = None, **kwargs: Any) -> ASGIResponse:
+    def to_asgi_response(
+        self, *args: Any, headers: dict[str, str] | None = None, **kwargs: Any
+    ) -> ASGIResponse:
         return self._make({**(headers or {}), **self.headers})
 
 
@@ -72,7 +77,12 @@ class _ASGIEvents(ASGIResponse):
         headers: dict[str, str],
     ) -> None:
         super().__init__(media_type="text/event-stream", headers=headers, status_code=200)
-        self._frames, self._abort, self._close, self._ping_seconds = frames, abort, close, ping_seconds
+        self._frames, self._abort, self._close, self._ping_seconds = (
+            frames,
+            abort,
+            close,
+            ping_seconds,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -86,7 +96,9 @@ class _ASGIEvents(ASGIResponse):
         async def ping() -> None:
             while True:
                 silent = time.monotonic() - last
-                if silent < self._ping_seconds or sending:  # a reader too slow to take more needs no ping
+                if (
+                    silent < self._ping_seconds or sending
+                ):  # a reader too slow to take more needs no ping
                     await asyncio.sleep(max(self._ping_seconds - silent, self._ping_seconds / 10))
                     continue
                 await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
@@ -94,7 +106,10 @@ class _ASGIEvents(ASGIResponse):
 
         pinger = asyncio.create_task(ping())
         try:
-            async with on_disconnect(receive, self._abort), contextlib.aclosing(self._frames) as frames:
+            async with (
+                on_disconnect(receive, self._abort),
+                contextlib.aclosing(self._frames) as frames,
+            ):
                 async for frame in frames:
                     sending = True
                     await send({"type": "http.response.body", "body": frame, "more_body": True})

@@ -1,7 +1,9 @@
-"""Every known field of every endpoint, and what becomes of it. The reference page is made from this table.
+"""Every known field of every endpoint, and what becomes of it. The reference page is made from this
+table.
 
-A field is honoured; or accepted although it changes nothing, and then named in the answer's `x_inferno.ignored`; or
-refused with a 400. Values that ask for nothing (`harmless`, and null) are fine everywhere.
+A field is honoured; or accepted although it changes nothing, and then named in the answer's
+`x_inferno.ignored`; or refused with a 400. Values that ask for nothing (`harmless`, and null) are
+fine everywhere.
 """
 
 from __future__ import annotations
@@ -62,9 +64,21 @@ _NO_EFFECT = (
     Field("store", "accepted", "Nothing is stored.", harmless=(False,)),
     Field("service_tier", "accepted", "There is one tier.", harmless=("auto", "default")),
     Field("safety_identifier", "accepted", "Names an end user; nothing here depends on it."),
-    Field("prompt_cache_key", "accepted", "Shared prefixes are found by their content; they need no key."),
-    Field("prompt_cache_retention", "accepted", "The prefix cache keeps what fits, most recently used first."),
-    Field("session_id", "accepted", "Shared prefixes are found by their content; they need no session."),
+    Field(
+        "prompt_cache_key",
+        "accepted",
+        "Shared prefixes are found by their content; they need no key.",
+    ),
+    Field(
+        "prompt_cache_retention",
+        "accepted",
+        "The prefix cache keeps what fits, most recently used first.",
+    ),
+    Field(
+        "session_id",
+        "accepted",
+        "Shared prefixes are found by their content; they need no session.",
+    ),
 )
 
 _SCHEMA = "Describe the format in the prompt: output is not constrained yet."
@@ -73,11 +87,25 @@ _REFUSED = (
     Field("structured_outputs", "refused", _SCHEMA, harmless=({},)),
     *(
         Field(name, "refused", _SCHEMA)
-        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar", "json_schema")
+        for name in (
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "grammar",
+            "json_schema",
+        )
     ),
     Field("allowed_token_ids", "refused", "Use logit_bias.", harmless=([],)),
-    Field("bad_words", "refused", "Use logit_bias with the words' token ids (POST /tokenize).", harmless=([],)),
-    Field("truncate_prompt_tokens", "refused", "Shorten the prompt before it is sent.", harmless=(-1,)),
+    Field(
+        "bad_words",
+        "refused",
+        "Use logit_bias with the words' token ids (POST /tokenize).",
+        harmless=([],),
+    ),
+    Field(
+        "truncate_prompt_tokens", "refused", "Shorten the prompt before it is sent.", harmless=(-1,)
+    ),
     Field("use_beam_search", "refused", "Use n and choose among the outputs.", harmless=(False,)),
     Field("length_penalty", "refused", "It belongs to beam search.", harmless=(1, 0)),
     Field("logits_processors", "refused", "Leave it out.", harmless=([],)),
@@ -88,7 +116,8 @@ _REFUSED = (
 
 CHAT = (
     *_honoured(
-        messages="Roles system, developer, user, assistant, tool; content is text, text parts or null. "
+        messages="Roles system, developer, user, assistant, tool; content is text, text parts "
+        "or null. "
         "`reasoning` and `reasoning_content` are accepted in the history.",
     ),
     *_SAMPLING,
@@ -96,19 +125,27 @@ CHAT = (
         max_completion_tokens="As max_tokens, and wins over it.",
         logprobs="Report the log-probability of each token.",
         top_logprobs="0 to 20 alternatives; needs logprobs.",
-        tools="Function tools, where the model says how it writes calls (`response_template`); else a 400. "
+        tools="Function tools, where the model says how it writes calls "
+        "(`response_template`); else a 400. "
         "Tools of other types are named in `x_inferno.ignored`.",
         tool_choice="none or auto. required and a named function are a 400.",
         parallel_tool_calls="false keeps the first call only.",
-        reasoning_effort="Handed to templates that know it; none turns thinking off and any other value turns it "
+        reasoning_effort="Handed to templates that know it; none turns thinking off and any "
+        "other value turns it "
         "on where the template has enable_thinking; else a 400.",
-        chat_template_kwargs="Variables for the chat template. Those it does not mention are named in "
+        chat_template_kwargs="Variables for the chat template. Those it does not mention are "
+        "named in "
         "`x_inferno.ignored`.",
         add_generation_prompt="true unless the last message is continued.",
         continue_final_message="The model goes on with the last message's text.",
     ),
     *_NO_EFFECT,
-    Field("verbosity", "accepted", "No model here was trained for it; say it in the prompt.", harmless=("medium",)),
+    Field(
+        "verbosity",
+        "accepted",
+        "No model here was trained for it; say it in the prompt.",
+        harmless=("medium",),
+    ),
     Field("prediction", "accepted", "Only ever a matter of speed."),
     *_REFUSED,
     Field("echo", "refused", "Use /v1/completions.", harmless=(False,)),
@@ -119,7 +156,12 @@ CHAT = (
     Field("functions", "refused", "Use tools.", harmless=([],)),
     Field("function_call", "refused", "Use tool_choice.", harmless=("none",)),
     Field("web_search_options", "refused", "There is no web search; offer a function tool."),
-    Field("documents", "refused", "Put them into a message, or into chat_template_kwargs.", harmless=([],)),
+    Field(
+        "documents",
+        "refused",
+        "Put them into a message, or into chat_template_kwargs.",
+        harmless=([],),
+    ),
     Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),
     Field("include_reasoning", "refused", "Leave `reasoning` unread.", harmless=(True,)),
     Field("thinking_token_budget", "refused", "Use max_completion_tokens."),
@@ -130,7 +172,8 @@ COMPLETIONS = (
     *_SAMPLING,
     *_honoured(
         logprobs="How many alternatives to report at each position, 0 to 20.",
-        echo="The prompt comes first in the answer; with logprobs, so do its log-probabilities (not with `stream`).",
+        echo="The prompt comes first in the answer; with logprobs, so do its "
+        "log-probabilities (not with `stream`).",
         best_of="Only when it equals n.",
         add_special_tokens="Whether the tokenizer adds its own, such as BOS; true unless said.",
     ),
@@ -145,7 +188,8 @@ TOKENIZE = _honoured(
     content="The text, as llama.cpp names it.",
     messages="A conversation instead of a text: its rendered prompt.",
     tools="As in chat.",
-    add_special_tokens="Whether the tokenizer adds its own, such as BOS; true for a text, false for messages.",
+    add_special_tokens="Whether the tokenizer adds its own, such as BOS; true for a text, "
+    "false for messages.",
     add_special="The same, as llama.cpp names it; false unless said.",
     add_generation_prompt="As in chat.",
     continue_final_message="As in chat.",

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Gate:
-    """Who may come in: not more than `limit` outputs at a time, and nobody once the server is stopping."""
+    """Who may come in: not more than `limit` outputs at a time, and nobody once the server is
+    stopping."""
 
     limit: int | None = None
     """Outputs running or waiting in the engine; None for any number."""
@@ -34,8 +35,15 @@ class Gate:
         """Raises QueueFullError or ShuttingDownError. An admitted job must be closed."""
         if self.draining:
             raise ShuttingDownError("the server is shutting down", "Try again.")
-        if self.limit is not None and self.in_flight and self.in_flight + job.num_outputs > self.limit:
-            raise QueueFullError("too many requests are waiting", "Try again later, or start with more --max-waiting.")
+        if (
+            self.limit is not None
+            and self.in_flight
+            and self.in_flight + job.num_outputs > self.limit
+        ):
+            raise QueueFullError(
+                "too many requests are waiting",
+                "Try again later, or start with more --max-waiting.",
+            )
         self.in_flight += job.num_outputs
         self.jobs.add(job)
 
@@ -91,7 +99,8 @@ class Job:
         return sum(self._cached.values())
 
     def open(self) -> None:
-        """Raises what should become a status code: a bad parameter, a full queue, an engine that is away."""
+        """Raises what should become a status code: a bad parameter, a full queue, an engine that is
+        away."""
         if not self.llm.alive:
             raise EngineDeadError("the engine is restarting", "Try again in a moment.")
         self._sources = [self._source(i) for i in range(len(self.prompts))]
@@ -103,7 +112,8 @@ class Job:
         self.gate.release(self)
 
     def abort(self, why: Literal["client", "shutdown"] = "client") -> None:
-        """Ends `deltas`: quietly when the client is gone, with ShuttingDownError when the server is going."""
+        """Ends `deltas`: quietly when the client is gone, with ShuttingDownError when the server is
+        going."""
         if self._aborted is None:
             self._aborted = why
             self.metrics.finished("abort", self.num_outputs)
@@ -111,7 +121,8 @@ class Job:
             self.llm.abort(f"{self.id}-{i}")
 
     async def deltas(self) -> AsyncGenerator[list[TextDelta], None]:
-        """What came since the last look, so a slow reader holds text, not a queue. Raises EngineDeadError."""
+        """What came since the last look, so a slow reader holds text, not a queue. Raises
+        EngineDeadError."""
         if self._gone():
             return
         async with contextlib.aclosing(_merge(self._sources)) as merged:
@@ -120,8 +131,14 @@ class Job:
                 if self._gone():
                     return
                 if any(d.finish_reason == "abort" for d in deltas):
-                    raise InfernoError("the engine gave the request up", "The server's log has the reason.")
-                yield [evolve(d, index=source * self.params.n + d.index) for d in deltas] if source else deltas
+                    raise InfernoError(
+                        "the engine gave the request up", "The server's log has the reason."
+                    )
+                yield (
+                    [evolve(d, index=source * self.params.n + d.index) for d in deltas]
+                    if source
+                    else deltas
+                )
         self._ended = not self._gone()
 
     def usage(self, *, reasoning_tokens: int | None = None) -> dict[str, object]:
@@ -139,13 +156,19 @@ class Job:
     def _source(self, i: int) -> AsyncIterator[list[TextDelta]]:
         name = f"{self.id}-{i}"
         return self.llm.stream(
-            self.prompts[i], self.params, request_id=name, priority=self.priority, cache_salt=self.cache_salt
+            self.prompts[i],
+            self.params,
+            request_id=name,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
     def _gone(self) -> bool:
         """Whether the client is; raises when it is the server."""
         if self._aborted == "shutdown":
-            raise ShuttingDownError("the server shut down before the answer was complete", "Try again.")
+            raise ShuttingDownError(
+                "the server shut down before the answer was complete", "Try again."
+            )
         return self._aborted is not None
 
     def _note(self, source: int, deltas: Sequence[TextDelta]) -> None:
@@ -156,7 +179,9 @@ class Job:
                 self._cached[source] = max(self._cached.get(source, 0), delta.num_cached)
             self.completion_tokens += count
             if count:
-                self.metrics.tokens(count, now - self._last.get(index, self._started), first=index not in self._last)
+                self.metrics.tokens(
+                    count, now - self._last.get(index, self._started), first=index not in self._last
+                )
                 self._last[index] = now
             if delta.finish_reason and delta.finish_reason != "abort":
                 self.metrics.finished(delta.finish_reason, 1, now - self._started)
@@ -165,7 +190,8 @@ class Job:
 async def _merge(
     sources: Sequence[AsyncIterator[list[TextDelta]]],
 ) -> AsyncGenerator[tuple[int, list[TextDelta]], None]:
-    """(source, deltas) as they come. Each source is asked again only after its last answer was taken."""
+    """(source, deltas) as they come. Each source is asked again only after its last answer was
+    taken."""
     if len(sources) == 1:  # the common case, without a task per step
         async for deltas in sources[0]:
             yield 0, deltas

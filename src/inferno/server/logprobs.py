@@ -29,15 +29,24 @@ def chat(tokenizer: Tokenizer | None, positions: Iterable[Logprobs]) -> list[dic
         }
 
     return [
-        {**entry(p.token_id, p.logprob), "top_logprobs": [entry(i, logprob) for i, logprob in p.top]} for p in positions
+        {
+            **entry(p.token_id, p.logprob),
+            "top_logprobs": [entry(i, logprob) for i, logprob in p.top],
+        }
+        for p in positions
     ]
 
 
 def completion(
-    tokenizer: Tokenizer | None, positions: Sequence[Logprobs | None], token_ids: Sequence[int], offset: int, top: int
+    tokenizer: Tokenizer | None,
+    positions: Sequence[Logprobs | None],
+    token_ids: Sequence[int],
+    offset: int,
+    top: int,
 ) -> tuple[dict[str, Any], int]:
-    """`choices[].logprobs` of text completions, and the offset after it. A position without a probability, the first
-    of an echoed prompt, is null. With `top` 0 there are no alternatives to list."""
+    """`choices[].logprobs` of text completions, and the offset after it. A position without a
+    probability, the first of an echoed prompt, is null. With `top` 0 there are no alternatives to
+    list."""
     tokens = [token_text(tokenizer, i) for i in token_ids]
     offsets = []
     for token in tokens:
@@ -46,13 +55,17 @@ def completion(
     shape = {
         "tokens": tokens,
         "token_logprobs": [None if p is None else max(p.logprob, _LOWEST) for p in positions],
-        "top_logprobs": [None if p is None else _top(tokenizer, p) for p in positions] if top else None,
+        "top_logprobs": [None if p is None else _top(tokenizer, p) for p in positions]
+        if top
+        else None,
         "text_offset": offsets,
     }
     return shape, offset
 
 
-def prompt(tokenizer: Tokenizer | None, positions: Iterable[Logprobs | None]) -> list[dict[str, Any] | None]:
+def prompt(
+    tokenizer: Tokenizer | None, positions: Iterable[Logprobs | None]
+) -> list[dict[str, Any] | None]:
     """`prompt_logprobs`, as at vLLM: by token id, null for the first token."""
     return [None if p is None else _ranked(tokenizer, p) for p in positions]
 
@@ -66,8 +79,16 @@ def _top(tokenizer: Tokenizer | None, position: Logprobs) -> dict[str, float]:
 
 def _ranked(tokenizer: Tokenizer | None, position: Logprobs) -> dict[str, Any]:
     rows = [(position.token_id, position.logprob, position.rank)]
-    rows += [(i, logprob, rank) for rank, (i, logprob) in enumerate(position.top, 1) if i != position.token_id]
+    rows += [
+        (i, logprob, rank)
+        for rank, (i, logprob) in enumerate(position.top, 1)
+        if i != position.token_id
+    ]
     return {
-        str(i): {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": token_text(tokenizer, i)}
+        str(i): {
+            "logprob": max(logprob, _LOWEST),
+            "rank": rank,
+            "decoded_token": token_text(tokenizer, i),
+        }
         for i, logprob, rank in rows
     }

@@ -29,14 +29,17 @@ _COUNTERS = {
 
 
 class _EngineCollector(Collector):
-    """The engine's own figures, read when somebody asks. Its counters begin anew when it is restarted."""
+    """The engine's own figures, read when somebody asks. Its counters begin anew when it is
+    restarted."""
 
     def __init__(self, stats: Callable[[], EngineStats], alive: Callable[[], bool]) -> None:
         self._stats, self._alive = stats, alive
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
-        yield GaugeMetricFamily("inferno_engine_up", "1 while the engine process is there.", value=self._alive())
+        yield GaugeMetricFamily(
+            "inferno_engine_up", "1 while the engine process is there.", value=self._alive()
+        )
         for name, (attribute, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"inferno_{name}", text, value=getattr(stats, attribute))
         for name, (attribute, text) in _COUNTERS.items():
@@ -53,15 +56,21 @@ class Metrics:
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"inferno_{name}", text, buckets=_SECONDS, registry=registry)
 
-        self._first_token = histogram("time_to_first_token_seconds", "From the request to its first token.")
+        self._first_token = histogram(
+            "time_to_first_token_seconds", "From the request to its first token."
+        )
         self._inter_token = histogram(
             "inter_token_latency_seconds", "Between tokens; shared by those that came at once."
         )
-        self._whole = histogram("e2e_request_latency_seconds", "From the request to its last token.")
+        self._whole = histogram(
+            "e2e_request_latency_seconds", "From the request to its last token."
+        )
         self._success = Counter(
             "inferno_request_success", "Outputs that ended.", ["finished_reason"], registry=registry
         )
-        self._http = Counter("inferno_http_requests", "Answers by status.", ["status"], registry=registry)
+        self._http = Counter(
+            "inferno_http_requests", "Answers by status.", ["status"], registry=registry
+        )
 
     def tokens(self, count: int, seconds: float, *, first: bool) -> None:
         """`count` tokens of one output came, `seconds` after its last ones or after the request."""

@@ -1,7 +1,7 @@
 """A chat model's output taken apart: content, reasoning, tool calls.
 
-The checkpoint says how its model writes them (`response_template` in tokenizer_config.json); transformers'
-ResponseParser reads it. A model without one writes content and nothing else.
+The checkpoint says how its model writes them (`response_template` in tokenizer_config.json);
+transformers' ResponseParser reads it. A model without one writes content and nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Dialect:
     template: Mapping[str, Any] | None = None
     """`response_template`."""
     writes_special: bool = False
-    """Whether some of the template's marks are special tokens, which must then not be left out of the text."""
+    """Whether some of the template's marks are special tokens, which must then not be left out of
+    the text."""
 
     @classmethod
     def of(cls, template: Mapping[str, Any] | None, tokenizer: Any) -> Dialect:
@@ -44,16 +45,22 @@ class Dialect:
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         load_response_template(dict(template))  # found out here, not by the first request
-        marks = [mark for mark in _marks(template) if tokenizer.decode(tokenizer.encode(mark, False), True) != mark]
+        marks = [
+            mark
+            for mark in _marks(template)
+            if tokenizer.decode(tokenizer.encode(mark, False), True) != mark
+        ]
         return cls(template, bool(marks))
 
     @property
     def has_tools(self) -> bool:
         return self.template is not None and "tool_calls" in self.template.get("fields", {})
 
-    def parser(self, prompt: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True) -> Parser | None:
-        """For one output of the rendered `prompt`; None where everything is content. Without tools, what looks like a
-        call is content too."""
+    def parser(
+        self, prompt: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True
+    ) -> Parser | None:
+        """For one output of the rendered `prompt`; None where everything is content. Without tools,
+        what looks like a call is content too."""
         if self.template is None:
             return None
         fields = {k: v for k, v in self.template["fields"].items() if tools or k != "tool_calls"}
@@ -61,18 +68,27 @@ class Dialect:
 
 
 class Parser:
-    """Takes one output apart as it comes. Any chunking gives the same pieces, but for where texts are cut."""
+    """Takes one output apart as it comes. Any chunking gives the same pieces, but for where texts
+    are cut."""
 
     def __init__(
-        self, template: Mapping[str, Any], prompt: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True
+        self,
+        template: Mapping[str, Any],
+        prompt: str,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        parallel: bool = True,
     ) -> None:
         from transformers.utils.chat_parsing import ResponseParser
 
-        self._parser: Any = ResponseParser(dict(template), prefix=prompt, tools=[dict(t) for t in tools] or None)
+        self._parser: Any = ResponseParser(
+            dict(template), prefix=prompt, tools=[dict(t) for t in tools] or None
+        )
         self._closers = {name: _literals(row, "close") for name, row in template["fields"].items()}
         self._parallel = parallel
         self._raw, self._seen = "", 0
-        """What was written since the last piece was given, and how much of it is an unfinished structure's."""
+        """What was written since the last piece was given, and how much of it is an unfinished
+        structure's."""
         self._trim = any(e["type"] == "region_close" for e in self._parser.initial_events)
         self.num_calls = 0
 
@@ -133,7 +149,11 @@ class Parser:
             if self.num_calls and not self._parallel:
                 continue
             self.num_calls += 1
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            text = (
+                arguments
+                if isinstance(arguments, str)
+                else json.dumps(arguments, ensure_ascii=False)
+            )
             calls.append(Piece("tool", text, name, f"call_{uuid.uuid4().hex[:24]}"))
         return calls
 
@@ -158,6 +178,9 @@ def _literals(row: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _marks(template: Mapping[str, Any]) -> list[str]:
-    """What opens and closes the regions that must be seen. A region that nothing opens ends with the output."""
-    rows = [row for row in template.get("fields", {}).values() if "open" in row or "open_pattern" in row]
+    """What opens and closes the regions that must be seen. A region that nothing opens ends with
+    the output."""
+    rows = [
+        row for row in template.get("fields", {}).values() if "open" in row or "open_pattern" in row
+    ]
     return [mark for row in rows for key in ("open", "close") for mark in _literals(row, key)]

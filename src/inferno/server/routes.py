@@ -33,12 +33,17 @@ def get_model(model: FromPath[str], service: NamedDependency[Service]) -> dict[s
 
 @get(["/health", "/ping"], sync_to_thread=False)
 def health(service: NamedDependency[Service]) -> Response[Any]:
-    """200 while requests can be served, else 503: the engine is restarting, or the server stopping."""
-    state = "shutting down" if service.gate.draining else "ok" if service.llm.alive else "restarting"
+    """200 while requests can be served, else 503: the engine is restarting, or the server
+    stopping."""
+    state = (
+        "shutting down" if service.gate.draining else "ok" if service.llm.alive else "restarting"
+    )
     if state == "ok":
         return Response({"status": state}, media_type="application/json")
     headers = {"Retry-After": str(RETRY_AFTER)}
-    return Response({"status": state}, status_code=503, headers=headers, media_type="application/json")
+    return Response(
+        {"status": state}, status_code=503, headers=headers, media_type="application/json"
+    )
 
 
 @get("/version", sync_to_thread=False)
@@ -53,23 +58,39 @@ def metrics(service: NamedDependency[Service]) -> Response[bytes]:
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
-@post("/tokenize", status_code=200, dto=CattrsDTO[TokenizeRequest], return_dto=None, responses=ERROR_RESPONSES)
+@post(
+    "/tokenize",
+    status_code=200,
+    dto=CattrsDTO[TokenizeRequest],
+    return_dto=None,
+    responses=ERROR_RESPONSES,
+)
 async def tokenize(
-    data: JSONBody[TokenizeRequest], request: Request[Any, Any, Any], service: NamedDependency[Service]
+    data: JSONBody[TokenizeRequest],
+    request: Request[Any, Any, Any],
+    service: NamedDependency[Service],
 ) -> Response[Any]:
     """A text's token ids, as vLLM (`prompt` or `messages`) and llama.cpp (`content`) answer."""
     service.model(data.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(data, name) is not None]
     if len(given) != 1:
-        raise RequestError("tokenize needs one text", "Send one of prompt, content and messages.", param="prompt")
+        raise RequestError(
+            "tokenize needs one text", "Send one of prompt, content and messages.", param="prompt"
+        )
     tokenizer = _tokenizer(service)
     if data.messages is not None:
         ids = (await encode_chat(service, data, data.tools or [], request.state.ignored))[1]
     elif data.content is not None:
-        special = data.add_special if data.add_special is not None else bool(data.add_special_tokens)
+        special = (
+            data.add_special if data.add_special is not None else bool(data.add_special_tokens)
+        )
         ids = tuple(tokenizer.encode(data.content, add_special_tokens=special))
     else:
-        ids = tuple(tokenizer.encode(data.prompt or "", add_special_tokens=data.add_special_tokens is not False))
+        ids = tuple(
+            tokenizer.encode(
+                data.prompt or "", add_special_tokens=data.add_special_tokens is not False
+            )
+        )
     tokens: Any = ids
     if data.with_pieces:
         tokens = [{"id": i, "piece": token_text(tokenizer, i)} for i in ids]
@@ -79,14 +100,24 @@ async def tokenize(
     return Response(body | _ignored(request), media_type="application/json")
 
 
-@post("/detokenize", status_code=200, dto=CattrsDTO[DetokenizeRequest], return_dto=None, responses=ERROR_RESPONSES)
+@post(
+    "/detokenize",
+    status_code=200,
+    dto=CattrsDTO[DetokenizeRequest],
+    return_dto=None,
+    responses=ERROR_RESPONSES,
+)
 async def detokenize(
-    data: JSONBody[DetokenizeRequest], request: Request[Any, Any, Any], service: NamedDependency[Service]
+    data: JSONBody[DetokenizeRequest],
+    request: Request[Any, Any, Any],
+    service: NamedDependency[Service],
 ) -> Response[Any]:
     """The text of token ids, under vLLM's name for it and llama.cpp's."""
     service.model(data.model)
     text = _tokenizer(service).decode(data.tokens, skip_special_tokens=False)
-    return Response({"prompt": text, "content": text} | _ignored(request), media_type="application/json")
+    return Response(
+        {"prompt": text, "content": text} | _ignored(request), media_type="application/json"
+    )
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:

@@ -39,10 +39,12 @@ def run_server(
     app_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Serve until a signal. `llm` is an AsyncLLM, or a model reference to make one of with `options`.
+    """Serve until a signal. `llm` is an AsyncLLM, or a model reference to make one of with
+    `options`.
 
-    Port 0 takes a free one. `ready(url, llm)` is called when requests are answered. `app_options` go to `create_app`.
-    Raises AddressError before anything is loaded, and whatever InfernoError loading meets.
+    Port 0 takes a free one. `ready(url, llm)` is called when requests are answered. `app_options`
+    go to `create_app`. Raises AddressError before anything is loaded, and whatever InfernoError
+    loading meets.
     """
     listener = _bind(host, port)
     with contextlib.closing(listener):
@@ -80,11 +82,15 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn does, but the signal is raised again by `run_server`, after the model is closed too."""
+        """As uvicorn does, but the signal is raised again by `run_server`, after the model is
+        closed too."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -97,7 +103,10 @@ class _Server(uvicorn.Server):
 
 
 async def _run(
-    server: _Server, listener: socket.socket, llm: AsyncLLM, ready: Callable[[str, AsyncLLM], None] | None
+    server: _Server,
+    listener: socket.socket,
+    llm: AsyncLLM,
+    ready: Callable[[str, AsyncLLM], None] | None,
 ) -> None:
     async with llm:
         if ready is not None:
@@ -121,14 +130,20 @@ def _url(listener: socket.socket) -> str:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Bound before the model is loaded: a port in use should not cost a minute. Raises AddressError."""
+    """Bound before the model is loaded: a port in use should not cost a minute. Raises
+    AddressError."""
     if not 0 <= port <= 65535:
-        raise AddressError(f"{host} has no port {port}", "Ports are 0 to 65535; 0 takes a free one.")
+        raise AddressError(
+            f"{host} has no port {port}", "Ports are 0 to 65535; 0 takes a free one."
+        )
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except socket.gaierror as error:
         raise AddressError(
-            f"cannot listen on {host}:{port}: {error}", "Give a host name or address of this machine."
+            f"cannot listen on {host}:{port}: {error}",
+            "Give a host name or address of this machine.",
         ) from error
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -147,5 +162,11 @@ def _explain(host: str, port: int, error: OSError) -> tuple[str, str]:
             "Stop what listens there, or give another: --port 0 takes a free one.",
         )
     if error.errno == errno.EACCES:
-        return f"port {port} needs privileges that this process lacks", "Give a port above 1023: --port 8000"
-    return f"cannot listen on {host}:{port}: {error}", "Give an address of this machine: --host 127.0.0.1"
+        return (
+            f"port {port} needs privileges that this process lacks",
+            "Give a port above 1023: --port 8000",
+        )
+    return (
+        f"cannot listen on {host}:{port}: {error}",
+        "Give an address of this machine: --host 127.0.0.1",
+    )

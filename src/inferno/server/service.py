@@ -35,7 +35,8 @@ class Service:
     ) -> None:
         self.llm, self.gate, self.metrics = llm, gate, metrics
         self.served_names = served_names
-        """The names clients may call the model by, the first by default; none for the model's own."""
+        """The names clients may call the model by, the first by default; none for the model's
+        own."""
         self.strict_params = strict_params
         self.reasoning_fields, self.ping_seconds = reasoning_fields, ping_seconds
         self.dialect = Dialect()
@@ -52,7 +53,8 @@ class Service:
             return self.names[0]
         if wanted not in self.names:
             raise UnknownModelError(
-                f"the model {wanted[:200]!r} does not exist", f"Served here: {', '.join(self.names)}"
+                f"the model {wanted[:200]!r} does not exist",
+                f"Served here: {', '.join(self.names)}",
             )
         return wanted
 
@@ -66,8 +68,8 @@ def sampling(
     prompt_logprobs: int | None,
     special: bool = False,
 ) -> SamplingParams:
-    """The request's sampling parameters; those not given are the checkpoint's. `special` keeps special tokens in the
-    text unless the request says otherwise. Raises RequestError."""
+    """The request's sampling parameters; those not given are the checkpoint's. `special` keeps
+    special tokens in the text unless the request says otherwise. Raises RequestError."""
     given = {name: value for name in _PASSED if (value := getattr(data, name)) is not None}
     if special:
         given.setdefault("skip_special_tokens", False)
@@ -82,10 +84,23 @@ def sampling(
 
 
 _PASSED = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "repeat_last_n", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "n",
-    "include_stop_str_in_output", "skip_special_tokens",
-)  # fmt: skip
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "repeat_last_n",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "n",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
 
 
 def check_salt(salt: str | None) -> str:
@@ -94,7 +109,9 @@ def check_salt(salt: str | None) -> str:
         return ""
     if not 0 < len(salt) <= 128 or any(c in salt for c in "@/\\\0"):
         raise RequestError(
-            "cache_salt is not usable", "Give 1 to 128 characters without @, / and \\.", param="cache_salt"
+            "cache_salt is not usable",
+            "Give 1 to 128 characters without @, / and \\.",
+            param="cache_salt",
         )
     return salt
 
@@ -103,7 +120,11 @@ def _biases(raw: dict[str, float]) -> dict[int, float]:
     try:
         biases = {int(token): bias for token, bias in raw.items()}
     except ValueError as error:
-        raise RequestError("logit_bias has a key that is no token id", "Use /tokenize.", param="logit_bias") from error
+        raise RequestError(
+            "logit_bias has a key that is no token id", "Use /tokenize.", param="logit_bias"
+        ) from error
     if any(not -100 <= bias <= 100 for bias in biases.values()):
-        raise RequestError("logit_bias is out of range", "Biases go from -100 to 100.", param="logit_bias")
+        raise RequestError(
+            "logit_bias is out of range", "Biases go from -100 to 100.", param="logit_bias"
+        )
     return biases

@@ -91,7 +91,8 @@ class CompletionRequest(Generation):
 
 @frozen(kw_only=True)
 class TokenizeRequest:
-    """The body of POST /tokenize: a text in `prompt` (vLLM) or `content` (llama.cpp), or messages."""
+    """The body of POST /tokenize: a text in `prompt` (vLLM) or `content` (llama.cpp), or
+    messages."""
 
     model: str | None = None
     prompt: str | None = None

@@ -1,11 +1,13 @@
-"""The conformance kit: contract tests for plugin authors. Subclass, name your thing, and pytest does the rest.
+"""The conformance kit: contract tests for plugin authors. Subclass, name your thing, and pytest
+does the rest.
 
     from inferno.testing import ArchitectureTests
 
     class TestTiny(ArchitectureTests):
         config = {"architectures": ["TinyForCausalLM"], "model_type": "tiny", ...}
 
-Needs pytest and hypothesis, and transformers where it has the reference: `pip install inferno[test]`.
+Needs pytest and hypothesis, and transformers where it has the reference: `pip install
+inferno[test]`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,15 @@ from inferno.testing.source import SourceTests
 from inferno.testing.tiny import Outcome, generate, randomize
 
 __all__ = [
-    "ArchitectureTests", "AttentionBackendTests", "CachePolicyTests", "CheckpointFormatTests",
-    "FakeRunner", "KernelProviderTests", "Outcome", "QuantSchemeTests", "SourceTests", "generate", "randomize",
-]  # fmt: skip
+    "ArchitectureTests",
+    "AttentionBackendTests",
+    "CachePolicyTests",
+    "CheckpointFormatTests",
+    "FakeRunner",
+    "KernelProviderTests",
+    "Outcome",
+    "QuantSchemeTests",
+    "SourceTests",
+    "generate",
+    "randomize",
+]

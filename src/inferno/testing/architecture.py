@@ -25,7 +25,15 @@ from inferno.nn import Attention, Rope
 from inferno.plan import Options, Plan, open_checkpoint, resolve, unused_tensors
 from inferno.testing.gguf import check_names, write_gguf
 from inferno.testing.installed import Installed
-from inferno.testing.tiny import Outcome, Toy, generate, ragged_prompts, randomize, run_python, torch_only
+from inferno.testing.tiny import (
+    Outcome,
+    Toy,
+    generate,
+    ragged_prompts,
+    randomize,
+    run_python,
+    torch_only,
+)
 
 MAX_MODEL_LEN = 160
 NUM_GREEDY = 64
@@ -33,20 +41,22 @@ NUM_GGUF = 32
 
 
 class ArchitectureTests(Installed):
-    """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (they are multiplied often),
-    a context of at least 160 tokens. It is written to disk as it stands. The reference is transformers' model of that config
-    with random weights; override the fixture `reference` where transformers has none: any torch module that is called with
-    token ids (1, L), returns an object with `.logits` (1, L, V), and names its parameters as the checkpoint does.
+    """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (they
+    are multiplied often), a context of at least 160 tokens. It is written to disk as it stands. The
+    reference is transformers' model of that config with random weights; override the fixture
+    `reference` where transformers has none: any torch module that is called with token ids (1, L),
+    returns an object with `.logits` (1, L, V), and names its parameters as the checkpoint does.
     """
 
     config: ClassVar[dict[str, Any]]
     in_gguf: ClassVar[bool] = True
     """Whether GGUF files can say this config; asked where the architecture has `GgufNames`."""
     rerouted: ClassVar[float] = 0.0
-    """Share of bfloat16 choices that may lie further below: where layers have routed experts, rounding sends some tokens to
-    others, in the reference too."""
+    """Share of bfloat16 choices that may lie further below: where layers have routed experts,
+    rounding sends some tokens to others, in the reference too."""
     dtype_tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.15}
-    """How far below the reference's best logit a greedy choice may lie, in standard deviations of the logits."""
+    """How far below the reference's best logit a greedy choice may lie, in standard deviations of
+    the logits."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -75,21 +85,31 @@ class ArchitectureTests(Installed):
     def prompts(cls, toy: Toy) -> list[list[int]]:
         return ragged_prompts(toy.plan.vocab_size)
 
-    # --- the numbers ----------------------------------------------------------------------------------------------
+    # --- the numbers ------------------------------------------------------------------------------
 
-    def test_logits_equal_the_reference(self, toy: Toy, reference: nn.Module, prompts: list[list[int]]) -> None:
+    def test_logits_equal_the_reference(
+        self, toy: Toy, reference: nn.Module, prompts: list[list[int]]
+    ) -> None:
         for prompt, outcome in zip(prompts, generate(toy, prompts), strict=True):
             _assert_close(outcome.logits_NV[0], _reference_logits(reference, prompt)[-1])
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_greedy_tokens_equal_the_reference(
-        self, dtype: str, checkpoint: Path, catalog: Catalog, reference: nn.Module, prompts: list[list[int]]
+        self,
+        dtype: str,
+        checkpoint: Path,
+        catalog: Catalog,
+        reference: nn.Module,
+        prompts: list[list[int]],
     ) -> None:
-        """Each token is the reference's choice after the tokens before it, wherever its choice is clear."""
+        """Each token is the reference's choice after the tokens before it, wherever its choice is
+        clear."""
         outcomes = generate(_load(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
         clear = total = beyond = 0
         for prompt, outcome in zip(prompts, outcomes, strict=True):
-            theirs_NV = _reference_logits(reference, [*prompt, *outcome.token_ids])[len(prompt) - 1 : -1]
+            theirs_NV = _reference_logits(reference, [*prompt, *outcome.token_ids])[
+                len(prompt) - 1 : -1
+            ]
             tolerance = self.dtype_tolerance[dtype] * float(theirs_NV.std())
             best_N2 = theirs_NV.topk(2).values
             ours_N = theirs_NV.gather(-1, torch.tensor(outcome.token_ids)[:, None])[:, 0]
@@ -109,26 +129,45 @@ class ArchitectureTests(Installed):
         [ours], [theirs] = (generate(t, prompts[-1:]) for t in (_load(tmp_path, catalog), toy))
         _assert_close(ours.logits_NV, theirs.logits_NV)
 
-    def test_tables_are_not_rounded_to_the_compute_type(self, checkpoint: Path, catalog: Catalog) -> None:
+    def test_tables_are_not_rounded_to_the_compute_type(
+        self, checkpoint: Path, catalog: Catalog
+    ) -> None:
         """Rotary frequencies in bfloat16 would turn distant tokens by wrong angles."""
         model = _load(checkpoint, catalog, dtype="bfloat16").model
-        assert not [name for name, buffer in model.named_buffers() if "freq" in name and buffer.dtype != torch.float32]
+        assert not [
+            name
+            for name, buffer in model.named_buffers()
+            if "freq" in name and buffer.dtype != torch.float32
+        ]
 
     @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
     def test_a_gguf_file_gives_the_same_tokens(
-        self, kind: str, toy: Toy, reference: Any, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
+        self,
+        kind: str,
+        toy: Toy,
+        reference: Any,
+        catalog: Catalog,
+        prompts: list[list[int]],
+        tmp_path: Path,
     ) -> None:
-        """The same numbers from both formats, those that the file's types can hold, as torch computes them; with the kernels
-        that are installed, which may round activations to 8 bits as llama.cpp does, the same choices wherever one is clear."""
+        """The same numbers from both formats, those that the file's types can hold, as torch
+        computes them; with the kernels that are installed, which may round activations to 8 bits as
+        llama.cpp does, the same choices wherever one is clear."""
         names = catalog.architecture(toy.plan.architecture).item.gguf
         formats = {offer.item.name for offer in catalog.of("inferno_checkpoint_formats")}
         if not self.in_gguf or names is None or "gguf" not in formats:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
-        config = {**reference.config.to_dict(), **self.config} if hasattr(reference, "config") else self.config
+        config = (
+            {**reference.config.to_dict(), **self.config}
+            if hasattr(reference, "config")
+            else self.config
+        )
         twin = tmp_path / "twin"
         twin.mkdir()
         held = write_gguf(tmp_path / "toy.gguf", names, config, _tensors(toy, catalog), kind)
-        save_file({name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors"
+        )
         (twin / "config.json").write_text(json.dumps({**self.config, "dtype": "float32"}))
         exact = torch_only()
         fast, ours, theirs = (
@@ -138,14 +177,21 @@ class ArchitectureTests(Installed):
         for one, other in zip(ours, theirs, strict=True):
             _assert_close(one.logits_NV[0], other.logits_NV[0])
             assert one.token_ids == other.token_ids
-        unclear = [self.dtype_tolerance["bfloat16"] * float(outcome.logits_NV.std()) for outcome in theirs]
-        off = [float((one.logits_NV[0] - other.logits_NV[0]).abs().max()) for one, other in zip(fast, theirs, strict=True)]
+        unclear = [
+            self.dtype_tolerance["bfloat16"] * float(outcome.logits_NV.std()) for outcome in theirs
+        ]
+        off = [
+            float((one.logits_NV[0] - other.logits_NV[0]).abs().max())
+            for one, other in zip(fast, theirs, strict=True)
+        ]
         beyond = sum(difference > least for difference, least in zip(off, unclear, strict=True))
         most = len(off) // 2 if self.rerouted else 0
         assert beyond <= most, f"the first tokens' logits differ by {off}; {unclear} is unclear"
         lost = [_lost(one, other) for one, other in zip(fast, theirs, strict=True)]
         beyond = sum(loss > least for loss, least in zip(lost, unclear, strict=True))
-        assert not beyond or self.rerouted, f"first other choices lie {lost} below the best; {unclear} is unclear"
+        assert not beyond or self.rerouted, (
+            f"first other choices lie {lost} below the best; {unclear} is unclear"
+        )
 
     def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
         names = catalog.architecture(self.config["architectures"][0]).item.gguf
@@ -154,9 +200,11 @@ class ArchitectureTests(Installed):
         pytest.importorskip("gguf")
         assert list(check_names(names)) == []
 
-    # --- what must change nothing ---------------------------------------------------------------------------------
+    # --- what must change nothing -----------------------------------------------------------------
 
-    def test_neighbours_in_the_batch_change_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
+    def test_neighbours_in_the_batch_change_nothing(
+        self, toy: Toy, prompts: list[list[int]]
+    ) -> None:
         for prompt, together in zip(prompts, generate(toy, prompts, 8), strict=True):
             [alone] = generate(toy, [prompt], 8)
             assert together.token_ids == alone.token_ids
@@ -164,7 +212,9 @@ class ArchitectureTests(Installed):
 
     def test_chunked_prompts_change_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
         chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=7), toy.model)
-        for ours, theirs in zip(generate(chunked, prompts, 8), generate(toy, prompts, 8), strict=True):
+        for ours, theirs in zip(
+            generate(chunked, prompts, 8), generate(toy, prompts, 8), strict=True
+        ):
             assert ours.token_ids == theirs.token_ids
             _assert_close(ours.logits_NV, theirs.logits_NV)
 
@@ -172,10 +222,14 @@ class ArchitectureTests(Installed):
         self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
         small = _load(checkpoint, catalog, block_size=4)
-        for ours, theirs in zip(generate(small, prompts, 8), generate(toy, prompts, 8), strict=True):
+        for ours, theirs in zip(
+            generate(small, prompts, 8), generate(toy, prompts, 8), strict=True
+        ):
             _assert_close(ours.logits_NV, theirs.logits_NV)
 
-    def test_a_prefix_found_in_the_cache_changes_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
+    def test_a_prefix_found_in_the_cache_changes_nothing(
+        self, toy: Toy, prompts: list[list[int]]
+    ) -> None:
         long = prompts[-1]
         variants = [long, long[:-1], [*long[:40], *long[:9]]]
         engine = toy.engine()
@@ -194,11 +248,12 @@ class ArchitectureTests(Installed):
         assert squeezed[0].stats.preemptions > 0
         assert [o.token_ids for o in squeezed] == [o.token_ids for o in roomy]
 
-    # --- the declarations -----------------------------------------------------------------------------------------
+    # --- the declarations -------------------------------------------------------------------------
 
     def test_discovery_and_config_import_no_torch(self) -> None:
         code = (
-            "import json, sys; from inferno.catalog import load_catalog; config = json.loads(sys.argv[1])\n"
+            "import json, sys; from inferno.catalog import load_catalog; config = "
+            "json.loads(sys.argv[1])\n"
             "load_catalog().architecture(config['architectures'][0]).item.config(config).attention_needs()\n"
             "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
         )
@@ -210,7 +265,10 @@ class ArchitectureTests(Installed):
         config = architecture.config(self.config)
         with torch.device("meta"):
             model = architecture.build(config)
-        layers = sorted((m for m in model.modules() if isinstance(m, Attention)), key=lambda layer: layer.layer_id)
+        layers = sorted(
+            (m for m in model.modules() if isinstance(m, Attention)),
+            key=lambda layer: layer.layer_id,
+        )
         assert [layer.layer_id for layer in layers] == list(range(len(layers)))
         assert [layer.need for layer in layers] == list(config.attention_needs())
 
@@ -227,7 +285,9 @@ class ArchitectureTests(Installed):
         config = architecture.config(toy.plan.config)
         opened = open_checkpoint(toy.plan, catalog)
         unused = unused_tensors(config)
-        wanted = {n: i for n, i in opened.tensors.items() if not any(Path(n).match(p) for p in unused)}
+        wanted = {
+            n: i for n, i in opened.tensors.items() if not any(Path(n).match(p) for p in unused)
+        }
         damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
         damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
         damages += [("foreign.weight", {**wanted, "foreign.weight": next(iter(wanted.values()))})]
@@ -235,7 +295,14 @@ class ArchitectureTests(Installed):
             with torch.device("meta"):
                 model = architecture.build(config)
             with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-                fill(model, _Damaged(opened, tensors), catalog, dtype="float32", device="cpu", unused=unused)
+                fill(
+                    model,
+                    _Damaged(opened, tensors),
+                    catalog,
+                    dtype="float32",
+                    device="cpu",
+                    unused=unused,
+                )
         opened.close()
 
 
@@ -268,32 +335,54 @@ def _reshaped(info: TensorInfo) -> TensorInfo:
 def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
     """What the model reads of its checkpoint."""
     opened = open_checkpoint(toy.plan, catalog)
-    unused = unused_tensors(catalog.architecture(toy.plan.architecture).item.config(toy.plan.config))
-    found = {name: opened.read(name) for name in opened.tensors if not any(fnmatchcase(name, p) for p in unused)}
+    unused = unused_tensors(
+        catalog.architecture(toy.plan.architecture).item.config(toy.plan.config)
+    )
+    found = {
+        name: opened.read(name)
+        for name in opened.tensors
+        if not any(fnmatchcase(name, p) for p in unused)
+    }
     opened.close()
     return found
 
 
-def _load(path: Path, catalog: Catalog, *, dtype: str = "float32", block_size: int | None = None) -> Toy:
+def _load(
+    path: Path, catalog: Catalog, *, dtype: str = "float32", block_size: int | None = None
+) -> Toy:
     options = Options(
-        dtype=dtype, block_size=block_size, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=MAX_MODEL_LEN,
+        dtype=dtype,
+        block_size=block_size,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_model_len=MAX_MODEL_LEN,
         device="cpu",
-    )  # fmt: skip
+    )
     plan: Plan = resolve(str(path), options, catalog)
     return Toy(plan, load_model(plan, catalog))
 
 
 def _held(model: nn.Module) -> int:
-    """Bytes of weights. Tables that a model computes for itself grow with its context, not with its weights."""
-    tables = {id(buffer) for module in model.modules() if isinstance(module, Rope) for buffer in module.buffers()}
+    """Bytes of weights. Tables that a model computes for itself grow with its context, not with its
+    weights."""
+    tables = {
+        id(buffer)
+        for module in model.modules()
+        if isinstance(module, Rope)
+        for buffer in module.buffers()
+    }
     tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in tables]
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
 def _lost(ours: Outcome, theirs: Outcome) -> float:
-    """How far below their choice their logits have ours, where the two first differ; 0 where they never do."""
+    """How far below their choice their logits have ours, where the two first differ; 0 where they
+    never do."""
     pairs = zip(ours.token_ids, theirs.token_ids, theirs.logits_NV, strict=True)
-    return next((float(logits_V[other] - logits_V[one]) for one, other, logits_V in pairs if one != other), 0.0)
+    return next(
+        (float(logits_V[other] - logits_V[one]) for one, other, logits_V in pairs if one != other),
+        0.0,
+    )
 
 
 def _reference_logits(reference: nn.Module, token_ids: list[int]) -> Tensor:

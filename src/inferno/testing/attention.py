@@ -1,6 +1,7 @@
 """What every attention backend must do: equal a naive float64 attention, or refuse with a reason.
 
-Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence, T packed tokens of a step.
+Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence, T packed tokens of a
+step.
 """
 
 from __future__ import annotations
@@ -33,17 +34,25 @@ SPECIAL: Sequence[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 1, "head_dim": 40, "latent_dim": 32},
 ]
 """Needs with the rarer features."""
-STEPS: Sequence[Sequence[int]] = [(7, 1, 0, 33), (16, 1, 5, 1), (1, 1, 1, 1), (0, 30, 12, 1), (1, 1, 1, 1)]
-"""Tokens each of four sequences computes in each step: prompts, chunks of prompts and single tokens, mixed."""
+STEPS: Sequence[Sequence[int]] = [
+    (7, 1, 0, 33),
+    (16, 1, 5, 1),
+    (1, 1, 1, 1),
+    (0, 30, 12, 1),
+    (1, 1, 1, 1),
+]
+"""Tokens each of four sequences computes in each step: prompts, chunks of prompts and single
+tokens, mixed."""
 
 _SENTENCE_WORDS = 3
 
 
 class AttentionBackendTests(Installed):
-    """Set `backend` to the name it is registered by. Where it runs on something else than the CPU, set `device`; where
-    it prefers other numbers, `dtypes` and `block_sizes`.
+    """Set `backend` to the name it is registered by. Where it runs on something else than the CPU,
+    set `device`; where it prefers other numbers, `dtypes` and `block_sizes`.
 
-    A need of the grid may be refused, with a sentence; plain attention over the first of `dtypes` may not.
+    A need of the grid may be refused, with a sentence; plain attention over the first of `dtypes`
+    may not.
     """
 
     backend: ClassVar[str]
@@ -59,11 +68,19 @@ class AttentionBackendTests(Installed):
 
     def grid(self) -> Iterator[AttentionNeed]:
         """The needs that are tried: override for more."""
-        for dtype, (heads, kv_heads, dim), window, cap in itertools.product(self.dtypes, HEADS, WINDOWS, CAPS):
+        for dtype, (heads, kv_heads, dim), window, cap in itertools.product(
+            self.dtypes, HEADS, WINDOWS, CAPS
+        ):
             yield AttentionNeed(
-                num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5, dtype=dtype,  # type: ignore[arg-type]
-                device=self.device, sliding_window=window, soft_cap=cap,
-            )  # fmt: skip
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=dim,
+                scale=dim**-0.5,
+                dtype=dtype,  # type: ignore[arg-type]
+                device=self.device,
+                sliding_window=window,
+                soft_cap=cap,
+            )
         for special in SPECIAL:
             yield AttentionNeed(scale=0.2, dtype=self.dtypes[0], device=self.device, **special)  # type: ignore[arg-type]
 
@@ -72,17 +89,25 @@ class AttentionBackendTests(Installed):
         assert catalog.attention(need, self.backend).item.name == self.backend
 
     def test_equals_naive_attention(self, item: AttentionBackend, catalog: Catalog) -> None:
-        """Ragged lengths, chunked prompts beside single tokens, scattered blocks; for all that is not refused."""
+        """Ragged lengths, chunked prompts beside single tokens, scattered blocks; for all that is
+        not refused."""
         for need, block_size in itertools.product(self.grid(), self.block_sizes):
             if self._refusal(catalog, need) is None:
                 for ours_THC, theirs_THC in _run(item, need, block_size, STEPS):
-                    error_THC = (ours_THC.double().cpu() - theirs_THC).abs() / (1 + theirs_THC.abs())
-                    assert error_THC.max() <= self.tolerance[need.dtype], f"{need}, blocks of {block_size}"
+                    error_THC = (ours_THC.double().cpu() - theirs_THC).abs() / (
+                        1 + theirs_THC.abs()
+                    )
+                    assert error_THC.max() <= self.tolerance[need.dtype], (
+                        f"{need}, blocks of {block_size}"
+                    )
 
     def test_neighbours_change_nothing(self, item: AttentionBackend) -> None:
         need = next(self.grid())
         alone = [[(count if i == 3 else 0) for i, count in enumerate(step)] for step in STEPS]
-        together = [ours[-step[3] :] for step, (ours, _) in zip(STEPS, _run(item, need, 16, STEPS), strict=True)]
+        together = [
+            ours[-step[3] :]
+            for step, (ours, _) in zip(STEPS, _run(item, need, 16, STEPS), strict=True)
+        ]
         for ours_THC, (theirs_THC, _) in zip(together, _run(item, need, 16, alone), strict=True):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
 
@@ -93,14 +118,18 @@ class AttentionBackendTests(Installed):
         for reason in filter(None, reasons):
             assert len(reason.split()) >= _SENTENCE_WORDS, f"{reason!r} tells a user nothing"
 
-    def test_features_it_does_not_list_are_refused_for_it(self, catalog: Catalog, item: AttentionBackend) -> None:
+    def test_features_it_does_not_list_are_refused_for_it(
+        self, catalog: Catalog, item: AttentionBackend
+    ) -> None:
         bare = attrs.evolve(item, features=frozenset(), refuses=lambda need: None)
         offers = {"inferno_attention_backends": (Offer(bare, "stripped"),)}
         plain = next(self.grid())
         for feature in sorted(attrs.evolve(plain, sliding_window=8, soft_cap=9.0).features):
             with pytest.raises(UnsupportedError, match=feature):
                 using: dict[str, Any] = {feature: 8}
-                Catalog(catalog.plugins, offers).attention(attrs.evolve(plain, **using), self.backend)
+                Catalog(catalog.plugins, offers).attention(
+                    attrs.evolve(plain, **using), self.backend
+                )
 
     def test_the_features_it_lists_exist(self, item: AttentionBackend) -> None:
         assert item.features <= {a.name for a in attrs.fields(AttentionNeed)}
@@ -137,15 +166,23 @@ def _run(
     generator = torch.Generator().manual_seed(0)
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
     # Drawn for the longest, so that leaving sequences out does not change what the others hold.
-    shapes = [(need.num_heads, need.head_dim), (need.num_kv_heads, need.head_dim), (need.num_kv_heads, need.output_dim)]
-    qkv = [[torch.randn(64, *shape, generator=generator).to(dtype) for shape in shapes] for _ in totals]
+    shapes = [
+        (need.num_heads, need.head_dim),
+        (need.num_kv_heads, need.head_dim),
+        (need.num_kv_heads, need.output_dim),
+    ]
+    qkv = [
+        [torch.randn(64, *shape, generator=generator).to(dtype) for shape in shapes] for _ in totals
+    ]
     if need.latent_dim is not None:
         qkv = [[q, k, k[..., : need.latent_dim]] for q, k, _ in qkv]
     sinks_H = torch.randn(need.num_heads, generator=generator).to(dtype) if need.sinks else None
     sinks = () if sinks_H is None else (sinks_H.to(need.device),)
     assert max(totals) <= 64, "64 tokens are drawn"
     tables = _tables(len(totals), 64 // block_size + 1)
-    cache = KVCache.allocate([item.cache(need, block_size)], 1 + max(map(max, tables)), need.device).layers[0]
+    cache = KVCache.allocate(
+        [item.cache(need, block_size)], 1 + max(map(max, tables)), need.device
+    ).layers[0]
     for tensor in cache.values():
         if tensor.is_floating_point():
             tensor.fill_(50.0)  # what a sequence before left there
@@ -155,10 +192,17 @@ def _run(
         active = [i for i, count in enumerate(counts) if count]
         spans = [(done[i], done[i] + counts[i]) for i in active]
         batch = _batch(active, spans, tables, block_size, need.device)
-        q, k, v = (torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)]) for j in range(3))
+        q, k, v = (
+            torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)])
+            for j in range(3)
+        )
         with torch.inference_mode():
-            ours = attend(q.to(need.device), k.to(need.device), v.to(need.device), cache, batch, *sinks)
-        theirs = [_naive(qkv[i], a, b, need, sinks_H) for i, (a, b) in zip(active, spans, strict=True)]
+            ours = attend(
+                q.to(need.device), k.to(need.device), v.to(need.device), cache, batch, *sinks
+            )
+        theirs = [
+            _naive(qkv[i], a, b, need, sinks_H) for i, (a, b) in zip(active, spans, strict=True)
+        ]
         for i in active:
             done[i] += counts[i]
         yield ours, torch.cat(theirs)
@@ -172,12 +216,18 @@ def _tables(num_sequences: int, num_blocks: int) -> list[list[int]]:
 
 
 def _batch(
-    active: Sequence[int], spans: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int,
+    active: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    tables: Sequence[Sequence[int]],
+    block_size: int,
     device: str,
-) -> Batch:  # fmt: skip
+) -> Batch:
     positions = [p for a, b in spans for p in range(a, b)]
     owners = [i for i, (a, b) in zip(active, spans, strict=True) for _ in range(a, b)]
-    slots = [tables[i][p // block_size] * block_size + p % block_size for i, p in zip(owners, positions, strict=True)]
+    slots = [
+        tables[i][p // block_size] * block_size + p % block_size
+        for i, p in zip(owners, positions, strict=True)
+    ]
     widest = max(-(-b // block_size) for _, b in spans)
 
     def tensor(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -186,14 +236,22 @@ def _batch(
     query_starts = [0, *itertools.accumulate(b - a for a, b in spans)]
     context_lens = [b for _, b in spans]
     return Batch(
-        token_ids_T=tensor([0] * len(positions)), positions_T=tensor(positions), slots_T=tensor(slots),
-        query_starts=query_starts, context_lens=context_lens,
-        blocks_SM=tensor([list(tables[i][:widest]) for i in active]), block_size=block_size, cache=KVCache(()),
-        query_starts_S1=tensor(query_starts, torch.int32), context_lens_S=tensor(context_lens, torch.int32),
-    )  # fmt: skip
+        token_ids_T=tensor([0] * len(positions)),
+        positions_T=tensor(positions),
+        slots_T=tensor(slots),
+        query_starts=query_starts,
+        context_lens=context_lens,
+        blocks_SM=tensor([list(tables[i][:widest]) for i in active]),
+        block_size=block_size,
+        cache=KVCache(()),
+        query_starts_S1=tensor(query_starts, torch.int32),
+        context_lens_S=tensor(context_lens, torch.int32),
+    )
 
 
-def _naive(qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed, sinks_H: Tensor | None) -> Tensor:
+def _naive(
+    qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed, sinks_H: Tensor | None
+) -> Tensor:
     """Attention of the queries from `first` to `stop`, one by one, in float64."""
     q_LHC, k_LKC, v_LKC = qkv
     groups = need.num_heads // need.num_kv_heads
@@ -205,6 +263,8 @@ def _naive(qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed, si
         scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1) * need.scale
         if need.soft_cap is not None:
             scores_LH = need.soft_cap * torch.tanh(scores_LH / need.soft_cap)
-        weights_LH = scores_LH if sinks_H is None else torch.cat([scores_LH, sinks_H.double()[None]])
+        weights_LH = (
+            scores_LH if sinks_H is None else torch.cat([scores_LH, sinks_H.double()[None]])
+        )
         out.append((weights_LH.softmax(0)[: len(scores_LH), :, None] * v_LHC[seen]).sum(0))
     return torch.stack(out)

@@ -1,4 +1,5 @@
-"""What every cache policy must do: whatever is asked, in whatever order, no sequence ever meets another's keys and values."""
+"""What every cache policy must do: whatever is asked, in whatever order, no sequence ever meets
+another's keys and values."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ import pytest
 from attrs import define, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from inferno.cache import BlockPool, extend_keys
 from inferno.catalog import Catalog
@@ -28,7 +36,8 @@ WINDOWS: Mapping[int, int] = {3: 6, 5: 8}
 
 
 class CachePolicyTests(Installed):
-    """Set `policy` to the name it is registered by. One that is meant to remember nothing sets `remembers = False`."""
+    """Set `policy` to the name it is registered by. One that is meant to remember nothing sets
+    `remembers = False`."""
 
     policy: ClassVar[str]
     remembers: ClassVar[bool] = True
@@ -46,10 +55,14 @@ class CachePolicyTests(Installed):
         run_state_machine_as_test(
             lambda: _Machine(item.build, windows),  # type: ignore[arg-type]  # whatever makes one will do
             settings=settings(
-                max_examples=self.max_examples, stateful_step_count=30, deadline=None, derandomize=True,
-                database=None, suppress_health_check=list(HealthCheck),
+                max_examples=self.max_examples,
+                stateful_step_count=30,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=list(HealthCheck),
             ),
-        )  # fmt: skip
+        )
 
     def test_a_prompt_seen_before_is_found(self, item: CachePolicy) -> None:
         prompt = [0, 1, 1, 0, 1, 0, 0]
@@ -61,7 +74,12 @@ class CachePolicyTests(Installed):
 
     def test_a_new_policy_has_nothing_to_give_back(self, item: CachePolicy) -> None:
         prefix = _built(item.build)
-        assert (prefix.num_idle, prefix.match([b"key"]), prefix.evict(3), prefix.clear()) == (0, [], [], [])
+        assert (prefix.num_idle, prefix.match([b"key"]), prefix.evict(3), prefix.clear()) == (
+            0,
+            [],
+            [],
+            [],
+        )
         assert not any(prefix.keeps(block) for block in range(NUM_BLOCKS))
 
     def test_clearing_gives_every_idle_block_back(self, item: CachePolicy) -> None:
@@ -82,7 +100,8 @@ def _built(build: Callable[[int], PrefixCache | None]) -> PrefixCache:
 
 @define(eq=False)
 class _Watched:
-    """A prefix cache under watch: what it may do depends on what it was told. See `contracts.PrefixCache`."""
+    """A prefix cache under watch: what it may do depends on what it was told. See
+    `contracts.PrefixCache`."""
 
     cache: PrefixCache
     runner: FakeRunner
@@ -97,7 +116,9 @@ class _Watched:
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         blocks = self.cache.match(keys)
-        assert [self.kept.get(block) for block in blocks] == list(keys[: len(blocks)]), "a block of another key"
+        assert [self.kept.get(block) for block in blocks] == list(keys[: len(blocks)]), (
+            "a block of another key"
+        )
         return blocks
 
     def keep(self, key: bytes, block_id: int) -> int:
@@ -106,7 +127,9 @@ class _Watched:
         if known != block_id:
             assert self.kept.get(known) == key, "the block it names does not hold the key"
         elif self.cache.keeps(block_id):
-            assert key not in self.kept.values() or self.kept.get(block_id) == key, "a key has two blocks"
+            assert key not in self.kept.values() or self.kept.get(block_id) == key, (
+                "a key has two blocks"
+            )
             self.kept[block_id] = key
         return known
 
@@ -139,11 +162,15 @@ class _Watched:
         return self._forgotten(self.cache.clear(), len(self.idle))
 
     def _forgotten(self, blocks: list[int], wanted: int) -> list[int]:
-        assert len(blocks) == len(set(blocks)) == wanted, "it gives back more or fewer blocks than it should"
+        assert len(blocks) == len(set(blocks)) == wanted, (
+            "it gives back more or fewer blocks than it should"
+        )
         assert set(blocks) <= self.idle, "it evicts a block that is in use"
         self.idle -= set(blocks)
         gone = {self.kept.pop(block) for block in blocks}
-        assert not gone & {self.parents[key] for key in self.kept.values()}, "it evicts what a kept block continues"
+        assert not gone & {self.parents[key] for key in self.kept.values()}, (
+            "it evicts what a kept block continues"
+        )
         return blocks
 
 
@@ -152,11 +179,15 @@ class _Machine(RuleBasedStateMachine):
 
     requests: Bundle[str] = Bundle("requests")
 
-    def __init__(self, build: Callable[[int], PrefixCache | None], windows: Mapping[int, int] = NO_WINDOWS) -> None:
+    def __init__(
+        self, build: Callable[[int], PrefixCache | None], windows: Mapping[int, int] = NO_WINDOWS
+    ) -> None:
         super().__init__()
         self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE, tuple(windows))
         self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, _Watched(_built(build), self.runner), windows)
-        self.scheduler = Scheduler(self.pool, max_model_len=MAX_MODEL_LEN, max_num_seqs=4, max_num_batched_tokens=BUDGET)
+        self.scheduler = Scheduler(
+            self.pool, max_model_len=MAX_MODEL_LEN, max_num_seqs=4, max_num_batched_tokens=BUDGET
+        )
         self.open: dict[str, Request] = {}
         self.output: dict[str, list[int]] = {}
 
@@ -169,9 +200,12 @@ class _Machine(RuleBasedStateMachine):
     )
     def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str) -> str:
         request = Request(
-            id=str(len(self.output)), token_ids=tuple(prompt), params=SamplingParams(max_tokens=max_tokens),
-            priority=priority, cache_salt=salt,
-        )  # fmt: skip
+            id=str(len(self.output)),
+            token_ids=tuple(prompt),
+            params=SamplingParams(max_tokens=max_tokens),
+            priority=priority,
+            cache_salt=salt,
+        )
         self.open[request.id] = request
         self.output[request.id] = []
         self.scheduler.add(request)

@@ -23,16 +23,23 @@ from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 
 SLACK = 8 << 20
-"""Bytes that reading a checkpoint of a few KB may take at most, whatever its damaged headers claim."""
+"""Bytes that reading a checkpoint of a few KB may take at most, whatever its damaged headers
+claim."""
 
-_repeatable = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+_repeatable = settings(
+    deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 
 
 class CheckpointFormatTests(Installed):
     """Set `format` to the name it is registered by, and implement `write`."""
 
     format: ClassVar[str]
-    config: ClassVar[Mapping[str, Any]] = {"architectures": ["ToyForCausalLM"], "hidden_size": 32, "vocab_size": 64}
+    config: ClassVar[Mapping[str, Any]] = {
+        "architectures": ["ToyForCausalLM"],
+        "hidden_size": 32,
+        "vocab_size": 64,
+    }
     architectures: ClassVar[Sequence[Architecture]] = ()
     """Those that a format with names of its own finds its translation in."""
 
@@ -41,11 +48,14 @@ class CheckpointFormatTests(Installed):
         raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is written. Names as Hugging Face's; override where the format translates only those of a real model."""
+        """What is written. Names as Hugging Face's; override where the format translates only those
+        of a real model."""
         generator = torch.Generator().manual_seed(0)
         return {
             "model.embed_tokens.weight": torch.randn(64, 32, generator=generator),
-            "model.layers.0.mlp.down_proj.weight": torch.randn(32, 48, generator=generator).bfloat16(),
+            "model.layers.0.mlp.down_proj.weight": torch.randn(
+                32, 48, generator=generator
+            ).bfloat16(),
             "model.layers.0.mlp.up_proj.weight": torch.randn(48, 32, generator=generator).half(),
             "model.norm.weight": torch.randn(32, generator=generator),
         }
@@ -91,7 +101,9 @@ class CheckpointFormatTests(Installed):
         done = run_python(code, str(written))
         assert done.returncode == 0, done.stderr
 
-    def test_a_truncated_file_is_an_error_that_says_so(self, item: CheckpointFormat, written: Path) -> None:
+    def test_a_truncated_file_is_an_error_that_says_so(
+        self, item: CheckpointFormat, written: Path
+    ) -> None:
         @_repeatable
         @given(st.floats(0, 1, exclude_max=True))
         def run(share: float) -> None:
@@ -105,7 +117,9 @@ class CheckpointFormatTests(Installed):
 
         run()
 
-    def test_damage_anywhere_is_an_error_or_harmless(self, item: CheckpointFormat, written: Path) -> None:
+    def test_damage_anywhere_is_an_error_or_harmless(
+        self, item: CheckpointFormat, written: Path
+    ) -> None:
         """Never another exception, a crash, or memory that only the damaged header asked for."""
 
         @_repeatable
@@ -116,7 +130,9 @@ class CheckpointFormatTests(Installed):
                 content = bytearray(file.read_bytes())
                 # Headers lie at the start: half of the damage goes there.
                 last = data.draw(st.sampled_from([min(600, len(content)), len(content)])) - 1
-                for place in data.draw(st.lists(st.integers(0, last), min_size=1, max_size=4), label="places"):
+                for place in data.draw(
+                    st.lists(st.integers(0, last), min_size=1, max_size=4), label="places"
+                ):
                     content[place] = data.draw(st.integers(0, 255), label="byte")
                 file.write_bytes(content)
                 try:

@@ -14,10 +14,11 @@ from inferno.types import Sampled, Step
 class FakeRunner:
     """Computes steps as a model would and watches the scheduler while doing so.
 
-    A slot of the cache holds the tokens up to its own: what keys and values depend on. When a step's tokens are stored, all
-    slots that they attend to must hold their own prefix: all before them in the blocks, and in the window blocks of each of
-    `windows` those that it reaches. The next token is a hash of all tokens before it, so every sequence has one right
-    continuation: `continuation`.
+    A slot of the cache holds the tokens up to its own: what keys and values depend on. When a
+    step's tokens are stored, all slots that they attend to must hold their own prefix: all before
+    them in the blocks, and in the window blocks of each of `windows` those that it reaches. The
+    next token is a hash of all tokens before it, so every sequence has one right continuation:
+    `continuation`.
     """
 
     block_size: int
@@ -64,10 +65,12 @@ class FakeRunner:
                 written.add(slot)
                 content[slot] = tuple(self._tokens[row][: position + 1])
         for row, start, count, _ in step.slices:
-            for position in range(0 if window is None else max(0, start - window + 1), start + count):
-                assert content.get(self._slot(window, row, position)) == tuple(self._tokens[row][: position + 1]), (
-                    f"row {row} would attend to what another text left at position {position}"
-                )
+            for position in range(
+                0 if window is None else max(0, start - window + 1), start + count
+            ):
+                assert content.get(self._slot(window, row, position)) == tuple(
+                    self._tokens[row][: position + 1]
+                ), f"row {row} would attend to what another text left at position {position}"
 
     def _draw(self, row: int, stop: int) -> int:
         tokens = self._tokens[row]
@@ -76,7 +79,10 @@ class FakeRunner:
         return tokens[-1]
 
     def _slot(self, window: int | None, row: int, position: int) -> int:
-        return self._tables[window, row][position // self.block_size] * self.block_size + position % self.block_size
+        return (
+            self._tables[window, row][position // self.block_size] * self.block_size
+            + position % self.block_size
+        )
 
 
 def next_token(token_ids: Sequence[int], vocab_size: int) -> int:

@@ -1,7 +1,7 @@
 """A GGUF file of a toy model, as llama.cpp's converters would have written it; gguf-py writes it.
 
-Names and keys come from the architecture's own map (`contracts.GgufNames`), turned around; `check_names` holds that map
-against gguf-py's.
+Names and keys come from the architecture's own map (`contracts.GgufNames`), turned around;
+`check_names` holds that map against gguf-py's.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ _NOT_QUANTIZED = ("ffn_gate_inp",)
 
 
 def write_gguf(
-    path: Path, names: GgufNames, config: Mapping[str, Any], tensors: Mapping[str, Tensor], kind: str
+    path: Path,
+    names: GgufNames,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    kind: str,
 ) -> dict[str, Tensor]:
-    """Write `tensors`, named as in the checkpoint, with their matrices as `kind`, F16 or Q8_0. Returns what the file holds, in
-    float32 and under the same names."""
+    """Write `tensors`, named as in the checkpoint, with their matrices as `kind`, F16 or Q8_0.
+    Returns what the file holds, in float32 and under the same names."""
     import gguf
 
     writer = gguf.GGUFWriter(path, names.architecture)
@@ -64,7 +68,9 @@ def gguf_name(names: GgufNames, name: str) -> tuple[str, int | None]:
         if match := re.fullmatch(pattern, name if whole else path):
             found = match.groupdict()
             stored = stored.replace("{n}", found.get("n") or "")
-            return stored if whole else f"{stored}.{part}", int(found["e"]) if "e" in found else None
+            return stored if whole else f"{stored}.{part}", int(
+                found["e"]
+            ) if "e" in found else None
     raise AssertionError(f"{name}: GgufNames.modules has no name for it in a file")
 
 
@@ -76,14 +82,19 @@ def check_names(names: GgufNames) -> Iterator[str]:
     if names.architecture not in known:
         yield f"architecture {names.architecture}"
         return
-    tensors = {gguf.TENSOR_NAMES[t].format(bid="{n}") for t in gguf.MODEL_TENSORS[known[names.architecture]]}
+    tensors = {
+        gguf.TENSOR_NAMES[t].format(bid="{n}")
+        for t in gguf.MODEL_TENSORS[known[names.architecture]]
+    }
     for module in names.modules:
         if module not in tensors and module.rpartition(".")[0] not in tensors:
             yield f"tensor {module}"
     keys = {
-        value.removeprefix("{arch}.") for group in vars(gguf.Keys).values() for value in getattr(group, "__dict__", {}).values()
+        value.removeprefix("{arch}.")
+        for group in vars(gguf.Keys).values()
+        for value in getattr(group, "__dict__", {}).values()
         if isinstance(value, str)
-    }  # fmt: skip
+    }
     for key in (*names.fields.values(), *names.rotary_pairs.values()):
         if key not in keys:
             yield f"key {key}"
@@ -99,10 +110,16 @@ def _write_config(writer: Any, names: GgufNames, config: Mapping[str, Any]) -> N
     rope, prefix = RopeScaling.from_json(config), f"{names.architecture}.rope"
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     _add(writer, f"{prefix}.freq_base", float(rope.rope_theta))
-    if f"{prefix}.dimension_count" not in {f"{names.architecture}.{key}" for key in names.fields.values()}:
+    if f"{prefix}.dimension_count" not in {
+        f"{names.architecture}.{key}" for key in names.fields.values()
+    }:
         _add(writer, f"{prefix}.dimension_count", int(head_dim * rope.partial_rotary_factor))
     if rope.original_max_position_embeddings:
-        _add(writer, f"{prefix}.scaling.original_context_length", rope.original_max_position_embeddings)
+        _add(
+            writer,
+            f"{prefix}.scaling.original_context_length",
+            rope.original_max_position_embeddings,
+        )
     if rope.rope_type in ("linear", "yarn"):
         _add(writer, f"{prefix}.scaling.type", rope.rope_type)
         _add(writer, f"{prefix}.scaling.factor", float(rope.factor))
@@ -166,7 +183,11 @@ def _encode(stored: str, tensor: Tensor, kind: str) -> tuple[tuple[Any, Any], Te
     """What is written, with its type, and the numbers that it stands for."""
     import gguf
 
-    kept = any(name in stored for name in _NOT_QUANTIZED) or not stored.endswith(".weight") or stored.endswith("_norm.weight")
+    kept = (
+        any(name in stored for name in _NOT_QUANTIZED)
+        or not stored.endswith(".weight")
+        or stored.endswith("_norm.weight")
+    )
     if tensor.ndim < 2 or kept or (kind == "Q8_0" and tensor.shape[-1] % 32):
         return (tensor.numpy(), gguf.GGMLQuantizationType.F32), tensor
     numbered = gguf.GGMLQuantizationType[kind]

@@ -1,7 +1,9 @@
-"""What every kernel provider must do: compute what `inferno.nn.ops` says, for any shape, or refuse with a sentence.
+"""What every kernel provider must do: compute what `inferno.nn.ops` says, for any shape, or refuse
+with a sentence.
 
-Suffixes: T tokens, D any width, H heads, C head dim, I inner width, V vocabulary, O rows of a matrix, K its columns. Of routed
-experts: E experts, X experts of a token, N pairs of a token and one of its experts (T · X).
+Suffixes: T tokens, D any width, H heads, C head dim, I inner width, V vocabulary, O rows of a
+matrix, K its columns. Of routed experts: E experts, X experts of a token, N pairs of a token and
+one of its experts (T · X).
 """
 
 from __future__ import annotations
@@ -15,17 +17,27 @@ from torch import Tensor
 
 from inferno import lazy
 from inferno.catalog import Catalog
-from inferno.contracts import COMPUTE_DTYPES, EXPERT_OPS, GROUPED, LINEAR, OPS, DType, KernelNeed, KernelProvider
+from inferno.contracts import (
+    COMPUTE_DTYPES,
+    EXPERT_OPS,
+    GROUPED,
+    LINEAR,
+    OPS,
+    DType,
+    KernelNeed,
+    KernelProvider,
+)
 from inferno.nn import Dense, Weight, ops
 from inferno.testing.installed import Installed
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
-"""Largest difference, in units of the result's largest number: the last bit of each type, and the order of float32 sums."""
+"""Largest difference, in units of the result's largest number: the last bit of each type, and the
+order of float32 sums."""
 
 
 class KernelProviderTests(Installed):
-    """Set `provider` to the name it is registered by. Override `weights` for what its `linear` multiplies beside dense
-    matrices."""
+    """Set `provider` to the name it is registered by. Override `weights` for what its `linear`
+    multiplies beside dense matrices."""
 
     provider: ClassVar[str]
     device: ClassVar[str] = "cpu"
@@ -45,17 +57,23 @@ class KernelProviderTests(Installed):
         assert set(item.ops) <= {LINEAR, GROUPED, *OPS, *EXPERT_OPS}
         for op in (LINEAR, GROUPED, *OPS, *EXPERT_OPS):
             for device in ("cpu", "cuda", "somewhere"):
-                reason = item.refuses(KernelNeed(op=op, dtype="float32", device=device, layout="unheard_of"))
+                reason = item.refuses(
+                    KernelNeed(op=op, dtype="float32", device=device, layout="unheard_of")
+                )
                 assert reason is None or len(reason.split()) > 2
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("rows, width", [(1, 16), (3, 64), (17, 96), (1, 1000), (40, 33)])
     def test_norms(self, item: KernelProvider, dtype: DType, rows: int, width: int) -> None:
-        x_TD, delta_TD, weight_D = (random(*s).to(getattr(torch, dtype)) for s in ((rows, width), (rows, width), (width,)))
+        x_TD, delta_TD, weight_D = (
+            random(*s).to(getattr(torch, dtype)) for s in ((rows, width), (rows, width), (width,))
+        )
         if norm := self._op(item, "rms_norm", dtype):
             assert_close(norm(x_TD, weight_D, 1e-6), ops.rms_norm(x_TD, weight_D, 1e-6), dtype)
             wide_TD = random(rows, 3 * width).to(x_TD.dtype)[:, width : 2 * width]
-            assert_close(norm(wide_TD, weight_D, 1e-6), ops.rms_norm(wide_TD, weight_D, 1e-6), dtype)
+            assert_close(
+                norm(wide_TD, weight_D, 1e-6), ops.rms_norm(wide_TD, weight_D, 1e-6), dtype
+            )
         if add_norm := self._op(item, "add_rms_norm", dtype):
             before, args = x_TD.clone(), (x_TD, delta_TD, weight_D, 1e-5)
             for ours, theirs in zip(add_norm(*args), ops.add_rms_norm(*args), strict=True):
@@ -63,8 +81,12 @@ class KernelProviderTests(Installed):
             assert torch.equal(x_TD, before), "inputs are not changed"
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-    @pytest.mark.parametrize("shape", [(1, 4, 64, 32), (5, 3, 128, 64), (7, 2, 80, 16), (20, 1, 96, 48)])
-    def test_norm_rope(self, item: KernelProvider, dtype: DType, shape: tuple[int, int, int, int]) -> None:
+    @pytest.mark.parametrize(
+        "shape", [(1, 4, 64, 32), (5, 3, 128, 64), (7, 2, 80, 16), (20, 1, 96, 48)]
+    )
+    def test_norm_rope(
+        self, item: KernelProvider, dtype: DType, shape: tuple[int, int, int, int]
+    ) -> None:
         tokens, heads, head_dim, pairs = shape
         if (run := self._op(item, "norm_rope", dtype)) is None:
             return
@@ -77,7 +99,9 @@ class KernelProviderTests(Installed):
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("tokens, width", [(1, 16), (3, 100), (33, 48)])
-    def test_silu_mul_gather_argmax(self, item: KernelProvider, dtype: DType, tokens: int, width: int) -> None:
+    def test_silu_mul_gather_argmax(
+        self, item: KernelProvider, dtype: DType, tokens: int, width: int
+    ) -> None:
         both = (4 * random(tokens, 2 * width)).to(getattr(torch, dtype))
         gate_TI, up_TI = both[:, :width], both[:, width:]
         if run := self._op(item, "silu_mul", dtype):
@@ -111,7 +135,9 @@ class KernelProviderTests(Installed):
                 assert_close(ours.matmul(x_TK), wanted, dtype if exact else "bfloat16", ulps=ulps)
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-    def test_linears_that_share_their_input_become_one(self, item: KernelProvider, dtype: DType) -> None:
+    def test_linears_that_share_their_input_become_one(
+        self, item: KernelProvider, dtype: DType
+    ) -> None:
         parts = [[*self.weights(rows, 256, getattr(torch, dtype))] for rows in (48, 16, 33)]
         x_TK = random(5, 256).to(getattr(torch, dtype))
         for stacked in zip(*parts, strict=True):
@@ -121,7 +147,9 @@ class KernelProviderTests(Installed):
             whole = item.ops[LINEAR](*stacked)
             if whole is not None:
                 assert tuple(whole.shape) == (97, 256)
-                assert torch.equal(whole.matmul(x_TK), torch.cat([w.matmul(x_TK) for w in each], -1))
+                assert torch.equal(
+                    whole.matmul(x_TK), torch.cat([w.matmul(x_TK) for w in each], -1)
+                )
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("counts", [[1], [0, 2, 0, 1], [3, 17, 0, 9, 40], [0, 0]])
@@ -135,38 +163,67 @@ class KernelProviderTests(Installed):
             dense_OK = weight.rows(torch.arange(rows * count))
             ours = item.ops[GROUPED](weight)
             assert ours is not None and tuple(ours.shape) == (rows * count, columns)
-            x_NK, bias_O = (random(*s).to(dense_OK.dtype) for s in ((sum(counts), 2 * columns), (rows * count,)))
+            x_NK, bias_O = (
+                random(*s).to(dense_OK.dtype) for s in ((sum(counts), 2 * columns), (rows * count,))
+            )
             x_NK = x_NK[:, columns:]
-            parts = zip(torch.split(x_NK.double(), counts), dense_OK.double().chunk(count), strict=True)
+            parts = zip(
+                torch.split(x_NK.double(), counts), dense_OK.double().chunk(count), strict=True
+            )
             wanted = torch.cat([part @ matrix.T for part, matrix in parts])
-            biases = bias_O.double().view(count, rows).repeat_interleave(torch.tensor(counts), dim=0)
+            biases = (
+                bias_O.double().view(count, rows).repeat_interleave(torch.tensor(counts), dim=0)
+            )
             exact = weight.layout in COMPUTE_DTYPES
             for bias, expected in ((None, wanted), (bias_O, wanted + biases)):
-                y_NO, ulps = ours.grouped(x_NK, starts_E1, bias), 1 if exact else self.linear_tolerance
-                assert_close(y_NO, expected.to(x_NK.dtype), dtype if exact else "bfloat16", ulps=ulps)
+                y_NO, ulps = (
+                    ours.grouped(x_NK, starts_E1, bias),
+                    1 if exact else self.linear_tolerance,
+                )
+                assert_close(
+                    y_NO, expected.to(x_NK.dtype), dtype if exact else "bfloat16", ulps=ulps
+                )
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-    @pytest.mark.parametrize("tokens, width, count, top", [(0, 64, 8, 2), (1, 2048, 128, 8), (5, 33, 7, 7), (90, 100, 60, 4)])
-    def test_routing(self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int) -> None:
+    @pytest.mark.parametrize(
+        "tokens, width, count, top",
+        [(0, 64, 8, 2), (1, 2048, 128, 8), (5, 33, 7, 7), (90, 100, 60, 4)],
+    )
+    def test_routing(
+        self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int
+    ) -> None:
         if (run := self._op(item, "route", dtype)) is None:
             return
         x_TD = random(tokens, width + 9).to(getattr(torch, dtype))[:, 4:-5]
-        weight_ED, bias_E, correction_E = random(count, width) / width**0.5, random(count), random(count + 1)[1:]
+        weight_ED, bias_E, correction_E = (
+            random(count, width) / width**0.5,
+            random(count),
+            random(count + 1)[1:],
+        )
         for sigmoid, normalize in ((False, False), (False, True), (True, True)):
             for bias, correction in ((None, None), (bias_E, None), (None, correction_E)):
-                experts_TX, weights_TX = run(x_TD, weight_ED, bias, correction, top, sigmoid, normalize, 1.5)
+                experts_TX, weights_TX = run(
+                    x_TD, weight_ED, bias, correction, top, sigmoid, normalize, 1.5
+                )
                 assert experts_TX.dtype == torch.int64 and experts_TX.shape == (tokens, top)
                 assert all(len(set(row)) == top for row in experts_TX.tolist()), "an expert once"
                 # Not by number: two that differ in the last bit may change places.
                 scores_TE = ops.scores(x_TD, weight_ED, bias, sigmoid)
                 choice_TE = scores_TE if correction is None else scores_TE + correction
-                torch.testing.assert_close(choice_TE.gather(1, experts_TX), choice_TE.topk(top).values, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(
+                    choice_TE.gather(1, experts_TX),
+                    choice_TE.topk(top).values,
+                    rtol=1e-5,
+                    atol=1e-6,
+                )
                 wanted = ops.weights(scores_TE, experts_TX, normalize, 1.5)
                 torch.testing.assert_close(weights_TX, wanted, rtol=2e-5, atol=1e-6)
 
     @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
     @pytest.mark.parametrize("sigmoid", [False, True])
-    def test_a_token_that_is_not_finite_is_routed_alone(self, item: KernelProvider, sigmoid: bool, bad: float) -> None:
+    def test_a_token_that_is_not_finite_is_routed_alone(
+        self, item: KernelProvider, sigmoid: bool, bad: float
+    ) -> None:
         if (run := self._op(item, "route", "float32")) is None:
             return
         x_TD, weight_ED = random(3, 64), random(20, 64)
@@ -179,21 +236,36 @@ class KernelProviderTests(Installed):
             assert torch.equal(whole[::2], now[::2])
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
-    @pytest.mark.parametrize("tokens, width, count, top", [(0, 16, 4, 2), (1, 100, 128, 8), (50, 7, 7, 3), (3, 2049, 1, 1)])
-    def test_rows_by_expert(self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int) -> None:
+    @pytest.mark.parametrize(
+        "tokens, width, count, top",
+        [(0, 16, 4, 2), (1, 100, 128, 8), (50, 7, 7, 3), (3, 2049, 1, 1)],
+    )
+    def test_rows_by_expert(
+        self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int
+    ) -> None:
         experts_TX = random(tokens, count).topk(top).indices
         if run := self._op(item, "dispatch", dtype):
             for picked_TX in (experts_TX, experts_TX[::2], experts_TX.flip(1).T.contiguous().T):
-                for ours, theirs in zip(run(picked_TX, count), ops.dispatch(picked_TX, count), strict=True):
+                for ours, theirs in zip(
+                    run(picked_TX, count), ops.dispatch(picked_TX, count), strict=True
+                ):
                     assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
         if run := self._op(item, "combine", dtype):
-            y_ND, weights_TX = random(tokens * top, width + 3).to(getattr(torch, dtype))[:, 2:-1], random(tokens, top)
+            y_ND, weights_TX = (
+                random(tokens * top, width + 3).to(getattr(torch, dtype))[:, 2:-1],
+                random(tokens, top),
+            )
             places_TX = ops.dispatch(experts_TX, count)[2]
             for weights in (weights_TX, weights_TX.T.contiguous().T):
-                assert_close(run(y_ND, places_TX, weights), ops.combine(y_ND, places_TX, weights), dtype)
+                assert_close(
+                    run(y_ND, places_TX, weights), ops.combine(y_ND, places_TX, weights), dtype
+                )
 
     def _refused(self, item: KernelProvider, op: str, dtype: DType, layout: str = "") -> bool:
-        return item.refuses(KernelNeed(op=op, dtype=dtype, device=self.device, layout=layout)) is not None
+        return (
+            item.refuses(KernelNeed(op=op, dtype=dtype, device=self.device, layout=layout))
+            is not None
+        )
 
     def _op(self, item: KernelProvider, op: str, dtype: DType):  # type: ignore[no-untyped-def]  # each op its own signature
         if op not in item.ops or self._refused(item, op, dtype):

@@ -1,4 +1,5 @@
-"""What every quantization scheme must do: compute with the numbers that its tensors stand for, and refuse those that it cannot.
+"""What every quantization scheme must do: compute with the numbers that its tensors stand for, and
+refuse those that it cannot.
 
 Suffixes: O rows, I columns, T tokens, N rows of all experts, E1 experts + 1.
 """
@@ -27,15 +28,18 @@ Parts = Mapping[str, Tensor]
 
 DTYPES = ("float32", "bfloat16")
 _SUMS = {"float32": 5.0, "bfloat16": 1.0}
-"""How far products may be off, in units of `assert_close`: sums of many float32 products, in any order."""
+"""How far products may be off, in units of `assert_close`: sums of many float32 products, in any
+order."""
 _LOST = 0.15
-"""Root mean square of what packing a matrix of normal numbers may lose, in units of theirs: 4 bits lose about half of it."""
+"""Root mean square of what packing a matrix of normal numbers may lose, in units of theirs: 4 bits
+lose about half of it."""
 
 
 class QuantSchemeTests(Installed):
-    """Set `scheme` to the name it is registered by, `quant_config` where it needs one, and implement `parts` and `dense`. The
-    latter is the reference: take it from whoever defined the format, or write it number by number, not with the plugin's code.
-    Where not every shape can be stored, or others are of interest, set `shapes`.
+    """Set `scheme` to the name it is registered by, `quant_config` where it needs one, and
+    implement `parts` and `dense`. The latter is the reference: take it from whoever defined the
+    format, or write it number by number, not with the plugin's code. Where not every shape can be
+    stored, or others are of interest, set `shapes`.
     """
 
     scheme: ClassVar[str]
@@ -44,8 +48,8 @@ class QuantSchemeTests(Installed):
     """Rows and columns of the matrices that are tried."""
 
     def parts(self, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
-        """A random matrix of that shape as checkpoints store it, under the names its module's tensors have there. All of its
-        numbers are finite."""
+        """A random matrix of that shape as checkpoints store it, under the names its module's
+        tensors have there. All of its numbers are finite."""
         raise NotImplementedError
 
     def dense(self, parts: Parts) -> Tensor:
@@ -57,23 +61,32 @@ class QuantSchemeTests(Installed):
     def item(cls, catalog: Catalog) -> QuantScheme:
         return catalog.named(QuantScheme, cls.scheme).item
 
-    # --- whose a matrix is, and what it takes ---------------------------------------------------------------------
+    # --- whose a matrix is, and what it takes -----------------------------------------------------
 
-    def test_the_catalog_finds_it_by_its_parts_and_by_nothing_else(self, item: QuantScheme, catalog: Catalog) -> None:
+    def test_the_catalog_finds_it_by_its_parts_and_by_nothing_else(
+        self, item: QuantScheme, catalog: Catalog
+    ) -> None:
         infos = _infos(self._parts(0))
         assert catalog.scheme_of(infos, self.quant_config, "a").item.name == self.scheme
         one = next(iter(infos.values()))
-        assert not item.owns({**infos, "unheard_of": one}, self.quant_config), "what it does not know would be ignored"
-        assert not item.owns({}, self.quant_config) and not item.owns({"unheard_of": one}, self.quant_config)
+        assert not item.owns({**infos, "unheard_of": one}, self.quant_config), (
+            "what it does not know would be ignored"
+        )
+        assert not item.owns({}, self.quant_config) and not item.owns(
+            {"unheard_of": one}, self.quant_config
+        )
         plain = {"weight": TensorInfo("float32", (8, 8), 256)}
-        assert set(infos) == {"weight"} or not item.owns(plain, self.quant_config), "plain matrices are not its own"
+        assert set(infos) == {"weight"} or not item.owns(plain, self.quant_config), (
+            "plain matrices are not its own"
+        )
 
     def test_plans_need_no_torch(self) -> None:
         code = (
             "import json, sys; from inferno.catalog import load_catalog\n"
             "from inferno.contracts import QuantScheme, TensorInfo\n"
             "stored, config = json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
-            "parts = {name: TensorInfo(d, tuple(shape), nbytes) for name, (d, shape, nbytes) in stored.items()}\n"
+            "parts = {name: TensorInfo(d, tuple(shape), nbytes) for name, (d, shape, nbytes) "
+            "in stored.items()}\n"
             "item = load_catalog().named(QuantScheme, sys.argv[1]).item\n"
             "assert item.owns(parts, config) and item.nbytes(parts, 'bfloat16') > 0\n"
             "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
@@ -84,7 +97,8 @@ class QuantSchemeTests(Installed):
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_it_holds_what_it_says(self, item: QuantScheme, dtype: str) -> None:
-        """Bytes in memory, the layout that kernels are asked for, and nothing that would stay behind on another device."""
+        """Bytes in memory, the layout that kernels are asked for, and nothing that would stay
+        behind on another device."""
         for rows, columns in self.shapes:
             parts = self.parts(rows, columns, 0)
             weight = self._load(item, parts, dtype)
@@ -92,12 +106,16 @@ class QuantSchemeTests(Installed):
             assert weight.layout == (item.layout or dtype)
             held = sum(tensor.nbytes for tensor in (*weight.buffers(), *weight.parameters()))
             assert item.nbytes(_infos(parts), dtype) == held
-            assert not [name for name, value in vars(weight).items() if isinstance(value, Tensor)], "register it as a buffer"
+            assert not [
+                name for name, value in vars(weight).items() if isinstance(value, Tensor)
+            ], "register it as a buffer"
 
-    # --- the numbers ----------------------------------------------------------------------------------------------
+    # --- the numbers ------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_rows_are_those_of_the_matrix_it_stands_for(self, item: QuantScheme, dtype: str) -> None:
+    def test_rows_are_those_of_the_matrix_it_stands_for(
+        self, item: QuantScheme, dtype: str
+    ) -> None:
         for parts, dense_OI in self._matrices(dtype):
             weight = self._load(item, parts, dtype)
             every_O = torch.arange(len(dense_OI))
@@ -105,7 +123,9 @@ class QuantSchemeTests(Installed):
                 assert_close(weight.rows(ids_T), dense_OI[ids_T], dtype, ulps=0.5)
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_products_are_those_of_the_matrix_it_stands_for(self, item: QuantScheme, dtype: str) -> None:
+    def test_products_are_those_of_the_matrix_it_stands_for(
+        self, item: QuantScheme, dtype: str
+    ) -> None:
         """Before and after it settles."""
         for parts, dense_OI in self._matrices(dtype):
             weight = self._load(item, parts, dtype)
@@ -122,16 +142,33 @@ class QuantSchemeTests(Installed):
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("counts", [(2, 0, 1), (30, 0, 28), (0, 0, 0)])
-    def test_experts_are_multiplied_group_by_group(self, item: QuantScheme, dtype: str, counts: tuple[int, ...]) -> None:
-        """As many matrices of one shape, one below the other, each with rows of its own: few, many, none."""
+    def test_experts_are_multiplied_group_by_group(
+        self, item: QuantScheme, dtype: str, counts: tuple[int, ...]
+    ) -> None:
+        """As many matrices of one shape, one below the other, each with rows of its own: few, many,
+        none."""
         for rows, columns in self.shapes:
             parts = self.parts(rows * len(counts), columns, 0)
-            weight, dense_OI = self._load(item, parts, dtype), self.dense(parts).to(getattr(torch, dtype))
-            x_NI, bias_O = random(sum(counts), columns).to(dense_OI.dtype), random(len(dense_OI)).to(dense_OI.dtype)
+            weight, dense_OI = (
+                self._load(item, parts, dtype),
+                self.dense(parts).to(getattr(torch, dtype)),
+            )
+            x_NI, bias_O = (
+                random(sum(counts), columns).to(dense_OI.dtype),
+                random(len(dense_OI)).to(dense_OI.dtype),
+            )
             starts_E1 = torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)
-            each = zip(torch.split(x_NI.double(), list(counts)), torch.split(dense_OI.double(), rows), strict=True)
+            each = zip(
+                torch.split(x_NI.double(), list(counts)),
+                torch.split(dense_OI.double(), rows),
+                strict=True,
+            )
             wanted_NO = torch.cat([x @ matrix.T for x, matrix in each])
-            bias_NO = bias_O.double().view(len(counts), rows).repeat_interleave(torch.tensor(counts), dim=0)
+            bias_NO = (
+                bias_O.double()
+                .view(len(counts), rows)
+                .repeat_interleave(torch.tensor(counts), dim=0)
+            )
             _assert_product(weight.grouped(x_NI, starts_E1), wanted_NO, dtype)
             _assert_product(weight.grouped(x_NI, starts_E1, bias_O), wanted_NO + bias_NO, dtype)
 
@@ -146,18 +183,22 @@ class QuantSchemeTests(Installed):
         _assert_product(ours.matmul(x_TI), theirs.matmul(x_TI).double(), "float32")
         assert all(_same_bytes(part, before[name]) for name, part in parts.items())
 
-    # --- what becomes of a weight ---------------------------------------------------------------------------------
+    # --- what becomes of a weight -----------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_a_stack_has_the_rows_of_all(self, item: QuantScheme, dtype: str) -> None:
         (rows, columns), *_ = self.shapes
-        several = [self.parts(count, columns, seed) for seed, count in enumerate((rows, 2 * rows, rows))]
+        several = [
+            self.parts(count, columns, seed) for seed, count in enumerate((rows, 2 * rows, rows))
+        ]
         first, *others = (self._load(item, parts, dtype) for parts in several)
         stacked = first.concatenate(others)
         if stacked is None:
             pytest.skip("it does not stack")
         assert stacked.shape == (4 * rows, columns) and stacked.layout == first.layout
-        each = torch.cat([weight.rows(torch.arange(weight.shape[0])) for weight in (first, *others)])
+        each = torch.cat(
+            [weight.rows(torch.arange(weight.shape[0])) for weight in (first, *others)]
+        )
         assert torch.equal(stacked.rows(torch.arange(4 * rows)), each)
         x_TI = random(5, columns).to(each.dtype)
         _assert_product(stacked.matmul(x_TI), x_TI.double() @ each.double().T, dtype)
@@ -168,7 +209,9 @@ class QuantSchemeTests(Installed):
         other = Weight()
         other.shape, other.layout = weight.shape, weight.layout
         assert weight.concatenate([other]) is None, "it knows nothing of another's weights"
-        assert weight.concatenate([self._load(item, parts, "bfloat16")]) is None, "of which type would its rows be?"
+        assert weight.concatenate([self._load(item, parts, "bfloat16")]) is None, (
+            "of which type would its rows be?"
+        )
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_packing_keeps_the_numbers(self, item: QuantScheme, dtype: str) -> None:
@@ -194,25 +237,38 @@ class QuantSchemeTests(Installed):
             except InfernoError as error:
                 assert error.cause and error.remedy
 
-    # --- damage ---------------------------------------------------------------------------------------------------
+    # --- damage -----------------------------------------------------------------------------------
 
     def test_damaged_parts_are_refused_or_harmless(self, item: QuantScheme) -> None:
-        """By `owns`, or by an error with a remedy; what loads must be a matrix, of whatever shape: that is compared later."""
+        """By `owns`, or by an error with a remedy; what loads must be a matrix, of whatever shape:
+        that is compared later."""
         parts = self._parts(0)
         for name, part in parts.items():
             for what, damaged in _damages(part):
                 self._try(item, {**parts, name: damaged}, self.quant_config, f"{name} {what}")
-            self._try(item, {n: p for n, p in parts.items() if n != name}, self.quant_config, f"{name} missing")
+            self._try(
+                item,
+                {n: p for n, p in parts.items() if n != name},
+                self.quant_config,
+                f"{name} missing",
+            )
 
-    def test_a_config_that_says_something_else_is_refused_or_harmless(self, item: QuantScheme) -> None:
+    def test_a_config_that_says_something_else_is_refused_or_harmless(
+        self, item: QuantScheme
+    ) -> None:
         for key in self.quant_config:
             for value in (None, 0, -1, 7, "odd", [], [0, 0], [1, 2, 3], {}, {"odd": 1}):
-                self._try(item, self._parts(0), {**self.quant_config, key: value}, f"{key}: {value}")
+                self._try(
+                    item, self._parts(0), {**self.quant_config, key: value}, f"{key}: {value}"
+                )
 
-    def _try(self, item: QuantScheme, parts: Parts, quant_config: Mapping[str, Any], what: str) -> None:
+    def _try(
+        self, item: QuantScheme, parts: Parts, quant_config: Mapping[str, Any], what: str
+    ) -> None:
         infos = _infos(parts)
         if set(parts) == {"weight"} and parts["weight"].ndim != 2:
-            return  # a part of that name has the matrix's own shape: the loader has compared it before
+            # a part of that name has the matrix's own shape: the loader has compared it before
+            return
         if not item.owns(infos, quant_config):
             return
         try:
@@ -233,7 +289,9 @@ class QuantSchemeTests(Installed):
         for seed, (rows, columns) in enumerate(self.shapes):
             parts = self.parts(rows, columns, seed)
             dense_OI = self.dense(parts)
-            assert tuple(dense_OI.shape) == (rows, columns) and dense_OI.isfinite().all(), "`parts` and `dense` promise it"
+            assert tuple(dense_OI.shape) == (rows, columns) and dense_OI.isfinite().all(), (
+                "`parts` and `dense` promise it"
+            )
             yield parts, dense_OI.to(getattr(torch, dtype))
 
     def _load(self, item: QuantScheme, parts: Parts, dtype: str) -> Weight:
@@ -244,14 +302,20 @@ class QuantSchemeTests(Installed):
 
 def _infos(parts: Parts) -> dict[str, TensorInfo]:
     """As a checkpoint's header tells them."""
-    return {n: TensorInfo(str(p.dtype).removeprefix("torch."), tuple(p.shape), p.nbytes) for n, p in parts.items()}
+    return {
+        n: TensorInfo(str(p.dtype).removeprefix("torch."), tuple(p.shape), p.nbytes)
+        for n, p in parts.items()
+    }
 
 
 def _damages(part: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Of another shape or type than it should be."""
     yield "without its last row", part[:-1]
     yield "without rows", part[:0]
-    yield "with a row more", torch.cat([part.view(torch.uint8), part[-1:].view(torch.uint8)]).view(part.dtype)
+    yield (
+        "with a row more",
+        torch.cat([part.view(torch.uint8), part[-1:].view(torch.uint8)]).view(part.dtype),
+    )
     yield "without its last column", part[..., :-1]
     yield "without columns", part[..., :0]
     yield "in one dimension more", part[None]

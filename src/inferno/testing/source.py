@@ -1,4 +1,5 @@
-"""What every source must do: name what it has without a network, fetch it, and say so when it cannot."""
+"""What every source must do: name what it has without a network, fetch it, and say so when it
+cannot."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ from inferno.testing.tiny import run_python
 
 
 class SourceTests(Installed):
-    """Set `source` to the name it is registered by, and implement the fixture `ref`: it makes a model that the source can
-    fetch, with a stand-in for a server where there is one, and returns its reference.
+    """Set `source` to the name it is registered by, and implement the fixture `ref`: it makes a
+    model that the source can fetch, with a stand-in for a server where there is one, and returns
+    its reference.
     """
 
     source: ClassVar[str]
     missing: ClassVar[str | None] = None
-    """A reference of the right form that names nothing; None where every reference of its form is there."""
+    """A reference of the right form that names nothing; None where every reference of its form is
+    there."""
     foreign: ClassVar[Sequence[str]] = ()
     """References of other forms."""
 
@@ -37,7 +40,9 @@ class SourceTests(Installed):
     def item(cls, catalog: Catalog) -> Source:
         return catalog.named(Source, cls.source).item
 
-    def test_the_catalog_finds_it_by_the_reference(self, item: Source, catalog: Catalog, ref: str) -> None:
+    def test_the_catalog_finds_it_by_the_reference(
+        self, item: Source, catalog: Catalog, ref: str
+    ) -> None:
         assert catalog.source_of(ref).item.name == self.source
         assert item.describe, "errors say what its references look like"
         for other in ("", *self.foreign):
@@ -48,13 +53,17 @@ class SourceTests(Installed):
         assert isinstance(path, Path) and path.exists()
         assert item.fetch(ref, FetchOptions()) == path
 
-    def test_what_was_fetched_needs_no_network(self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_was_fetched_needs_no_network(
+        self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = item.fetch(ref, FetchOptions())
         asked = _cut_off(monkeypatch)
         assert item.fetch(ref, FetchOptions(offline=True)) == path
         assert not asked
 
-    def test_matching_and_listing_ask_no_network(self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_matching_and_listing_ask_no_network(
+        self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """And what is listed is there."""
         item.fetch(ref, FetchOptions())
         asked = _cut_off(monkeypatch)
@@ -83,7 +92,8 @@ class SourceTests(Installed):
 
     def test_fetching_imports_no_torch(self, ref: str) -> None:
         code = (
-            "import sys; from inferno.catalog import load_catalog; from inferno.contracts import FetchOptions, Source\n"
+            "import sys; from inferno.catalog import load_catalog; from inferno.contracts "
+            "import FetchOptions, Source\n"
             "item = load_catalog().named(Source, sys.argv[1]).item\n"
             "assert item.matches(sys.argv[2])\n"
             "item.list(); item.fetch(sys.argv[2], FetchOptions())\n"
@@ -94,7 +104,8 @@ class SourceTests(Installed):
 
 
 def _cut_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """From now on there is no network, on open connections neither. Returns what was tried, as it comes."""
+    """From now on there is no network, on open connections neither. Returns what was tried, as it
+    comes."""
     asked: list[str] = []
 
     def cut(owner: Any, name: str) -> None:

@@ -46,13 +46,21 @@ class Toy:
 
     def engine(self) -> Engine:
         plan = self.plan
-        policy = load_catalog(disable=plan.disable, only=plan.only).cache_policy(plan.cache_policy).item
-        pool = BlockPool(plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks)
+        policy = (
+            load_catalog(disable=plan.disable, only=plan.only).cache_policy(plan.cache_policy).item
+        )
+        pool = BlockPool(
+            plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks
+        )
         return Engine(plan, scheduler_of(plan, pool), Recorder(self.model, plan))
 
     def cache(self) -> list[Tensor]:
         """The tensors of a fresh cache."""
-        return [tensor for layer in Recorder(self.model, self.plan)._cache.layers for tensor in layer.values()]
+        return [
+            tensor
+            for layer in Recorder(self.model, self.plan)._cache.layers
+            for tensor in layer.values()
+        ]
 
 
 class Recorder(ModelRunner):
@@ -80,7 +88,8 @@ class Recorder(ModelRunner):
 def generate(
     toy: Toy, prompts: Sequence[Sequence[int]], max_tokens: int = 1, *, engine: Engine | None = None
 ) -> list[Outcome]:
-    """Greedy tokens and their logits for all prompts at once. Checks the scheduler's invariants after every step.
+    """Greedy tokens and their logits for all prompts at once. Checks the scheduler's invariants
+    after every step.
 
     An `engine` of the toy's keeps its prefix cache from one call to the next.
     """
@@ -99,26 +108,32 @@ def generate(
             cached.setdefault(token.request_id, token.num_cached)
         engine.check()
     return [
-        Outcome(tuple(token_ids[i]), torch.stack(recorder.seen[i]), cached[i], engine.stats()) for i in token_ids
+        Outcome(tuple(token_ids[i]), torch.stack(recorder.seen[i]), cached[i], engine.stats())
+        for i in token_ids
     ]
 
 
 def torch_only() -> Catalog:
-    """What is installed, less the plugins with kernels: those may round activations to 8 bits, as llama.cpp does."""
+    """What is installed, less the plugins with kernels: those may round activations to 8 bits, as
+    llama.cpp does."""
     installed = load_catalog()
-    return load_catalog(disable=[plugin.name for plugin in installed.plugins if "inferno_kernels" in plugin.offers])
+    return load_catalog(
+        disable=[plugin.name for plugin in installed.plugins if "inferno_kernels" in plugin.offers]
+    )
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:
-    """Random weights that leave nothing out: biases are not zero, norms not one. All are bfloat16 numbers, so that a model
-    computes with the same weights in float32 and in bfloat16."""
+    """Random weights that leave nothing out: biases are not zero, norms not one. All are bfloat16
+    numbers, so that a model computes with the same weights in float32 and in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for param in model.state_dict(keep_vars=True).values():
             if not param.is_floating_point():
                 continue
             noise = torch.randn(param.shape, generator=generator)
-            value = noise * param.shape[-1] ** -0.5 if param.ndim > 1 else param.float() + 0.2 * noise
+            value = (
+                noise * param.shape[-1] ** -0.5 if param.ndim > 1 else param.float() + 0.2 * noise
+            )
             param.copy_(value.bfloat16())
 
 
@@ -131,4 +146,6 @@ def ragged_prompts(vocab_size: int, lengths: Sequence[int] = (1, 5, 16, 17, 70))
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The code in a fresh interpreter that sees what this one sees."""
     env: Mapping[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env
+    )

@@ -1,4 +1,5 @@
-"""Between text and token ids: tokenizer, chat template, incremental detokenizer. Imports no torch."""
+"""Between text and token ids: tokenizer, chat template, incremental detokenizer. Imports no
+torch."""
 
 from __future__ import annotations
 

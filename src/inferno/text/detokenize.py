@@ -35,12 +35,12 @@ class _StopString:
 class TextStream:
     """One output's text, incrementally. Any grouping of the ids gives the same text.
 
-    With `continues` the ids go on from a prompt: then a SentencePiece tokenizer's first space stays. Without, the
-    whole text is `Tokenizer.decode` of the ids; only of ill-formed byte-fallback runs it keeps the good characters,
-    which a stream has sent before it can know.
+    With `continues` the ids go on from a prompt: then a SentencePiece tokenizer's first space
+    stays. Without, the whole text is `Tokenizer.decode` of the ids; only of ill-formed
+    byte-fallback runs it keeps the good characters, which a stream has sent before it can know.
 
-    The stop string that ends first wins, the longest of those that end together. `min_tokens` ids pass
-    before any is looked for.
+    The stop string that ends first wins, the longest of those that end together. `min_tokens` ids
+    pass before any is looked for.
     """
 
     def __init__(
@@ -56,7 +56,11 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stops = [_StopString(s) for s in stop]
         self._unwatched = min_tokens
-        self._include_stop, self._skip_special, self._continues = include_stop, skip_special_tokens, continues
+        self._include_stop, self._skip_special, self._continues = (
+            include_stop,
+            skip_special_tokens,
+            continues,
+        )
         # Holds the bytes of an unfinished character; ill-formed ones become U+FFFD.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""

@@ -15,9 +15,12 @@ _RESERVED = {"conversations", "messages", "chat_template", "return_assistant_tok
 
 
 class ChatTemplate:
-    """One or several named Jinja templates. Rendering is transformers' own, in a sandbox, and imports no torch."""
+    """One or several named Jinja templates. Rendering is transformers' own, in a sandbox, and
+    imports no torch."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
+    ) -> None:
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens or {})
 
@@ -27,8 +30,14 @@ class ChatTemplate:
         source: Any = assets.chat_template or assets.tokenizer_config.get("chat_template")
         if override is not None:
             source = _read(override)
-        tokens = {name: special_token(assets.tokenizer_config, name) for name in assets.tokenizer_config}
-        named = {name: token for name, token in tokens.items() if token is not None and name.endswith("_token")}
+        tokens = {
+            name: special_token(assets.tokenizer_config, name) for name in assets.tokenizer_config
+        }
+        named = {
+            name: token
+            for name, token in tokens.items()
+            if token is not None and name.endswith("_token")
+        }
         return cls(_by_name(source), named)
 
     @property
@@ -36,11 +45,13 @@ class ChatTemplate:
         return bool(self._sources)
 
     def source(self, *, tools: bool = False) -> str:
-        """The Jinja source used for conversations with or without tools. Raises RequestError where there is none."""
+        """The Jinja source used for conversations with or without tools. Raises RequestError where
+        there is none."""
         if not self._sources:
             raise RequestError(
                 "this model has no chat template",
-                "Send a text prompt to /v1/completions or generate(), or give a template: --chat-template FILE",
+                "Send a text prompt to /v1/completions or generate(), or give a template: "
+                "--chat-template FILE",
                 param="messages",
             )
         wanted = "tool_use" if tools and "tool_use" in self._sources else "default"
@@ -55,7 +66,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """The prompt. `kwargs` are the template's own variables (`enable_thinking`), and `continue_final_message`.
+        """The prompt. `kwargs` are the template's own variables (`enable_thinking`), and
+        `continue_final_message`.
 
         Raises RequestError with the template's own message when it refuses the conversation."""
         source = self.source(tools=bool(tools))
@@ -64,21 +76,29 @@ class ChatTemplate:
         reserved = sorted(_RESERVED & kwargs.keys())
         if reserved:
             raise RequestError(
-                f"{reserved[0]} is no template variable", "Leave it out.", param=f"chat_template_kwargs.{reserved[0]}"
+                f"{reserved[0]} is no template variable",
+                "Leave it out.",
+                param=f"chat_template_kwargs.{reserved[0]}",
             )
         plain = [_plain(m, keep_developer="developer" in source) for m in messages]
         options = self._special_tokens | {"add_generation_prompt": add_generation_prompt} | kwargs
         return _render(source, plain, [dict(t) for t in tools] if tools else None, options)
 
 
-def _render(source: str, messages: list[dict[str, Any]], tools: Any, options: dict[str, Any]) -> str:
+def _render(
+    source: str, messages: list[dict[str, Any]], tools: Any, options: dict[str, Any]
+) -> str:
     import jinja2
-    from transformers.utils.chat_template_utils import render_jinja_template  # compiles once, caches
+    from transformers.utils.chat_template_utils import (
+        render_jinja_template,
+    )  # compiles once, caches
 
     if options.get("continue_final_message"):
         options = options | {"add_generation_prompt": False}
     try:
-        texts: Any = render_jinja_template([messages], tools=tools, chat_template=source, **options)[0]
+        texts: Any = render_jinja_template(
+            [messages], tools=tools, chat_template=source, **options
+        )[0]
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(
             f"the chat template does not compile, line {error.lineno}: {error.message}",
@@ -95,10 +115,13 @@ def _render(source: str, messages: list[dict[str, Any]], tools: Any, options: di
 
 
 def _plain(message: Mapping[str, Any], *, keep_developer: bool) -> dict[str, Any]:
-    """A message as templates expect it: text content, tool arguments as objects, a role they know."""
+    """A message as templates expect it: text content, tool arguments as objects, a role they
+    know."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(
-            "a message is no object with a role", 'Send {"role": ..., "content": ...}.', param="messages"
+            "a message is no object with a role",
+            'Send {"role": ..., "content": ...}.',
+            param="messages",
         )
     plain = dict(message)
     content = plain.get("content")
@@ -108,7 +131,10 @@ def _plain(message: Mapping[str, Any], *, keep_developer: bool) -> dict[str, Any
     elif content is None and not plain.get("tool_calls"):
         plain["content"] = ""
     if plain.get("role") == "developer" and not keep_developer:
-        plain["role"] = "system"  # OpenAI's new name for it; templates that do not know it would drop the message
+        plain["role"] = (
+            # OpenAI's new name for it; templates that do not know it would drop the message
+            "system"
+        )
     if plain.get("tool_calls"):
         plain["tool_calls"] = [_tool_call(c) for c in plain["tool_calls"]]
     return plain
@@ -120,7 +146,9 @@ def _part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
         return str(part["text"])
-    raise RequestError(f"message content of type {kind!r}", "This model takes text only.", param="messages")
+    raise RequestError(
+        f"message content of type {kind!r}", "This model takes text only.", param="messages"
+    )
 
 
 def _tool_call(call: Any) -> Any:
@@ -132,7 +160,11 @@ def _tool_call(call: Any) -> Any:
         arguments = json.loads(function["arguments"])
     except ValueError:
         return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return (
+        {**call, "function": {**function, "arguments": arguments}}
+        if isinstance(arguments, dict)
+        else call
+    )
 
 
 def _read(override: str) -> str:
@@ -143,7 +175,8 @@ def _read(override: str) -> str:
         return Path(override).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise OptionError(
-            f"chat template {override!r} cannot be read: {error}", "Give a Jinja file, or the template itself."
+            f"chat template {override!r} cannot be read: {error}",
+            "Give a Jinja file, or the template itself.",
         ) from error
 
 
@@ -152,8 +185,13 @@ def _by_name(source: Any) -> dict[str, str]:
     if source is None or isinstance(source, str):
         return {"default": source} if source else {}
     try:
-        return dict(source) if isinstance(source, Mapping) else {t["name"]: t["template"] for t in source}
+        return (
+            dict(source)
+            if isinstance(source, Mapping)
+            else {t["name"]: t["template"] for t in source}
+        )
     except (TypeError, KeyError) as error:
         raise CheckpointError(
-            "chat_template is neither text nor a list of named templates", "Give one: --chat-template FILE"
+            "chat_template is neither text nor a list of named templates",
+            "Give one: --chat-template FILE",
         ) from error

@@ -21,7 +21,11 @@ _ANCHOR = "x"
 
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins: the character for each byte in byte-level vocabularies."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    plain = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     rest = [b for b in range(256) if b not in set(plain)]
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
 
@@ -40,7 +44,9 @@ class Tokenizer:
         """The model's own end tokens, by every file that names some."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Known tokens, added ones included. The model's own vocabulary may be padded beyond it."""
-        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._special = {
+            i for i, token in backend.get_added_tokens_decoder().items() if token.special
+        }
         # What the tokenizer puts before any text, if it does.
         self._bos = next((i for i in backend.encode("").ids if i in self._special), None)
         kinds = _kinds(backend.decoder)
@@ -48,7 +54,9 @@ class Tokenizer:
         self._known: dict[int, bytes] = {}
 
     @classmethod
-    def from_assets(cls, assets: TextAssets, config: Mapping[str, Any] | None = None) -> Tokenizer | None:
+    def from_assets(
+        cls, assets: TextAssets, config: Mapping[str, Any] | None = None
+    ) -> Tokenizer | None:
         """The checkpoint's tokenizer, or None where it has none. `config` is its config.json.
 
         Raises CheckpointError when there is one and it cannot be read."""
@@ -57,7 +65,8 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_buffer(assets.tokenizer_json)
             except Exception as error:  # the library raises bare Exception
                 raise CheckpointError(
-                    f"tokenizer.json cannot be read: {error}", "Fetch the checkpoint again, or update `tokenizers`."
+                    f"tokenizer.json cannot be read: {error}",
+                    "Fetch the checkpoint again, or update `tokenizers`.",
                 ) from error
         elif assets.tokenizer_dir is not None:
             backend = _from_directory(assets.tokenizer_dir)
@@ -66,26 +75,30 @@ class Tokenizer:
         return cls(backend, eos_token_ids=eos_token_ids(assets, config, backend))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Special tokens are those the tokenizer itself would add, such as a leading BOS; a text that
-        begins with it already, as rendered chats do, gets no second. Raises RequestError for text that is not
-        valid Unicode."""
+        """Token ids. Special tokens are those the tokenizer itself would add, such as a leading
+        BOS; a text that begins with it already, as rendered chats do, gets no second. Raises
+        RequestError for text that is not valid Unicode."""
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
-                "the prompt is not valid Unicode text", "Remove lone surrogates (\\ud800 to \\udfff).", param="prompt"
+                "the prompt is not valid Unicode text",
+                "Remove lone surrogates (\\ud800 to \\udfff).",
+                param="prompt",
             ) from error
         doubled = add_special_tokens and self._bos is not None and ids[:2] == [self._bos, self._bos]
         return ids[1:] if doubled else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The ids' text. Ids that no token has, such as padding rows of an embedding, are no text."""
+        """The ids' text. Ids that no token has, such as padding rows of an embedding, are no
+        text."""
         known = [i for i in ids if 0 <= i < _MAX_ID]
         text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds in the middle of a text: perhaps part of a character. Empty for unknown ids."""
+        """What the token adds in the middle of a text: perhaps part of a character. Empty for
+        unknown ids."""
         found = self._known.get(token_id)
         if found is None:
             found = self._known[token_id] = self._middle(token_id)
@@ -96,7 +109,8 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def first_bytes(self, token_id: int) -> bytes:
-        """What the token adds at the very beginning of a text: SentencePiece tokenizers drop a space there."""
+        """What the token adds at the very beginning of a text: SentencePiece tokenizers drop a
+        space there."""
         token = self._token(token_id)
         if token is None or self._byte_level or self._fallback_byte(token) is not None:
             return self.token_bytes(token_id)
@@ -121,15 +135,21 @@ class Tokenizer:
         if token is None:
             return b""
         if self._byte_level:
-            # One character outside the alphabet makes it plain text: added tokens are written as they read.
-            return bytes(_BYTES[c] for c in token) if all(c in _BYTES for c in token) else token.encode()
+            # One character outside the alphabet makes it plain text: added tokens are written as
+            # they read.
+            return (
+                bytes(_BYTES[c] for c in token)
+                if all(c in _BYTES for c in token)
+                else token.encode()
+            )
         byte = self._fallback_byte(token)
         if byte is not None:
             return bytes((byte,))
         return self._decode_tokens([_ANCHOR, token])[len(_ANCHOR) :].encode()
 
     def _fallback_byte(self, token: str) -> int | None:
-        """The part of a character that a byte token stands for. ASCII ones are whole: the decoder does them."""
+        """The part of a character that a byte token stands for. ASCII ones are whole: the decoder
+        does them."""
         found = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
         return int(found[1], 16) if found and int(found[1], 16) >= 0x80 else None
 
@@ -141,17 +161,25 @@ class Tokenizer:
 
 
 def eos_token_ids(
-    assets: TextAssets, config: Mapping[str, Any] | None = None, backend: tokenizers.Tokenizer | None = None
+    assets: TextAssets,
+    config: Mapping[str, Any] | None = None,
+    backend: tokenizers.Tokenizer | None = None,
 ) -> tuple[int, ...]:
-    """A model's end tokens: the union of what generation_config.json, config.json, the tokenizer's own
-    `eos_token` and the architecture say, in that order. Llama 3 names its end of turn only in the first, many others only
-    in the third, and their GGUF files often nowhere."""
+    """A model's end tokens: the union of what generation_config.json, config.json, the tokenizer's
+    own `eos_token` and the architecture say, in that order. Llama 3 names its end of turn only in
+    the first, many others only in the third, and their GGUF files often nowhere."""
     ids: list[int] = []
     for source in (assets.generation_config, config or {}):
         value = source.get("eos_token_id")
-        ids += [i for i in (value if isinstance(value, list | tuple) else [value]) if isinstance(i, int)]
+        ids += [
+            i for i in (value if isinstance(value, list | tuple) else [value]) if isinstance(i, int)
+        ]
     for token in (special_token(assets.tokenizer_config, "eos_token"), *assets.stop_tokens):
-        if backend is not None and token is not None and (token_id := backend.token_to_id(token)) is not None:
+        if (
+            backend is not None
+            and token is not None
+            and (token_id := backend.token_to_id(token)) is not None
+        ):
             ids.append(token_id)
     return tuple(dict.fromkeys(ids))
 
@@ -164,8 +192,8 @@ def special_token(tokenizer_config: Mapping[str, Any], name: str) -> str | None:
 
 
 def _kinds(decoder: tokenizers.decoders.Decoder | None) -> set[str]:
-    """The types of its steps. What it would be pickled as is its part of `tokenizer.json`; the whole document would be written
-    with the vocabulary, megabytes of it."""
+    """The types of its steps. What it would be pickled as is its part of `tokenizer.json`; the
+    whole document would be written with the vocabulary, megabytes of it."""
     if decoder is None:
         return set()
     document = json.loads(decoder.__getstate__())

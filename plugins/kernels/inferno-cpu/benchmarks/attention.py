@@ -1,7 +1,9 @@
-"""Time of one layer's attention, native beside torch's: `python benchmarks/attention.py [--heads 16 --kv-heads 8 ...]`.
+"""Time of one layer's attention, native beside torch's: `python benchmarks/attention.py [--heads 16
+--kv-heads 8 ...]`.
 
-Decode is held against the speed of memory: the bytes of keys and values over a read of as many bytes, taken next to it.
-Prompts are held against what they compute: four operations per query, head, channel and key seen.
+Decode is held against the speed of memory: the bytes of keys and values over a read of as many
+bytes, taken next to it. Prompts are held against what they compute: four operations per query,
+head, channel and key seen.
 """
 
 from __future__ import annotations
@@ -31,18 +33,27 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--cache-dtypes", nargs="*", default=["auto", "int8", "fp8_e4m3"])
-    parser.add_argument("--decode", nargs="*", default=["16x1024", "1x2048", "64x512"], help="sequences x context")
+    parser.add_argument(
+        "--decode", nargs="*", default=["16x1024", "1x2048", "64x512"], help="sequences x context"
+    )
     parser.add_argument("--prefill", nargs="*", type=int, default=[512, 2048])
     parser.add_argument("--no-torch", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     _native.set_threads(args.threads)
-    print(f"{_native.selected()}, {args.threads} threads, {args.heads}/{args.kv_heads} heads of {args.head_dim}, {args.dtype}")
+    print(
+        f"{_native.selected()}, {args.threads} threads, {args.heads}/{args.kv_heads} heads of "
+        f"{args.head_dim}, {args.dtype}"
+    )
     for cache_dtype in args.cache_dtypes:
         need = AttentionNeed(
-            num_heads=args.heads, num_kv_heads=args.kv_heads, head_dim=args.head_dim, scale=args.head_dim**-0.5,
-            dtype=args.dtype, cache_dtype=cache_dtype,
-        )  # fmt: skip
+            num_heads=args.heads,
+            num_kv_heads=args.kv_heads,
+            head_dim=args.head_dim,
+            scale=args.head_dim**-0.5,
+            dtype=args.dtype,
+            cache_dtype=cache_dtype,
+        )
         torch_too = cache_dtype == "auto" and not args.no_torch
         for shape in args.decode:
             sequences, context = map(int, shape.split("x"))
@@ -57,13 +68,26 @@ def decode(need: AttentionNeed, sequences: int, context: int, torch_too: bool) -
     size = sequences * context * need.num_kv_heads * (2 * need.head_dim * element + scale)
     layers = max(2, 200_000_000 // size)  # more than any cache holds
     probe = probe_of(size * layers)
-    native = run(need, attend.build(need), attention.cache, [1] * sequences, [context] * sequences, layers)
+    native = run(
+        need, attend.build(need), attention.cache, [1] * sequences, [context] * sequences, layers
+    )
     ours, read = interleaved(native, probe)
-    line = f"decode {sequences:3} x {context:5} {need.cache_dtype:9} native {ours / layers * 1e6:7.0f} us/layer"
-    line += f"  {size * layers / ours / 1e9:5.1f} GB/s of {size * layers / read / 1e9:5.1f}: {read / ours:4.0%}"
+    line = (
+        f"decode {sequences:3} x {context:5} {need.cache_dtype:9} native "
+        f"{ours / layers * 1e6:7.0f} us/layer"
+    )
+    line += (
+        f"  {size * layers / ours / 1e9:5.1f} GB/s of {size * layers / read / 1e9:5.1f}: "
+        f"{read / ours:4.0%}"
+    )
     if torch_too:
         theirs = run(
-            need, torch_attention.TorchAttend(need), torch_cache.layout, [1] * sequences, [context] * sequences, layers
+            need,
+            torch_attention.TorchAttend(need),
+            torch_cache.layout,
+            [1] * sequences,
+            [context] * sequences,
+            layers,
         )
         [seconds] = interleaved(theirs, rounds=2)
         line += f"   torch {seconds / layers * 1e6:7.0f} us"
@@ -73,16 +97,26 @@ def decode(need: AttentionNeed, sequences: int, context: int, torch_too: bool) -
 def prefill(need: AttentionNeed, tokens: int, torch_too: bool) -> None:
     work = 4 * need.num_heads * need.head_dim * tokens * (tokens + 1) / 2
     [ours] = interleaved(run(need, attend.build(need), attention.cache, [tokens], [tokens], 1))
-    line = f"prompt {tokens:5} {need.cache_dtype:15} native {ours * 1e6:7.0f} us {work / ours / 1e9:7.0f} GFLOP/s"
+    line = (
+        f"prompt {tokens:5} {need.cache_dtype:15} native {ours * 1e6:7.0f} us "
+        f"{work / ours / 1e9:7.0f} GFLOP/s"
+    )
     if torch_too:
-        theirs = run(need, torch_attention.TorchAttend(need), torch_cache.layout, [tokens], [tokens], 1)
+        theirs = run(
+            need, torch_attention.TorchAttend(need), torch_cache.layout, [tokens], [tokens], 1
+        )
         [seconds] = interleaved(theirs, rounds=3)
         line += f"   torch {seconds * 1e6:7.0f} us"
     print(line, flush=True)
 
 
 def run(
-    need: AttentionNeed, call: Attend, layout: Any, counts: Sequence[int], contexts: Sequence[int], layers: int
+    need: AttentionNeed,
+    call: Attend,
+    layout: Any,
+    counts: Sequence[int],
+    contexts: Sequence[int],
+    layers: int,
 ) -> Callable[[], None]:
     """A step of these sequences through `layers` layers."""
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
@@ -96,13 +130,21 @@ def run(
             tensor.view(torch.uint8).fill_(0x3A)  # some small number, whatever the type
     dtype = getattr(torch, need.dtype)
     qkv = torch.randn(len(places), need.num_heads + 2 * need.num_kv_heads, need.head_dim).to(dtype)
-    q_THC, k_TKC, v_TKC = torch.split(qkv, [need.num_heads, need.num_kv_heads, need.num_kv_heads], 1)
+    q_THC, k_TKC, v_TKC = torch.split(
+        qkv, [need.num_heads, need.num_kv_heads, need.num_kv_heads], 1
+    )
     batch = Batch(
-        token_ids_T=torch.zeros(len(places), dtype=torch.int64), positions_T=torch.tensor([p for _, p in places]),
-        slots_T=torch.tensor(slots), query_starts=starts, context_lens=list(contexts), blocks_SM=tables_SM, block_size=BLOCK,
-        cache=KVCache(caches), query_starts_S1=torch.tensor(starts, dtype=torch.int32),
+        token_ids_T=torch.zeros(len(places), dtype=torch.int64),
+        positions_T=torch.tensor([p for _, p in places]),
+        slots_T=torch.tensor(slots),
+        query_starts=starts,
+        context_lens=list(contexts),
+        blocks_SM=tables_SM,
+        block_size=BLOCK,
+        cache=KVCache(caches),
+        query_starts_S1=torch.tensor(starts, dtype=torch.int32),
         context_lens_S=torch.tensor(contexts, dtype=torch.int32),
-    )  # fmt: skip
+    )
 
     def step() -> None:
         with torch.inference_mode():

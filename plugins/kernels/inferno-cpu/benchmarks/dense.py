@@ -1,8 +1,10 @@
-"""How fast the plain matrices are, beside torch's: `python benchmarks/dense.py [4096x1024 ...] [1 16 ...] [--alone]`.
+"""How fast the plain matrices are, beside torch's: `python benchmarks/dense.py [4096x1024 ...] [1
+16 ...] [--alone]`.
 
-One row: GB/s of weights, and their share of a plain read of the same memory in the same round. More rows: GFLOP/s, in bfloat16
-and, of the same weights, with float32 activations. Each figure is the median of rounds in which all are taken in turn, since a
-machine may be slower in one minute than in the next. Weights are many copies, together larger than the caches.
+One row: GB/s of weights, and their share of a plain read of the same memory in the same round. More
+rows: GFLOP/s, in bfloat16 and, of the same weights, with float32 activations. Each figure is the
+median of rounds in which all are taken in turn, since a machine may be slower in one minute than in
+the next. Weights are many copies, together larger than the caches.
 """
 
 from __future__ import annotations
@@ -60,15 +62,24 @@ def cell(weights: list[Tensor], panels: list[Panels], x_TI: Tensor, alone: bool)
     if not alone:
         calls["torch"] = in_turn(F.linear, *((x_TI, w) for w in weights))
     if len(x_TI) == 1:
-        calls["read"] = in_turn(_native.dense_read, *((p.panels.data_ptr(), p.nbytes) for p in panels))
+        calls["read"] = in_turn(
+            _native.dense_read, *((p.panels.data_ptr(), p.nbytes) for p in panels)
+        )
         speed = {name: panels[0].nbytes / s / 1e9 for name, s in medians(calls).items()}
         share = speed["panels"] / speed["read"]
-        return f"{share:4.0%} of " + ", ".join(f"{name} {s:6.1f}" for name, s in speed.items()) + " GB/s"
+        return (
+            f"{share:4.0%} of "
+            + ", ".join(f"{name} {s:6.1f}" for name, s in speed.items())
+            + " GB/s"
+        )
     if len(x_TI) >= 16 and not alone and len(weights) > 1:
         calls["panels, float32"] = in_turn(Panels.matmul, *((p, x_TI.float()) for p in panels))
         calls["torch, float32"] = partial(F.linear, x_TI.float(), weights[0].float())
     operations = 2 * len(x_TI) * out_features * in_features
-    return ", ".join(f"{name} {operations / s / 1e9:6.1f}" for name, s in medians(calls).items()) + " GFLOP/s"
+    return (
+        ", ".join(f"{name} {operations / s / 1e9:6.1f}" for name, s in medians(calls).items())
+        + " GFLOP/s"
+    )
 
 
 def main() -> None:
@@ -85,7 +96,10 @@ def main() -> None:
         print(f"{shape}: repacked at {repacked:.1f} GB/s")
         for rows in [int(a) for a in sys.argv[1:] if a.isdigit()] or ROWS:
             x_TI = torch.randn(rows, in_features).to(torch.bfloat16)
-            print(f"{shape:>11} {rows:4} rows: {cell(weights, panels, x_TI, '--alone' in sys.argv)}", flush=True)
+            print(
+                f"{shape:>11} {rows:4} rows: {cell(weights, panels, x_TI, '--alone' in sys.argv)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Experts: GB/s of those in use beside a plain read of memory, for a few tokens; GFLOP/s for a prompt; and what is around their
-matrices: the router, sorting, gathering, silu · up, the weighted sum.
+"""Experts: GB/s of those in use beside a plain read of memory, for a few tokens; GFLOP/s for a
+prompt; and what is around their matrices: the router, sorting, gathering, silu · up, the weighted
+sum.
 
-`python grouped.py [--layouts q4_k ...] [--tokens 1 4 ...] [--experts 128] [--top 8] [--hidden 2048] [--inner 768]`, on as many
-threads as torch has. Each call draws its tokens' experts anew, so that weights come from memory as they do in a model.
+`python grouped.py [--layouts q4_k ...] [--tokens 1 4 ...] [--experts 128] [--top 8] [--hidden 2048]
+[--inner 768]`, on as many threads as torch has. Each call draws its tokens' experts anew, so that
+weights come from memory as they do in a model.
 
-Suffixes: T tokens, E experts, K experts of a token, N pairs of a token and an expert, D hidden, I inner.
+Suffixes: T tokens, E experts, K experts of a token, N pairs of a token and an expert, D hidden, I
+inner.
 """
 
 from __future__ import annotations
@@ -42,14 +45,18 @@ def probe(seconds: float) -> float:
     """Bytes a second of reading memory in order."""
     memory = pages(1 << 28)
     memory.fill_(1)
-    return memory.nbytes / median(lambda _: _native.dense_read(memory.data_ptr(), memory.nbytes), seconds)
+    return memory.nbytes / median(
+        lambda _: _native.dense_read(memory.data_ptr(), memory.nbytes), seconds
+    )
 
 
 def experts(layout: str, count: int, rows: int, columns: int) -> Panels | PackedPanels:
     """`count` equal matrices."""
     if layout in LAYOUTS:
         kind = LAYOUTS[layout]
-        data = torch.randint(0, 120, (rows, columns // kind.block * kind.block_bytes), dtype=torch.uint8)
+        data = torch.randint(
+            0, 120, (rows, columns // kind.block * kind.block_bytes), dtype=torch.uint8
+        )
         one = pack(layout, (rows, columns), data, dtype=torch.bfloat16)
         panels = pages(nbytes(layout, (count * rows, columns)))
         panels.view(count, -1).copy_(one)
@@ -93,9 +100,13 @@ def bench(layout: str, arguments: argparse.Namespace) -> None:
     each = sum(weight.nbytes for weight in pair) / count
     for tokens in arguments.tokens:
         steps = routes(tokens, count, top, 64)
-        inputs = [torch.randn(tokens * top, weight.shape[1], dtype=torch.bfloat16) for weight in pair]
+        inputs = [
+            torch.randn(tokens * top, weight.shape[1], dtype=torch.bfloat16) for weight in pair
+        ]
 
-        def step(i: int, inputs: list[Tensor] = inputs, steps: list[tuple[Tensor, int]] = steps) -> None:
+        def step(
+            i: int, inputs: list[Tensor] = inputs, steps: list[tuple[Tensor, int]] = steps
+        ) -> None:
             for weight, x in zip(pair, inputs, strict=True):
                 weight.grouped(x, steps[i % len(steps)][0])
 
@@ -105,7 +116,8 @@ def bench(layout: str, arguments: argparse.Namespace) -> None:
         flops = 2 * tokens * top * 3 * hidden * inner / took
         speed = used * each / took
         print(
-            f"{layout:9} {tokens:4} tokens: {took * 1e6:7.0f} us, {used:5.1f} experts, {speed / 1e9:5.1f} GB/s"
+            f"{layout:9} {tokens:4} tokens: {took * 1e6:7.0f} us, {used:5.1f} experts, "
+            f"{speed / 1e9:5.1f} GB/s"
             f" = {speed / read:4.0%} of {read / 1e9:.1f}, {flops / 1e9:5.0f} GFLOP/s;"
             f" around: {around(tokens, arguments) * 1e6:5.0f} us",
             flush=True,
@@ -114,7 +126,9 @@ def bench(layout: str, arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layouts", nargs="+", default=["bfloat16", "q8_0", "q4_k"], choices=["bfloat16", *LAYOUTS])
+    parser.add_argument(
+        "--layouts", nargs="+", default=["bfloat16", "q8_0", "q4_k"], choices=["bfloat16", *LAYOUTS]
+    )
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4, 16, 512])
     for name, default in (("experts", 128), ("top", 8), ("hidden", 2048), ("inner", 768)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -1,7 +1,9 @@
-"""Packed matrices: GB/s of packed bytes with one row of x beside a plain read, GFLOP/s with more rows, time to repack.
+"""Packed matrices: GB/s of packed bytes with one row of x beside a plain read, GFLOP/s with more
+rows, time to repack.
 
-`python packed.py [--shapes 4096x1024 ...] [--layouts q8_0 ...] [--rows 1 2 ...]`, on as many threads as torch has. Copies of a
-matrix are multiplied in turn, so that weights come from memory as they do in a model.
+`python packed.py [--shapes 4096x1024 ...] [--layouts q8_0 ...] [--rows 1 2 ...]`, on as many
+threads as torch has. Copies of a matrix are multiplied in turn, so that weights come from memory as
+they do in a model.
 """
 
 from __future__ import annotations
@@ -72,7 +74,10 @@ def bench(layout: str, rows: int, columns: int, batches: Sequence[int], seconds:
         took = median(step, seconds) / sweep
         if batch == 1:
             read = probe(seconds)
-            cells.append(f"1: {size / took / 1e9:.1f} GB/s = {size / took / read:.0%} of {read / 1e9:.1f}, {took * 1e6:.0f} us")
+            cells.append(
+                f"1: {size / took / 1e9:.1f} GB/s = {size / took / read:.0%} of "
+                f"{read / 1e9:.1f}, {took * 1e6:.0f} us"
+            )
         else:
             cells.append(f"{batch}: {2 * batch * rows * columns / took / 1e9:.0f}")
     print(" | ".join(cells), flush=True)
@@ -80,9 +85,13 @@ def bench(layout: str, rows: int, columns: int, batches: Sequence[int], seconds:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shapes", nargs="+", default=["4096x1024", "1024x2048", "6144x1024", "1024x3072"])
+    parser.add_argument(
+        "--shapes", nargs="+", default=["4096x1024", "1024x2048", "6144x1024", "1024x3072"]
+    )
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512], help="of x")
+    parser.add_argument(
+        "--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512], help="of x"
+    )
     parser.add_argument("--seconds", type=float, default=0.1, help="a cell")
     parser.add_argument("--isa", choices=_native.available())
     arguments = parser.parse_args()

@@ -1,6 +1,8 @@
-"""Native attention against a naive one in float64: ragged steps, chunked prompts beside single tokens, scattered blocks.
+"""Native attention against a naive one in float64: ragged steps, chunked prompts beside single
+tokens, scattered blocks.
 
-Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, L tokens of a sequence, S sequences.
+Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, L tokens of a sequence, S
+sequences.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     _native.set_threads(threads)
 
 
-def need(heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: str = "float32", **more: Any) -> AttentionNeed:
+def need(
+    heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: str = "float32", **more: Any
+) -> AttentionNeed:
     sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
     return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **more)  # type: ignore[arg-type]
 
@@ -45,13 +49,16 @@ def need(heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: str = "float32
 class Sequences:
     """Random tokens of a few sequences, and a cache they are attended to through, step by step."""
 
-    def __init__(self, asked: AttentionNeed, lengths: Sequence[int], block_size: int = 16, seed: int = 0) -> None:
+    def __init__(
+        self, asked: AttentionNeed, lengths: Sequence[int], block_size: int = 16, seed: int = 0
+    ) -> None:
         self.need, self.block_size = asked, block_size
         generator = torch.Generator().manual_seed(seed)
         self.dtype = getattr(torch, asked.dtype)
         heads = (asked.num_heads, asked.num_kv_heads, asked.num_kv_heads)
         self.qkv = [
-            [torch.randn(n, h, asked.head_dim, generator=generator).to(self.dtype) for h in heads] for n in lengths
+            [torch.randn(n, h, asked.head_dim, generator=generator).to(self.dtype) for h in heads]
+            for n in lengths
         ]
         width = -(-max(lengths) // block_size) + 1
         blocks = list(range(len(lengths) * width))
@@ -71,7 +78,9 @@ class Sequences:
         for i, _, b in spans:
             self.done[i] = b
         ours = torch.cat([x[-last:] for x in torch.split(ours, [b - a for _, a, b in spans])])
-        return ours, torch.cat([naive(self.qkv[i], max(a, b - last), b, self.need) for i, a, b in spans])
+        return ours, torch.cat(
+            [naive(self.qkv[i], max(a, b - last), b, self.need) for i, a, b in spans]
+        )
 
     def batch(self, spans: Sequence[tuple[int, int, int]]) -> Batch:
         B = self.block_size
@@ -86,7 +95,9 @@ class Sequences:
             blocks_SM=torch.tensor([self.tables[i][:widest] for i, _, _ in spans]),
             block_size=B,
             cache=KVCache(()),
-            query_starts_S1=torch.tensor([0, *itertools.accumulate(b - a for _, a, b in spans)], dtype=torch.int32),
+            query_starts_S1=torch.tensor(
+                [0, *itertools.accumulate(b - a for _, a, b in spans)], dtype=torch.int32
+            ),
             context_lens_S=torch.tensor([b for _, _, b in spans], dtype=torch.int32),
         )
 
@@ -173,24 +184,30 @@ def test_chunked_equals_whole(lengths: tuple[int, ...]) -> None:
         ours, _ = chunked.step(counts)
         for part, out in zip(parts, torch.split(ours, counts), strict=True):
             part.append(out)
-    torch.testing.assert_close(torch.cat([x for part in parts for x in part]), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cat([x for part in parts for x in part]), whole, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_8_bit_caches(kind: str, dtype: str) -> None:
-    """Scores move by the error of a key's number times the root of the head dim, values by theirs: a few percent."""
+    """Scores move by the error of a key's number times the root of the head dim, values by theirs:
+    a few percent."""
     tolerance = {"int8": 0.03, "fp8_e4m3": 0.12}[kind]
     totals = [sum(counts) for counts in zip(*MIXED, strict=True)]
     for heads, block_size in [((4, 2), 16), ((12, 1), 32)]:
-        sequences = Sequences(need(*heads, dim=64, dtype=dtype, cache_dtype=kind), totals, block_size)
+        sequences = Sequences(
+            need(*heads, dim=64, dtype=dtype, cache_dtype=kind), totals, block_size
+        )
         for counts in MIXED:
             check(*sequences.step(counts), tolerance)
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
 def test_8_bit_numbers_are_the_nearest(kind: str) -> None:
-    """What is cached is what torch makes of the row over its scale; nothing, the tiny and the huge included."""
+    """What is cached is what torch makes of the row over its scale; nothing, the tiny and the huge
+    included."""
     asked = need(1, 1, 64, cache_dtype=kind)
     sequences = Sequences(asked, [16])
     q, k, v = sequences.qkv[0]
@@ -200,10 +217,14 @@ def test_8_bit_numbers_are_the_nearest(kind: str) -> None:
     block = sequences.tables[0][0]
     scales = sequences.cache["v_scales"][block, 0].double()
     stored_CT = sequences.cache["v"][block, 0, 0].view(4, 16, 16).transpose(0, 1).reshape(16, 64)
-    largest, dtype, read = (127.0, torch.int8, 1.0) if kind == "int8" else (448.0, torch.float8_e4m3fn, 256.0)
+    largest, dtype, read = (
+        (127.0, torch.int8, 1.0) if kind == "int8" else (448.0, torch.float8_e4m3fn, 256.0)
+    )
     top = v[:, 0].abs().amax(-1).double()
     usable = top > 2e-36
-    torch.testing.assert_close((scales / read)[usable], (top / largest)[usable], rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(
+        (scales / read)[usable], (top / largest)[usable], rtol=1e-5, atol=0.0
+    )
     assert (scales[top == 0] == 0).all()
     over = (v[:, 0] * (largest / top)[:, None].float())[usable]
     expected = over.round().to(dtype) if kind == "int8" else over.to(dtype)
@@ -214,7 +235,9 @@ def test_8_bit_numbers_are_the_nearest(kind: str) -> None:
 def test_a_step_of_no_context_gives_zeros() -> None:
     sequences = Sequences(need(), [4])
     nothing = torch.zeros(1, dtype=torch.int32)
-    batch = attrs.evolve(sequences.batch([(0, 0, 1)]), context_lens_S=nothing, slots_T=torch.tensor([-1]))
+    batch = attrs.evolve(
+        sequences.batch([(0, 0, 1)]), context_lens_S=nothing, slots_T=torch.tensor([-1])
+    )
     q, k, v = (x[:1] for x in sequences.qkv[0])
     assert (sequences.attend(q, k, v, sequences.cache, batch) == 0).all()
     assert sequences.cache["k"].isnan().all(), "a slot below zero stores nothing"
@@ -222,7 +245,14 @@ def test_a_step_of_no_context_gives_zeros() -> None:
 
 def test_refusals() -> None:
     assert refuses(need()) is None
-    odd = need(5, 3), need(129, 1), need(dim=40), need(dim=272), need(cache_dtype="int3"), need(device="cuda")
+    odd = (
+        need(5, 3),
+        need(129, 1),
+        need(dim=40),
+        need(dim=272),
+        need(cache_dtype="int3"),
+        need(device="cuda"),
+    )
     for asked in odd:
         reason = refuses(asked)
         assert reason is not None and len(reason.split()) > 4

@@ -73,14 +73,19 @@ def test_product(weight_type: torch.dtype, type_: torch.dtype, threads: int) -> 
 
 @pytest.mark.parametrize("type_", KINDS)
 def test_product_of_many_tokens(type_: torch.dtype, threads: int) -> None:
-    """More than are packed at a time, more than stay in a cache, more than one piece along rows and tokens."""
+    """More than are packed at a time, more than stay in a cache, more than one piece along rows and
+    tokens."""
     w_OI, x_TI = random(330, 258, dtype=torch.bfloat16), random(1030, 258, dtype=type_)
     assert_product(Panels.of(Dense(w_OI)).matmul(x_TI), x_TI, w_OI)
 
 
 @pytest.mark.parametrize("type_", KINDS)
 def test_bias(type_: torch.dtype) -> None:
-    w_OI, x_TI, bias_O = random(37, 40, dtype=type_), random(3, 40, dtype=type_), random(37, dtype=torch.float32)
+    w_OI, x_TI, bias_O = (
+        random(37, 40, dtype=type_),
+        random(3, 40, dtype=type_),
+        random(37, dtype=torch.float32),
+    )
     assert_product(Panels.of(Dense(w_OI)).matmul(x_TI, bias_O), x_TI, w_OI, bias_O)
 
 
@@ -130,13 +135,22 @@ def test_argmax_of_negative_logits() -> None:
 def test_argmax_of_equals_is_the_lowest_id() -> None:
     w_OI = torch.zeros(700, 1)
     w_OI[[30, 31, 400]] = 1.0
-    assert Panels.of(Dense(w_OI)).argmax(torch.tensor([[1.0], [0.0], [-1.0]])).tolist() == [30, 0, 0]
+    assert Panels.of(Dense(w_OI)).argmax(torch.tensor([[1.0], [0.0], [-1.0]])).tolist() == [
+        30,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("type_", KINDS)
 def test_argmax_of_what_is_not_finite(type_: torch.dtype) -> None:
     nan, inf = float("nan"), float("inf")
-    cases = [([nan, 1.0, 3.0, -inf], 2), ([nan] * 4, -1), ([-inf] * 4, -1), ([1.0, inf, nan, 2.0], -1)]
+    cases = [
+        ([nan, 1.0, 3.0, -inf], 2),
+        ([nan] * 4, -1),
+        ([-inf] * 4, -1),
+        ([1.0, inf, nan, 2.0], -1),
+    ]
     for values, best in cases:
         w_OI = torch.tensor(values, dtype=type_)[:, None]
         assert Panels.of(Dense(w_OI)).argmax(torch.ones(1, 1, dtype=type_)).tolist() == [best]
@@ -152,7 +166,12 @@ def test_argmax_of_what_is_not_finite(type_: torch.dtype) -> None:
 )
 @settings(deadline=None, derandomize=True, database=None, max_examples=60)
 def test_any_size(
-    out_features: int, in_features: int, tokens: int, weight_type: torch.dtype, type_: torch.dtype, seed: int
+    out_features: int,
+    in_features: int,
+    tokens: int,
+    weight_type: torch.dtype,
+    type_: torch.dtype,
+    seed: int,
 ) -> None:
     w_OI = random(out_features, in_features, dtype=weight_type, seed=seed)
     x_TI = random(tokens, in_features, dtype=type_, seed=seed + 1)
@@ -184,5 +203,9 @@ def test_size() -> None:
 
 def test_refuses() -> None:
     assert refuses("bfloat16", "float32", (3, 4)) is None
-    for layout, dtype, shape in [("q4_k", "float32", (3, 4)), ("float32", "float64", (3, 4)), ("float32", "float32", (0, 4))]:
+    for layout, dtype, shape in [
+        ("q4_k", "float32", (3, 4)),
+        ("float32", "float64", (3, 4)),
+        ("float32", "float32", (0, 4)),
+    ]:
         assert refuses(layout, dtype, shape)

@@ -16,7 +16,8 @@ from inferno_cpu import elementwise as native
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ULP = {torch.float32: 2e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Two units in the last place: a sum taken in another order may round to the neighbour, and its product once more."""
+"""Two units in the last place: a sum taken in another order may round to the neighbour, and its
+product once more."""
 
 ROWS = [1, 3, 17, 100]
 WIDTHS = [1, 15, 16, 17, 64, 80, 129, 1024]
@@ -64,18 +65,38 @@ def test_norms(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("heads", [1, 3])
 def test_norm_and_rope_of_heads_within_a_qkv_matrix(dtype: torch.dtype, heads: int) -> None:
     for T in ROWS:
-        for C, E in [(16, 8), (64, 32), (80, 40), (96, 12), (96, 40), (128, 64), (256, 32), (600, 300), (16, 1)]:
-            x_THC = draw(T, 2 * heads * C + 16, dtype=dtype)[:, 16 : 16 + heads * C].unflatten(1, (-1, C))
+        for C, E in [
+            (16, 8),
+            (64, 32),
+            (80, 40),
+            (96, 12),
+            (96, 40),
+            (128, 64),
+            (256, 32),
+            (600, 300),
+            (16, 1),
+        ]:
+            x_THC = draw(T, 2 * heads * C + 16, dtype=dtype)[:, 16 : 16 + heads * C].unflatten(
+                1, (-1, C)
+            )
             weight_C = draw(C, dtype=dtype, seed=1)
             angle_TE = draw(T, E, dtype=torch.float32, seed=2) * 10
             cos_TE, sin_TE = angle_TE.cos(), angle_TE.sin()
             close(native.rms_norm(x_THC, weight_C, 1e-6), ops.rms_norm(x_THC, weight_C, 1e-6))
-            for weight, interleaved in ((None, False), (weight_C, False), (weight_C.float(), True), (None, True)):
+            for weight, interleaved in (
+                (None, False),
+                (weight_C, False),
+                (weight_C.float(), True),
+                (None, True),
+            ):
                 ours = native.norm_rope(x_THC, weight, 1e-6, cos_TE, sin_TE, interleaved)
                 theirs = ops.norm_rope(x_THC, weight, 1e-6, cos_TE, sin_TE, interleaved)
                 if dtype == torch.float32:
-                    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # differences of products
-                else:  # a neighbour after the norm is turned: as large an error, of as many other numbers
+                    torch.testing.assert_close(
+                        ours, theirs, rtol=1e-5, atol=1e-5
+                    )  # differences of products
+                # a neighbour after the norm is turned: as large an error, of as many other numbers
+                else:
                     torch.testing.assert_close(ours, theirs, rtol=ULP[dtype], atol=4 * ULP[dtype])
                     assert (ours == theirs).double().mean() > 0.9
 
@@ -86,7 +107,9 @@ def test_silu_mul_of_halves_of_one_matrix(dtype: torch.dtype) -> None:
         for width in (*WIDTHS, 3000):
             gate_TI, up_TI = torch.split(draw(T, 2 * width, dtype=dtype) * 5, width, 1)
             close(native.silu_mul(gate_TI, up_TI), ops.silu_mul(gate_TI, up_TI))
-    extremes = torch.tensor([[-torch.inf, torch.inf, torch.nan, -200.0, 200.0, -0.0, 0.0]], dtype=dtype)
+    extremes = torch.tensor(
+        [[-torch.inf, torch.inf, torch.nan, -200.0, 200.0, -0.0, 0.0]], dtype=dtype
+    )
     ours = native.silu_mul(extremes, torch.ones_like(extremes))[0].float()
     assert ours[1].isinf() and ours[2].isnan()
     assert ours[3:].tolist() == pytest.approx([0.0, 200.0, 0.0, 0.0], abs=1e-30)
@@ -100,15 +123,26 @@ def test_argmax(dtype: torch.dtype) -> None:
             assert torch.equal(native.argmax(logits_TV), ops.argmax(logits_TV))
     last = torch.zeros(2, 9001, dtype=dtype)
     last[0, -1] = 1
-    assert native.argmax(last).tolist() == [9000, 0], "the last column counts; of equals the first wins"
+    assert native.argmax(last).tolist() == [9000, 0], (
+        "the last column counts; of equals the first wins"
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_argmax_of_what_is_no_number(dtype: torch.dtype) -> None:
     nan, inf = torch.nan, torch.inf
-    rows = [[nan, 1, 2], [nan, nan, nan], [-inf, -inf, -inf], [-inf, nan, -5], [1, inf, 2], [3, nan, 3]]
+    rows = [
+        [nan, 1, 2],
+        [nan, nan, nan],
+        [-inf, -inf, -inf],
+        [-inf, nan, -5],
+        [1, inf, 2],
+        [3, nan, 3],
+    ]
     for lead in (0, 5000):  # in the first piece of a row, and in a later one
-        logits_TV = torch.cat([torch.full((len(rows), lead), -inf), torch.tensor(rows)], 1).to(dtype)
+        logits_TV = torch.cat([torch.full((len(rows), lead), -inf), torch.tensor(rows)], 1).to(
+            dtype
+        )
         expected = [lead + i if i >= 0 else -1 for i in (2, -1, -1, 2, -1, 0)]
         assert native.argmax(logits_TV).tolist() == expected
 
@@ -116,7 +150,9 @@ def test_argmax_of_what_is_no_number(dtype: torch.dtype) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(rows=st.integers(1, 5), width=st.integers(1, 9000), data=st.data())
 def test_argmax_is_the_first_of_the_largest(rows: int, width: int, data: st.DataObject) -> None:
-    logits_TV = torch.randint(-3, 3, (rows, width), generator=torch.Generator().manual_seed(width)).float()
+    logits_TV = torch.randint(
+        -3, 3, (rows, width), generator=torch.Generator().manual_seed(width)
+    ).float()
     for _ in range(4):
         logits_TV[data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, width - 1))] = 3.0
     expected = [row.index(max(row)) for row in logits_TV.tolist()]
@@ -130,7 +166,9 @@ def test_gather(dtype: torch.dtype) -> None:
         table_VD = draw(50, D, dtype=dtype)
         ids_T = torch.randint(0, 50, (33,), generator=torch.Generator().manual_seed(D))
         assert torch.equal(native.gather(table_VD, ids_T), ops.gather(table_VD, ids_T))
-    assert (native.gather(table_VD, torch.tensor([-1, 50, 2**40])) == 0).all(), "an id that is none reads nothing"
+    assert (native.gather(table_VD, torch.tensor([-1, 50, 2**40])) == 0).all(), (
+        "an id that is none reads nothing"
+    )
 
 
 def test_last_dimensions_that_are_strided() -> None:

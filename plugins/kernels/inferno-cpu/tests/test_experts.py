@@ -15,8 +15,17 @@ from inferno_cpu import _native
 from inferno_cpu.experts import combine, dispatch, route
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SIZES = [(1, 64, 8, 2), (3, 33, 5, 5), (17, 100, 128, 8), (2, 2048, 128, 8), (600, 20, 30, 4), (70, 64, 1, 1), (4, 16, 300, 33)]
-"""T, D, E, K: fewer experts than lanes, no multiple of them, one expert, more tokens than go together."""
+SIZES = [
+    (1, 64, 8, 2),
+    (3, 33, 5, 5),
+    (17, 100, 128, 8),
+    (2, 2048, 128, 8),
+    (600, 20, 30, 4),
+    (70, 64, 1, 1),
+    (4, 16, 300, 33),
+]
+"""T, D, E, K: fewer experts than lanes, no multiple of them, one expert, more tokens than go
+together."""
 
 
 @pytest.fixture(params=_native.available(), autouse=True)
@@ -34,7 +43,11 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 
 def scores_of(
-    x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, correction_E: Tensor | None, sigmoid: bool
+    x_TD: Tensor,
+    weight_ED: Tensor,
+    bias_E: Tensor | None,
+    correction_E: Tensor | None,
+    sigmoid: bool,
 ) -> tuple[Tensor, Tensor]:
     """Of all experts, in float64: for the weights, and for the choice."""
     logits_TE = x_TD.double() @ weight_ED.double().T
@@ -52,12 +65,21 @@ def test_route(dtype: torch.dtype, sigmoid: bool, normalize: bool) -> None:
         x_TD = draw(tokens, width + 7, dtype=dtype)[:, 3 : 3 + width]
         weight_ED = draw(count, width, seed=1) / width**0.5
         bias, correction = draw(count, seed=2), draw(count, seed=3)
-        for bias_E, correction_E in ((None, None), (bias, None), (None, correction), (bias, correction)):
-            experts_TK, weights_TK = route(x_TD, weight_ED, bias_E, correction_E, top_k, sigmoid, normalize, 2.5)
+        for bias_E, correction_E in (
+            (None, None),
+            (bias, None),
+            (None, correction),
+            (bias, correction),
+        ):
+            experts_TK, weights_TK = route(
+                x_TD, weight_ED, bias_E, correction_E, top_k, sigmoid, normalize, 2.5
+            )
             scores_TE, choice_TE = scores_of(x_TD, weight_ED, bias_E, correction_E, sigmoid)
             # Not by number: two that differ in the last place may change places.
             best_TK = choice_TE.topk(top_k).values
-            torch.testing.assert_close(choice_TE.gather(1, experts_TK), best_TK, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                choice_TE.gather(1, experts_TK), best_TK, rtol=1e-5, atol=1e-6
+            )
             assert all(len(set(row)) == top_k for row in experts_TK.tolist())
             expected_TK = scores_TE.gather(1, experts_TK)
             if normalize:
@@ -68,16 +90,26 @@ def test_route(dtype: torch.dtype, sigmoid: bool, normalize: bool) -> None:
 def test_of_equals_the_lowest_expert_comes_first() -> None:
     weight_ED = torch.zeros(40, 16)
     weight_ED[[7, 20, 39]] = 1.0
-    assert route(torch.ones(1, 16), weight_ED, None, None, 5, False, True, 1.0)[0].tolist() == [[7, 20, 39, 0, 1]]
+    assert route(torch.ones(1, 16), weight_ED, None, None, 5, False, True, 1.0)[0].tolist() == [
+        [7, 20, 39, 0, 1]
+    ]
 
 
 def test_scores_that_vanish() -> None:
     """Weights of experts that are all but impossible are no NaN, and sum to no more than 1."""
-    experts_TK, weights_TK = route(torch.ones(1, 16), torch.zeros(20, 16), torch.full((20,), -500.0), None, 4, True, True, 1.0)
-    assert experts_TK.tolist() == [[0, 1, 2, 3]] and weights_TK.isfinite().all() and weights_TK.sum() <= 1.001
+    experts_TK, weights_TK = route(
+        torch.ones(1, 16), torch.zeros(20, 16), torch.full((20,), -500.0), None, 4, True, True, 1.0
+    )
+    assert (
+        experts_TK.tolist() == [[0, 1, 2, 3]]
+        and weights_TK.isfinite().all()
+        and weights_TK.sum() <= 1.001
+    )
     bias_E = torch.full((20,), -300.0)
     bias_E[11] = 300.0
-    experts_TK, weights_TK = route(torch.ones(1, 16), torch.zeros(20, 16), bias_E, None, 2, False, True, 1.0)
+    experts_TK, weights_TK = route(
+        torch.ones(1, 16), torch.zeros(20, 16), bias_E, None, 2, False, True, 1.0
+    )
     assert experts_TK[0, 0] == 11 and weights_TK[0].tolist() == pytest.approx([1.0, 0.0])
 
 
@@ -92,12 +124,18 @@ def test_a_token_that_is_not_finite_has_some_experts_and_no_weights(bad: float) 
         assert torch.equal(whole[[0, 2]], now[[0, 2]])
 
 
-@pytest.mark.parametrize("tokens, count, top_k", [(0, 4, 2), (1, 1, 1), (1, 128, 8), (50, 7, 3), (2000, 128, 8)])
+@pytest.mark.parametrize(
+    "tokens, count, top_k", [(0, 4, 2), (1, 1, 1), (1, 128, 8), (50, 7, 3), (2000, 128, 8)]
+)
 def test_dispatch(tokens: int, count: int, top_k: int) -> None:
-    experts_TK = torch.rand(tokens, count, generator=torch.Generator().manual_seed(0)).topk(top_k).indices
+    experts_TK = (
+        torch.rand(tokens, count, generator=torch.Generator().manual_seed(0)).topk(top_k).indices
+    )
     tokens_N, starts_E1, places_TK = dispatch(experts_TK, count)
     sorted_N, order_N = experts_TK.flatten().sort(stable=True)
-    assert torch.equal(starts_E1, torch.searchsorted(sorted_N, torch.arange(count + 1), out_int32=True))
+    assert torch.equal(
+        starts_E1, torch.searchsorted(sorted_N, torch.arange(count + 1), out_int32=True)
+    )
     assert torch.equal(tokens_N, order_N // top_k)
     assert torch.equal(places_TK.flatten()[order_N], torch.arange(tokens * top_k))
 
@@ -113,11 +151,17 @@ def test_an_expert_that_is_not_there(expert: int) -> None:
 def test_combine(dtype: torch.dtype, width: int) -> None:
     for tokens, top_k in ((0, 2), (1, 8), (5, 1), (33, 3)):
         y_ND, weights_TK = draw(tokens * top_k, width, dtype=dtype), draw(tokens, top_k, seed=1)
-        places_TK = torch.randperm(tokens * top_k, generator=torch.Generator().manual_seed(1)).view(tokens, top_k)
+        places_TK = torch.randperm(tokens * top_k, generator=torch.Generator().manual_seed(1)).view(
+            tokens, top_k
+        )
         out_TD = combine(y_ND, places_TK, weights_TK)
-        exact_TD = (y_ND[places_TK.flatten()].view(tokens, top_k, width).double() * weights_TK[..., None]).sum(1)
+        exact_TD = (
+            y_ND[places_TK.flatten()].view(tokens, top_k, width).double() * weights_TK[..., None]
+        ).sum(1)
         assert out_TD.dtype == dtype
-        torch.testing.assert_close(out_TD.double(), exact_TD, rtol=torch.finfo(dtype).eps, atol=1e-5)
+        torch.testing.assert_close(
+            out_TD.double(), exact_TD, rtol=torch.finfo(dtype).eps, atol=1e-5
+        )
 
 
 def test_a_recorded_step_routes_anew() -> None:
@@ -131,5 +175,7 @@ def test_a_recorded_step_routes_anew() -> None:
     recording.replay()
     assert not torch.equal(before, experts_TK)
     expected = dispatch(route(x_TD, weight_ED, None, None, 2, False, True, 1.0)[0], 16)
-    assert all(torch.equal(a, b) for a, b in zip(expected, (tokens_N, starts_E1, places_TK), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(expected, (tokens_N, starts_E1, places_TK), strict=True)
+    )
     assert len(recording) == 3 and out_TD.shape == (4, 64)

@@ -1,4 +1,5 @@
-"""Matrices that lie stacked, each times rows of its own: exactly what each alone gives, and float64's products.
+"""Matrices that lie stacked, each times rows of its own: exactly what each alone gives, and
+float64's products.
 
 Suffixes: E matrices of R rows each, I columns, N rows of x, sorted by matrix.
 """
@@ -22,10 +23,20 @@ from inferno_cpu.linear import stack
 from inferno_cpu.packed import PackedPanels
 
 COUNTS = [
-    [1], [0], [0, 0, 0], [40], [0, 5, 0], [1] * 8, [1, 0, 0, 2, 7, 0, 1, 33], [0, 0, 19, 0], [3, 17, 0, 9, 8, 16, 1],
-    [600, 1, 0, 2, 511, 0], [0, 0, 1200, 0, 1],
-]  # fmt: skip
-"""Rows of x for each matrix: none, one, all; more than dense ones pack at a time (512), within one matrix and between two."""
+    [1],
+    [0],
+    [0, 0, 0],
+    [40],
+    [0, 5, 0],
+    [1] * 8,
+    [1, 0, 0, 2, 7, 0, 1, 33],
+    [0, 0, 19, 0],
+    [3, 17, 0, 9, 8, 16, 1],
+    [600, 1, 0, 2, 511, 0],
+    [0, 0, 1200, 0, 1],
+]
+"""Rows of x for each matrix: none, one, all; more than dense ones pack at a time (512), within one
+matrix and between two."""
 ROWS = [16, 48, 1, 20, 37]
 """Of each matrix. Those that are no multiple of 16 share panels with their neighbours."""
 
@@ -53,7 +64,12 @@ class Blocks:
         self.layout, self.shape, self.dtype = layout, (rows, columns), torch.float32
         kind = LAYOUTS[layout]
         generator = torch.Generator().manual_seed(seed)
-        blocks_RBb = torch.randint(256, (rows, columns // kind.block, kind.block_bytes), dtype=torch.uint8, generator=generator)
+        blocks_RBb = torch.randint(
+            256,
+            (rows, columns // kind.block, kind.block_bytes),
+            dtype=torch.uint8,
+            generator=generator,
+        )
         at = {"q6_k": 208, "q3_k": 108, "q2_k": 80}.get(layout, 0)
         blocks_RBb[..., at + 1] = 0x24  # a float16 between 2^-6 and 2^-5
         if layout in ("q2_k", "q4_k", "q5_k", "q4_1", "q5_1"):
@@ -70,10 +86,15 @@ def starts(counts: Sequence[int]) -> Tensor:
 
 
 def each(
-    weights: Sequence[Panels] | Sequence[PackedPanels], x_NI: Tensor, counts: Sequence[int], biases: Sequence[Tensor | None]
+    weights: Sequence[Panels] | Sequence[PackedPanels],
+    x_NI: Tensor,
+    counts: Sequence[int],
+    biases: Sequence[Tensor | None],
 ) -> Tensor:
     parts = x_NI.split(list(counts))
-    return torch.cat([w.matmul(part, bias) for w, part, bias in zip(weights, parts, biases, strict=True)])
+    return torch.cat(
+        [w.matmul(part, bias) for w, part, bias in zip(weights, parts, biases, strict=True)]
+    )
 
 
 def unbiased(counts: Sequence[int]) -> list[None]:
@@ -88,8 +109,15 @@ def test_dense(weight_type: torch.dtype, type_: torch.dtype) -> None:
             matrices = [random(rows, 34, seed=e).to(weight_type) for e in range(len(counts))]
             x_NI = random(sum(counts), 34, seed=rows).to(type_)
             y_NR = Panels.of(Dense(torch.cat(matrices))).grouped(x_NI, starts(counts))
-            assert torch.equal(y_NR, each([Panels.of(Dense(w)) for w in matrices], x_NI, counts, unbiased(counts)))
-            exact = torch.cat([p.double() @ w.double().T for p, w in zip(x_NI.split(counts), matrices, strict=True)])
+            assert torch.equal(
+                y_NR, each([Panels.of(Dense(w)) for w in matrices], x_NI, counts, unbiased(counts))
+            )
+            exact = torch.cat(
+                [
+                    p.double() @ w.double().T
+                    for p, w in zip(x_NI.split(counts), matrices, strict=True)
+                ]
+            )
             assert y_NR.shape == (sum(counts), rows) and y_NR.dtype == type_
             torch.testing.assert_close(y_NR.double(), exact, rtol=torch.finfo(type_).eps, atol=1e-4)
 
@@ -101,7 +129,10 @@ def test_packed(layout: str) -> None:
         for rows in ROWS if layout in ("q8_0", "q4_k") and sum(counts) < 100 else ROWS[:1]:
             matrices = [Blocks(layout, rows, columns, seed=e) for e in range(len(counts))]
             whole = Blocks(layout, 1, columns)
-            whole.data, whole.shape = torch.cat([m.data for m in matrices]), (rows * len(counts), columns)
+            whole.data, whole.shape = (
+                torch.cat([m.data for m in matrices]),
+                (rows * len(counts), columns),
+            )
             x_NI = random(sum(counts), columns, seed=rows)
             y_NR = PackedPanels.of(whole, dtype=torch.float32).grouped(x_NI, starts(counts))
             alone = [PackedPanels.of(m, dtype=torch.float32) for m in matrices]
@@ -117,7 +148,9 @@ def test_each_matrix_has_its_own_bias(type_: torch.dtype, rows: int) -> None:
     x_NI = random(sum(counts), 64, seed=1).to(type_)
     matrices = [random(rows, 64, seed=e).to(torch.bfloat16) for e in range(4)]
     y_NR = Panels.of(Dense(torch.cat(matrices))).grouped(x_NI, starts(counts), biases_ER.flatten())
-    assert torch.equal(y_NR, each([Panels.of(Dense(w)) for w in matrices], x_NI, counts, list(biases_ER)))
+    assert torch.equal(
+        y_NR, each([Panels.of(Dense(w)) for w in matrices], x_NI, counts, list(biases_ER))
+    )
     blocks = Blocks("q8_0", 4 * rows, 64)
     alone = []
     for e in range(4):
@@ -132,11 +165,16 @@ def test_rows_that_are_views() -> None:
     wide_NI = random(6, 90).to(torch.bfloat16)
     panels = Panels.of(Dense(random(40, 45).to(torch.bfloat16)))
     for x_NI in (wide_NI[:, 5:50], wide_NI[:, ::2]):
-        assert torch.equal(panels.grouped(x_NI, starts([4, 2])), panels.grouped(x_NI.contiguous(), starts([4, 2])))
+        assert torch.equal(
+            panels.grouped(x_NI, starts([4, 2])), panels.grouped(x_NI.contiguous(), starts([4, 2]))
+        )
 
 
 def test_what_is_not_finite_stays_within_its_row() -> None:
-    for panels in (Panels.of(Dense(random(64, 64))), PackedPanels.of(Blocks("q8_0", 64, 64), dtype=torch.float32)):
+    for panels in (
+        Panels.of(Dense(random(64, 64))),
+        PackedPanels.of(Blocks("q8_0", 64, 64), dtype=torch.float32),
+    ):
         x_NI = random(6, 64)
         clean_NR = panels.grouped(x_NI, starts([2, 0, 3, 1]))
         x_NI[3, 7] = float("nan")
@@ -147,7 +185,10 @@ def test_what_is_not_finite_stays_within_its_row() -> None:
 
 
 def test_starts_are_read_when_it_is_run_again() -> None:
-    for panels in (Panels.of(Dense(random(64, 64))), PackedPanels.of(Blocks("q4_k", 64, 256), dtype=torch.float32)):
+    for panels in (
+        Panels.of(Dense(random(64, 64))),
+        PackedPanels.of(Blocks("q4_k", 64, 256), dtype=torch.float32),
+    ):
         x_NI = random(8, panels.shape[1])
         starts_E1 = starts([8, 0, 0, 0])
         with _native.Recording() as recording:
@@ -194,8 +235,12 @@ def test_a_layer_of_experts(inner: int) -> None:
     type_=st.sampled_from(list(DTYPES)),
 )
 @settings(deadline=None, derandomize=True, database=None, max_examples=40)
-def test_any_size(counts: list[int], rows: int, columns: int, weight_type: torch.dtype, type_: torch.dtype) -> None:
+def test_any_size(
+    counts: list[int], rows: int, columns: int, weight_type: torch.dtype, type_: torch.dtype
+) -> None:
     matrices = [random(rows, columns, seed=e).to(weight_type) for e in range(len(counts))]
     x_NI = random(sum(counts), columns, seed=columns).to(type_)
     y_NR = Panels.of(Dense(torch.cat(matrices))).grouped(x_NI, starts(counts))
-    assert torch.equal(y_NR, each([Panels.of(Dense(w)) for w in matrices], x_NI, counts, unbiased(counts)))
+    assert torch.equal(
+        y_NR, each([Panels.of(Dense(w)) for w in matrices], x_NI, counts, unbiased(counts))
+    )

@@ -1,4 +1,5 @@
-"""Packed matrices against float64 products of their dequantized rows, for every layout and instruction set.
+"""Packed matrices against float64 products of their dequantized rows, for every layout and
+instruction set.
 
 Suffixes: O rows, I columns, B bytes of a row, G groups of 32 columns, T tokens.
 """
@@ -21,7 +22,11 @@ from inferno_cpu import _native
 from inferno_cpu.layouts import LAYOUTS, nbytes, refuses
 from inferno_cpu.packed import PackedPanels, pack
 
-GGML = {name: GGMLQuantizationType[re.sub("k$", "K", name.upper())] for name in LAYOUTS if not name.startswith("int4")}
+GGML = {
+    name: GGMLQuantizationType[re.sub("k$", "K", name.upper())]
+    for name in LAYOUTS
+    if not name.startswith("int4")
+}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROWS = [1, 15, 16, 17, 100]
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33, 64, 100]
@@ -42,7 +47,8 @@ class Matrix(NamedTuple):
     w_OI: np.ndarray
     """The exact values, float32."""
     steps_OG: np.ndarray
-    """For each 32 columns, the size of scale * (greatest code) and of the minimum: what rounding errors are measured by."""
+    """For each 32 columns, the size of scale * (greatest code) and of the minimum: what rounding
+    errors are measured by."""
 
 
 class Blocks(NamedTuple):
@@ -54,17 +60,29 @@ class Blocks(NamedTuple):
 def scale_bytes(layout: str) -> list[int]:
     """Where in a block float16 numbers begin."""
     return {
-        "q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q2_k": [80, 82],
-        "q3_k": [108], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208],
-    }[layout]  # fmt: skip
+        "q8_0": [0],
+        "q4_0": [0],
+        "q4_1": [0, 2],
+        "q5_0": [0],
+        "q5_1": [0, 2],
+        "q2_k": [80, 82],
+        "q3_k": [108],
+        "q4_k": [0, 2],
+        "q5_k": [0, 2],
+        "q6_k": [208],
+    }[layout]
 
 
-def random_blocks(layout: str, rows: int, columns: int, rng: np.random.Generator, scales: np.ndarray) -> np.ndarray:
+def random_blocks(
+    layout: str, rows: int, columns: int, rng: np.random.Generator, scales: np.ndarray
+) -> np.ndarray:
     """Random bytes, with float16 scales taken from `scales`."""
     kind = LAYOUTS[layout]
     blocks = rng.integers(0, 256, (rows, columns // kind.block, kind.block_bytes), dtype=np.uint8)
     for at in scale_bytes(layout):
-        blocks[..., at : at + 2] = rng.choice(scales, blocks.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+        blocks[..., at : at + 2] = (
+            rng.choice(scales, blocks.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+        )
     return blocks.reshape(rows, -1)
 
 
@@ -73,7 +91,12 @@ EXTREME = np.array([65504, -65504, 6e-8, -6e-8, 6.1e-5, 0.0, -0.0, 1.0, 3e-5])
 
 
 def matrix(
-    layout: str, rows: int, columns: int, seed: int = 0, scales: np.ndarray = ORDINARY, dtype: torch.dtype = torch.float32
+    layout: str,
+    rows: int,
+    columns: int,
+    seed: int = 0,
+    scales: np.ndarray = ORDINARY,
+    dtype: torch.dtype = torch.float32,
 ) -> Matrix:
     rng = np.random.default_rng(seed)
     if layout.startswith("int4"):
@@ -83,16 +106,21 @@ def matrix(
         zero = rng.integers(0, 17, (rows, groups)).astype(np.float16)
         zero[rng.random(zero.shape) < 0.2] = 7.5
         codes = np.stack([data & 15, data >> 4], -1).reshape(rows, groups, -1).astype(np.float32)
-        factor = scale.astype(np.float32)[..., None]  # two exact products: the difference is exact where the zero is whole
+        factor = scale.astype(np.float32)[
+            ..., None
+        ]  # two exact products: the difference is exact where the zero is whole
         w_OI = (factor * codes - factor * zero.astype(np.float32)[..., None]).reshape(rows, columns)
-        steps = np.repeat(abs(scale.astype(np.float64)) * (15 + zero), LAYOUTS[layout].block // 32, 1)
+        steps = np.repeat(
+            abs(scale.astype(np.float64)) * (15 + zero), LAYOUTS[layout].block // 32, 1
+        )
         grids = torch.from_numpy(scale), torch.from_numpy(zero)
         packed = pack(layout, (rows, columns), torch.from_numpy(data), *grids, dtype=dtype)
         return Matrix(PackedPanels(layout, (rows, columns), dtype, packed), w_OI, steps)
     data = random_blocks(layout, rows, columns, rng, scales)
     w_OI = dequantize(data, GGML[layout])
     panels = PackedPanels.of(Blocks(layout, torch.from_numpy(data), (rows, columns)), dtype=dtype)
-    # The greatest scale * code and minimum that a block of these bytes can have are within this of its greatest value.
+    # The greatest scale * code and minimum that a block of these bytes can have are within this of
+    # its greatest value.
     steps = abs(w_OI.astype(np.float64)).reshape(rows, -1, 32).max(2) * 64
     return Matrix(panels, w_OI, steps)
 
@@ -112,8 +140,9 @@ def product(w_OI: np.ndarray, x_TI: np.ndarray) -> np.ndarray:
 
 
 def tolerance(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
-    """Of a sum over G groups in float32: each term and each partial sum is rounded a few times, relative to the greatest that
-    a group's sums of products and of minimums can be. (G + 4) * 2^-24 of their total, the textbook bound."""
+    """Of a sum over G groups in float32: each term and each partial sum is rounded a few times,
+    relative to the greatest that a group's sums of products and of minimums can be. (G + 4) * 2^-24
+    of their total, the textbook bound."""
     q_TGi, scale_TG = rounded(x_TI)
     size_TO = (abs(q_TGi).sum(2) * scale_TG) @ m.steps_OG.T
     return (scale_TG.shape[1] + 4) * 2.0**-24 * size_TO + 1e-30
@@ -121,7 +150,9 @@ def tolerance(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
 
 def activations(tokens: int, columns: int, seed: int = 1) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal((tokens, columns)) * np.exp(rng.standard_normal((tokens, columns)))).astype(np.float32)
+    return (
+        rng.standard_normal((tokens, columns)) * np.exp(rng.standard_normal((tokens, columns)))
+    ).astype(np.float32)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -141,7 +172,10 @@ def test_a_long_row(layout: str) -> None:
     m = matrix(layout, 33, 3072)
     for tokens in (1, 4, 19):
         x_TI = activations(tokens, 3072)
-        assert (abs(m.panels.matmul(torch.from_numpy(x_TI)).numpy() - product(m.w_OI, x_TI)) <= tolerance(m, x_TI)).all()
+        assert (
+            abs(m.panels.matmul(torch.from_numpy(x_TI)).numpy() - product(m.w_OI, x_TI))
+            <= tolerance(m, x_TI)
+        ).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -150,12 +184,16 @@ def test_extreme_scales(layout: str) -> None:
     for tokens in (1, 3, 4, 21):
         x_TI = activations(tokens, 512)
         x_TI[0, :32] = 0
-        assert (abs(m.panels.matmul(torch.from_numpy(x_TI)).numpy() - product(m.w_OI, x_TI)) <= tolerance(m, x_TI)).all()
+        assert (
+            abs(m.panels.matmul(torch.from_numpy(x_TI)).numpy() - product(m.w_OI, x_TI))
+            <= tolerance(m, x_TI)
+        ).all()
 
 
 @pytest.mark.parametrize("code", [0, 127, 128, 129, 255])
 def test_the_greatest_codes_do_not_saturate(code: int) -> None:
-    """Every byte of the codes the same, every activation the greatest: q8_0 with -128 among them, nibbles of 15."""
+    """Every byte of the codes the same, every activation the greatest: q8_0 with -128 among them,
+    nibbles of 15."""
     for layout, kind in LAYOUTS.items():
         if layout.startswith("int4"):
             continue
@@ -163,12 +201,18 @@ def test_the_greatest_codes_do_not_saturate(code: int) -> None:
         for at in scale_bytes(layout):
             blocks[..., at : at + 2] = np.full((16, 1, 1), 0.5, np.float16).view(np.uint8)
         data = blocks.reshape(16, -1)
-        panels = PackedPanels.of(Blocks(layout, torch.from_numpy(data), (16, kind.block)), dtype=torch.float32)
+        panels = PackedPanels.of(
+            Blocks(layout, torch.from_numpy(data), (16, kind.block)), dtype=torch.float32
+        )
         for tokens in (1, 2, 4, 9, 20):
             for sign in (1.0, -1.0):
                 x_TI = np.full((tokens, kind.block), sign, np.float32)
-                expected = x_TI.astype(np.float64) @ dequantize(data, GGML[layout]).astype(np.float64).T
-                np.testing.assert_allclose(panels.matmul(torch.from_numpy(x_TI)).numpy(), expected, rtol=1e-5, atol=1e-3)
+                expected = (
+                    x_TI.astype(np.float64) @ dequantize(data, GGML[layout]).astype(np.float64).T
+                )
+                np.testing.assert_allclose(
+                    panels.matmul(torch.from_numpy(x_TI)).numpy(), expected, rtol=1e-5, atol=1e-3
+                )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -184,12 +228,16 @@ def test_other_types_of_activations(layout: str, dtype: torch.dtype) -> None:
             assert y_TO.dtype == dtype and y_TO.shape == (tokens, 37)
             error = abs(y_TO.double().numpy() - expected)
             unit = torch.finfo(dtype).eps / 2
-            assert (error <= tolerance(m, x_TI.float().numpy()) + unit * abs(expected) * (1 + 1e-3) + 1e-7).all()
+            assert (
+                error
+                <= tolerance(m, x_TI.float().numpy()) + unit * abs(expected) * (1 + 1e-3) + 1e-7
+            ).all()
 
 
 @pytest.mark.parametrize("layout", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
 def test_is_near_the_product_of_the_matrix_that_was_quantized(layout: str) -> None:
-    """Rounding x to 8 bits, group by group, errs by at most half a step of 1/127 of the group's greatest, in each element."""
+    """Rounding x to 8 bits, group by group, errs by at most half a step of 1/127 of the group's
+    greatest, in each element."""
     rng = np.random.default_rng(0)
     w_OI, x_TI = rng.standard_normal((64, 512), dtype=np.float32) * 0.02, activations(6, 512)
     data = torch.from_numpy(quantize(w_OI, GGML[layout]))
@@ -262,7 +310,9 @@ def test_argmax_takes_the_lowest_of_equal_rows_and_passes_what_is_not_finite() -
     x_TI = torch.from_numpy(activations(3, 64))
     data[:5, :2] = np.full((5, 1), np.nan, np.float16).view(np.uint8)
     data[5:9, :2] = np.full((4, 1), np.inf, np.float16).view(np.uint8)
-    panels = PackedPanels.of(Blocks("q8_0", torch.from_numpy(data), data.shape[:1] + (64,)), dtype=torch.float32)
+    panels = PackedPanels.of(
+        Blocks("q8_0", torch.from_numpy(data), data.shape[:1] + (64,)), dtype=torch.float32
+    )
     assert panels.argmax(x_TI).tolist() == [9, 9, 9]
 
 
@@ -295,7 +345,9 @@ def test_a_stack_of_matrices_is_packed_one_after_the_other() -> None:
     stack = np.stack([random_blocks("q6_k", 20, 512, rng, ORDINARY) for _ in range(3)])
     panels = pack("q6_k", (3, 20, 512), torch.from_numpy(stack), dtype=torch.float32)
     for e, one in enumerate(panels.view(3, -1)):
-        assert torch.equal(one, pack("q6_k", (20, 512), torch.from_numpy(stack[e]), dtype=torch.float32))
+        assert torch.equal(
+            one, pack("q6_k", (20, 512), torch.from_numpy(stack[e]), dtype=torch.float32)
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -303,7 +355,11 @@ def test_stays_packed(layout: str) -> None:
     m = matrix(layout, 64, 512)
     kind = LAYOUTS[layout]
     loaded = 64 * 512 // kind.block * (kind.block_bytes + (4 if layout.startswith("int4") else 0))
-    assert m.panels.nbytes == nbytes(layout, (64, 512)) == _native.packed_panel_bytes(kind.number, 512) * 4
+    assert (
+        m.panels.nbytes
+        == nbytes(layout, (64, 512))
+        == _native.packed_panel_bytes(kind.number, 512) * 4
+    )
     assert loaded <= m.panels.nbytes <= 1.04 * loaded
 
 
@@ -319,4 +375,10 @@ def test_refuses() -> None:
     with pytest.raises(InfernoError, match="needs scales"):
         pack("int4_g32", (16, 64), torch.zeros(16, 32, dtype=torch.uint8), dtype=torch.float32)
     with pytest.raises(InfernoError, match="in its blocks"):
-        pack("q8_0", (1, 32), torch.zeros(1, 34, dtype=torch.uint8), torch.zeros(1, 1).half(), dtype=torch.float32)
+        pack(
+            "q8_0",
+            (1, 32),
+            torch.zeros(1, 34, dtype=torch.uint8),
+            torch.zeros(1, 1).half(),
+            dtype=torch.float32,
+        )

@@ -1,4 +1,5 @@
-"""Memory that is made ready while torch is imported: whole, apart, and given back where nobody took it."""
+"""Memory that is made ready while torch is imported: whole, apart, and given back where nobody took
+it."""
 
 from __future__ import annotations
 
@@ -89,11 +90,16 @@ def test_memory_in_several_parts_is_left_to_the_threads_that_will_read_it(near: 
 
 
 def test_it_comes_before_torch() -> None:
-    code = "import sys, inferno_cpu.reserve as r\nwith r.reserved(1 << 20): pass\nassert 'torch' not in sys.modules"
+    code = (
+        "import sys, inferno_cpu.reserve as r\nwith r.reserved(1 << 20): pass\nassert "
+        "'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_where_huge_pages_come_slowly_small_ones_are_exchanged_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_huge_pages_come_slowly_small_ones_are_exchanged_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reserve, "_SLOW_SECONDS", -1.0)
     exchanged: list[int] = []
 
@@ -121,7 +127,9 @@ def test_where_huge_pages_come_slowly_small_ones_are_exchanged_later(monkeypatch
 
 def test_nothing_is_exchanged_for_a_model_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(reserve, "_madvise", lambda address, nbytes, advice: calls.append(advice) or 0)
+    monkeypatch.setattr(
+        reserve, "_madvise", lambda address, nbytes, advice: calls.append(advice) or 0
+    )
     memory = mmap.mmap(-1, MIB)
     reserve._exchange(weakref.ref(memory), 0, range(1))
     gone = weakref.ref(memory)

@@ -54,14 +54,19 @@ V2_LITE: dict[str, Any] = {
     "max_position_embeddings": 256,
     "rope_theta": 10_000.0,
     "rope_scaling": {
-        "type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1,
-        "mscale": 0.707, "mscale_all_dim": 0.707,
+        "type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
     },
     "yarn_log_multiplier": 0.0707,  # as llama.cpp's converter derives it from mscale_all_dim
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "attention_bias": False,
-}  # fmt: skip
+}
 V2: dict[str, Any] = {
     **V2_LITE,
     "q_lora_rank": 32,
@@ -114,20 +119,28 @@ class TestKimiK2(ArchitectureTests):
     rerouted = 0.05
     config = {
         **V3,
-        "n_routed_experts": 10, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0, "rope_theta": 50_000.0,
+        "n_routed_experts": 10,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_nextn_predict_layers": 0,
+        "rope_theta": 50_000.0,
         "rope_scaling": {**V3["rope_scaling"], "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0},
-    }  # fmt: skip
+    }
 
 
 class TestMoonlight(ArchitectureTests):
-    """Moonlight-16B-A3B: V3 without a latent of queries, its context not stretched, another epsilon."""
+    """Moonlight-16B-A3B: V3 without a latent of queries, its context not stretched, another
+    epsilon."""
 
     rerouted = 0.05
     config = {
         **TestKimiK2.config,
-        "q_lora_rank": None, "n_shared_experts": 2, "rope_scaling": None, "yarn_log_multiplier": None,
+        "q_lora_rank": None,
+        "n_shared_experts": 2,
+        "rope_scaling": None,
+        "yarn_log_multiplier": None,
         "rms_norm_eps": 1e-5,
-    }  # fmt: skip
+    }
 
 
 class TestHalves(ArchitectureTests):
@@ -135,7 +148,12 @@ class TestHalves(ArchitectureTests):
 
     in_gguf = False  # llama.cpp turns neighbouring pairs
     rerouted = 0.05
-    config = {**V3, "rope_interleave": False, "tie_word_embeddings": True, "yarn_log_multiplier": None}
+    config = {
+        **V3,
+        "rope_interleave": False,
+        "tie_word_embeddings": True,
+        "yarn_log_multiplier": None,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -151,48 +169,71 @@ def tensors() -> dict[str, Tensor]:
             shapes["weight"] = module.weight.shape
         for name, shape in shapes.items():
             noise = torch.randn(shape, generator=draw)
-            found[f"{checkpoint_path(path)}.{name}"] = 1 + 0.2 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+            found[f"{checkpoint_path(path)}.{name}"] = (
+                1 + 0.2 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+            )
     return found
 
 
 def load(path: Path) -> Toy:
     catalog = torch_only()
-    plan = resolve(str(path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"), catalog)
+    plan = resolve(
+        str(path),
+        Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"),
+        catalog,
+    )
     return Toy(plan, load_model(plan, catalog))
 
 
 def saved(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
     path.mkdir(exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors"
+    )
     (path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     return path
 
 
-def test_absorbed_weights_compute_what_unfolding_every_key_and_value_does(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+def test_absorbed_weights_compute_what_unfolding_every_key_and_value_does(
+    tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
     """The prompt in chunks and decode steps against the definition, in float64."""
     toy = load(saved(tmp_path / "toy", tensors, V3))
     seen: list[tuple[Tensor, Tensor]] = []
     attention = toy.model.get_submodule("model.layers.1.self_attn")
-    attention.register_forward_hook(lambda module, given, y_TD: seen.append((given[0].clone(), y_TD.clone())))
+    attention.register_forward_hook(
+        lambda module, given, y_TD: seen.append((given[0].clone(), y_TD.clone()))
+    )
     chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=50), toy.model)
     generate(chunked, [list(range(70))], 20)
     x_TD, y_TD = (torch.cat(rows) for rows in zip(*seen, strict=True))
     assert len(x_TD) == 89 and len(seen) == 21
     prefix = "model.layers.1.self_attn."
-    layer = {name.removeprefix(prefix): tensor.double() for name, tensor in tensors.items() if name.startswith(prefix)}
+    layer = {
+        name.removeprefix(prefix): tensor.double()
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
     torch.testing.assert_close(y_TD.double(), unfolded(x_TD.double(), layer), rtol=1e-4, atol=1e-5)
 
 
 def unfolded(x_TD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     """A layer's attention over a sequence, as the paper defines it."""
-    H, N, R, L = (V3[name] for name in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
+    H, N, R, L = (
+        V3[name]
+        for name in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank")
+    )
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights[f"{name}.weight"]
 
     # In float32, as published code has them: the angles of far tokens depend on it.
-    turns_TR = Rope(R, RopeScaling.from_json(V3), max_position_embeddings=256, interleaved=True).inv_freq_E.float()
-    turn_TE = torch.polar(torch.ones(()).double(), (torch.arange(len(x_TD))[:, None] * turns_TR).double())
+    turns_TR = Rope(
+        R, RopeScaling.from_json(V3), max_position_embeddings=256, interleaved=True
+    ).inv_freq_E.float()
+    turn_TE = torch.polar(
+        torch.ones(()).double(), (torch.arange(len(x_TD))[:, None] * turns_TR).double()
+    )
 
     def rotate(x_THR: Tensor) -> Tensor:
         pairs = torch.view_as_complex(x_THR.unflatten(-1, (-1, 2)).contiguous())
@@ -201,19 +242,26 @@ def unfolded(x_TD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     q_TX = norm(x_TD @ weights["q_a_proj.weight"].T, "q_a_layernorm") @ weights["q_b_proj.weight"].T
     q_THN, q_THR = q_TX.view(len(x_TD), H, N + R).split([N, R], -1)
     latent_TL, k_TR = (x_TD @ weights["kv_a_proj_with_mqa.weight"].T).split([L, R], -1)
-    kv_THX = (norm(latent_TL, "kv_a_layernorm") @ weights["kv_b_proj.weight"].T).view(len(x_TD), H, -1)
+    kv_THX = (norm(latent_TL, "kv_a_layernorm") @ weights["kv_b_proj.weight"].T).view(
+        len(x_TD), H, -1
+    )
     k_THC = torch.cat([kv_THX[..., :N], rotate(k_TR[:, None]).expand(-1, H, -1)], -1)
     scores_HTT = torch.einsum("thc,shc->hts", torch.cat([q_THN, rotate(q_THR)], -1), k_THC)
     scores_HTT *= (N + R) ** -0.5 * (0.1 * math.log(40) + 1) ** 2
     hidden_TT = torch.ones(len(x_TD), len(x_TD)).triu(1).bool()
     weights_HTT = scores_HTT.masked_fill(hidden_TT, -math.inf).softmax(-1)
-    return torch.einsum("hts,shv->thv", weights_HTT, kv_THX[..., N:]).flatten(1) @ weights["o_proj.weight"].T
+    return (
+        torch.einsum("hts,shv->thv", weights_HTT, kv_THX[..., N:]).flatten(1)
+        @ weights["o_proj.weight"].T
+    )
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-def test_gguf_files_with_split_heads_give_the_same_tokens(kind: str, tensors: dict[str, Tensor], tmp_path: Path) -> None:
-    """As llama.cpp converts since April 2025: `attn_k_b`, transposed, and `attn_v_b`, each a stack of heads. (The tests above
-    write `attn_kv_b`, as before.)"""
+def test_gguf_files_with_split_heads_give_the_same_tokens(
+    kind: str, tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """As llama.cpp converts since April 2025: `attn_k_b`, transposed, and `attn_v_b`, each a stack
+    of heads. (The tests above write `attn_kv_b`, as before.)"""
     heads, nope = V3["num_attention_heads"], V3["qk_nope_head_dim"]
     stored = dict(tensors)
     for prefix in [f"model.layers.{n}.self_attn" for n in range(V3["num_hidden_layers"])]:
@@ -221,28 +269,50 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(kind: str, tensors: di
             stored[f"{prefix}.k_b_proj.{head}.weight"] = kv_CL[:nope].T.contiguous()
             stored[f"{prefix}.v_b_proj.{head}.weight"] = kv_CL[nope:].contiguous()
     cached, latent = V3["kv_lora_rank"] + V3["qk_rope_head_dim"], V3["kv_lora_rank"]
-    widths = {"qk_head_dim": cached, "v_head_dim": latent, "qk_head_dim_mla": nope + V3["qk_rope_head_dim"]}
-    held = write_gguf(tmp_path / "toy.gguf", GGUF, {**V3, **widths, "v_head_dim_mla": V3["v_head_dim"]}, stored, kind)
+    widths = {
+        "qk_head_dim": cached,
+        "v_head_dim": latent,
+        "qk_head_dim_mla": nope + V3["qk_rope_head_dim"],
+    }
+    held = write_gguf(
+        tmp_path / "toy.gguf",
+        GGUF,
+        {**V3, **widths, "v_head_dim_mla": V3["v_head_dim"]},
+        stored,
+        kind,
+    )
     for prefix in [f"model.layers.{n}.self_attn" for n in range(V3["num_hidden_layers"])]:
         halves = [
             part
             for head in range(heads)
-            for part in (held.pop(f"{prefix}.k_b_proj.{head}.weight").T, held.pop(f"{prefix}.v_b_proj.{head}.weight"))
+            for part in (
+                held.pop(f"{prefix}.k_b_proj.{head}.weight").T,
+                held.pop(f"{prefix}.v_b_proj.{head}.weight"),
+            )
         ]
         held[f"{prefix}.kv_b_proj.weight"] = torch.cat(halves)
     prompts = ragged_prompts(V3["vocab_size"])
     ours, theirs = (
-        generate(load(path), prompts, 16) for path in (tmp_path / "toy.gguf", saved(tmp_path / "twin", held, V3))
+        generate(load(path), prompts, 16)
+        for path in (tmp_path / "toy.gguf", saved(tmp_path / "twin", held, V3))
     )
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.logits_NV, other.logits_NV, rtol=1e-4, atol=1e-4)
         assert one.token_ids == other.token_ids
 
 
-def test_layers_that_predict_further_tokens_are_left_alone(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+def test_layers_that_predict_further_tokens_are_left_alone(
+    tensors: dict[str, Tensor], tmp_path: Path
+) -> None:
     """DeepSeek-V3 stores one after its last, and the first conversions of Kimi K2 rotary tables."""
-    extra = {"model.layers.2.eh_proj.weight": torch.ones(9, 9), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    plan = resolve(str(saved(tmp_path / "more", {**tensors, **extra}, V3)), Options(device="cpu", max_model_len=160))
+    extra = {
+        "model.layers.2.eh_proj.weight": torch.ones(9, 9),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+    }
+    plan = resolve(
+        str(saved(tmp_path / "more", {**tensors, **extra}, V3)),
+        Options(device="cpu", max_model_len=160),
+    )
     assert check(plan) == len(tensors) + 2
     plan = resolve(
         str(saved(tmp_path / "none", {**tensors, **extra}, {**V3, "num_nextn_predict_layers": 0})),
@@ -260,10 +330,16 @@ def test_a_token_costs_one_latent_and_one_rotated_key() -> None:
 
 def test_gguf_files_that_name_no_scoring_mean_softmax() -> None:
     """The first of DeepSeek-V2; heads are `attention.key_length` wide in them."""
-    old = {name: value for name, value in V2.items() if name not in ("qk_nope_head_dim", "scoring_func", "topk_method")}
+    old = {
+        name: value
+        for name, value in V2.items()
+        if name not in ("qk_nope_head_dim", "scoring_func", "topk_method")
+    }
     read = DeepseekConfig.of_v2({**old, "qk_head_dim": 40})
     assert (read.scoring_func, read.qk_nope_head_dim, read.num_groups) == ("softmax", 32, 4)
-    split = DeepseekConfig.of_v2({**old, "qk_head_dim": 72, "v_head_dim": 64, "qk_head_dim_mla": 40, "v_head_dim_mla": 24})
+    split = DeepseekConfig.of_v2(
+        {**old, "qk_head_dim": 72, "v_head_dim": 64, "qk_head_dim_mla": 40, "v_head_dim_mla": 24}
+    )
     assert split == read
 
 

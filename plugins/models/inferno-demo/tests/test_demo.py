@@ -51,7 +51,11 @@ def test_it_says_what_it_is(llm: LLM) -> None:
 
 
 def test_it_calls_a_tool(llm: LLM) -> None:
-    case = next(k for k in known() if k.get("tools") and k["exact"] and "question" in k and "<tool_call>" in k["answer"])
+    case = next(
+        k
+        for k in known()
+        if k.get("tools") and k["exact"] and "question" in k and "<tool_call>" in k["answer"]
+    )
     prompt = llm.encode_chat([{"role": "user", "content": case["question"]}], tools=case["tools"])
     [answer] = llm.generate([list(prompt)], GREEDY)
     assert answer.outputs[0].text == case["answer"]

@@ -18,27 +18,53 @@ from inferno.testing.tiny import Toy
 from inferno_gemma.config import gemma, gemma2, gemma3, gemma3_text
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
-}  # fmt: skip
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+}
 GEMMA: dict[str, Any] = {
-    **SIZES, "architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None,
+    **SIZES,
+    "architectures": ["GemmaForCausalLM"],
+    "model_type": "gemma",
+    "hidden_act": "gelu",
+    "hidden_activation": None,
     "rope_theta": 10_000.0,
-}  # fmt: skip
+}
 GEMMA_2: dict[str, Any] = {
-    **SIZES, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "num_hidden_layers": 3, "sliding_window": 12,
-    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32,
-    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-}  # fmt: skip
+    **SIZES,
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "num_hidden_layers": 3,
+    "sliding_window": 12,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 32,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 GEMMA_3: dict[str, Any] = {
-    **SIZES, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "num_hidden_layers": 4,
-    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32, "sliding_window": 12, "sliding_window_pattern": 3,
-    "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0,
-}  # fmt: skip
+    **SIZES,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 12,
+    "sliding_window_pattern": 3,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}
 
 
 class TestGemma2B(ArchitectureTests):
-    """Gemma 2B: one key/value head, a head wider than hidden size / heads, "gelu" for its approximation."""
+    """Gemma 2B: one key/value head, a head wider than hidden size / heads, "gelu" for its
+    approximation."""
 
     config = {**GEMMA, "num_key_value_heads": 1}
 
@@ -50,17 +76,22 @@ class TestGemma2(ArchitectureTests):
 
 
 class TestGemma2Of27B(ArchitectureTests):
-    """Gemma 2 27B: scores scaled by hidden size / heads; caps that bite, and layers named one by one."""
+    """Gemma 2 27B: scores scaled by hidden size / heads; caps that bite, and layers named one by
+    one."""
 
     in_gguf = False  # its readers know the scale of 46 layers only, and no types of layers
     config = {
-        **GEMMA_2, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5,
+        **GEMMA_2,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 1.5,
         "layer_types": [FULL, FULL, SLIDING],
-    }  # fmt: skip
+    }
 
 
 class TestGemma3(ArchitectureTests):
-    """Gemma 3 1B: normed heads, windows in all but every n-th layer, a rotary base for each kind of layer."""
+    """Gemma 3 1B: normed heads, windows in all but every n-th layer, a rotary base for each kind of
+    layer."""
 
     config = GEMMA_3
 
@@ -72,12 +103,16 @@ class TestGemma3Scaled(ArchitectureTests):
 
 
 class TestGemma3RopeParameters(ArchitectureTests):
-    """Gemma 3 27B's language model as transformers 5 writes it: scores scaled by hidden size / heads, each layer's type, rotary
-    parameters for each type."""
+    """Gemma 3 27B's language model as transformers 5 writes it: scores scaled by hidden size /
+    heads, each layer's type, rotary parameters for each type."""
 
     in_gguf = False  # its readers know the scale of 62 layers only, and no types of layers
     config = {
-        **{k: v for k, v in GEMMA_3.items() if k not in ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")},
+        **{
+            k: v
+            for k, v in GEMMA_3.items()
+            if k not in ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")
+        },
         "query_pre_attn_scalar": 16,
         "layer_types": [SLIDING, FULL, SLIDING, FULL],
         "rope_parameters": {
@@ -95,15 +130,22 @@ class TestGemma3WithVision(ArchitectureTests):
         "model_type": "gemma3",
         "text_config": {k: v for k, v in GEMMA_3.items() if k != "architectures"},
         "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-            "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
         },
         "mm_tokens_per_image": 4,
         "image_token_index": 159,
-    }  # fmt: skip
+    }
 
     def test_a_step_is_planned_by_the_sizes_of_the_language_model(self, toy: Toy) -> None:
-        hidden, inner = (self.config["text_config"][name] for name in ("hidden_size", "intermediate_size"))
+        hidden, inner = (
+            self.config["text_config"][name] for name in ("hidden_size", "intermediate_size")
+        )
         [planned] = [item.nbytes for item in toy.plan.memory if item.name == "activations"]
         assert planned == 512 * (8 * hidden + 3 * inner) * 4
 
@@ -112,18 +154,29 @@ class TestGemma3WithVision(ArchitectureTests):
     ) -> None:
         tensors = load_file(checkpoint / "model.safetensors")
         assert any(name.startswith("vision_tower.") for name in tensors)
-        new = {"language_model.model.": "model.language_model.", "vision": "model.vision", "multi": "model.multi"}
-        renamed = {re.sub("|".join(map(re.escape, new)), lambda m: new[m[0]], n, count=1): t for n, t in tensors.items()}
+        new = {
+            "language_model.model.": "model.language_model.",
+            "vision": "model.vision",
+            "multi": "model.multi",
+        }
+        renamed = {
+            re.sub("|".join(map(re.escape, new)), lambda m: new[m[0]], n, count=1): t
+            for n, t in tensors.items()
+        }
         save_file(renamed, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(self.config))
-        plan = resolve(str(tmp_path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"))
+        plan = resolve(
+            str(tmp_path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
+        )
         [ours], [theirs] = (generate(t, prompts[-1:]) for t in (Toy(plan, load_model(plan)), toy))
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
 
 def test_a_gelu_of_gemma_is_its_approximation() -> None:
     """The first configs say "gelu", later ones what was meant."""
-    assert gemma({**GEMMA, "hidden_act": "gelu_pytorch_tanh"}) == gemma({**GEMMA, "hidden_act": "gelu"})
+    assert gemma({**GEMMA, "hidden_act": "gelu_pytorch_tanh"}) == gemma(
+        {**GEMMA, "hidden_act": "gelu"}
+    )
 
 
 def test_fields_that_published_configs_leave_out_are_those_of_transformers() -> None:
@@ -131,17 +184,30 @@ def test_fields_that_published_configs_leave_out_are_those_of_transformers() -> 
     from transformers import Gemma3TextConfig
 
     given: dict[str, Any] = {
-        "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34, "sliding_window": 1024,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    }  # fmt: skip
+    }
     ours, theirs = gemma3_text({"text_config": given}), Gemma3TextConfig(**given)
     for name in (
-        "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
-        "sliding_window", "query_pre_attn_scalar", "tie_word_embeddings", "final_logit_softcapping",
-    ):  # fmt: skip
+        "vocab_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "sliding_window",
+        "query_pre_attn_scalar",
+        "tie_word_embeddings",
+        "final_logit_softcapping",
+    ):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert list(ours.layer_types) == theirs.layer_types
-    assert (ours.rope.rope_theta, ours.rope.factor) == (1e6, 8.0) and theirs.rope_parameters[FULL]["rope_theta"] == 1e6
+    assert (ours.rope.rope_theta, ours.rope.factor) == (1e6, 8.0) and theirs.rope_parameters[FULL][
+        "rope_theta"
+    ] == 1e6
     assert ours.local_rope.rope_theta == theirs.rope_parameters[SLIDING]["rope_theta"] == 1e4
 
 
@@ -153,13 +219,22 @@ def test_a_gguf_file_of_gemma_2_has_the_published_scale(
     layers: int, hidden: int, heads: int, head_dim: int, scalar: int
 ) -> None:
     """The files do not hold it."""
-    sizes = {**GEMMA_2, "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim}
+    sizes = {
+        **GEMMA_2,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "head_dim": head_dim,
+    }
     assert gemma2({**sizes, "query_pre_attn_scalar": 0}).query_pre_attn_scalar == scalar
 
 
 def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
-    """rnj-1: full attention in every layer. A config.json without the field has transformers' default."""
-    config = {k: v for k, v in GEMMA_3.items() if k not in ("sliding_window", "sliding_window_pattern")}
+    """rnj-1: full attention in every layer. A config.json without the field has transformers'
+    default."""
+    config = {
+        k: v for k, v in GEMMA_3.items() if k not in ("sliding_window", "sliding_window_pattern")
+    }
     assert set(gemma3({**config, "query_pre_attn_scalar": 0}).layer_types) == {FULL}
     assert gemma3(config).attention_need(0).sliding_window == 4096
 
@@ -176,13 +251,23 @@ def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
         (gemma3, {**GEMMA_3, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         (gemma3, {**GEMMA_3, "sliding_window": 0}, "sliding_window"),
         (gemma3, {**GEMMA_3, "rope_parameters": [1]}, "rope_scaling"),
-        (gemma3, {**GEMMA_3, "rope_parameters": {SLIDING: {"rope_type": "longrope"}}}, "short_factor has 0"),
+        (
+            gemma3,
+            {**GEMMA_3, "rope_parameters": {SLIDING: {"rope_type": "longrope"}}},
+            "short_factor has 0",
+        ),
         (gemma2, {**GEMMA_2, "query_pre_attn_scalar": -4}, "query_pre_attn_scalar"),
-        (gemma2, {**GEMMA_2, "query_pre_attn_scalar": 0, "attn_logit_softcapping": 0.0}, "attn_logit_softcapping"),
+        (
+            gemma2,
+            {**GEMMA_2, "query_pre_attn_scalar": 0, "attn_logit_softcapping": 0.0},
+            "attn_logit_softcapping",
+        ),
         (gemma3, {**GEMMA_3, "final_logit_softcapping": -30.0}, "final_logit_softcapping"),
         (gemma3_text, GEMMA_3, "text_config"),
     ],
 )
-def test_a_bad_config_is_an_error_that_names_the_field(read: Any, damage: dict[str, Any], named: str) -> None:
+def test_a_bad_config_is_an_error_that_names_the_field(
+    read: Any, damage: dict[str, Any], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
         read(damage)

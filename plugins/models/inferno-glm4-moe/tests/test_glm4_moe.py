@@ -57,7 +57,8 @@ AIR: dict[str, Any] = {
 
 
 class TestAir(ArchitectureTests):
-    """GLM-4.5-Air: biases on queries, keys and values, half of each head rotated, the first layer without experts."""
+    """GLM-4.5-Air: biases on queries, keys and values, half of each head rotated, the first layer
+    without experts."""
 
     rerouted = 0.05
     config = AIR
@@ -67,13 +68,24 @@ class TestAir(ArchitectureTests):
         self, kind: str, toy: Toy, checkpoint: Path, prompts: list[list[int]], tmp_path: Path
     ) -> None:
         """As published: one such layer is stored behind the last, and GGUF files count it."""
-        tensors = {name: tensor.contiguous() for name, tensor in load_file(checkpoint / "model.safetensors").items()}
+        tensors = {
+            name: tensor.contiguous()
+            for name, tensor in load_file(checkpoint / "model.safetensors").items()
+        }
         behind = "model.layers.2."
-        last = {n.replace("layers.1.", "layers.2."): t.clone() for n, t in tensors.items() if n.startswith("model.layers.1.")}
+        last = {
+            n.replace("layers.1.", "layers.2."): t.clone()
+            for n, t in tensors.items()
+            if n.startswith("model.layers.1.")
+        }
         wide, square = torch.ones(64, 128), torch.ones(160, 64)
         further = {"eh_proj": wide, "embed_tokens": square, "shared_head.head": square}
         further |= {norm: torch.ones(64) for norm in ("enorm", "hnorm", "shared_head.norm")}
-        everything = tensors | last | {f"{behind}{name}.weight": tensor.clone() for name, tensor in further.items()}
+        everything = (
+            tensors
+            | last
+            | {f"{behind}{name}.weight": tensor.clone() for name, tensor in further.items()}
+        )
         config = {**self.config, "num_nextn_predict_layers": 1}
         if kind == "gguf":
             path = tmp_path / "toy.gguf"
@@ -86,34 +98,51 @@ class TestAir(ArchitectureTests):
             (path / "config.json").write_text(json.dumps(config))
         twin = tmp_path / "twin"
         twin.mkdir()
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, twin / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            twin / "model.safetensors",
+        )
         (twin / "config.json").write_text(json.dumps(self.config))
         options = Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
         plans = [resolve(str(where), options) for where in (path, twin)]
-        [ours], [theirs] = (generate(Toy(plan, load_model(plan)), prompts[-1:], 8) for plan in plans)
+        [ours], [theirs] = (
+            generate(Toy(plan, load_model(plan)), prompts[-1:], 8) for plan in plans
+        )
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
 
 
 class TestGlm45(ArchitectureTests):
-    """GLM-4.5 and GLM-4.6: norms on heads, weights of the picked experts scaled by 2.5, two layers without experts."""
+    """GLM-4.5 and GLM-4.6: norms on heads, weights of the picked experts scaled by 2.5, two layers
+    without experts."""
 
     rerouted = 0.05
     config = {
         **AIR,
-        "use_qk_norm": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 2, "num_hidden_layers": 3,
-        "n_routed_experts": 7, "num_attention_heads": 4,
-    }  # fmt: skip
+        "use_qk_norm": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 2,
+        "num_hidden_layers": 3,
+        "n_routed_experts": 7,
+        "num_attention_heads": 4,
+    }
 
 
 class TestGroups(ArchitectureTests):
-    """Experts in groups of which the best two are picked, two shared experts, a tied head, no layer without experts."""
+    """Experts in groups of which the best two are picked, two shared experts, a tied head, no layer
+    without experts."""
 
     rerouted = 0.05
     config = {
         **AIR,
-        "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 0, "norm_topk_prob": False,
-        "tie_word_embeddings": True, "attention_bias": False, "num_attention_heads": 4,
-    }  # fmt: skip
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "num_attention_heads": 4,
+    }
 
 
 class TestYarn(ArchitectureTests):
@@ -121,12 +150,19 @@ class TestYarn(ArchitectureTests):
 
     rerouted = 0.05
     config = {
-        **{name: value for name, value in AIR.items() if name not in ("rope_theta", "rope_scaling", "partial_rotary_factor")},
+        **{
+            name: value
+            for name, value in AIR.items()
+            if name not in ("rope_theta", "rope_scaling", "partial_rotary_factor")
+        },
         "rope_parameters": {
-            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1_000_000.0,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 1_000_000.0,
             "partial_rotary_factor": 0.5,
         },
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(

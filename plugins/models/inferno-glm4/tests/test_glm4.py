@@ -35,7 +35,12 @@ GLM_4: dict[str, Any] = {
     "tie_word_embeddings": False,
     "pad_token_id": 0,
 }
-GLM: dict[str, Any] = {**GLM_4, "architectures": ["GlmForCausalLM"], "model_type": "glm", "head_dim": 16}
+GLM: dict[str, Any] = {
+    **GLM_4,
+    "architectures": ["GlmForCausalLM"],
+    "model_type": "glm",
+    "head_dim": 16,
+}
 OPTIONS = Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float32")
 
 
@@ -46,23 +51,33 @@ class TestGlm4(ArchitectureTests):
 
 
 class TestGlm4Of32B(ArchitectureTests):
-    """GLM-4-32B-0414: no biases, several key/value heads; stretched by YaRN, as its model card tells for long contexts."""
+    """GLM-4-32B-0414: no biases, several key/value heads; stretched by YaRN, as its model card
+    tells for long contexts."""
 
     config = {
-        **GLM_4, "attention_bias": False, "num_key_value_heads": 2, "head_dim": 16,
+        **GLM_4,
+        "attention_bias": False,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
         "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    }  # fmt: skip
+    }
 
 
 class TestGlm(ArchitectureTests):
-    """glm-4-9b-chat-hf: norms before attention and MLP only, a tiny epsilon, rotary fields left out."""
+    """glm-4-9b-chat-hf: norms before attention and MLP only, a tiny epsilon, rotary fields left
+    out."""
 
-    config = {k: v for k, v in {**GLM, "rms_norm_eps": 1.5625e-7}.items() if k not in ("partial_rotary_factor", "rope_theta")}
+    config = {
+        k: v
+        for k, v in {**GLM, "rms_norm_eps": 1.5625e-7}.items()
+        if k not in ("partial_rotary_factor", "rope_theta")
+    }
 
     def test_a_file_of_the_first_checkpoints_gives_the_same_tokens(
         self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
     ) -> None:
-        """GGUF files of glm-4-9b-chat as it was published have q, k and v in one matrix, and no width of heads."""
+        """GGUF files of glm-4-9b-chat as it was published have q, k and v in one matrix, and no
+        width of heads."""
         if not any(o.item.name == "gguf" for o in catalog.of("inferno_checkpoint_formats")):
             pytest.skip("no plugin reads GGUF files")
         tensors = load_file(checkpoint / "model.safetensors")
@@ -71,11 +86,15 @@ class TestGlm(ArchitectureTests):
             for part in ("weight", "bias"):
                 fused = torch.cat([tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"])
                 tensors[f"{path}.qkv_proj.{part}"] = fused
-        said = {name: value for name, value in GLM.items() if name != "head_dim"} | {"rms_norm_eps": 1.5625e-7}
+        said = {name: value for name, value in GLM.items() if name != "head_dim"} | {
+            "rms_norm_eps": 1.5625e-7
+        }
         write_gguf(tmp_path / "toy.gguf", CHATGLM, said, tensors, "F16")
         plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
         fused_toy = Toy(plan, load_model(plan, catalog))
-        for ours, theirs in zip(generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True):
+        for ours, theirs in zip(
+            generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True
+        ):
             assert ours.token_ids == theirs.token_ids
             torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-3, atol=1e-3)
 
@@ -84,8 +103,12 @@ class TestGlmEdge(ArchitectureTests):
     """glm-edge-1.5b-chat: whole heads turned, no biases, tied here."""
 
     config = {
-        **GLM, "partial_rotary_factor": 1.0, "attention_bias": False, "tie_word_embeddings": True, "num_key_value_heads": 4,
-    }  # fmt: skip
+        **GLM,
+        "partial_rotary_factor": 1.0,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 4,
+    }
 
 
 @pytest.mark.parametrize(

@@ -34,23 +34,31 @@ GPT_OSS: dict[str, Any] = {
     "sliding_window": 16,
     "rope_theta": 150_000,
     "rope_scaling": {
-        "rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
         "original_max_position_embeddings": 32,
     },
     "rms_norm_eps": 1e-5,
     "swiglu_limit": 7.0,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 
 
 class TestGptOss20B(ArchitectureTests):
-    """gpt-oss-20b: sinks, windows on the first of every two layers, biases everywhere, stretched positions."""
+    """gpt-oss-20b: sinks, windows on the first of every two layers, biases everywhere, stretched
+    positions."""
 
     config = GPT_OSS
     rerouted = 0.03
 
-    def test_experts_in_mxfp4_are_the_numbers_they_stand_for(self, checkpoint: Path, tmp_path: Path) -> None:
-        """The same from a checkpoint as published, whose experts stay packed, and from one that holds transformers' values."""
+    def test_experts_in_mxfp4_are_the_numbers_they_stand_for(
+        self, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        """The same from a checkpoint as published, whose experts stay packed, and from one that
+        holds transformers' values."""
         pytest.importorskip("inferno_mxfp4")
         from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -69,15 +77,23 @@ class TestGptOss20B(ArchitectureTests):
             dense[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
         toys = []
         for folder, tensors, more in (
-            ("packed", packed, {"quantization_config": {"quant_method": "mxfp4"}}), ("dense", dense, {})
-        ):  # fmt: skip
+            ("packed", packed, {"quantization_config": {"quant_method": "mxfp4"}}),
+            ("dense", dense, {}),
+        ):
             path = tmp_path / folder
             path.mkdir()
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
-            (path / "config.json").write_text(json.dumps({**self.config, **more, "dtype": "float32"}))
+            save_file(
+                {name: tensor.contiguous() for name, tensor in tensors.items()},
+                path / "model.safetensors",
+            )
+            (path / "config.json").write_text(
+                json.dumps({**self.config, **more, "dtype": "float32"})
+            )
             plan = resolve(str(path), Options(max_model_len=160, max_num_seqs=8, device="cpu"))
             toys.append(Toy(plan, load_model(plan)))
-        assert [(use.name, use.count) for use in toys[0].plan.schemes if use.name != "dense"] == [("mxfp4-blocks", 3 * 5 * 3)]
+        assert [(use.name, use.count) for use in toys[0].plan.schemes if use.name != "dense"] == [
+            ("mxfp4-blocks", 3 * 5 * 3)
+        ]
         prompts = ragged_prompts(self.config["vocab_size"])
         for ours, theirs in zip(*(generate(toy, prompts, 16) for toy in toys), strict=True):
             assert ours.token_ids == theirs.token_ids
@@ -88,21 +104,32 @@ class TestGptOss120B(ArchitectureTests):
     """gpt-oss-120b: layer types spelt out, more experts, clamps that are often reached."""
 
     config = {
-        **GPT_OSS, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "num_local_experts": 8,
-        "num_experts_per_tok": 4, "num_key_value_heads": 1, "swiglu_limit": 0.5, "initial_context_length": 32,
-    }  # fmt: skip
+        **GPT_OSS,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "num_key_value_heads": 1,
+        "swiglu_limit": 0.5,
+        "initial_context_length": 32,
+    }
     rerouted = 0.03
     in_gguf = False
     """They have no key for the clamp: llama.cpp knows 7."""
 
 
 class TestOther(ArchitectureTests):
-    """Of no checkpoint: full attention before a window, no biases in attention, a tied head, another alpha."""
+    """Of no checkpoint: full attention before a window, no biases in attention, a tied head,
+    another alpha."""
 
     config = {
-        **GPT_OSS, "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"], "attention_bias": False,
-        "tie_word_embeddings": True, "swiglu_alpha": 1.0,
-    }  # fmt: skip
+        **GPT_OSS,
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "swiglu_alpha": 1.0,
+    }
     rerouted = 0.03
     in_gguf = False
     """Nor for the layers' types and alpha."""
@@ -116,7 +143,10 @@ class TestOther(ArchitectureTests):
         ({"num_experts_per_tok": 6}, "num_experts_per_tok"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
-        ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked_attention"),
+        (
+            {"layer_types": ["full_attention", "chunked_attention", "full_attention"]},
+            "chunked_attention",
+        ),
         ({"rope_scaling": None}, "rope_scaling"),
     ],
 )
@@ -127,7 +157,9 @@ def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], n
 
 def test_a_fused_tensor_that_is_no_stack_of_experts_is_refused() -> None:
     class Damaged:
-        tensors = {"model.layers.0.mlp.experts.gate_up_proj_bias": TensorInfo("float32", (5, 3), 60)}
+        tensors = {
+            "model.layers.0.mlp.experts.gate_up_proj_bias": TensorInfo("float32", (5, 3), 60)
+        }
 
     with pytest.raises(CheckpointError, match="gate_up_proj_bias"):
         per_expert(Damaged())  # type: ignore[arg-type]

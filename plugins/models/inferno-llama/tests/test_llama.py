@@ -33,7 +33,8 @@ LLAMA_3: dict[str, Any] = {**LLAMA_2, "num_key_value_heads": 2, "rope_theta": 50
 
 
 class TestLlama2(ArchitectureTests):
-    """A key/value head for each query head, and a config.json that leaves out all that had a default then."""
+    """A key/value head for each query head, and a config.json that leaves out all that had a
+    default then."""
 
     config = LLAMA_2
 
@@ -42,7 +43,9 @@ class TestLlama2(ArchitectureTests):
     ) -> None:
         """The first conversions stored them."""
         tensors = load_file(checkpoint / "model.safetensors")
-        tensors |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(2)}
+        tensors |= {
+            f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(8) for i in range(2)
+        }
         save_file(tensors, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(self.config))
         plan = resolve(str(tmp_path), Options(max_model_len=160, max_num_seqs=8, device="cpu"))
@@ -56,10 +59,13 @@ class TestLlama3(ArchitectureTests):
     config = {
         **LLAMA_3,
         "rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
-    }  # fmt: skip
+    }
 
 
 class TestLlama32(ArchitectureTests):
@@ -88,14 +94,25 @@ class TestOldLinear(ArchitectureTests):
 class TestYarn(ArchitectureTests):
     config = {
         **LLAMA_3,
-        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0},
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 16.0,
+        },
     }
 
 
 class TestYi(ArchitectureTests):
     """Yi-1.5: Llama with another base, other end tokens, few key/value heads."""
 
-    config = {**LLAMA_2, "num_key_value_heads": 1, "rope_theta": 5_000_000.0, "bos_token_id": 1, "eos_token_id": 2}
+    config = {
+        **LLAMA_2,
+        "num_key_value_heads": 1,
+        "rope_theta": 5_000_000.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
 
 
 class TestDeepSeekDistill(ArchitectureTests):
@@ -103,9 +120,15 @@ class TestDeepSeekDistill(ArchitectureTests):
 
     config = {
         **TestLlama3.config,
-        "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02,
-        "mlp_bias": False, "pretraining_tp": 1, "use_cache": True, "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "use_cache": True,
+        "torch_dtype": "bfloat16",
+    }
 
 
 def test_needs_of_the_first_llamas_have_as_many_key_heads_as_query_heads() -> None:

@@ -46,7 +46,8 @@ class MistralTests(ArchitectureTests):
 
 
 class TestV01(MistralTests):
-    """Mistral 7B v0.1 and Zephyr: a sliding window on every layer, shorter than the longest prompt."""
+    """Mistral 7B v0.1 and Zephyr: a sliding window on every layer, shorter than the longest
+    prompt."""
 
     in_gguf = False  # llama.cpp's converter drops the window
     config = {**V0_3, "rope_theta": 10_000.0, "sliding_window": 12}
@@ -60,26 +61,43 @@ class TestV03(MistralTests):
     def test_a_gguf_file_opens_with_either_plugin(
         self, toy: Toy, checkpoint: Path, prompts: list[list[int]], tmp_path: Path
     ) -> None:
-        """Its files name the architecture "llama": Llama's plugin takes them where both are installed, with the same result."""
+        """Its files name the architecture "llama": Llama's plugin takes them where both are
+        installed, with the same result."""
         both, alone = load_catalog(), without_llama()
-        missing = {"inferno-llama", "inferno-gguf"} - {plugin.distribution for plugin in both.plugins}
+        missing = {"inferno-llama", "inferno-gguf"} - {
+            plugin.distribution for plugin in both.plugins
+        }
         if missing:
             pytest.skip(f"{' and '.join(sorted(missing))} not installed")
         _, opened = alone.open(checkpoint)
         file = tmp_path / "toy.gguf"
-        write_gguf(file, GGUF, self.config, {name: opened.read(name) for name in opened.tensors}, "F16")
+        write_gguf(
+            file, GGUF, self.config, {name: opened.read(name) for name in opened.tensors}, "F16"
+        )
         tokens = []
         for catalog, name in ((both, "LlamaForCausalLM"), (alone, "MistralForCausalLM")):
-            plan = resolve(str(file), Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float32"), catalog)
+            plan = resolve(
+                str(file),
+                Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float32"),
+                catalog,
+            )
             assert plan.architecture == name
-            tokens.append([o.token_ids for o in generate(Toy(plan, load_model(plan, catalog)), prompts, 16)])
+            tokens.append(
+                [o.token_ids for o in generate(Toy(plan, load_model(plan, catalog)), prompts, 16)]
+            )
         assert tokens[0] == tokens[1]
 
 
 class TestNemo(MistralTests):
     """Mistral Nemo and Small (2409, 2501): head_dim is given, and is not hidden_size / heads."""
 
-    config = {**V0_3, "head_dim": 32, "num_key_value_heads": 1, "rope_theta": 100_000_000.0, "hidden_act": "silu"}
+    config = {
+        **V0_3,
+        "head_dim": 32,
+        "num_key_value_heads": 1,
+        "rope_theta": 100_000_000.0,
+        "hidden_act": "silu",
+    }
 
 
 class TestMinistral(MistralTests):
@@ -103,7 +121,11 @@ class TestTied(MistralTests):
     config = {
         **V0_3,
         "tie_word_embeddings": True,
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
     }
 
 
@@ -116,7 +138,10 @@ def test_a_window_that_is_not_named_is_that_of_the_first_mistral() -> None:
 def test_layer_types_of_a_mistral_are_those_of_a_ministral() -> None:
     """transformers reads such a config as Ministral's, whatever its model_type."""
     config = {**V0_3, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
-    assert [need.sliding_window for need in MistralConfig.from_json(config).attention_needs()] == [None, 8]
+    assert [need.sliding_window for need in MistralConfig.from_json(config).attention_needs()] == [
+        None,
+        8,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +154,10 @@ def test_layer_types_of_a_mistral_are_those_of_a_ministral() -> None:
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "layer_types"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 16.0, "llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 16.0, "llama_4_scaling_beta": 0.1}},
+            "llama_4_scaling_beta",
+        ),
     ],
 )
 def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:

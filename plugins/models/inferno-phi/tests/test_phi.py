@@ -22,7 +22,8 @@ PHI: dict[str, Any] = {
     "model_type": "phi",
     "vocab_size": 160,
     "hidden_size": 64,
-    "intermediate_size": 256,  # four times hidden_size, as in all of them: llama.cpp's converter takes that for granted
+    # four times hidden_size, as in all of them: llama.cpp's converter takes that for granted
+    "intermediate_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 256,
@@ -58,7 +59,8 @@ def longrope(pairs: int, kind: str = "longrope") -> dict[str, Any]:
 
 
 class TestPhi2(ArchitectureTests):
-    """Phi-2: attention and MLP side by side, 0.4 of each head turns, a bias on everything, the head included."""
+    """Phi-2: attention and MLP side by side, 0.4 of each head turns, a bias on everything, the head
+    included."""
 
     config = PHI
 
@@ -77,14 +79,16 @@ class TestPhi2(ArchitectureTests):
         write_gguf(tmp_path / "toy.gguf", PHI_2, self.config, tensors, "F16")
         plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
         fused_toy = Toy(plan, load_model(plan, catalog))
-        for ours, theirs in zip(generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True):
+        for ours, theirs in zip(
+            generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True
+        ):
             assert ours.token_ids == theirs.token_ids
             torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-3, atol=1e-3)
 
 
 class TestPhi15(ArchitectureTests):
-    """Phi-1 and 1.5: half of each head turns, as where config.json does not say; with grouped queries and normed heads, which
-    the architecture has and no published checkpoint."""
+    """Phi-1 and 1.5: half of each head turns, as where config.json does not say; with grouped
+    queries and normed heads, which the architecture has and no published checkpoint."""
 
     in_gguf = False  # llama.cpp's phi2 has no norms of heads
     config = {
@@ -101,14 +105,15 @@ class TestPhi3Mini4k(ArchitectureTests):
 
 
 class TestPhi3Mini128kServedShort(ArchitectureTests):
-    """Phi-3-mini-128k and 3.5-mini, served no longer than their first context: the short factors, with the factor on the
-    attention that belongs to the whole context."""
+    """Phi-3-mini-128k and 3.5-mini, served no longer than their first context: the short factors,
+    with the factor on the attention that belongs to the whole context."""
 
     config = {**PHI_3, "max_position_embeddings": 2048, "rope_scaling": longrope(8)}
 
 
 class LongPromptsTests(ArchitectureTests):
-    """Beyond the original context from the first token on: transformers changes a sequence's factors when it gets there."""
+    """Beyond the original context from the first token on: transformers changes a sequence's
+    factors when it gets there."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -117,9 +122,15 @@ class LongPromptsTests(ArchitectureTests):
 
 
 class TestPhi35Mini(LongPromptsTests):
-    """Phi-3.5-mini and Phi-3-medium-128k, served longer than their first context: the long factors."""
+    """Phi-3.5-mini and Phi-3-medium-128k, served longer than their first context: the long
+    factors."""
 
-    config = {**PHI_3, "original_max_position_embeddings": 32, "num_key_value_heads": 2, "rope_scaling": longrope(8)}
+    config = {
+        **PHI_3,
+        "original_max_position_embeddings": 32,
+        "num_key_value_heads": 2,
+        "rope_scaling": longrope(8),
+    }
 
 
 class TestPhi4(ArchitectureTests):
@@ -152,7 +163,9 @@ class TestPhi4Mini(LongPromptsTests):
         ({"rope_scaling": "linear"}, "rope_scaling"),
     ],
 )
-def test_a_bad_config_of_phi_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:
+def test_a_bad_config_of_phi_is_an_error_that_names_the_field(
+    damage: dict[str, Any], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
         PhiConfig.from_json({**PHI, **damage})
 
@@ -171,20 +184,30 @@ def test_a_bad_config_of_phi_is_an_error_that_names_the_field(damage: dict[str, 
         ({"rope_scaling": "longrope"}, "rope_scaling"),
     ],
 )
-def test_a_bad_config_of_phi_3_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:
+def test_a_bad_config_of_phi_3_is_an_error_that_names_the_field(
+    damage: dict[str, Any], named: str
+) -> None:
     with pytest.raises(CheckpointError, match=named):
         Phi3Config.from_json({**PHI_3, **damage})
 
 
 def test_the_first_spelling_of_longrope_means_the_same() -> None:
     """Phi-3-mini-128k was published with "su", which transformers 5 no longer reads."""
-    su, later = (Phi3Config.from_json({**PHI_3, "rope_scaling": longrope(8, kind)}) for kind in ("su", "longrope"))
+    su, later = (
+        Phi3Config.from_json({**PHI_3, "rope_scaling": longrope(8, kind)})
+        for kind in ("su", "longrope")
+    )
     assert su == later
 
 
 def test_the_original_context_stands_beside_the_scaling() -> None:
     """As published; transformers writes it into the scaling too, and goes by the one beside it."""
     scaling = {**longrope(8), "original_max_position_embeddings": 8}
-    assert Phi3Config.from_json({**PHI_3, "rope_scaling": scaling}).rope.original_max_position_embeddings == 256
+    assert (
+        Phi3Config.from_json(
+            {**PHI_3, "rope_scaling": scaling}
+        ).rope.original_max_position_embeddings
+        == 256
+    )
     silent = {**PHI_3, "original_max_position_embeddings": None, "rope_scaling": longrope(8)}
     assert Phi3Config.from_json(silent).rope.original_max_position_embeddings == 4096

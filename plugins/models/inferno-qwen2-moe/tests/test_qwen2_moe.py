@@ -44,33 +44,43 @@ TINY: dict[str, Any] = {
 
 
 class TestQwen15Moe(ArchitectureTests):
-    """Qwen1.5-MoE-A2.7B: as many key/value as query heads, the shared expert as wide as the picked ones together."""
+    """Qwen1.5-MoE-A2.7B: as many key/value as query heads, the shared expert as wide as the picked
+    ones together."""
 
     rerouted = 0.03
     config = TINY
 
 
 class TestQwen2Moe(ArchitectureTests):
-    """Qwen2-57B-A14B: grouped queries, a width of its own for the shared expert, YaRN; an odd number of experts."""
+    """Qwen2-57B-A14B: grouped queries, a width of its own for the shared expert, YaRN; an odd
+    number of experts."""
 
     rerouted = 0.03
     config = {
         **TINY,
-        "num_experts": 7, "num_experts_per_tok": 3, "num_key_value_heads": 2, "shared_expert_intermediate_size": 96,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "num_key_value_heads": 2,
+        "shared_expert_intermediate_size": 96,
         "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    }  # fmt: skip
+    }
 
 
 class TestDenseLayers(ArchitectureTests):
-    """A tied head, no biases, layers without experts by both fields, and weights made to sum to 1."""
+    """A tied head, no biases, layers without experts by both fields, and weights made to sum to
+    1."""
 
     in_gguf = False  # llama.cpp's qwen2moe has experts in every layer, and does not normalize
     rerouted = 0.03
     config = {
         **TINY,
-        "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1], "norm_topk_prob": True,
-        "tie_word_embeddings": True, "qkv_bias": False,
-    }  # fmt: skip
+        "num_hidden_layers": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+        "tie_word_embeddings": True,
+        "qkv_bias": False,
+    }
 
 
 def test_widths_where_files_do_not_say() -> None:

@@ -32,7 +32,8 @@ TINY: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 160,
 }
-"""Every field that Qwen2.5's config.json files have. A `sliding_window` stands there and is switched off."""
+"""Every field that Qwen2.5's config.json files have. A `sliding_window` stands there and is
+switched off."""
 
 
 class TestTied(ArchitectureTests):
@@ -44,35 +45,57 @@ class TestTied(ArchitectureTests):
 class TestDistill(ArchitectureTests):
     """DeepSeek-R1-Distill-Qwen-7B: a head of its own, base 10 000, few key/value heads."""
 
-    config = {**TINY, "tie_word_embeddings": False, "rope_theta": 10_000.0, "num_key_value_heads": 1, "use_mrope": False}
+    config = {
+        **TINY,
+        "tie_word_embeddings": False,
+        "rope_theta": 10_000.0,
+        "num_key_value_heads": 1,
+        "use_mrope": False,
+    }
 
 
 class TestQwQ(ArchitectureTests):
-    """QwQ-32B and Qwen2.5-7B-Instruct, with the YaRN that their model cards tell for long contexts."""
+    """QwQ-32B and Qwen2.5-7B-Instruct, with the YaRN that their model cards tell for long
+    contexts."""
 
     config = {
         **TINY,
-        "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-5,
         "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 64, "type": "yarn"},
-    }  # fmt: skip
+    }
 
 
 class TestSlidingWindow(ArchitectureTests):
-    """A Qwen1.5-7B with `use_sliding_window` on: a window in the upper layers, as many key/value as query heads."""
+    """A Qwen1.5-7B with `use_sliding_window` on: a window in the upper layers, as many key/value as
+    query heads."""
 
     in_gguf = False  # llama.cpp's qwen2 has no windows
     config = {
         **TINY,
-        "tie_word_embeddings": False, "num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 12,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 4,
+        "use_sliding_window": True,
+        "sliding_window": 12,
         "max_window_layers": 1,
-    }  # fmt: skip
+    }
 
 
 def test_layer_types_say_which_layers_have_a_window() -> None:
-    windowed = {**TINY, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
-    assert [n.sliding_window for n in Qwen2Config.from_json(windowed).attention_needs()] == [16, None]
+    windowed = {
+        **TINY,
+        "use_sliding_window": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    assert [n.sliding_window for n in Qwen2Config.from_json(windowed).attention_needs()] == [
+        16,
+        None,
+    ]
     switched_off = {**windowed, "use_sliding_window": False}
-    assert [n.sliding_window for n in Qwen2Config.from_json(switched_off).attention_needs()] == [None, None]
+    assert [n.sliding_window for n in Qwen2Config.from_json(switched_off).attention_needs()] == [
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -54,26 +54,38 @@ class TestQwen3Moe(ArchitectureTests):
 
 
 class TestYarn(ArchitectureTests):
-    """Qwen3-235B-A22B and Qwen3-Coder-480B-A35B with the YaRN of their model cards; an odd number of experts."""
+    """Qwen3-235B-A22B and Qwen3-Coder-480B-A35B with the YaRN of their model cards; an odd number
+    of experts."""
 
     rerouted = 0.03
     config = {
         **TINY,
-        "num_experts": 7, "num_experts_per_tok": 3, "num_key_value_heads": 1,
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    }  # fmt: skip
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "num_key_value_heads": 1,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
 
 
 class TestDenseLayers(ArchitectureTests):
-    """A tied head, biases, layers without experts by both fields, and weights that do not sum to 1 (transformers' default)."""
+    """A tied head, biases, layers without experts by both fields, and weights that do not sum to 1
+    (transformers' default)."""
 
     in_gguf = False  # llama.cpp's qwen3moe has experts in every layer, and normalizes
     rerouted = 0.03
     config = {
         **TINY,
-        "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1], "norm_topk_prob": False,
-        "tie_word_embeddings": True, "attention_bias": True,
-    }  # fmt: skip
+        "num_hidden_layers": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+    }
 
 
 class TestSlidingWindow(ArchitectureTests):

@@ -25,7 +25,8 @@ STABLELM: dict[str, Any] = {
 
 
 class TestStableLm3B(ArchitectureTests):
-    """stablelm-3b-4e1t and stablelm-zephyr-3b: a quarter of each head turns, as where config.json says nothing of it."""
+    """stablelm-3b-4e1t and stablelm-zephyr-3b: a quarter of each head turns, as where config.json
+    says nothing of it."""
 
     config = STABLELM
 
@@ -40,15 +41,24 @@ class TestStableLm2Of12B(ArchitectureTests):
     """stablelm-2-12b: parallel blocks, a norm for each query and key head, grouped queries."""
 
     config = {
-        **STABLELM, "num_key_value_heads": 2, "use_parallel_residual": True, "qk_layernorm": True,
+        **STABLELM,
+        "num_key_value_heads": 2,
+        "use_parallel_residual": True,
+        "qk_layernorm": True,
         "partial_rotary_factor": 0.25,
-    }  # fmt: skip
+    }
 
 
 class TestTied(ArchitectureTests):
-    """Of no checkpoint: a tied head, whole heads that turn, norms for heads in a block that is not parallel."""
+    """Of no checkpoint: a tied head, whole heads that turn, norms for heads in a block that is not
+    parallel."""
 
-    config = {**STABLELM, "tie_word_embeddings": True, "qk_layernorm": True, "partial_rotary_factor": 1.0}
+    config = {
+        **STABLELM,
+        "tie_word_embeddings": True,
+        "qk_layernorm": True,
+        "partial_rotary_factor": 1.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -67,9 +77,15 @@ def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], n
 
 
 def test_a_block_is_parallel_where_the_config_or_the_stored_norms_say_so() -> None:
-    """llama.cpp's converter writes `use_parallel_residual` as true where config.json lacks it: the norms decide."""
+    """llama.cpp's converter writes `use_parallel_residual` as true where config.json lacks it: the
+    norms decide."""
     parallel = [
         StableLmConfig.from_json({**STABLELM, **fields}).use_parallel_residual
-        for fields in ({}, {"use_parallel_residual": True}, {"has_mlp_norm": False}, {"has_mlp_norm": True})
+        for fields in (
+            {},
+            {"use_parallel_residual": True},
+            {"has_mlp_norm": False},
+            {"has_mlp_norm": True},
+        )
     ]
     assert parallel == [False, True, True, False]

@@ -1,4 +1,5 @@
-"""What cannot be hosted is said, and why; and what is not causal attention over a step's tokens is noticed."""
+"""What cannot be hosted is said, and why; and what is not causal attention over a step's tokens is
+noticed."""
 
 from __future__ import annotations
 
@@ -21,9 +22,15 @@ from inferno_transformers.inspection import window_of
 from inferno_transformers.trace import Trace, number_of_tokens
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 160, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -55,26 +62,39 @@ def test_a_model_that_cannot_be_hosted_is_refused_with_the_reason(
 
 
 def test_a_config_transformers_refuses_is_an_error_that_says_what_is_wrong() -> None:
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SMALL, "num_attention_heads": "four"}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **SMALL,
+        "num_attention_heads": "four",
+    }
     with pytest.raises(CheckpointError, match="num_attention_heads"):
         HostedConfig.from_json(config)
 
 
 HUGE: list[tuple[str, dict[str, Any], str]] = [
-    ("MixtralForCausalLM", {"vocab_size": 10**9, "hidden_size": 10**6, "num_attention_heads": 10**3}, "2 layers"),
+    (
+        "MixtralForCausalLM",
+        {"vocab_size": 10**9, "hidden_size": 10**6, "num_attention_heads": 10**3},
+        "2 layers",
+    ),
     ("MixtralForCausalLM", {"max_position_embeddings": 10**12}, "2 layers"),
     ("MixtralForCausalLM", {"num_local_experts": 10**9}, "2 layers"),
     ("MixtralForCausalLM", {"hidden_size": 10**30}, "transformers cannot build MixtralForCausalLM"),
     ("MixtralForCausalLM", {"num_hidden_layers": 10**12}, "num_hidden_layers 1000000000000"),
     ("CTRLLMHeadModel", {"n_layer": 10**12}, "n_layer 1000000000000"),
     ("CTRLLMHeadModel", {"n_layer": 1, "n_positions": 10**9}, "cannot build CTRLLMHeadModel"),
-    ("DeepseekV3ForCausalLM", {"n_routed_experts": 10**9}, "e_score_correction_bias has more than 67108864 numbers"),
+    (
+        "DeepseekV3ForCausalLM",
+        {"n_routed_experts": 10**9},
+        "e_score_correction_bias has more than 67108864 numbers",
+    ),
 ]
 
 
 def test_absurd_sizes_take_neither_memory_nor_time() -> None:
-    """In a process that may take little more memory than torch and transformers do. What only has a shape is no trouble: the
-    plan says what it would take."""
+    """In a process that may take little more memory than torch and transformers do. What only has a
+    shape is no trouble: the plan says what it would take."""
     code = (
         "import json, resource, sys, torch\n"
         "from inferno.errors import InfernoError\n"
@@ -92,7 +112,11 @@ def test_absurd_sizes_take_neither_memory_nor_time() -> None:
     )
     mixtral = {"model_type": "mixtral", **SMALL, "num_key_value_heads": 2}
     deepseek = {"model_type": "deepseek_v3", "num_hidden_layers": 1, "first_k_dense_replace": 0}
-    kinds = {"MixtralForCausalLM": mixtral, "CTRLLMHeadModel": {"model_type": "ctrl"}, "DeepseekV3ForCausalLM": deepseek}
+    kinds = {
+        "MixtralForCausalLM": mixtral,
+        "CTRLLMHeadModel": {"model_type": "ctrl"},
+        "DeepseekV3ForCausalLM": deepseek,
+    }
     asked = [("MixtralForCausalLM", {}, ""), *HUGE]
     configs = [{"architectures": [name], **kinds[name], **fields} for name, fields, _ in asked]
     done = run_python(code, json.dumps(configs))
@@ -104,7 +128,14 @@ def test_absurd_sizes_take_neither_memory_nor_time() -> None:
 def test_more_modules_than_anyone_publishes_are_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skeleton, "MOST_TENSORS", 20)
     with pytest.raises(CheckpointError, match="more than 20 tensors"):
-        HostedConfig.from_json({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SMALL, "num_hidden_layers": 3})
+        HostedConfig.from_json(
+            {
+                "architectures": ["LlamaForCausalLM"],
+                "model_type": "llama",
+                **SMALL,
+                "num_hidden_layers": 3,
+            }
+        )
 
 
 TOKENS = 127
@@ -125,7 +156,9 @@ TOKENS = 127
         (True, lambda x: x.roll(1, 1)),
     ],
 )
-def test_tokens_that_see_each_other_are_noticed(mixes: bool, code: Callable[[Tensor], Tensor]) -> None:
+def test_tokens_that_see_each_other_are_noticed(
+    mixes: bool, code: Callable[[Tensor], Tensor]
+) -> None:
     trace = Trace(TOKENS, torch.zeros(0))
     with torch.no_grad(), trace:
         code(torch.empty(1, TOKENS, 64, device="meta"))
@@ -144,7 +177,10 @@ def test_a_stored_table_is_loaded_exact_one_of_whole_numbers_is_refused() -> Non
 
 
 def test_whether_positions_are_read_is_noticed() -> None:
-    positions_T, x_TD = torch.empty(TOKENS, dtype=torch.int64, device="meta"), torch.empty(TOKENS, 64, device="meta")
+    positions_T, x_TD = (
+        torch.empty(TOKENS, dtype=torch.int64, device="meta"),
+        torch.empty(TOKENS, 64, device="meta"),
+    )
     trace = Trace(TOKENS, positions_T)
     with torch.no_grad(), trace:
         x_TD * torch.arange(TOKENS, device="meta")[:, None]
@@ -192,10 +228,16 @@ class Stored:
 
 
 def test_headers_of_merged_experts_are_those_of_what_is_read() -> None:
-    recipe = Recipe([["a0", "a1", "a2"], ["b10", "b11", "b12"]], [("MergeModulelist", 0), ("Concatenate", 1)])
+    recipe = Recipe(
+        [["a0", "a1", "a2"], ["b10", "b11", "b12"]], [("MergeModulelist", 0), ("Concatenate", 1)]
+    )
     stored = {name: TensorInfo("float32", (2, 3), 24) for names in recipe.sources for name in names}
     info, tensor = recipe.info(stored), recipe.read(Stored())  # type: ignore[arg-type]  # it reads, and no more
-    assert (info.dtype, info.shape, info.nbytes) == ("float32", tuple(tensor.shape), tensor.nbytes) and info.shape == (3, 4, 3)
+    assert (info.dtype, info.shape, info.nbytes) == (
+        "float32",
+        tuple(tensor.shape),
+        tensor.nbytes,
+    ) and info.shape == (3, 4, 3)
     assert tensor[:, 0, 0].tolist() == [0, 1, 2] and tensor[:, 2, 0].tolist() == [10, 11, 12]
     with pytest.raises(CheckpointError, match="a0 and b12"):
         recipe.info({**stored, "a1": TensorInfo("float32", (2, 4), 32)})

@@ -21,9 +21,17 @@ from inferno.testing.tiny import Toy, randomize, run_python
 from inferno_transformers.config import HostedConfig
 
 TINY: dict[str, Any] = {
-    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 
 
 class HostedTests(ArchitectureTests):
@@ -35,7 +43,9 @@ class HostedTests(ArchitectureTests):
         return load_catalog(only=["inferno-transformers"])
 
     test_discovery_and_config_import_no_torch = None  # another process: once for all, below
-    test_a_gguf_file_gives_the_same_tokens = None  # transformers' modules have no names in GGUF files
+    test_a_gguf_file_gives_the_same_tokens = (
+        None  # transformers' modules have no names in GGUF files
+    )
     test_names_in_gguf_files_are_those_of_llama_cpp = None
 
 
@@ -54,7 +64,9 @@ def reference_of(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(config["model_type"], **fields), dtype=torch.float32
+    )
     randomize(model)
     return model.eval()
 
@@ -67,7 +79,8 @@ def family(name: str, **fields: Any) -> dict[str, Any]:
 
 
 class TestCohere2(HostedTests):
-    """Sliding windows in three layers of four, attention and MLP in parallel, LayerNorm, scaled logits, a tied head."""
+    """Sliding windows in three layers of four, attention and MLP in parallel, LayerNorm, scaled
+    logits, a tied head."""
 
     config = family("cohere2", num_hidden_layers=4, sliding_window=24, logit_scale=0.25)
 
@@ -88,12 +101,21 @@ class TestGPT2(FamilyTests):
         self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
     ) -> None:
         """As openai-community/gpt2 is stored: without the prefix, with each layer's mask."""
-        tensors = {k.removeprefix("transformer."): v for k, v in load_file(checkpoint / "model.safetensors").items()}
+        tensors = {
+            k.removeprefix("transformer."): v
+            for k, v in load_file(checkpoint / "model.safetensors").items()
+        }
         tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 256, 256) for i in range(2)}
         save_file(tensors, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(self.config))
-        plan = resolve(str(tmp_path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"), catalog)
-        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (Toy(plan, load_model(plan, catalog)), toy))
+        plan = resolve(
+            str(tmp_path),
+            Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"),
+            catalog,
+        )
+        [ours], [theirs] = (
+            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(plan, catalog)), toy)
+        )
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
 
@@ -107,8 +129,12 @@ class TestGranite(FamilyTests):
     """Multipliers on embeddings, scores, residuals and logits."""
 
     config = family(
-        "granite", embedding_multiplier=6.0, attention_multiplier=0.2, residual_multiplier=0.3, logits_scaling=4.0
-    )  # fmt: skip
+        "granite",
+        embedding_multiplier=6.0,
+        attention_multiplier=0.2,
+        residual_multiplier=0.3,
+        logits_scaling=4.0,
+    )
 
 
 class TestGPTNeoX(FamilyTests):
@@ -127,7 +153,9 @@ class TestGptOss(FamilyTests):
     """Sinks, windows in every other layer, experts with biases."""
 
     rerouted = 0.05
-    config = family("gpt_oss", head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24)
+    config = family(
+        "gpt_oss", head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24
+    )
 
 
 class TestGemma2(FamilyTests):
@@ -137,38 +165,62 @@ class TestGemma2(FamilyTests):
 
 
 class TestDeepseekV3(FamilyTests):
-    """Latent attention, expanded: values of another size than keys. A router's correction that is a buffer."""
+    """Latent attention, expanded: values of another size than keys. A router's correction that is a
+    buffer."""
 
     rerouted = 0.05
     config = family(
-        "deepseek_v3", num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16,
-        v_head_dim=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+        "deepseek_v3",
+        num_key_value_heads=4,
+        q_lora_rank=32,
+        kv_lora_rank=32,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
         moe_intermediate_size=48,
-    )  # fmt: skip
+    )
 
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls) -> nn.Module:
         model: nn.Module = reference_of(cls.config)
-        [bias] = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        [bias] = [
+            buffer
+            for name, buffer in model.named_buffers()
+            if name.endswith("e_score_correction_bias")
+        ]
         bias.copy_(torch.linspace(-0.5, 0.5, len(bias)))
         return model
 
-    def test_the_routers_correction_is_not_rounded(self, checkpoint: Path, catalog: Catalog) -> None:
-        plan = resolve(str(checkpoint), Options(dtype="bfloat16", max_model_len=160, device="cpu"), catalog)
-        [bias] = [p for name, p in load_model(plan, catalog).named_parameters() if name.endswith("e_score_correction_bias")]
+    def test_the_routers_correction_is_not_rounded(
+        self, checkpoint: Path, catalog: Catalog
+    ) -> None:
+        plan = resolve(
+            str(checkpoint), Options(dtype="bfloat16", max_model_len=160, device="cpu"), catalog
+        )
+        [bias] = [
+            p
+            for name, p in load_model(plan, catalog).named_parameters()
+            if name.endswith("e_score_correction_bias")
+        ]
         torch.testing.assert_close(bias.data, torch.linspace(-0.5, 0.5, len(bias)), rtol=0, atol=0)
 
 
 class TestPhi3LongRope(FamilyTests):
-    """Rotary frequencies that would change when a context outgrows the first one: those of the longest, from the first token
-    on. transformers' module does so where both sets are the same."""
+    """Rotary frequencies that would change when a context outgrows the first one: those of the
+    longest, from the first token on. transformers' module does so where both sets are the same."""
 
     long = [1.0 + i / 4 for i in range(8)]
     config = family(
-        "phi3", original_max_position_embeddings=64,
+        "phi3",
+        original_max_position_embeddings=64,
         rope_scaling={"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": long},
-    )  # fmt: skip
+    )
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -187,7 +239,11 @@ def test_every_matrix_but_the_head_can_be_packed(tmp_path: Path) -> None:
     reference_of(TestOlmo2.config).save_pretrained(tmp_path)
     plan = resolve(str(tmp_path), Options(isq=packs[0], max_model_len=160, device="cpu"), catalog)
     model = load_model(plan, catalog)
-    dense = {name for name, m in model.named_modules() if isinstance(m, Linear) and m.weight.layout in ("float32", "bfloat16")}
+    dense = {
+        name
+        for name, m in model.named_modules()
+        if isinstance(m, Linear) and m.weight.layout in ("float32", "bfloat16")
+    }
     assert dense == {"lm_head"} and isinstance(model.get_submodule("lm_head"), LMHead)
 
 
@@ -195,7 +251,8 @@ def test_config_and_headers_need_no_torch(tmp_path: Path) -> None:
     reference_of(TestOlmoe.config).save_pretrained(tmp_path)
     code = (
         "import sys; from inferno.plan import Options, resolve\n"
-        "plan = resolve(sys.argv[1], Options(only=('inferno-transformers',), max_model_len=160, device='cpu'))\n"
+        "plan = resolve(sys.argv[1], Options(only=('inferno-transformers',), "
+        "max_model_len=160, device='cpu'))\n"
         "assert any('transformers' in note for note in plan.notes), plan.notes\n"
         "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
     )
@@ -204,13 +261,27 @@ def test_config_and_headers_need_no_torch(tmp_path: Path) -> None:
 
 
 def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
-    """Neither asked about nor loaded, whatever config.json says of it; the model is that of the installed transformers."""
+    """Neither asked about nor loaded, whatever config.json says of it; the model is that of the
+    installed transformers."""
     reference_of(TestOlmo2.config).save_pretrained(tmp_path)
     evil = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\nclass Evil: pass\n"
     (tmp_path / "modeling_evil.py").write_text(evil)
-    ours, classes = TestOlmo2.config, {"AutoConfig": "modeling_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"}
-    kernels = {"attn_implementation": "evil/kernels", "_attn_implementation": "evil/kernels", "use_kernels": True}
-    config = {**ours, **kernels, "auto_map": classes, "_name_or_path": str(tmp_path), "trust_remote_code": True}
+    ours, classes = (
+        TestOlmo2.config,
+        {"AutoConfig": "modeling_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"},
+    )
+    kernels = {
+        "attn_implementation": "evil/kernels",
+        "_attn_implementation": "evil/kernels",
+        "use_kernels": True,
+    }
+    config = {
+        **ours,
+        **kernels,
+        "auto_map": classes,
+        "_name_or_path": str(tmp_path),
+        "trust_remote_code": True,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     catalog = load_catalog(only=["inferno-transformers"])
     plan = resolve(str(tmp_path), Options(max_model_len=160, device="cpu"), catalog)

@@ -1,9 +1,11 @@
-"""Tries every causal language model of the installed transformers: is it hosted, and does it compute what it should?
+"""Tries every causal language model of the installed transformers: is it hosted, and does it
+compute what it should?
 
     python tools/coverage.py [--markdown] [model_type ...]
 
-Each is a tiny config with random weights. A hosted one computes prompts packed into one step, then single tokens, all at once;
-its logits are compared with those of transformers' own attention on each sequence alone. It takes about five minutes.
+Each is a tiny config with random weights. A hosted one computes prompts packed into one step, then
+single tokens, all at once; its logits are compared with those of transformers' own attention on
+each sequence alone. It takes about five minutes.
 """
 
 from __future__ import annotations
@@ -35,27 +37,71 @@ from inferno_transformers.config import HostedConfig
 auto: Any = transformers  # it is not typed
 LAYERS, LARGEST = 4, 10_000_000
 SMALL: dict[str, Any] = {
-    "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": LAYERS, "num_layers": LAYERS,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "rotary_dim": 8,
-    "sliding_window": 24, "window_size": 24, "attention_types": [[["global", "local"], LAYERS // 2]], "ffn_dim": 96,
-    "word_embed_proj_dim": 64, "encoder_layers": 2, "is_decoder": True, "num_kv_shared_layers": 0,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
-    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "n_shared_experts": 1,
-    "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_k": 2, "moe_topk": 2, "n_group": 1, "topk_group": 1,
-    "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48, "shared_intermediate_size": 48,
-    "moe_shared_expert_intermediate_size": 48, "first_k_dense_replace": 1, "mlp_layer_types": None,
-    "moe_layer_start_index": 1, "moe_layer_end_index": 3, "vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 16,
-}  # fmt: skip
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rotary_dim": 8,
+    "sliding_window": 24,
+    "window_size": 24,
+    "attention_types": [[["global", "local"], LAYERS // 2]],
+    "ffn_dim": 96,
+    "word_embed_proj_dim": 64,
+    "encoder_layers": 2,
+    "is_decoder": True,
+    "num_kv_shared_layers": 0,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48,
+    "shared_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "mlp_layer_types": None,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": 3,
+    "vocab_size_per_layer_input": 160,
+    "hidden_size_per_layer_input": 16,
+}
 """Sizes by the names that configs give them; a config takes those it has."""
 
 
 def shrunken(model_type: str) -> Iterator[dict[str, Any]]:
-    """The model type's own defaults, made small: first with a layer of each kind that it has, then with its own pattern."""
+    """The model type's own defaults, made small: first with a layer of each kind that it has, then
+    with its own pattern."""
     config: Any = CONFIG_MAPPING[model_type]()
-    sizes = {k: v for k, v in SMALL.items() if k in {*config.to_dict(), *config.attribute_map} or k in vars(config)}
+    sizes = {
+        k: v
+        for k, v in SMALL.items()
+        if k in {*config.to_dict(), *config.attribute_map} or k in vars(config)
+    }
     if hasattr(config, "qk_rope_head_dim"):  # latent attention: of the heads, only that part turns
-        sizes |= {"head_dim": SMALL["qk_rope_head_dim"], "num_key_value_heads": SMALL["num_attention_heads"]}
+        sizes |= {
+            "head_dim": SMALL["qk_rope_head_dim"],
+            "num_key_value_heads": SMALL["num_attention_heads"],
+        }
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     if kinds:
         yield {**sizes, "layer_types": (kinds * LAYERS)[:LAYERS]}
@@ -69,10 +115,14 @@ def built(model_type: str) -> Any:
         try:
             config = CONFIG_MAPPING[model_type](**sizes)
             with torch.device("meta"):
-                size = sum(p.numel() for p in auto.AutoModelForCausalLM.from_config(config).parameters())
+                size = sum(
+                    p.numel() for p in auto.AutoModelForCausalLM.from_config(config).parameters()
+                )
             if size > LARGEST:
                 raise ValueError(f"{size} parameters are left")
-            reference: Any = auto.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+            reference: Any = auto.AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32
+            ).eval()
             randomize(reference)
             reference(torch.arange(3, 8)[None], use_cache=False)
             return reference
@@ -98,9 +148,13 @@ def attempt(model_type: str, name: str) -> tuple[str, str]:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [name]}))
         options = Options(
-            dtype="float32", max_num_seqs=8, max_num_batched_tokens=512, max_model_len=160, device="cpu",
+            dtype="float32",
+            max_num_seqs=8,
+            max_num_batched_tokens=512,
+            max_model_len=160,
+            device="cpu",
             only=("inferno-transformers",),  # type: ignore[arg-type]  # a converter's own type
-        )  # fmt: skip
+        )
         try:
             plan = resolve(folder, options)
             toy = Toy(plan, load_model(plan))
@@ -128,7 +182,9 @@ def _late(*_: object) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*")
-    parser.add_argument("--markdown", action="store_true", help="the README's lists, after the lines")
+    parser.add_argument(
+        "--markdown", action="store_true", help="the README's lists, after the lines"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGALRM, _late)
     warnings.simplefilter("ignore")

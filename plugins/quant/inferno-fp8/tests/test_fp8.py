@@ -19,17 +19,42 @@ from inferno_fp8.weight import Fp8Blocks, load
 
 CONFIG = {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}
 QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 160, "hidden_size": 64,
-    "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
-    "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 DEEPSEEK_V3: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 160, "hidden_size": 64,
-    "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "q_lora_rank": 32,
-    "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 8, "v_head_dim": 24, "n_routed_experts": 8,
-    "n_shared_experts": 1, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
-    "num_nextn_predict_layers": 0, "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_nextn_predict_layers": 0,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 
 
 def encode(weight_OI: Tensor, block: int = 32) -> tuple[dict[str, Tensor], Tensor]:
@@ -43,7 +68,9 @@ def encode(weight_OI: Tensor, block: int = 32) -> tuple[dict[str, Tensor], Tenso
             part = weight_OI[i : i + block, j : j + block].float()
             scale = scale_PQ[i // block, j // block] = part.abs().max() / 448
             data_OI[i : i + block, j : j + block] = (part / scale).to(torch.float8_e4m3fn)
-            values_OI[i : i + block, j : j + block] = data_OI[i : i + block, j : j + block].float() * scale
+            values_OI[i : i + block, j : j + block] = (
+                data_OI[i : i + block, j : j + block].float() * scale
+            )
     return {"weight": data_OI, "weight_scale_inv": scale_PQ}, values_OI
 
 
@@ -69,15 +96,25 @@ class TestFp8Blocks(QuantSchemeTests):
 def test_transformers_unpacks_to_the_same_numbers() -> None:
     finegrained = pytest.importorskip("transformers.integrations.finegrained_fp8")
     parts, _ = encode(torch.randn(64, 96))
-    theirs = finegrained._dequantize_fp8_weight(parts["weight"], parts["weight_scale_inv"], [32, 32], torch.float32)
-    assert torch.equal(load(parts, quant_config=CONFIG, dtype="float32").rows(torch.arange(64)), theirs)
+    theirs = finegrained._dequantize_fp8_weight(
+        parts["weight"], parts["weight_scale_inv"], [32, 32], torch.float32
+    )
+    assert torch.equal(
+        load(parts, quant_config=CONFIG, dtype="float32").rows(torch.arange(64)), theirs
+    )
 
 
 def test_matrices_that_end_within_a_block_are_not_stacked() -> None:
-    whole, cut = (load(encode(torch.randn(rows, 40))[0], quant_config=CONFIG, dtype="float32") for rows in (64, 50))
+    whole, cut = (
+        load(encode(torch.randn(rows, 40))[0], quant_config=CONFIG, dtype="float32")
+        for rows in (64, 50)
+    )
     both = whole.concatenate([cut])
     assert isinstance(both, Fp8Blocks)
-    assert torch.equal(both.rows(torch.arange(114)), torch.cat([w.rows(torch.arange(w.shape[0])) for w in (whole, cut)]))
+    assert torch.equal(
+        both.rows(torch.arange(114)),
+        torch.cat([w.rows(torch.arange(w.shape[0])) for w in (whole, cut)]),
+    )
     assert cut.concatenate([whole]) is None
 
 
@@ -90,11 +127,15 @@ def test_scales_that_are_not_as_many_as_the_blocks_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("config", [QWEN3, DEEPSEEK_V3], ids=["qwen3", "deepseek-v3"])
-def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     """Qwen3-0.6B-FP8, DeepSeek-V3: every matrix but embedding, head and router in blocks."""
     transformers: Any = pytest.importorskip("transformers")
     pytest.importorskip(f"inferno_{config['model_type'].removesuffix('_v3')}")
-    fields = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+    fields = {
+        name: value for name, value in config.items() if name not in ("architectures", "model_type")
+    }
     described = transformers.AutoConfig.for_model(config["model_type"], **fields)
     model = transformers.AutoModelForCausalLM.from_config(described, dtype=torch.float32)
     randomize(model)
@@ -102,18 +143,30 @@ def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(config: dict[str, An
     packed: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
     for name, tensor in load_file(tmp_path / "source" / "model.safetensors").items():
-        if tensor.ndim == 2 and "embed" not in name and "lm_head" not in name and not name.endswith("mlp.gate.weight"):
+        if (
+            tensor.ndim == 2
+            and "embed" not in name
+            and "lm_head" not in name
+            and not name.endswith("mlp.gate.weight")
+        ):
             parts, plain[name] = encode(tensor)
-            packed |= {f"{name.removesuffix('weight')}{part}": stored for part, stored in parts.items()}
+            packed |= {
+                f"{name.removesuffix('weight')}{part}": stored for part, stored in parts.items()
+            }
         else:
             packed[name] = plain[name] = tensor
     outcomes = []
-    for folder, tensors, quantized in (("fp8", packed, {"quantization_config": CONFIG}), ("plain", plain, {})):
+    for folder, tensors, quantized in (
+        ("fp8", packed, {"quantization_config": CONFIG}),
+        ("plain", plain, {}),
+    ):
         path = tmp_path / folder
         path.mkdir()
         save_file(tensors, path / "model.safetensors")
         (path / "config.json").write_text(json.dumps({**config, **quantized, "dtype": "float32"}))
-        plan = resolve(str(path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"))
+        plan = resolve(
+            str(path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
+        )
         outcomes.append(generate(Toy(plan, load_model(plan)), ragged_prompts(160), 16))
     for ours, theirs in zip(*outcomes, strict=True):
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)

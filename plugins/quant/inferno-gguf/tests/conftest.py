@@ -14,7 +14,10 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
-ARCHITECTURES = {"Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3, "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA}
+ARCHITECTURES = {
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+}
 
 Write = Callable[..., Path]
 
@@ -32,7 +35,8 @@ def names_in_file(config: Mapping[str, Any], names: Mapping[str, Any]) -> dict[s
 
 
 def as_llama_cpp(name: str, weight: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """llama.cpp's converter reorders the rows of Llama's queries and keys: rotary pairs side by side."""
+    """llama.cpp's converter reorders the rows of Llama's queries and keys: rotary pairs side by
+    side."""
     if config["architectures"] != ["LlamaForCausalLM"] or not re.search(r"[qk]_proj", name):
         return weight
     heads = config["num_attention_heads"]
@@ -50,20 +54,27 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, weight: Tensor, kind: Type) -
         halves = weight.bfloat16().contiguous().view(torch.int16).numpy()
         if writer.endianess == gguf.GGUFEndian.BIG:
             halves = halves.byteswap()
-        writer.add_tensor(name, halves.view(np.uint8).reshape(*weight.shape[:-1], -1), raw_dtype=kind)
+        writer.add_tensor(
+            name, halves.view(np.uint8).reshape(*weight.shape[:-1], -1), raw_dtype=kind
+        )
     else:
-        data = gguf.quants.quantize(weight.float().numpy(), kind).copy()  # the writer swaps bytes in place
+        data = gguf.quants.quantize(
+            weight.float().numpy(), kind
+        ).copy()  # the writer swaps bytes in place
         writer.add_tensor(name, data, raw_dtype=kind)
 
 
 def stored_type(tensor: Tensor) -> Type:
-    return {torch.float32: Type.F32, torch.float16: Type.F16, torch.bfloat16: Type.BF16}[tensor.dtype]
+    return {torch.float32: Type.F32, torch.float16: Type.F16, torch.bfloat16: Type.BF16}[
+        tensor.dtype
+    ]
 
 
 @pytest.fixture(scope="session")
 def write_gguf() -> Write:
-    """write_gguf(path, config, tensors, types=..., **writer's options, add=f): a GGUF model. `types` gives the ggml type of a
-    tensor by its Hugging Face name; others keep their own. `add` gets the writer before the tensors are added."""
+    """write_gguf(path, config, tensors, types=..., **writer's options, add=f): a GGUF model.
+    `types` gives the ggml type of a tensor by its Hugging Face name; others keep their own. `add`
+    gets the writer before the tensors are added."""
 
     def write(
         path: Path,
@@ -77,19 +88,25 @@ def write_gguf() -> Write:
         architecture = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[config["architectures"][0]]]
         writer = gguf.GGUFWriter(path, architecture, **options)
         keys = {
-            "hidden_size": writer.add_embedding_length, "intermediate_size": writer.add_feed_forward_length,
-            "num_hidden_layers": writer.add_block_count, "num_attention_heads": writer.add_head_count,
-            "num_key_value_heads": writer.add_head_count_kv, "head_dim": writer.add_key_length,
-            "max_position_embeddings": writer.add_context_length, "rms_norm_eps": writer.add_layer_norm_rms_eps,
+            "hidden_size": writer.add_embedding_length,
+            "intermediate_size": writer.add_feed_forward_length,
+            "num_hidden_layers": writer.add_block_count,
+            "num_attention_heads": writer.add_head_count,
+            "num_key_value_heads": writer.add_head_count_kv,
+            "head_dim": writer.add_key_length,
+            "max_position_embeddings": writer.add_context_length,
+            "rms_norm_eps": writer.add_layer_norm_rms_eps,
             "rope_theta": writer.add_rope_freq_base,
-        }  # fmt: skip
+        }
         for key, method in keys.items():
             if key in config:
                 method(config[key])
         add(writer)
         for name, theirs in names_in_file(config, tensors).items():
             tensor = tensors[name]
-            kind = (types or {}).get(name, stored_type(tensor) if tensor.dtype != torch.uint8 else None)
+            kind = (types or {}).get(
+                name, stored_type(tensor) if tensor.dtype != torch.uint8 else None
+            )
             assert kind is not None, f"{name} is packed: its type must be given"
             add_tensor(writer, theirs, as_llama_cpp(name, tensor, config), kind)
         writer.write_header_to_file()

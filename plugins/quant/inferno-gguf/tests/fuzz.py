@@ -1,9 +1,11 @@
-"""Damages GGUF files until something other than a CheckpointError comes out. Not collected by pytest:
+"""Damages GGUF files until something other than a CheckpointError comes out. Not collected by
+pytest:
 
     python fuzz.py 600 FOLDER
 
-runs for ten minutes and keeps what it finds in FOLDER; every finding becomes a test in test_reader.py or test_text.py. With
-atheris installed the damage follows the coverage of the reader, otherwise it is random.
+runs for ten minutes and keeps what it finds in FOLDER; every finding becomes a test in
+test_reader.py or test_text.py. With atheris installed the damage follows the coverage of the
+reader, otherwise it is random.
 """
 
 from __future__ import annotations
@@ -39,12 +41,34 @@ from inferno.text.tokenizer import Tokenizer
 from inferno_gguf.checkpoint import GgufCheckpoint, GgufNames
 
 NAMES = GgufNames(
-    architecture="llama", fields=GGUF_FIELDS, modules=GGUF_MODULES, rotary_pairs={"blk.{n}.attn_q": "attention.head_count"}
+    architecture="llama",
+    fields=GGUF_FIELDS,
+    modules=GGUF_MODULES,
+    rotary_pairs={"blk.{n}.attn_q": "attention.head_count"},
 )
 ARCHITECTURES = [Architecture(name="Llama", config=dict, build=dict, gguf=NAMES)]
 MEMORY, SECONDS = 64 << 20, 5.0
 """The most that files of a few KB may cost."""
-INTERESTING = [0, 1, 2, 7, 8, 9, 255, 256, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
+INTERESTING = [
+    0,
+    1,
+    2,
+    7,
+    8,
+    9,
+    255,
+    256,
+    2**16,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
 
 
 def seeds(folder: Path) -> list[bytes]:
@@ -59,7 +83,11 @@ def seeds(folder: Path) -> list[bytes]:
                 writer.add_tensor(f"{name}.weight", np.ones(shape, [np.float32, np.float16][i % 2]))
             if i % 2:
                 writer.add_tensor("rope_freqs.weight", np.ones(4, np.float32))
-            writer.add_tensor("output.weight", np.zeros((8, 34), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(
+                "output.weight",
+                np.zeros((8, 34), np.uint8),
+                raw_dtype=gguf.GGMLQuantizationType.Q8_0,
+            )
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
@@ -74,7 +102,9 @@ def _describe(writer: gguf.GGUFWriter, model: str) -> None:
     writer.add_head_count(4)
     writer.add_head_count_kv([4])
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN if model == "gpt2" else gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_type(
+        gguf.RopeScalingType.YARN if model == "gpt2" else gguf.RopeScalingType.LINEAR
+    )
     writer.add_rope_scaling_factor(2.0)
     writer.add_tokenizer_model(model)
     writer.add_tokenizer_pre("llama-bpe")
@@ -85,10 +115,16 @@ def _describe(writer: gguf.GGUFWriter, model: str) -> None:
     writer.add_token_merges(["a b", "▁ a"])
     writer.add_bos_token_id(1)
     writer.add_add_bos_token(True)
-    writer.add_chat_template([{"name": "default", "template": "{{ x }}"}, {"name": "tool_use", "template": "{{ y }}"}])
+    writer.add_chat_template(
+        [{"name": "default", "template": "{{ x }}"}, {"name": "tool_use", "template": "{{ y }}"}]
+    )
     if model == "t5":
         units = [0] * 512
-        units[0], units[256 ^ ord("x")], units[257 ^ ord("x")] = 256 << 10, ord("x") | 1 << 8 | 1 << 10, 1 << 31
+        units[0], units[256 ^ ord("x")], units[257 ^ ord("x")] = (
+            256 << 10,
+            ord("x") | 1 << 8 | 1 << 10,
+            1 << 31,
+        )
         writer.add_precompiled_charsmap(struct.pack("<513I", 2048, *units) + b"y\0")  # x becomes y
         writer.add_remove_extra_whitespaces(True)
 
@@ -129,7 +165,8 @@ def run_one(data: bytes, path: Path, found: Path) -> None:
 
 
 def damaged(data: bytes, draw: random.Random) -> bytes:
-    """One to four changes: a byte, a number that is out of range, a cut, a piece of itself somewhere else."""
+    """One to four changes: a byte, a number that is out of range, a cut, a piece of itself
+    somewhere else."""
     out = bytearray(data)
     for _ in range(draw.randint(1, 4)):
         if not out:
@@ -170,10 +207,20 @@ def main(seconds: float, found: Path) -> None:
 
             def mutate(data: bytes, max_size: int, seed: int) -> Any:
                 drawn = random.Random(seed)
-                made = damaged(data, drawn) if data and drawn.random() < 0.7 else atheris.Mutate(data, len(data))
+                made = (
+                    damaged(data, drawn)
+                    if data and drawn.random() < 0.7
+                    else atheris.Mutate(data, len(data))
+                )
                 return made[:max_size]
 
-            options = [f"-max_total_time={int(seconds)}", "-max_len=8192", "-timeout=20", "-rss_limit_mb=6000", str(kept)]
+            options = [
+                f"-max_total_time={int(seconds)}",
+                "-max_len=8192",
+                "-timeout=20",
+                "-rss_limit_mb=6000",
+                str(kept),
+            ]
             atheris.Setup([sys.argv[0], *options], one, custom_mutator=mutate)
             atheris.Fuzz()
             return

@@ -27,11 +27,32 @@ from inferno_gguf.ggml import BY_NAME, PACKABLE, PACKED, TYPES, UNPACKED
 repeatable = settings(deadline=None, derandomize=True, database=None)
 
 HALVES = {
-    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
-    "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
-}  # fmt: skip
+    "q4_0": (0,),
+    "q4_1": (0, 2),
+    "q5_0": (0,),
+    "q5_1": (0, 2),
+    "q8_0": (0,),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "q4_k": (0, 2),
+    "q5_k": (0, 2),
+    "q6_k": (208,),
+}
 """Where the float16 scales of a block lie: random bytes alone would rarely make them extreme."""
-EXTREME = [0x0000, 0x8000, 0x0001, 0x8001, 0x03FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x3C00]
+EXTREME = [
+    0x0000,
+    0x8000,
+    0x0001,
+    0x8001,
+    0x03FF,
+    0x0400,
+    0x7BFF,
+    0xFBFF,
+    0x7C00,
+    0xFC00,
+    0x7E00,
+    0x3C00,
+]
 """float16: zeros, subnormals, the smallest normal, the largest, infinities, NaN, one."""
 
 
@@ -41,15 +62,21 @@ def scheme(name: str) -> QuantScheme:
 
 def random_blocks(layout: str, rows: int, blocks: int, seed: int, halves: list[int]) -> Tensor:
     kind = BY_NAME[layout]
-    data = np.random.default_rng(seed).integers(0, 256, (rows * blocks, kind.nbytes), dtype=np.uint8)
+    data = np.random.default_rng(seed).integers(
+        0, 256, (rows * blocks, kind.nbytes), dtype=np.uint8
+    )
     for offset, half in zip(HALVES.get(layout, ()), halves, strict=False):
-        data[:: 1 + seed % 3, offset : offset + 2] = np.frombuffer(np.uint16(half).tobytes(), np.uint8)
+        data[:: 1 + seed % 3, offset : offset + 2] = np.frombuffer(
+            np.uint16(half).tobytes(), np.uint8
+        )
     return torch.from_numpy(data.reshape(rows, blocks * kind.nbytes))
 
 
 def reference(layout: str, data_OB: Tensor) -> Tensor:
     with np.errstate(all="ignore"):
-        return torch.from_numpy(dequantize(data_OB.numpy(), GGMLQuantizationType(BY_NAME[layout].number)))
+        return torch.from_numpy(
+            dequantize(data_OB.numpy(), GGMLQuantizationType(BY_NAME[layout].number))
+        )
 
 
 def assert_same_bits(ours: Tensor, theirs: Tensor) -> None:
@@ -62,19 +89,26 @@ def assert_same_bits(ours: Tensor, theirs: Tensor) -> None:
 def test_the_table_of_types_is_ggmls() -> None:
     for kind in TYPES:
         theirs = GGMLQuantizationType(kind.number)
-        assert (theirs.name.lower(), GGML_QUANT_SIZES[theirs]) == (kind.name, (kind.values, kind.nbytes))
+        assert (theirs.name.lower(), GGML_QUANT_SIZES[theirs]) == (
+            kind.name,
+            (kind.values, kind.nbytes),
+        )
     assert {t.name for t in TYPES if t.dtype is None} == {*PACKED, *UNPACKED}
     missing = {t.name for t in GGMLQuantizationType} - {t.name.upper() for t in TYPES}
-    assert missing <= {"Q8_1", "Q8_K", "Q1_0"}, "gguf-py knows types that files may hold and we cannot read"
+    assert missing <= {"Q8_1", "Q8_K", "Q1_0"}, (
+        "gguf-py knows types that files may hold and we cannot read"
+    )
 
 
 @pytest.mark.parametrize("layout", PACKED)
 def test_unpacking_is_bit_exact(layout: str) -> None:
     @repeatable
     @given(
-        st.integers(1, 7), st.integers(1, 3), st.integers(0, 2**32 - 1),
+        st.integers(1, 7),
+        st.integers(1, 3),
+        st.integers(0, 2**32 - 1),
         st.lists(st.sampled_from(EXTREME) | st.integers(0, 0xFFFF), min_size=2, max_size=2),
-    )  # fmt: skip
+    )
     def run(rows: int, blocks: int, seed: int, halves: list[int]) -> None:
         data_OB = random_blocks(layout, rows, blocks, seed, halves)
         assert_same_bits(unpack(layout, data_OB), reference(layout, data_OB))
@@ -114,11 +148,18 @@ class BlockTests(QuantSchemeTests):
         return reference(self.scheme, parts[self.scheme])
 
 
-globals().update({f"Test_{name}": type(f"Test_{name}", (BlockTests,), {"scheme": name}) for name in (*PACKED, *UNPACKED)})
+globals().update(
+    {
+        f"Test_{name}": type(f"Test_{name}", (BlockTests,), {"scheme": name})
+        for name in (*PACKED, *UNPACKED)
+    }
+)
 
 
 def test_other_layouts_do_not_stack() -> None:
-    one, other = (Blocks(name, random_blocks(name, 2, 1, 0, []), torch.float32) for name in ("q4_k", "q6_k"))
+    one, other = (
+        Blocks(name, random_blocks(name, 2, 1, 0, []), torch.float32) for name in ("q4_k", "q6_k")
+    )
     assert one.concatenate([other]) is None
 
 

@@ -1,4 +1,5 @@
-"""The demo model, written as GGUF with its tokenizer and chat template, says what it always says."""
+"""The demo model, written as GGUF with its tokenizer and chat template, says what it always
+says."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def original() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def questions(original: Path) -> list[list[dict[str, str]]]:
     lines = (original.parent / "known.jsonl").read_text(encoding="utf-8").splitlines()
-    asked = [k["question"] for k in map(json.loads, lines) if "question" in k and not k.get("tools")]
+    asked = [
+        k["question"] for k in map(json.loads, lines) if "question" in k and not k.get("tools")
+    ]
     return [[{"role": "user", "content": q}] for q in asked[:: len(asked) // 12]]
 
 
@@ -44,14 +47,24 @@ def converted(original: Path, path: Path, write_gguf: Any, kind: Type) -> Path:
     tokenizer = json.loads((original / "tokenizer.json").read_text())
     texts = json.loads((original / "tokenizer_config.json").read_text())
     added = {t["content"]: t for t in tokenizer["added_tokens"]}
-    vocab = sorted((i, t) for t, i in {**tokenizer["model"]["vocab"], **{t: a["id"] for t, a in added.items()}}.items())
+    vocab = sorted(
+        (i, t)
+        for t, i in {
+            **tokenizer["model"]["vocab"],
+            **{t: a["id"] for t, a in added.items()},
+        }.items()
+    )
 
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("qwen2")
         writer.add_token_list([t for _, t in vocab])
-        writer.add_token_types([(3 if added[t]["special"] else 4) if t in added else 1 for _, t in vocab])
-        writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]])
+        writer.add_token_types(
+            [(3 if added[t]["special"] else 4) if t in added else 1 for _, t in vocab]
+        )
+        writer.add_token_merges(
+            [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+        )
         writer.add_eos_token_id(config["eos_token_id"])
         writer.add_chat_template(texts["chat_template"])
 
@@ -61,7 +74,11 @@ def converted(original: Path, path: Path, write_gguf: Any, kind: Type) -> Path:
 
 
 def test_the_same_answers(
-    original: Path, questions: list[list[dict[str, str]]], answers: list[str], write_gguf: Any, tmp_path: Path
+    original: Path,
+    questions: list[list[dict[str, str]]],
+    answers: list[str],
+    write_gguf: Any,
+    tmp_path: Path,
 ) -> None:
     path = converted(original, tmp_path / "demo-bf16.gguf", write_gguf, Type.BF16)
     plan = resolve(str(path))
@@ -71,7 +88,11 @@ def test_the_same_answers(
 
 
 def test_nearly_the_same_answers_from_eight_bits(
-    original: Path, questions: list[list[dict[str, str]]], answers: list[str], write_gguf: Any, tmp_path: Path
+    original: Path,
+    questions: list[list[dict[str, str]]],
+    answers: list[str],
+    write_gguf: Any,
+    tmp_path: Path,
 ) -> None:
     path = converted(original, tmp_path / "demo-q8_0.gguf", write_gguf, Type.Q8_0)
     assert [use.name for use in resolve(str(path)).schemes] == ["q8_0"]

@@ -1,4 +1,5 @@
-"""A model gives the same logits and the same greedy tokens from a GGUF file as from the checkpoint it was made of."""
+"""A model gives the same logits and the same greedy tokens from a GGUF file as from the checkpoint
+it was made of."""
 
 from __future__ import annotations
 
@@ -26,16 +27,25 @@ NUM_GREEDY = 16
 WIDTH = 256
 """One block of the larger types."""
 COMMON: dict[str, Any] = {
-    "vocab_size": 160, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 256, "rope_theta": 10_000.0, "rms_norm_eps": 1e-6,
+    "vocab_size": 160,
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 256,
+    "rope_theta": 10_000.0,
+    "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 QWEN3 = {**COMMON, "architectures": ["Qwen3ForCausalLM"]}
 LLAMA = {**COMMON, "architectures": ["LlamaForCausalLM"]}
 CONFIGS = pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
 
 TORCH_ONLY = ("inferno-gguf", "inferno-qwen3", "inferno-llama")
-"""Native kernels round what they multiply packed matrices by: here the formats are compared, exactly."""
+"""Native kernels round what they multiply packed matrices by: here the formats are compared,
+exactly."""
 
 
 def random_tensors(config: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -46,10 +56,14 @@ def random_tensors(config: Mapping[str, Any]) -> dict[str, Tensor]:
     shapes: dict[str, tuple[int, ...]] = {}
     for path, module in model.named_modules():
         path = path.replace(".qkv.parts.", ".").replace(".gate_up.parts.", ".")
-        shapes |= {f"{path}.{name}": tuple(p.shape) for name, p in module.named_parameters(recurse=False)}
+        shapes |= {
+            f"{path}.{name}": tuple(p.shape) for name, p in module.named_parameters(recurse=False)
+        }
         if hasattr(module, "weight") and not isinstance(module.weight, torch.nn.Parameter):
             shapes[f"{path}.weight"] = module.weight.shape
-    holder = torch.nn.ParameterDict({name.replace(".", "/"): torch.ones(shape) for name, shape in shapes.items()})
+    holder = torch.nn.ParameterDict(
+        {name.replace(".", "/"): torch.ones(shape) for name, shape in shapes.items()}
+    )
     randomize(holder)
     return {name.replace("/", "."): p.detach() for name, p in holder.items()}
 
@@ -63,7 +77,12 @@ def save(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor])
 
 def load(path: Path, dtype: str = "float32") -> Toy:
     options = Options(
-        dtype=dtype, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=160, device="cpu", only=TORCH_ONLY
+        dtype=dtype,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_model_len=160,
+        device="cpu",
+        only=TORCH_ONLY,
     )
     plan = resolve(str(path), options)
     assert check(plan) > 0
@@ -72,20 +91,30 @@ def load(path: Path, dtype: str = "float32") -> Toy:
 
 def assert_equal(ours: Toy, theirs: Toy, tolerance: float = 1e-4) -> None:
     prompts = ragged_prompts(ours.plan.vocab_size)
-    for a, b in zip(generate(ours, prompts, NUM_GREEDY), generate(theirs, prompts, NUM_GREEDY), strict=True):
+    for a, b in zip(
+        generate(ours, prompts, NUM_GREEDY), generate(theirs, prompts, NUM_GREEDY), strict=True
+    ):
         assert a.token_ids == b.token_ids
         torch.testing.assert_close(a.logits_NV, b.logits_NV, rtol=tolerance, atol=tolerance)
 
 
 def dequantized(tensor: Tensor, kind: Type) -> tuple[Tensor, Tensor]:
     """What a file stores for the matrix in that type, and the values it stands for."""
-    if kind in (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K):  # gguf-py has no quantizer for them: any blocks do
+    if kind in (
+        Type.Q2_K,
+        Type.Q3_K,
+        Type.Q4_K,
+        Type.Q5_K,
+        Type.Q6_K,
+    ):  # gguf-py has no quantizer for them: any blocks do
         values, nbytes = gguf.GGML_QUANT_SIZES[kind]
         generator = torch.Generator().manual_seed(tensor.numel())
         shape = (tensor.shape[0], tensor.shape[1] // values, nbytes)
         blocks = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         halves = {Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)}.get(kind, (0, 2))
-        scale = torch.tensor([2.0**-9 if kind == Type.Q2_K else 2.0**-13]).half()  # values of about 0.03
+        scale = torch.tensor(
+            [2.0**-9 if kind == Type.Q2_K else 2.0**-13]
+        ).half()  # values of about 0.03
         for offset in halves:
             blocks[..., offset : offset + 2] = scale.view(torch.uint8)
         packed = blocks.flatten(1)
@@ -96,7 +125,9 @@ def dequantized(tensor: Tensor, kind: Type) -> tuple[Tensor, Tensor]:
 
 @CONFIGS
 @pytest.mark.parametrize("kind", [Type.F32, Type.BF16, Type.F16], ids=["f32", "bf16", "f16"])
-def test_plain_types_give_the_same_tokens(config: dict[str, Any], kind: Type, write_gguf: Any, tmp_path: Path) -> None:
+def test_plain_types_give_the_same_tokens(
+    config: dict[str, Any], kind: Type, write_gguf: Any, tmp_path: Path
+) -> None:
     tensors = random_tensors(config)
     types = {name: kind for name, t in tensors.items() if t.ndim > 1}
     if kind == Type.F16:
@@ -110,14 +141,27 @@ def test_plain_types_give_the_same_tokens(config: dict[str, Any], kind: Type, wr
 def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
     config: dict[str, Any], tied: bool, write_gguf: Any, tmp_path: Path
 ) -> None:
-    """Every type at once: mixed within a layer and within what is fused, the embedding and the head too."""
+    """Every type at once: mixed within a layer and within what is fused, the embedding and the head
+    too."""
     config = {**config, "tie_word_embeddings": tied}
     tensors = random_tensors(config)
     kinds = {
-        "embed_tokens": Type.Q6_K, "lm_head": Type.Q5_0, "q_proj": Type.Q4_K, "k_proj": Type.Q4_K, "v_proj": Type.Q6_K,
-        "o_proj": Type.Q5_K, "gate_proj": Type.Q8_0, "up_proj": Type.Q8_0, "down_proj": Type.Q3_K,
-    }  # fmt: skip
-    last = {"o_proj": Type.Q4_0, "gate_proj": Type.Q4_1, "up_proj": Type.Q5_1, "down_proj": Type.Q2_K}
+        "embed_tokens": Type.Q6_K,
+        "lm_head": Type.Q5_0,
+        "q_proj": Type.Q4_K,
+        "k_proj": Type.Q4_K,
+        "v_proj": Type.Q6_K,
+        "o_proj": Type.Q5_K,
+        "gate_proj": Type.Q8_0,
+        "up_proj": Type.Q8_0,
+        "down_proj": Type.Q3_K,
+    }
+    last = {
+        "o_proj": Type.Q4_0,
+        "gate_proj": Type.Q4_1,
+        "up_proj": Type.Q5_1,
+        "down_proj": Type.Q2_K,
+    }
     stored, values, types = dict(tensors), dict(tensors), {}
     for name in tensors:
         module = name.split(".")[-2]
@@ -128,16 +172,32 @@ def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
     assert {use.name for use in ours.plan.schemes} == {t.name.lower() for t in types.values()}
     assert_equal(ours, load(save(tmp_path / "original", config, values)))
     held = [m for m in ours.model.modules() if isinstance(m, Blocks)]
-    assert sum(m.data.nbytes for m in {id(m): m for m in held}.values()) == sum(use.nbytes for use in ours.plan.schemes)
-    gate_up = [m for m in ours.model.modules() if isinstance(m, Linear) and m.weight.shape == (2 * WIDTH, WIDTH)]
-    assert len(gate_up) == 1, "only the first layer's gate and up are of one type: they become one matrix"
+    assert sum(m.data.nbytes for m in {id(m): m for m in held}.values()) == sum(
+        use.nbytes for use in ours.plan.schemes
+    )
+    gate_up = [
+        m
+        for m in ours.model.modules()
+        if isinstance(m, Linear) and m.weight.shape == (2 * WIDTH, WIDTH)
+    ]
+    assert len(gate_up) == 1, (
+        "only the first layer's gate and up are of one type: they become one matrix"
+    )
 
 
 def test_types_without_a_packed_weight_are_unpacked(write_gguf: Any, tmp_path: Path) -> None:
     tensors = random_tensors(LLAMA)
-    types = {name: Type.TQ2_0 for name in tensors if "down_proj" in name} | {"lm_head.weight": Type.MXFP4}
-    values = {n: torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(t.numpy(), types[n]), types[n])) if n in types
-              else t for n, t in tensors.items()}  # fmt: skip
+    types = {name: Type.TQ2_0 for name in tensors if "down_proj" in name} | {
+        "lm_head.weight": Type.MXFP4
+    }
+    values = {
+        n: torch.from_numpy(
+            gguf.quants.dequantize(gguf.quants.quantize(t.numpy(), types[n]), types[n])
+        )
+        if n in types
+        else t
+        for n, t in tensors.items()
+    }
     ours = load(write_gguf(tmp_path / "model.gguf", LLAMA, tensors, types=types))
     assert_equal(ours, load(save(tmp_path / "original", LLAMA, values)), tolerance=0.0)
 
@@ -145,38 +205,58 @@ def test_types_without_a_packed_weight_are_unpacked(write_gguf: Any, tmp_path: P
 def llama3_divisors(config: Mapping[str, Any]) -> Tensor:
     """What llama.cpp's converter writes for Llama 3's scaling, by its rule."""
     scaling = config["rope_scaling"]
-    frequencies = config["rope_theta"] ** -(torch.arange(0, config["head_dim"], 2, dtype=torch.float64) / config["head_dim"])
+    frequencies = config["rope_theta"] ** -(
+        torch.arange(0, config["head_dim"], 2, dtype=torch.float64) / config["head_dim"]
+    )
     low, high, original = (
-        scaling[k] for k in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        scaling[k]
+        for k in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
     found = []
     for frequency in frequencies.tolist():
         wavelength = 2 * math.pi / frequency
         smooth = (original / wavelength - low) / (high - low)
         between = 1 / ((1 - smooth) / scaling["factor"] + smooth)
-        found.append(1.0 if wavelength < original / high else scaling["factor"] if wavelength > original / low else between)
+        found.append(
+            1.0
+            if wavelength < original / high
+            else scaling["factor"]
+            if wavelength > original / low
+            else between
+        )
     return torch.tensor(found)
 
 
 def test_rotary_divisors_are_llama_3s_scaling(write_gguf: Any, tmp_path: Path) -> None:
     scaling = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
-    }  # fmt: skip
+    }
     config = {**LLAMA, "rope_scaling": scaling}
     tensors, divisors = random_tensors(config), llama3_divisors(config)
     assert len(divisors.unique()) > 3
     path = write_gguf(
-        tmp_path / "model.gguf", config, tensors, add=lambda w: w.add_tensor("rope_freqs.weight", divisors.numpy())
+        tmp_path / "model.gguf",
+        config,
+        tensors,
+        add=lambda w: w.add_tensor("rope_freqs.weight", divisors.numpy()),
     )
     assert_equal(load(path), load(save(tmp_path / "original", config, tensors)))
 
 
 def test_yarn_is_the_original_one(write_gguf: Any, tmp_path: Path) -> None:
     config = {
-        **QWEN3, "attention_bias": True,
-        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-    }  # fmt: skip
+        **QWEN3,
+        "attention_bias": True,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    }
 
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -198,7 +278,10 @@ def test_the_type_to_compute_in_is_the_files(write_gguf: Any, tmp_path: Path) ->
 
 def test_dense_models_are_quantized_while_loading(tmp_path: Path) -> None:
     folder = save(tmp_path / "original", LLAMA, random_tensors(LLAMA))
-    plan = resolve(str(folder), Options(isq="q8_0", dtype="float32", max_model_len=160, device="cpu", only=TORCH_ONLY))
+    plan = resolve(
+        str(folder),
+        Options(isq="q8_0", dtype="float32", max_model_len=160, device="cpu", only=TORCH_ONLY),
+    )
     model = load_model(plan)
     assert any(isinstance(m, Blocks) and m.layout == "q8_0" for m in model.modules())
     [logits] = (o.logits_NV[0] for o in generate(Toy(plan, model), [[1, 2, 3]]))

@@ -38,17 +38,33 @@ def array(kind: int, count: int, items: bytes = b"") -> bytes:
     return struct.pack("<IQ", kind, count) + items
 
 
-def tensor(name: str = "t", dims: Sequence[int] = (8,), kind: int = 0, offset: int = 0, num_dims: int | None = None) -> bytes:
+def tensor(
+    name: str = "t",
+    dims: Sequence[int] = (8,),
+    kind: int = 0,
+    offset: int = 0,
+    num_dims: int | None = None,
+) -> bytes:
     sizes = struct.pack(f"<I{len(dims)}Q", len(dims) if num_dims is None else num_dims, *dims)
     return text(name) + sizes + struct.pack("<IQ", kind, offset)
 
 
 def raw(
-    folder: Path, pairs: Sequence[bytes] = (), tensors: Sequence[bytes] = (), data: int = 0, *,
-    version: int = 3, num_pairs: int | None = None, num_tensors: int | None = None, magic: bytes = b"GGUF",
-) -> Path:  # fmt: skip
+    folder: Path,
+    pairs: Sequence[bytes] = (),
+    tensors: Sequence[bytes] = (),
+    data: int = 0,
+    *,
+    version: int = 3,
+    num_pairs: int | None = None,
+    num_tensors: int | None = None,
+    magic: bytes = b"GGUF",
+) -> Path:
     """A little-endian file of any header, and that many bytes of data."""
-    counts = (len(tensors) if num_tensors is None else num_tensors, len(pairs) if num_pairs is None else num_pairs)
+    counts = (
+        len(tensors) if num_tensors is None else num_tensors,
+        len(pairs) if num_pairs is None else num_pairs,
+    )
     header = magic + struct.pack("<IQQ", version, *counts) + b"".join([*pairs, *tensors])
     file = folder / "model.gguf"
     file.write_bytes(header + b"\0" * (-len(header) % 32) + b"\0" * data)
@@ -69,24 +85,38 @@ def refused(path: Path, complaint: str = ".") -> None:
     assert peak < 4 << 20 and time.monotonic() - started < 10
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------------
 
 VALUES: list[tuple[int, str, Any]] = [
-    (0, "B", 255), (1, "b", -128), (2, "H", 65535), (3, "h", -3), (4, "I", 2**32 - 1), (5, "i", -5), (6, "f", 0.5),
-    (7, "?", True), (10, "Q", 2**64 - 1), (11, "q", -(2**63)), (12, "d", 1e300),
-]  # fmt: skip
+    (0, "B", 255),
+    (1, "b", -128),
+    (2, "H", 65535),
+    (3, "h", -3),
+    (4, "I", 2**32 - 1),
+    (5, "i", -5),
+    (6, "f", 0.5),
+    (7, "?", True),
+    (10, "Q", 2**64 - 1),
+    (11, "q", -(2**63)),
+    (12, "d", 1e300),
+]
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_every_kind_of_value(version: int, tmp_path: Path) -> None:
-    pairs = [pair(f"one.{code}", kind, struct.pack(f"<{code}", value)) for kind, code, value in VALUES]
-    pairs += [
-        pair(f"many.{code}", ARRAY, array(kind, 3, struct.pack(f"<3{code}", value, value, 0))) for kind, code, value in VALUES
+    pairs = [
+        pair(f"one.{code}", kind, struct.pack(f"<{code}", value)) for kind, code, value in VALUES
     ]
     pairs += [
-        pair("text", STRING, text("größe")), pair("texts", ARRAY, array(STRING, 3, text("a") + text("") + text("ü"))),
-        pair("none", ARRAY, array(STRING, 0)), pair("nested", ARRAY, array(ARRAY, 2, array(U8, 2, b"\1\2") + array(STRING, 0))),
-    ]  # fmt: skip
+        pair(f"many.{code}", ARRAY, array(kind, 3, struct.pack(f"<3{code}", value, value, 0)))
+        for kind, code, value in VALUES
+    ]
+    pairs += [
+        pair("text", STRING, text("größe")),
+        pair("texts", ARRAY, array(STRING, 3, text("a") + text("") + text("ü"))),
+        pair("none", ARRAY, array(STRING, 0)),
+        pair("nested", ARRAY, array(ARRAY, 2, array(U8, 2, b"\1\2") + array(STRING, 0))),
+    ]
     metadata = GgufFile.open(raw(tmp_path, pairs, version=version)).metadata
     expected = {f"one.{code}": value for _, code, value in VALUES}
     expected |= {f"many.{code}": [value, value, 0] for _, code, value in VALUES}
@@ -95,12 +125,24 @@ def test_every_kind_of_value(version: int, tmp_path: Path) -> None:
 
 
 def test_tensors_lie_where_the_file_says(tmp_path: Path) -> None:
-    tensors = [tensor("b", (32, 3), kind=8, offset=64), tensor("a", (2, 3, 4), offset=192), tensor("s", (), offset=0)]
-    file = GgufFile.open(raw(tmp_path, [pair("general.alignment", U32, struct.pack("<I", 64))], tensors, 64 * 5 + 32))
+    tensors = [
+        tensor("b", (32, 3), kind=8, offset=64),
+        tensor("a", (2, 3, 4), offset=192),
+        tensor("s", (), offset=0),
+    ]
+    file = GgufFile.open(
+        raw(tmp_path, [pair("general.alignment", U32, struct.pack("<I", 64))], tensors, 64 * 5 + 32)
+    )
     start = file.tensors["s"].offset
     assert start % 64 == 0
-    found = {name: (t.type.name, t.shape, t.offset - start, t.nbytes) for name, t in file.tensors.items()}
-    assert found == {"s": ("f32", (), 0, 4), "b": ("q8_0", (3, 32), 64, 102), "a": ("f32", (4, 3, 2), 192, 96)}
+    found = {
+        name: (t.type.name, t.shape, t.offset - start, t.nbytes) for name, t in file.tensors.items()
+    }
+    assert found == {
+        "s": ("f32", (), 0, 4),
+        "b": ("q8_0", (3, 32), 64, 102),
+        "a": ("f32", (4, 3, 2), 192, 96),
+    }
 
 
 def test_the_other_byte_order(tmp_path: Path) -> None:
@@ -111,22 +153,41 @@ def test_the_other_byte_order(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     file = GgufFile.open(tmp_path / "big.gguf")
-    assert dict(file.metadata) == {"general.architecture": "llama", "numbers": [1, 2, 3], "half": 0.5} and file.order == ">"
+    assert (
+        dict(file.metadata) == {"general.architecture": "llama", "numbers": [1, 2, 3], "half": 0.5}
+        and file.order == ">"
+    )
 
 
 @settings(repeatable, max_examples=40)
 @given(
-    st.lists(st.tuples(st.text(min_size=1, max_size=8), st.text(max_size=8) | st.integers(0, 255) | st.booleans() | st.lists(
-        st.text(max_size=5), max_size=4)), max_size=6, unique_by=lambda p: p[0])
-)  # fmt: skip
-def test_what_gguf_py_writes_is_read(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, Any]]) -> None:
+    st.lists(
+        st.tuples(
+            st.text(min_size=1, max_size=8),
+            st.text(max_size=8)
+            | st.integers(0, 255)
+            | st.booleans()
+            | st.lists(st.text(max_size=5), max_size=4),
+        ),
+        max_size=6,
+        unique_by=lambda p: p[0],
+    )
+)
+def test_what_gguf_py_writes_is_read(
+    tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, Any]]
+) -> None:
     path = tmp_path_factory.mktemp("written") / "model.gguf"
     writer = gguf.GGUFWriter(path, "any")
     expected = {"general.architecture": "any"}
     for key, value in pairs:
         if key == "general.architecture" or (isinstance(value, list) and not value):
             continue  # it writes no empty arrays
-        add = {str: writer.add_string, int: writer.add_uint8, bool: writer.add_bool, list: writer.add_array}[type(value)]
+        add = {
+            str: writer.add_string,
+            int: writer.add_uint8,
+            bool: writer.add_bool,
+            list: writer.add_array,
+        }[type(value)]
         add(key, value)
         if value != "":  # nor empty texts
             expected[key] = value
@@ -136,10 +197,12 @@ def test_what_gguf_py_writes_is_read(tmp_path_factory: pytest.TempPathFactory, p
     assert dict(GgufFile.open(path).metadata) == expected
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + b"\0" * 19, b"GGML" + b"\0" * 40, b"\xff" * 40])
+@pytest.mark.parametrize(
+    "content", [b"", b"GGUF", b"GGUF" + b"\0" * 19, b"GGML" + b"\0" * 40, b"\xff" * 40]
+)
 def test_files_that_are_no_gguf(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
     refused(tmp_path / "model.gguf", "no GGUF file")
@@ -175,7 +238,9 @@ def test_counts_that_the_file_has_no_room_for(which: str, count: int, tmp_path: 
         lambda n: pair("key", ARRAY, array(ARRAY, n, array(U8, 1, b"x"))),
     ],
 )
-def test_lengths_beyond_the_file(pairs: Callable[[int], bytes], length: int, tmp_path: Path) -> None:
+def test_lengths_beyond_the_file(
+    pairs: Callable[[int], bytes], length: int, tmp_path: Path
+) -> None:
     refused(raw(tmp_path, [pairs(length)]))
 
 
@@ -238,7 +303,9 @@ def test_tensors_that_cannot_be(tensors: list[bytes], complaint: str, tmp_path: 
     refused(raw(tmp_path, tensors=tensors, data=256), complaint)
 
 
-def test_a_header_may_not_be_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_may_not_be_the_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Metadata that is larger than any model's: read no further, however long the file is."""
     file = raw(tmp_path, [pair("key", STRING, text(b"x" * 1000))])
     assert GgufFile.open(file).metadata["key"] == "x" * 1000
@@ -250,7 +317,10 @@ def test_a_header_may_not_be_the_whole_file(tmp_path: Path, monkeypatch: pytest.
     ("limit", "item"),
     [
         ("MAX_PAIRS", {"pairs": [pair(f"k{i}", U8, b"\0") for i in range(5)]}),
-        ("MAX_TENSORS", {"tensors": [tensor(f"t{i}", offset=32 * i) for i in range(5)], "data": 160}),
+        (
+            "MAX_TENSORS",
+            {"tensors": [tensor(f"t{i}", offset=32 * i) for i in range(5)], "data": 160},
+        ),
         ("MAX_ITEMS", {"pairs": [pair("key", ARRAY, array(STRING, 5, text("") * 5))]}),
         ("MAX_ITEMS", {"pairs": [pair("key", ARRAY, array(U8, 5, b"12345"))]}),
         ("MAX_ITEMS", {"pairs": [pair("key", ARRAY, array(ARRAY, 5, array(U8, 0) * 5))]}),
@@ -266,18 +336,30 @@ def test_there_may_not_be_more_than_any_model_has(
 
 
 def test_a_text_that_is_no_utf8_is_an_error_where_it_is_asked_for(tmp_path: Path) -> None:
-    pairs = [pair("text", STRING, text(b"\xff")), pair("texts", ARRAY, array(STRING, 2, text("a") + text(b"\xc3")))]
+    pairs = [
+        pair("text", STRING, text(b"\xff")),
+        pair("texts", ARRAY, array(STRING, 2, text("a") + text(b"\xc3"))),
+    ]
     metadata = GgufFile.open(raw(tmp_path, pairs)).metadata
     for key in ("text", "texts"):
         with pytest.raises(CheckpointError, match="no UTF-8"):
             metadata[key]
 
 
-# --- several files --------------------------------------------------------------------------------------------------
+# --- several files --------------------------------------------------------------------------------
 
 
-def shard(folder: Path, number: int, count: int, *, of: int | None = None, said: int | None = None, total: int = 2) -> Path:
-    """Shard `number` of `count`, holding one tensor. `of` and `said` are what its metadata says instead."""
+def shard(
+    folder: Path,
+    number: int,
+    count: int,
+    *,
+    of: int | None = None,
+    said: int | None = None,
+    total: int = 2,
+) -> Path:
+    """Shard `number` of `count`, holding one tensor. `of` and `said` are what its metadata says
+    instead."""
     pairs = [
         pair("split.no", U32, struct.pack("<I", number if said is None else said)),
         pair("split.count", U32, struct.pack("<I", count if of is None else of)),
@@ -304,7 +386,9 @@ def test_all_shards_are_opened_whichever_is_named(tmp_path: Path) -> None:
         ({}, "hold 2 tensors, not 9"),
     ],
 )
-def test_shards_that_do_not_belong_together(second: dict[str, Any] | None, complaint: str, tmp_path: Path) -> None:
+def test_shards_that_do_not_belong_together(
+    second: dict[str, Any] | None, complaint: str, tmp_path: Path
+) -> None:
     first = shard(tmp_path, 0, 2, total=9 if second == {} else 2)
     if second is not None:
         shard(tmp_path, 1, 2, **second)

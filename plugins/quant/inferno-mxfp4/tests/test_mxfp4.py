@@ -18,7 +18,9 @@ from inferno_mxfp4.weight import load
 CONFIG = {"quant_method": "mxfp4"}
 
 
-def random_parts(rows: int, groups: int, *, low: int = 120, high: int = 130, seed: int = 0) -> dict[str, Tensor]:
+def random_parts(
+    rows: int, groups: int, *, low: int = 120, high: int = 130, seed: int = 0
+) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
         "blocks": torch.randint(0, 256, (rows, groups, 16), dtype=torch.uint8, generator=generator),
@@ -27,7 +29,9 @@ def random_parts(rows: int, groups: int, *, low: int = 120, high: int = 130, see
 
 
 def reference(parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    found: Tensor = convert_moe_packed_tensors(parts["blocks"][None], parts["scales"][None], dtype=dtype)
+    found: Tensor = convert_moe_packed_tensors(
+        parts["blocks"][None], parts["scales"][None], dtype=dtype
+    )
     return found[0].T
 
 
@@ -58,7 +62,10 @@ class TestMxfp4(QuantSchemeTests):
 
 
 def test_it_owns_only_what_such_checkpoints_store() -> None:
-    parts = {name: TensorInfo("uint8", tuple(part.shape), part.nbytes) for name, part in random_parts(4, 2).items()}
+    parts = {
+        name: TensorInfo("uint8", tuple(part.shape), part.nbytes)
+        for name, part in random_parts(4, 2).items()
+    }
     assert owns(parts, CONFIG) and not owns(parts, {})
     assert not owns({**parts, "scales": TensorInfo("float32", (4, 2), 32)}, CONFIG)
 
@@ -68,8 +75,15 @@ def test_a_value_takes_four_and_a_quarter_bits() -> None:
     assert sum(buffer.nbytes for buffer in weight.buffers()) == 8 * 4 * 32 * 4.25 / 8
 
 
-@pytest.mark.parametrize(("blocks", "scales"), [((4, 2, 16), (4, 3)), ((4, 2, 8), (4, 2)), ((2, 4, 2, 16), (2, 4, 2))])
-def test_parts_that_do_not_fit_are_refused(blocks: tuple[int, ...], scales: tuple[int, ...]) -> None:
-    parts = {"blocks": torch.zeros(blocks, dtype=torch.uint8), "scales": torch.zeros(scales, dtype=torch.uint8)}
+@pytest.mark.parametrize(
+    ("blocks", "scales"), [((4, 2, 16), (4, 3)), ((4, 2, 8), (4, 2)), ((2, 4, 2, 16), (2, 4, 2))]
+)
+def test_parts_that_do_not_fit_are_refused(
+    blocks: tuple[int, ...], scales: tuple[int, ...]
+) -> None:
+    parts = {
+        "blocks": torch.zeros(blocks, dtype=torch.uint8),
+        "scales": torch.zeros(scales, dtype=torch.uint8),
+    }
     with pytest.raises(CheckpointError, match="MXFP4"):
         load(parts, quant_config=CONFIG, dtype="float32")

@@ -16,18 +16,26 @@ class Layer(nn.Module):
         super().__init__()
         self.ln = nn.LayerNorm(size)
         self.attn = nn.ModuleDict({name: nn.Linear(size, size) for name in ("q", "k", "v", "out")})
-        self.mlp = nn.ModuleDict({"up": nn.Linear(size, 4 * size), "down": nn.Linear(4 * size, size)})
+        self.mlp = nn.ModuleDict(
+            {"up": nn.Linear(size, 4 * size), "down": nn.Linear(4 * size, size)}
+        )
         self.heads, self.window, self.cap = heads, window, cap
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.ln(x)
-        q, k, v = (self.attn[n](h).unflatten(-1, (self.heads, -1)).transpose(0, 1) for n in ("q", "k", "v"))
+        q, k, v = (
+            self.attn[n](h).unflatten(-1, (self.heads, -1)).transpose(0, 1) for n in ("q", "k", "v")
+        )
         scores = self.cap * torch.tanh(q @ k.transpose(1, 2) * q.shape[-1] ** -0.5 / self.cap)
         seen = torch.ones(len(x), len(x)).tril().bool()
         if self.window:
             seen &= ~seen.tril(-self.window)
         mixed = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
-        return x + self.attn["out"](mixed.transpose(0, 1).flatten(1)) + self.mlp["down"](F.gelu(self.mlp["up"](h)))
+        return (
+            x
+            + self.attn["out"](mixed.transpose(0, 1).flatten(1))
+            + self.mlp["down"](F.gelu(self.mlp["up"](h)))
+        )
 
 
 class Reference(nn.Module):
@@ -36,9 +44,14 @@ class Reference(nn.Module):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         size = config["n_embd"]
-        self.wte, self.wpe = nn.Embedding(config["vocab_size"], size), nn.Embedding(config["n_ctx"], size)
+        self.wte, self.wpe = (
+            nn.Embedding(config["vocab_size"], size),
+            nn.Embedding(config["n_ctx"], size),
+        )
         windows = [config["window"] if i % 2 else None for i in range(config["n_layer"])]
-        self.h = nn.ModuleList(Layer(size, config["n_head"], window, config["score_cap"]) for window in windows)
+        self.h = nn.ModuleList(
+            Layer(size, config["n_head"], window, config["score_cap"]) for window in windows
+        )
         self.ln_f = nn.LayerNorm(size)
 
     def forward(self, token_ids: Tensor) -> SimpleNamespace:
@@ -50,9 +63,15 @@ class Reference(nn.Module):
 
 class TestPebble(ArchitectureTests):
     config = {
-        "architectures": ["PebbleForCausalLM"], "vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_ctx": 256,
-        "window": 8, "score_cap": 2.0,
-    }  # fmt: skip
+        "architectures": ["PebbleForCausalLM"],
+        "vocab_size": 96,
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_ctx": 256,
+        "window": 8,
+        "score_cap": 2.0,
+    }
 
     @pytest.fixture(scope="class")
     @classmethod

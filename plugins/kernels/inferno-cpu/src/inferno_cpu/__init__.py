@@ -5,7 +5,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from inferno import hookimpl
-from inferno.contracts import GROUPED, LINEAR, AttentionBackend, AttentionNeed, KernelNeed, KernelProvider
+from inferno.contracts import (
+    GROUPED,
+    LINEAR,
+    AttentionBackend,
+    AttentionNeed,
+    KernelNeed,
+    KernelProvider,
+)
 from inferno_cpu import attention, layouts
 
 _NOT_COMPILED = "its native part was not compiled: it needs a C++ compiler when it is installed"

@@ -1,4 +1,5 @@
-"""The compiled module. Ops take dtypes, addresses, strides and sizes in the order of native/bind_*.cpp, unchecked."""
+"""The compiled module. Ops take dtypes, addresses, strides and sizes in the order of
+native/bind_*.cpp, unchecked."""
 
 def available() -> list[str]:
     """Instruction sets this machine can run, best first."""

@@ -1,7 +1,7 @@
 """Matrices of bfloat16, float16 and float32, in panels of sixteen rows that are read in order.
 
-Suffixes: O rows (output features), I columns (input features), T tokens; E matrices of R rows each, stacked, and N rows of x
-among them.
+Suffixes: O rows (output features), I columns (input features), T tokens; E matrices of R rows each,
+stacked, and N rows of x among them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _PANEL_ROWS = 16
 
 
 def refuses(layout: str, dtype: str, shape: tuple[int, int]) -> str | None:
-    """A sentence when a matrix stored as `layout` is not for `Panels`, or not for activations of `dtype`."""
+    """A sentence when a matrix stored as `layout` is not for `Panels`, or not for activations of
+    `dtype`."""
     if layout not in _NAMES:
         return f"a matrix of {layout} is not one of {', '.join(_NAMES)}"
     if dtype not in _NAMES:
@@ -32,12 +33,14 @@ def refuses(layout: str, dtype: str, shape: tuple[int, int]) -> str | None:
 
 
 class Panels(Weight):
-    """A plain matrix, its rows laid side by side in sixteens, the last of them filled up with zeros."""
+    """A plain matrix, its rows laid side by side in sixteens, the last of them filled up with
+    zeros."""
 
     panels: Tensor
 
     def __init__(self, panels: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        """`panels` as `native/dense.hpp` has them, in bytes, at a multiple of 64. Rows come in `dtype`."""
+        """`panels` as `native/dense.hpp` has them, in bytes, at a multiple of 64. Rows come in
+        `dtype`."""
         super().__init__()
         self.shape = shape
         self.dtype = dtype
@@ -49,7 +52,8 @@ class Panels(Weight):
 
     @classmethod
     def of(cls, *parts: Dense) -> Panels:
-        """A copy of these, stacked along the rows; they may be dropped then. All but the last have whole panels."""
+        """A copy of these, stacked along the rows; they may be dropped then. All but the last have
+        whole panels."""
         kind, in_features = parts[0].data.dtype, parts[0].shape[1]
         steps = in_features + in_features % 2 if kind == torch.bfloat16 else in_features
         panel_bytes = _PANEL_ROWS * steps * kind.itemsize
@@ -59,7 +63,9 @@ class Panels(Weight):
         for part in parts:
             weight_OI = part.data if part.data.stride(1) == 1 else part.data.contiguous()
             rows = part.shape[0]
-            _native.dense_repack(DTYPES[kind], weight_OI.data_ptr(), weight_OI.stride(0), to, rows, in_features)
+            _native.dense_repack(
+                DTYPES[kind], weight_OI.data_ptr(), weight_OI.stride(0), to, rows, in_features
+            )
             to += rows // _PANEL_ROWS * panel_bytes
         return cls(panels, (out_features, in_features), kind)
 
@@ -90,8 +96,8 @@ class Panels(Weight):
         return y_TO
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """Rows starts[e] to starts[e + 1] of x (int32) times matrix e of the E that are stacked here, plus its part of the bias
-        -> y_NR, in x's type."""
+        """Rows starts[e] to starts[e + 1] of x (int32) times matrix e of the E that are stacked
+        here, plus its part of the bias -> y_NR, in x's type."""
         out_features, in_features = self.shape
         if x_NI.stride(-1) != 1:
             x_NI = x_NI.contiguous()
@@ -120,8 +126,8 @@ class Panels(Weight):
         return 0 if self._bias is None else self._bias.data_ptr()
 
     def argmax(self, x_TI: Tensor) -> Tensor:
-        """`matmul(x_TI).argmax(-1)` without the product in memory -> ids_T (int64): the lowest id among equals, NaN is never
-        the largest, and -1 where the largest is not finite."""
+        """`matmul(x_TI).argmax(-1)` without the product in memory -> ids_T (int64): the lowest id
+        among equals, NaN is never the largest, and -1 where the largest is not finite."""
         out_features, in_features = self.shape
         if x_TI.stride(-1) != 1:
             x_TI = x_TI.contiguous()
@@ -144,7 +150,14 @@ class Panels(Weight):
         ids_T = ids_T.to(torch.int64).contiguous()
         x_TI = torch.empty((len(ids_T), in_features), dtype=self.dtype)
         _native.dense_rows(
-            self._kind, self._kind, self._address, ids_T.data_ptr(), x_TI.data_ptr(), len(ids_T), out_features, in_features
+            self._kind,
+            self._kind,
+            self._address,
+            ids_T.data_ptr(),
+            x_TI.data_ptr(),
+            len(ids_T),
+            out_features,
+            in_features,
         )
         return x_TI
 

@@ -1,7 +1,8 @@
 """The operators of `inferno.nn.ops`, one native call each.
 
-Rows may be views: slices of a fused qkv or gate_up matrix are read where they are. Results are new, dense tensors.
-Everything is float32, bfloat16 or float16, computed in float32 and rounded where torch's are.
+Rows may be views: slices of a fused qkv or gate_up matrix are read where they are. Results are new,
+dense tensors. Everything is float32, bfloat16 or float16, computed in float32 and rounded where
+torch's are.
 
 Suffixes: T tokens, H heads, C head dim, D hidden, E rotated pairs, I intermediate, V vocabulary.
 """
@@ -20,41 +21,65 @@ _MAX_HEAD_DIM = 512
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) · weight over the last dimension of (T, D) or (T, H, C). Here and below the weight is of x's type or
-    float32."""
+    """x / rms(x) · weight over the last dimension of (T, D) or (T, H, C). Here and below the weight
+    is of x's type or float32."""
     x = _dense_rows(x)
     y = torch.empty(x.shape, dtype=x.dtype)
     _native.rms_norm(DTYPES[x.dtype], *_heads(x), *_norm(weight, eps), y.data_ptr())
     return y
 
 
-def add_rms_norm(x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """x + delta, and its norm: what lies between two sublayers."""
     x_TD, delta_TD = _dense_rows(x_TD), _dense_rows(delta_TD)
-    sum_TD, y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype), torch.empty(x_TD.shape, dtype=x_TD.dtype)
+    sum_TD, y_TD = (
+        torch.empty(x_TD.shape, dtype=x_TD.dtype),
+        torch.empty(x_TD.shape, dtype=x_TD.dtype),
+    )
     _native.add_rms_norm(
-        DTYPES[x_TD.dtype], x_TD.data_ptr(), x_TD.stride(0), delta_TD.data_ptr(), delta_TD.stride(0), *_norm(weight_D, eps),
-        sum_TD.data_ptr(), y_TD.data_ptr(), x_TD.shape[0], x_TD.shape[1],
-    )  # fmt: skip
+        DTYPES[x_TD.dtype],
+        x_TD.data_ptr(),
+        x_TD.stride(0),
+        delta_TD.data_ptr(),
+        delta_TD.stride(0),
+        *_norm(weight_D, eps),
+        sum_TD.data_ptr(),
+        y_TD.data_ptr(),
+        x_TD.shape[0],
+        x_TD.shape[1],
+    )
     return sum_TD, y_TD
 
 
 def rope(x_THC: Tensor, cos_TE: Tensor, sin_TE: Tensor, interleaved: bool = False) -> Tensor:
-    """The first 2 E channels of each head turned to the token's position, in pairs (i, i + E), or, interleaved, (2 i, 2 i + 1).
-    `cos_TE` and `sin_TE` are dense float32."""
+    """The first 2 E channels of each head turned to the token's position, in pairs (i, i + E), or,
+    interleaved, (2 i, 2 i + 1). `cos_TE` and `sin_TE` are dense float32."""
     x_THC = _dense_rows(x_THC)
     y_THC = torch.empty(x_THC.shape, dtype=x_THC.dtype)
     _native.rope(
-        DTYPES[x_THC.dtype], *_heads(x_THC), cos_TE.data_ptr(), sin_TE.data_ptr(), cos_TE.shape[-1], interleaved,
+        DTYPES[x_THC.dtype],
+        *_heads(x_THC),
+        cos_TE.data_ptr(),
+        sin_TE.data_ptr(),
+        cos_TE.shape[-1],
+        interleaved,
         y_THC.data_ptr(),
-    )  # fmt: skip
+    )
     return y_THC
 
 
 def norm_rope(
-    x_THC: Tensor, weight_C: Tensor | None, eps: float, cos_TE: Tensor, sin_TE: Tensor, interleaved: bool = False
+    x_THC: Tensor,
+    weight_C: Tensor | None,
+    eps: float,
+    cos_TE: Tensor,
+    sin_TE: Tensor,
+    interleaved: bool = False,
 ) -> Tensor:
-    """`rope(rms_norm(x, weight, eps), cos, sin)` in one go; without a weight `rope(x, cos, sin)`."""
+    """`rope(rms_norm(x, weight, eps), cos, sin)` in one go; without a weight `rope(x, cos,
+    sin)`."""
     if weight_C is None:
         return rope(x_THC, cos_TE, sin_TE, interleaved)
     if x_THC.shape[-1] > _MAX_HEAD_DIM:
@@ -62,9 +87,15 @@ def norm_rope(
     x_THC = _dense_rows(x_THC)
     y_THC = torch.empty(x_THC.shape, dtype=x_THC.dtype)
     _native.norm_rope(
-        DTYPES[x_THC.dtype], *_heads(x_THC), *_norm(weight_C, eps), cos_TE.data_ptr(), sin_TE.data_ptr(), cos_TE.shape[-1],
-        interleaved, y_THC.data_ptr(),
-    )  # fmt: skip
+        DTYPES[x_THC.dtype],
+        *_heads(x_THC),
+        *_norm(weight_C, eps),
+        cos_TE.data_ptr(),
+        sin_TE.data_ptr(),
+        cos_TE.shape[-1],
+        interleaved,
+        y_THC.data_ptr(),
+    )
     return y_THC
 
 
@@ -73,17 +104,29 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
     gate_TI, up_TI = _dense_rows(gate_TI), _dense_rows(up_TI)
     y_TI = torch.empty(gate_TI.shape, dtype=gate_TI.dtype)
     _native.silu_mul(
-        DTYPES[gate_TI.dtype], gate_TI.data_ptr(), gate_TI.stride(0), up_TI.data_ptr(), up_TI.stride(0), y_TI.data_ptr(),
+        DTYPES[gate_TI.dtype],
+        gate_TI.data_ptr(),
+        gate_TI.stride(0),
+        up_TI.data_ptr(),
+        up_TI.stride(0),
+        y_TI.data_ptr(),
         *gate_TI.shape,
-    )  # fmt: skip
+    )
     return y_TI
 
 
 def argmax(logits_TV: Tensor) -> Tensor:
-    """(T,) int64: the lowest id among each row's largest logits. NaN never wins; -1 where the largest is not finite."""
+    """(T,) int64: the lowest id among each row's largest logits. NaN never wins; -1 where the
+    largest is not finite."""
     logits_TV = _dense_rows(logits_TV)
     ids_T = torch.empty(len(logits_TV), dtype=torch.int64)
-    _native.argmax(DTYPES[logits_TV.dtype], logits_TV.data_ptr(), logits_TV.stride(0), ids_T.data_ptr(), *logits_TV.shape)
+    _native.argmax(
+        DTYPES[logits_TV.dtype],
+        logits_TV.data_ptr(),
+        logits_TV.stride(0),
+        ids_T.data_ptr(),
+        *logits_TV.shape,
+    )
     return ids_T
 
 
@@ -92,7 +135,12 @@ def gather(table_VD: Tensor, ids_T: Tensor) -> Tensor:
     table_VD, ids_T = table_VD.contiguous(), ids_T.contiguous()
     y_TD = torch.empty(len(ids_T), table_VD.shape[1], dtype=table_VD.dtype)
     _native.gather(
-        DTYPES[table_VD.dtype], ids_T.data_ptr(), table_VD.data_ptr(), y_TD.data_ptr(), len(ids_T), *table_VD.shape
+        DTYPES[table_VD.dtype],
+        ids_T.data_ptr(),
+        table_VD.data_ptr(),
+        y_TD.data_ptr(),
+        len(ids_T),
+        *table_VD.shape,
     )
     return y_TD
 

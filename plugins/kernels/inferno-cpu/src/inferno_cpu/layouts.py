@@ -1,4 +1,5 @@
-"""What packed matrices the kernels take, and how much memory they need. Imports no torch: for planning."""
+"""What packed matrices the kernels take, and how much memory they need. Imports no torch: for
+planning."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ LAYOUTS = {
     "int4_g64": Layout(11, 64, 32, 576),
     "int4_g128": Layout(12, 128, 64, 1088),
 }
-"""ggml's block layouts by their lower-case names, and int4 with a scale and a zero point for each group of columns."""
+"""ggml's block layouts by their lower-case names, and int4 with a scale and a zero point for each
+group of columns."""
 
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Types of activations, as the kernels number them."""
@@ -41,7 +43,8 @@ PANEL_ROWS = 16
 
 
 def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
-    """Why a matrix cannot be packed, or None. `shape` is (O, I), or (E, O, I) for a stack; `dtype` the activations' type."""
+    """Why a matrix cannot be packed, or None. `shape` is (O, I), or (E, O, I) for a stack; `dtype`
+    the activations' type."""
     if layout not in LAYOUTS:
         return f"no kernel for the layout {layout}"
     if dtype not in DTYPES:
@@ -49,11 +52,19 @@ def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
     if len(shape) not in (2, 3) or min(shape) < 1:
         return f"a matrix has rows and columns, not the shape {shape}"
     if shape[-1] % LAYOUTS[layout].block:
-        return f"{shape[-1]} columns are not a whole number of {layout}'s blocks of {LAYOUTS[layout].block}"
+        return (
+            f"{shape[-1]} columns are not a whole number of {layout}'s blocks of "
+            f"{LAYOUTS[layout].block}"
+        )
     return None
 
 
 def nbytes(layout: str, shape: tuple[int, ...]) -> int:
     """Memory that a matrix (O, I), or a stack (E, O, I), takes in panels."""
     stack, (rows, columns) = prod(shape[:-2]), shape[-2:]
-    return stack * -(-rows // PANEL_ROWS) * (columns // LAYOUTS[layout].block) * LAYOUTS[layout].panel_bytes
+    return (
+        stack
+        * -(-rows // PANEL_ROWS)
+        * (columns // LAYOUTS[layout].block)
+        * LAYOUTS[layout].panel_bytes
+    )

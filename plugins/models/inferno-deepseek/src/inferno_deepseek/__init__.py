@@ -11,11 +11,16 @@ from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
 GGUF = GgufNames(
     architecture="deepseek2",
     fields={
-        **{name: key for name, key in GGUF_FIELDS.items() if name not in ("head_dim", "num_key_value_heads")},
+        **{
+            name: key
+            for name, key in GGUF_FIELDS.items()
+            if name not in ("head_dim", "num_key_value_heads")
+        },
         "q_lora_rank": "attention.q_lora_rank",
         "kv_lora_rank": "attention.kv_lora_rank",
         "qk_rope_head_dim": "rope.dimension_count",
-        # Of the cached vectors in files whose heads are split (`_mla` is of the heads there), else of the heads.
+        # Of the cached vectors in files whose heads are split (`_mla` is of the heads there), else
+        # of the heads.
         "qk_head_dim": "attention.key_length",
         "v_head_dim": "attention.value_length",
         "qk_head_dim_mla": "attention.key_length_mla",
@@ -37,7 +42,11 @@ GGUF = GgufNames(
     constants={"partial_rotary_factor": 1.0},
     present={"split_kv_b": "blk.0.attn_k_b.weight"},
     modules={
-        **{name: path for name, path in GGUF_MODULES.items() if name not in ("blk.{n}.attn_k", "blk.{n}.attn_v")},
+        **{
+            name: path
+            for name, path in GGUF_MODULES.items()
+            if name not in ("blk.{n}.attn_k", "blk.{n}.attn_v")
+        },
         **{
             f"blk.{{n}}.{theirs}": f"model.layers.{{n}}.{ours}"
             for theirs, ours in {
@@ -75,9 +84,13 @@ def inferno_architectures() -> list[Architecture]:
             gguf=GGUF,
             stop_tokens=_STOP,
             checkpoints=(
-                "deepseek-ai/DeepSeek-V2", "deepseek-ai/DeepSeek-V2-Chat", "deepseek-ai/DeepSeek-V2-Lite",
-                "deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-ai/DeepSeek-V2.5",
-                "deepseek-ai/DeepSeek-Coder-V2-Instruct", "deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct",
+                "deepseek-ai/DeepSeek-V2",
+                "deepseek-ai/DeepSeek-V2-Chat",
+                "deepseek-ai/DeepSeek-V2-Lite",
+                "deepseek-ai/DeepSeek-V2-Lite-Chat",
+                "deepseek-ai/DeepSeek-V2.5",
+                "deepseek-ai/DeepSeek-Coder-V2-Instruct",
+                "deepseek-ai/DeepSeek-Coder-V2-Lite-Instruct",
             ),
         ),
         Architecture(
@@ -87,9 +100,13 @@ def inferno_architectures() -> list[Architecture]:
             gguf=attrs.evolve(GGUF, priority=-1),  # one name for both: V2's reads them
             stop_tokens=_STOP,
             checkpoints=(
-                "deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1",
-                "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1-0528", "moonshotai/Kimi-K2-Instruct",
+                "deepseek-ai/DeepSeek-V3",
+                "deepseek-ai/DeepSeek-V3-0324",
+                "deepseek-ai/DeepSeek-V3.1",
+                "deepseek-ai/DeepSeek-R1",
+                "deepseek-ai/DeepSeek-R1-0528",
+                "moonshotai/Kimi-K2-Instruct",
                 "moonshotai/Moonlight-16B-A3B-Instruct",
             ),
         ),
-    ]  # fmt: skip
+    ]

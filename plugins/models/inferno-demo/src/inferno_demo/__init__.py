@@ -1,4 +1,5 @@
-"""The demo model as package data: a tiny model that shows that the engine works. Reference `demo`."""
+"""The demo model as package data: a tiny model that shows that the engine works. Reference
+`demo`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def path() -> Path:
 
 def fetch(ref: str, options: FetchOptions) -> Path:
     if options.revision:
-        raise OptionError(f"{ref} comes with its package: it has no revisions", "Leave --revision out.")
+        raise OptionError(
+            f"{ref} comes with its package: it has no revisions", "Leave --revision out."
+        )
     return path()
 
 

@@ -16,7 +16,9 @@ _HEAD_NORMS = (*_SANDWICH_NORMS, "blk.{n}.attn_q_norm", "blk.{n}.attn_k_norm")
 
 _TIED = {stored: ours for stored, ours in GGUF_MODULES.items() if stored != "output"}
 
-GGUF = GgufNames(architecture="gemma", fields=GGUF_FIELDS, modules=_TIED, added=dict.fromkeys(_NORMS, 1.0))
+GGUF = GgufNames(
+    architecture="gemma", fields=GGUF_FIELDS, modules=_TIED, added=dict.fromkeys(_NORMS, 1.0)
+)
 GGUF2 = GgufNames(
     architecture="gemma2",
     fields={
@@ -58,32 +60,59 @@ GGUF3 = GgufNames(
 def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
-            name="GemmaForCausalLM", config="inferno_gemma.config:gemma", build=_BUILD, gguf=GGUF, stop_tokens=_END_OF_TURN,
+            name="GemmaForCausalLM",
+            config="inferno_gemma.config:gemma",
+            build=_BUILD,
+            gguf=GGUF,
+            stop_tokens=_END_OF_TURN,
             checkpoints=(
-                "google/gemma-2b-it", "google/gemma-7b-it", "google/gemma-1.1-2b-it", "google/gemma-1.1-7b-it",
-                "google/codegemma-2b", "google/codegemma-7b-it",
+                "google/gemma-2b-it",
+                "google/gemma-7b-it",
+                "google/gemma-1.1-2b-it",
+                "google/gemma-1.1-7b-it",
+                "google/codegemma-2b",
+                "google/codegemma-7b-it",
             ),
         ),
         Architecture(
-            name="Gemma2ForCausalLM", config="inferno_gemma.config:gemma2", build=_BUILD, gguf=GGUF2, stop_tokens=_END_OF_TURN,
+            name="Gemma2ForCausalLM",
+            config="inferno_gemma.config:gemma2",
+            build=_BUILD,
+            gguf=GGUF2,
+            stop_tokens=_END_OF_TURN,
             checkpoints=(
-                "google/gemma-2-2b-it", "google/gemma-2-9b-it", "google/gemma-2-27b-it", "google/gemma-2-2b-jpn-it",
+                "google/gemma-2-2b-it",
+                "google/gemma-2-9b-it",
+                "google/gemma-2-27b-it",
+                "google/gemma-2-2b-jpn-it",
                 "google/shieldgemma-2b",
             ),
         ),
         Architecture(
-            name="Gemma3ForCausalLM", config="inferno_gemma.config:gemma3", build=_BUILD, gguf=GGUF3, stop_tokens=_END_OF_TURN,
+            name="Gemma3ForCausalLM",
+            config="inferno_gemma.config:gemma3",
+            build=_BUILD,
+            gguf=GGUF3,
+            stop_tokens=_END_OF_TURN,
             checkpoints=(
-                "google/gemma-3-270m-it", "google/gemma-3-1b-it", "google/medgemma-27b-text-it",
+                "google/gemma-3-270m-it",
+                "google/gemma-3-1b-it",
+                "google/medgemma-27b-text-it",
                 "EssentialAI/rnj-1-instruct",
             ),
         ),
         Architecture(
-            name="Gemma3ForConditionalGeneration", config="inferno_gemma.config:gemma3_text", build=_BUILD,
-            adapt="inferno_gemma.multimodal:text_part", stop_tokens=_END_OF_TURN,
+            name="Gemma3ForConditionalGeneration",
+            config="inferno_gemma.config:gemma3_text",
+            build=_BUILD,
+            adapt="inferno_gemma.multimodal:text_part",
+            stop_tokens=_END_OF_TURN,
             checkpoints=(
-                "google/gemma-3-4b-it", "google/gemma-3-12b-it", "google/gemma-3-27b-it", "google/medgemma-4b-it",
+                "google/gemma-3-4b-it",
+                "google/gemma-3-12b-it",
+                "google/gemma-3-27b-it",
+                "google/medgemma-4b-it",
             ),
             note="text only: the vision tower of this checkpoint is not loaded",
         ),
-    ]  # fmt: skip
+    ]

@@ -15,7 +15,10 @@ from inferno.modelconfig import SLIDING, RopeScaling, WindowedConfig, check_know
 
 @frozen(kw_only=True)
 class GemmaConfig(WindowedConfig):
-    activations = ("gelu", "gelu_pytorch_tanh")  # the first configs say "gelu" and mean the approximation by tanh
+    activations = (
+        "gelu",
+        "gelu_pytorch_tanh",
+    )  # the first configs say "gelu" and mean the approximation by tanh
 
     head_dim: int = 256
     max_position_embeddings: int = 8192
@@ -41,7 +44,9 @@ class GemmaConfig(WindowedConfig):
         read = super().from_json(config)
         check_positive(sliding_window_pattern=read.sliding_window_pattern)
         unsaid = read.query_pre_attn_scalar == 0
-        for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")[unsaid:]:
+        for name in ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")[
+            unsaid:
+        ]:
             if (number := getattr(read, name)) is not None and number <= 0:
                 raise CheckpointError(f"config.json: {name} is {number}", "It must be above 0.")
         scalar = read.query_pre_attn_scalar or _unsaid_scalar(read)
@@ -52,7 +57,9 @@ class GemmaConfig(WindowedConfig):
 
     def attention_need(self, layer: int) -> AttentionNeed:
         scale = self.query_pre_attn_scalar**-0.5
-        return attrs.evolve(super().attention_need(layer), scale=scale, soft_cap=self.attn_logit_softcapping)
+        return attrs.evolve(
+            super().attention_need(layer), scale=scale, soft_cap=self.attn_logit_softcapping
+        )
 
 
 def gemma(config: Mapping[str, Any]) -> GemmaConfig:
@@ -67,13 +74,22 @@ def gemma2(config: Mapping[str, Any]) -> GemmaConfig:
 
 
 def gemma3(config: Mapping[str, Any]) -> GemmaConfig:
-    """arXiv:2503.19786. transformers does not compute a soft cap of the scores here, though its config has the field."""
+    """arXiv:2503.19786. transformers does not compute a soft cap of the scores here, though its
+    config has the field."""
     check_known(config, "attn_logit_softcapping", None)
     stretched = config.get("rope_parameters")
-    local = stretched.get(SLIDING) if isinstance(stretched, Mapping) else None  # what is no object, `rope` refuses
-    local_rope = RopeScaling.from_json({"rope_parameters": local, "rope_theta": config.get("rope_local_base_freq", 1e4)})
-    unwindowed = config.get("query_pre_attn_scalar") == 0 and "sliding_window" not in config  # a GGUF file's way to say it
-    read = GemmaConfig.from_json({**_GEMMA3, **config, **({"sliding_window_pattern": 1} if unwindowed else {})})
+    local = (
+        stretched.get(SLIDING) if isinstance(stretched, Mapping) else None
+    )  # what is no object, `rope` refuses
+    local_rope = RopeScaling.from_json(
+        {"rope_parameters": local, "rope_theta": config.get("rope_local_base_freq", 1e4)}
+    )
+    unwindowed = (
+        config.get("query_pre_attn_scalar") == 0 and "sliding_window" not in config
+    )  # a GGUF file's way to say it
+    read = GemmaConfig.from_json(
+        {**_GEMMA3, **config, **({"sliding_window_pattern": 1} if unwindowed else {})}
+    )
     local_rope.check_width(read.head_dim)
     return attrs.evolve(read, local_rope=local_rope, sandwich=True, head_norms=True)
 
@@ -82,26 +98,43 @@ def gemma3_text(config: Mapping[str, Any]) -> GemmaConfig:
     """Of a model that also sees: what its language model is."""
     text = config.get("text_config")
     if not isinstance(text, Mapping):
-        raise CheckpointError("config.json: text_config is missing", "It must hold the language model's config.")
+        raise CheckpointError(
+            "config.json: text_config is missing", "It must hold the language model's config."
+        )
     return gemma3({**text, "tie_word_embeddings": config.get("tie_word_embeddings", True)})
 
 
 _GEMMA: Mapping[str, Any] = dict.fromkeys(
-    ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "layer_types", "query_pre_attn_scalar")
+    (
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "sliding_window",
+        "layer_types",
+        "query_pre_attn_scalar",
+    )
 )
 """What later generations' configs say. Gemma 1 computes none of it."""
 _GEMMA2: Mapping[str, Any] = {
-    "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096, "sliding_window_pattern": 2,
-}  # fmt: skip
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+}
 _GEMMA3: Mapping[str, Any] = {
-    "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072,
-    "sliding_window": 4096, "sliding_window_pattern": 6, "rope_theta": 1e6,
-}  # fmt: skip
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1e6,
+}
 """transformers' own defaults: published configs leave such fields out."""
 
 
 def _unsaid_scalar(config: GemmaConfig) -> float:
-    """As llama.cpp: only the models of 27B, known by their layers, divide by other than the head's width."""
+    """As llama.cpp: only the models of 27B, known by their layers, divide by other than the head's
+    width."""
     if config.num_hidden_layers in (46, 62):
         return config.hidden_size // config.num_attention_heads
     return config.head_dim

@@ -1,8 +1,9 @@
-"""Gemma 1, 2 and 3, text: norms by 1 + w, scaled embeddings, GeGLU; from 2 on norms on both sides, from 3 on two rotary bases.
+"""Gemma 1, 2 and 3, text: norms by 1 + w, scaled embeddings, GeGLU; from 2 on norms on both sides,
+from 3 on two rotary bases.
 
-https://arxiv.org/abs/2403.08295, https://arxiv.org/abs/2408.00118, https://arxiv.org/abs/2503.19786; reference:
-transformers/models/gemma, gemma2, gemma3.
-Suffixes: T packed tokens, D hidden.
+https://arxiv.org/abs/2403.08295, https://arxiv.org/abs/2408.00118,
+https://arxiv.org/abs/2503.19786; reference: transformers/models/gemma, gemma2, gemma3. Suffixes: T
+packed tokens, D hidden.
 """
 
 from __future__ import annotations
@@ -15,11 +16,26 @@ from torch import Tensor, nn
 
 from inferno.batch import Batch
 from inferno.modelconfig import FULL, SLIDING
-from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, RMSNorm, Rope, Rotation, SandwichDecoderLayer, SelfAttention
+from inferno.nn import (
+    CausalLM,
+    Decoder,
+    DecoderLayer,
+    GatedMLP,
+    RMSNorm,
+    Rope,
+    Rotation,
+    SandwichDecoderLayer,
+    SelfAttention,
+)
 from inferno_gemma.config import GemmaConfig
 
 Norm = partial(RMSNorm, offset=1.0)
-_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 
 
 class GemmaRope(nn.Module):
@@ -27,7 +43,9 @@ class GemmaRope(nn.Module):
 
     def __init__(self, config: GemmaConfig) -> None:
         super().__init__()
-        rope = partial(Rope, config.head_dim, max_position_embeddings=config.max_position_embeddings)
+        rope = partial(
+            Rope, config.head_dim, max_position_embeddings=config.max_position_embeddings
+        )
         self.full = rope(config.rope)
         self.sliding = self.full if config.local_rope == config.rope else rope(config.local_rope)
 
@@ -57,9 +75,14 @@ class GemmaForCausalLM(CausalLM):
         layers = (
             layer(
                 GemmaAttention(
-                    config.layer_types[i], i, config.attention_need(i), hidden, bias=config.attention_bias,
-                    output_bias=config.attention_bias, head_norm=head_norm,
-                ),  # fmt: skip
+                    config.layer_types[i],
+                    i,
+                    config.attention_need(i),
+                    hidden,
+                    bias=config.attention_bias,
+                    output_bias=config.attention_bias,
+                    head_norm=head_norm,
+                ),
                 GatedMLP(hidden, config.intermediate_size, activation="gelu_tanh"),
                 hidden_size=hidden,
                 eps=eps,
@@ -68,7 +91,14 @@ class GemmaForCausalLM(CausalLM):
             for i in range(config.num_hidden_layers)
         )
         decoder = Decoder(
-            layers, GemmaRope(config), vocab_size=config.vocab_size, hidden_size=hidden, eps=eps, norm=Norm,
+            layers,
+            GemmaRope(config),
+            vocab_size=config.vocab_size,
+            hidden_size=hidden,
+            eps=eps,
+            norm=Norm,
             embedding_scale=hidden**0.5,
-        )  # fmt: skip
-        super().__init__(decoder, tied=config.tie_word_embeddings, soft_cap=config.final_logit_softcapping)
+        )
+        super().__init__(
+            decoder, tied=config.tie_word_embeddings, soft_cap=config.final_logit_softcapping
+        )

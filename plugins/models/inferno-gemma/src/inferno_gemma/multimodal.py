@@ -1,4 +1,5 @@
-"""Gemma 3 checkpoints that hold a vision tower beside the language model: the latter, as if it were stored alone."""
+"""Gemma 3 checkpoints that hold a vision tower beside the language model: the latter, as if it were
+stored alone."""
 
 from __future__ import annotations
 
@@ -31,8 +32,12 @@ class TextPart(CheckpointView):
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
-    """Published files say `language_model.model.layers`, some that transformers wrote `model.language_model.layers`."""
-    return TextPart(checkpoint, {_name(stored): stored for stored in checkpoint.tensors if not _SEES.match(stored)})
+    """Published files say `language_model.model.layers`, some that transformers wrote
+    `model.language_model.layers`."""
+    return TextPart(
+        checkpoint,
+        {_name(stored): stored for stored in checkpoint.tensors if not _SEES.match(stored)},
+    )
 
 
 def _name(stored: str) -> str:

@@ -22,7 +22,11 @@ GGUF = GgufNames(
         "num_nextn_predict_layers": "nextn_predict_layers",
     },
     modules={
-        **{theirs: ours for theirs, ours in {**GGUF_MODULES, **GGUF_EXPERT_MODULES}.items() if "ffn_norm" not in theirs},
+        **{
+            theirs: ours
+            for theirs, ours in {**GGUF_MODULES, **GGUF_EXPERT_MODULES}.items()
+            if "ffn_norm" not in theirs
+        },
         "blk.{n}.post_attention_norm": "model.layers.{n}.post_attention_layernorm",
         "blk.{n}.attn_q_norm": "model.layers.{n}.self_attn.q_norm",
         "blk.{n}.attn_k_norm": "model.layers.{n}.self_attn.k_norm",

@@ -8,7 +8,13 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.modelconfig import DecoderConfig, check_experts, check_known, check_positive, layers_behind
+from inferno.modelconfig import (
+    DecoderConfig,
+    check_experts,
+    check_known,
+    check_positive,
+    layers_behind,
+)
 
 
 @frozen(kw_only=True)
@@ -43,10 +49,13 @@ class Glm4MoeConfig(DecoderConfig):
         read = super().from_json({"partial_rotary_factor": 0.5, **config})
         further = read.num_nextn_predict_layers if read.counts_predict_layers else 0
         check_positive(
-            num_hidden_layers=read.num_hidden_layers - further, n_shared_experts=read.n_shared_experts,
+            num_hidden_layers=read.num_hidden_layers - further,
+            n_shared_experts=read.n_shared_experts,
             n_routed_experts=read.n_routed_experts,
-        )  # fmt: skip
-        check_experts(read.n_routed_experts, read.num_experts_per_tok, read.n_group, read.topk_group)
+        )
+        check_experts(
+            read.n_routed_experts, read.num_experts_per_tok, read.n_group, read.topk_group
+        )
         return attrs.evolve(read, num_hidden_layers=read.num_hidden_layers - further)
 
     @property
@@ -55,4 +64,7 @@ class Glm4MoeConfig(DecoderConfig):
 
     @property
     def unused_tensors(self) -> tuple[str, ...]:
-        return (*layers_behind(self.num_hidden_layers, self.num_nextn_predict_layers), *super().unused_tensors)
+        return (
+            *layers_behind(self.num_hidden_layers, self.num_nextn_predict_layers),
+            *super().unused_tensors,
+        )

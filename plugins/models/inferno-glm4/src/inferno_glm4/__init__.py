@@ -16,9 +16,14 @@ _STOP_TOKENS = ("<|endoftext|>", "<|user|>", "<|observation|>")
 CHATGLM = GgufNames(
     architecture="chatglm",
     fields=GGUF_FIELDS,
-    # Most were made from the first checkpoints, as glm-4-9b-chat was published before transformers knew it.
+    # Most were made from the first checkpoints, as glm-4-9b-chat was published before transformers
+    # knew it.
     modules={**_MODULES, "blk.{n}.attn_qkv": "model.layers.{n}.self_attn.qkv_proj"},
-    present={**_HAS_BIAS, "fused_qkv": "blk.0.attn_qkv.weight", "fused_qkv_bias": "blk.0.attn_qkv.bias"},
+    present={
+        **_HAS_BIAS,
+        "fused_qkv": "blk.0.attn_qkv.weight",
+        "fused_qkv_bias": "blk.0.attn_qkv.bias",
+    },
 )
 GLM4 = GgufNames(
     architecture="glm4",
@@ -42,8 +47,12 @@ def inferno_architectures() -> list[Architecture]:
             gguf=GLM4,
             stop_tokens=_STOP_TOKENS,
             checkpoints=(
-                "zai-org/GLM-4-9B-0414", "zai-org/GLM-4-32B-0414", "zai-org/GLM-4-32B-Base-0414", "zai-org/GLM-Z1-9B-0414",
-                "zai-org/GLM-Z1-32B-0414", "zai-org/GLM-Z1-Rumination-32B-0414",
+                "zai-org/GLM-4-9B-0414",
+                "zai-org/GLM-4-32B-0414",
+                "zai-org/GLM-4-32B-Base-0414",
+                "zai-org/GLM-Z1-9B-0414",
+                "zai-org/GLM-Z1-32B-0414",
+                "zai-org/GLM-Z1-Rumination-32B-0414",
             ),
         ),
         Architecture(
@@ -53,8 +62,11 @@ def inferno_architectures() -> list[Architecture]:
             gguf=CHATGLM,
             stop_tokens=_STOP_TOKENS,
             checkpoints=(
-                "zai-org/glm-4-9b-hf", "zai-org/glm-4-9b-chat-hf", "zai-org/glm-4-9b-chat-1m-hf",
-                "zai-org/glm-edge-1.5b-chat", "zai-org/glm-edge-4b-chat",
+                "zai-org/glm-4-9b-hf",
+                "zai-org/glm-4-9b-chat-hf",
+                "zai-org/glm-4-9b-chat-1m-hf",
+                "zai-org/glm-edge-1.5b-chat",
+                "zai-org/glm-edge-4b-chat",
             ),
         ),
-    ]  # fmt: skip
+    ]

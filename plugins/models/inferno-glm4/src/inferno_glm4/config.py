@@ -25,6 +25,9 @@ class Glm4Config(DecoderConfig):
         given = {"partial_rotary_factor": 0.5, **config}
         if "fused_qkv" not in given:
             given = {"head_dim": 128, **given}
-        elif given["fused_qkv"]:  # and files of `chatglm` do not say how wide heads are: hidden_size / num_attention_heads
+        elif given[
+            "fused_qkv"
+            # `chatglm` files do not store head_dim: it is hidden_size / num_attention_heads
+        ]:
             given["attention_bias"] = given["fused_qkv_bias"]
         return super().from_json(given)

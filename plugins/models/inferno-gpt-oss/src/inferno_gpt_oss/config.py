@@ -38,7 +38,8 @@ class GptOssConfig(WindowedConfig):
         check_experts(read.num_local_experts, read.num_experts_per_tok)
         if read.rope.rope_type == "default":
             raise CheckpointError(
-                "config.json: rope_scaling is missing", "Every gpt-oss is stretched, by 32 from 4096 tokens: say so there."
+                "config.json: rope_scaling is missing",
+                "Every gpt-oss is stretched, by 32 from 4096 tokens: say so there.",
             )
         truncate = read.rope.truncate if read.rope_truncate is None else read.rope_truncate
         return attrs.evolve(read, rope=attrs.evolve(read.rope, truncate=truncate))

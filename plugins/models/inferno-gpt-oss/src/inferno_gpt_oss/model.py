@@ -1,7 +1,7 @@
 """gpt-oss: mixtures of experts, windows on every other layer, a learned sink for each head.
 
-https://arxiv.org/abs/2508.10925; reference: transformers/models/gpt_oss.
-Suffixes: T packed tokens, D hidden, N pairs of a token and one of its experts, I inner width of an expert.
+https://arxiv.org/abs/2508.10925; reference: transformers/models/gpt_oss. Suffixes: T packed tokens,
+D hidden, N pairs of a token and one of its experts, I inner width of an expert.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ class GptOssMLP(nn.Module):
         routing = Routing(top_k=config.num_experts_per_tok, normalize=True)
         self.router = Router(config.hidden_size, config.num_experts, routing, bias=True)
         self.experts = Experts(
-            config.num_experts, config.hidden_size, config.intermediate_size, bias=True, gated=self._gated
+            config.num_experts,
+            config.hidden_size,
+            config.intermediate_size,
+            bias=True,
+            gated=self._gated,
         )
 
     def forward(self, x_TD: Tensor) -> Tensor:
@@ -41,7 +45,13 @@ class GptOssForCausalLM(CausalLM):
         bias = config.attention_bias
         layers = (
             DecoderLayer(
-                SelfAttention(layer_id, config.attention_need(layer_id), hidden_size, bias=bias, output_bias=bias),
+                SelfAttention(
+                    layer_id,
+                    config.attention_need(layer_id),
+                    hidden_size,
+                    bias=bias,
+                    output_bias=bias,
+                ),
                 GptOssMLP(config),
                 hidden_size=hidden_size,
                 eps=eps,

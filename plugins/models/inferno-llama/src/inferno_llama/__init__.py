@@ -1,4 +1,5 @@
-"""The Llama family (Llama 2 and 3, Yi, DeepSeek-R1-Distill-Llama) for inferno. Imports no torch until a model is built."""
+"""The Llama family (Llama 2 and 3, Yi, DeepSeek-R1-Distill-Llama) for inferno. Imports no torch
+until a model is built."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ GGUF = GgufNames(
     architecture="llama",
     fields=GGUF_FIELDS,
     modules=GGUF_MODULES,
-    rotary_pairs={"blk.{n}.attn_q": "attention.head_count", "blk.{n}.attn_k": "attention.head_count_kv"},
+    rotary_pairs={
+        "blk.{n}.attn_q": "attention.head_count",
+        "blk.{n}.attn_k": "attention.head_count_kv",
+    },
 )
 
 
@@ -24,9 +28,15 @@ def inferno_architectures() -> list[Architecture]:
             gguf=GGUF,
             stop_tokens=("<|eot_id|>", "<|eom_id|>"),
             checkpoints=(
-                "meta-llama/Llama-2-7b-chat-hf", "meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct",
-                "meta-llama/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-3B-Instruct", "meta-llama/Llama-3.3-70B-Instruct",
-                "01-ai/Yi-1.5-9B-Chat", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+                "meta-llama/Llama-2-7b-chat-hf",
+                "meta-llama/Meta-Llama-3-8B-Instruct",
+                "meta-llama/Llama-3.1-8B-Instruct",
+                "meta-llama/Llama-3.2-1B-Instruct",
+                "meta-llama/Llama-3.2-3B-Instruct",
+                "meta-llama/Llama-3.3-70B-Instruct",
+                "01-ai/Yi-1.5-9B-Chat",
+                "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+                "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
             ),
         )
     ]

@@ -1,6 +1,7 @@
 """Llama: the plain decoder that many families are configs of.
 
-https://arxiv.org/abs/2307.09288, https://arxiv.org/abs/2407.21783; reference: transformers/models/llama.
+https://arxiv.org/abs/2307.09288, https://arxiv.org/abs/2407.21783; reference:
+transformers/models/llama.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ class LlamaForCausalLM(CausalLM):
         layers = (
             DecoderLayer(
                 SelfAttention(
-                    layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.attention_bias,
+                    layer_id,
+                    config.attention_need(layer_id),
+                    config.hidden_size,
+                    bias=config.attention_bias,
                     output_bias=config.attention_bias,
-                ),  # fmt: skip
+                ),
                 GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,

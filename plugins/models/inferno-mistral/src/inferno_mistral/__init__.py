@@ -1,4 +1,5 @@
-"""The Mistral family (7B, Nemo, Small, Ministral 8B) for inferno. Imports no torch until a model is built."""
+"""The Mistral family (7B, Nemo, Small, Ministral 8B) for inferno. Imports no torch until a model is
+built."""
 
 from __future__ import annotations
 
@@ -10,9 +11,13 @@ GGUF = GgufNames(
     architecture="llama",
     fields=GGUF_FIELDS,
     modules=GGUF_MODULES,
-    rotary_pairs={"blk.{n}.attn_q": "attention.head_count", "blk.{n}.attn_k": "attention.head_count_kv"},
+    rotary_pairs={
+        "blk.{n}.attn_q": "attention.head_count",
+        "blk.{n}.attn_k": "attention.head_count_kv",
+    },
     constants={"sliding_window": None},  # llama.cpp's converter drops it
-    priority=-10,  # its files cannot be told from Llama's, and what is installed for Llama reads both
+    # its files cannot be told from Llama's, and what is installed for Llama reads both
+    priority=-10,
 )
 
 _CONFIG = "inferno_mistral.config:MistralConfig.from_json"
@@ -28,12 +33,18 @@ def inferno_architectures() -> list[Architecture]:
             build=_BUILD,
             gguf=GGUF,
             checkpoints=(
-                "mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-Instruct-v0.3",
-                "mistralai/Mistral-Nemo-Instruct-2407", "mistralai/Ministral-8B-Instruct-2410",
-                "mistralai/Mistral-Small-24B-Instruct-2501", "mistralai/Mistral-Large-Instruct-2407",
-                "mistralai/Codestral-22B-v0.1", "HuggingFaceH4/zephyr-7b-beta", "teknium/OpenHermes-2.5-Mistral-7B",
+                "mistralai/Mistral-7B-v0.1",
+                "mistralai/Mistral-7B-Instruct-v0.2",
+                "mistralai/Mistral-7B-Instruct-v0.3",
+                "mistralai/Mistral-Nemo-Instruct-2407",
+                "mistralai/Ministral-8B-Instruct-2410",
+                "mistralai/Mistral-Small-24B-Instruct-2501",
+                "mistralai/Mistral-Large-Instruct-2407",
+                "mistralai/Codestral-22B-v0.1",
+                "HuggingFaceH4/zephyr-7b-beta",
+                "teknium/OpenHermes-2.5-Mistral-7B",
             ),
         ),
         # What transformers calls a Mistral whose config.json has `layer_types`.
         Architecture(name="MinistralForCausalLM", config=_CONFIG, build=_BUILD),
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,5 @@
-"""The Phi family (Phi-1, 1.5, 2; Phi-3, 3.5 and 4, dense and of text) for inferno. Imports no torch until a model is built."""
+"""The Phi family (Phi-1, 1.5, 2; Phi-3, 3.5 and 4, dense and of text) for inferno. Imports no torch
+until a model is built."""
 
 from __future__ import annotations
 
@@ -53,10 +54,16 @@ def inferno_architectures() -> list[Architecture]:
             gguf=PHI_3,
             stop_tokens=("<|end|>", "<|endoftext|>", "<|im_end|>"),
             checkpoints=(
-                "microsoft/Phi-3-mini-4k-instruct", "microsoft/Phi-3-mini-128k-instruct",
-                "microsoft/Phi-3-medium-4k-instruct", "microsoft/Phi-3-medium-128k-instruct",
-                "microsoft/Phi-3.5-mini-instruct", "microsoft/phi-4", "microsoft/Phi-4-mini-instruct",
-                "microsoft/Phi-4-mini-reasoning", "microsoft/Phi-4-reasoning", "microsoft/Phi-4-reasoning-plus",
+                "microsoft/Phi-3-mini-4k-instruct",
+                "microsoft/Phi-3-mini-128k-instruct",
+                "microsoft/Phi-3-medium-4k-instruct",
+                "microsoft/Phi-3-medium-128k-instruct",
+                "microsoft/Phi-3.5-mini-instruct",
+                "microsoft/phi-4",
+                "microsoft/Phi-4-mini-instruct",
+                "microsoft/Phi-4-mini-reasoning",
+                "microsoft/Phi-4-reasoning",
+                "microsoft/Phi-4-reasoning-plus",
             ),
         ),
-    ]  # fmt: skip
+    ]

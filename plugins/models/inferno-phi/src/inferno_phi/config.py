@@ -43,9 +43,13 @@ class Phi3Config(WindowedConfig):
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         for bias in ("attention_bias", "mlp_bias", "lm_head_bias"):
             check_known(config, bias, False)
-        read = super().from_json({**config, "rope_parameters": _scaling(config), "layer_types": None})
+        read = super().from_json(
+            {**config, "rope_parameters": _scaling(config), "layer_types": None}
+        )
         if read.rope.rope_type not in ("default", "longrope"):
-            raise CheckpointError(f"config.json: rope_type is {read.rope.rope_type!r}", "Phi-3 has longrope or none.")
+            raise CheckpointError(
+                f"config.json: rope_type is {read.rope.rope_type!r}", "Phi-3 has longrope or none."
+            )
         return read
 
 
@@ -55,7 +59,9 @@ def _scaling(config: Mapping[str, Any]) -> Any:
     if not isinstance(scaling, Mapping):
         return scaling
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    original = config.get("original_max_position_embeddings") or scaling.get("original_max_position_embeddings")
+    original = config.get("original_max_position_embeddings") or scaling.get(
+        "original_max_position_embeddings"
+    )
     return {
         **scaling,
         "rope_type": "longrope" if kind == "su" else kind,

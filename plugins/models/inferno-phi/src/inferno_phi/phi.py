@@ -33,17 +33,25 @@ class PhiAttention(nn.Module):
         if config.fused_qkv:
             self.qkv_proj = Linear(config.hidden_size, sum(self.sizes), bias=True)
         else:
-            self.qkv = MergedLinear(config.hidden_size, bias=True, q_proj=heads_X, k_proj=kv_heads_X, v_proj=kv_heads_X)
+            self.qkv = MergedLinear(
+                config.hidden_size, bias=True, q_proj=heads_X, k_proj=kv_heads_X, v_proj=kv_heads_X
+            )
         self.fused = config.fused_qkv
         normed = config.qk_layernorm
-        self.q_layernorm = LayerNorm(need.head_dim, config.layer_norm_eps) if normed else nn.Identity()
-        self.k_layernorm = LayerNorm(need.head_dim, config.layer_norm_eps) if normed else nn.Identity()
+        self.q_layernorm = (
+            LayerNorm(need.head_dim, config.layer_norm_eps) if normed else nn.Identity()
+        )
+        self.k_layernorm = (
+            LayerNorm(need.head_dim, config.layer_norm_eps) if normed else nn.Identity()
+        )
         self.head_dim = need.head_dim
         self.attention = Attention(layer_id, need)
         self.dense = Linear(heads_X, config.hidden_size, bias=True)
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
-        q_TX, k_TX, v_TX = self.qkv_proj(x_TD).split(self.sizes, dim=-1) if self.fused else self.qkv(x_TD)
+        q_TX, k_TX, v_TX = (
+            self.qkv_proj(x_TD).split(self.sizes, dim=-1) if self.fused else self.qkv(x_TD)
+        )
         q_THC = rotate(self.q_layernorm(q_TX.unflatten(-1, (-1, self.head_dim))))
         k_THC = rotate(self.k_layernorm(k_TX.unflatten(-1, (-1, self.head_dim))))
         y_TD: Tensor = self.dense(self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch))
@@ -75,11 +83,17 @@ class PhiDecoder(Decoder):
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
+        rope = Rope(
+            config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings
+        )
         super().__init__(
-            layers, rope, vocab_size=config.vocab_size, hidden_size=config.hidden_size, eps=config.layer_norm_eps,
+            layers,
+            rope,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            eps=config.layer_norm_eps,
             norm=LayerNorm,
-        )  # fmt: skip
+        )
         self.final_layernorm = self._modules.pop("norm")
 
     @property

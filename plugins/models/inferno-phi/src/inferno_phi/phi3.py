@@ -1,6 +1,7 @@
 """Phi-3, 3.5 and 4: Llama's decoder with q, k, v and gate, up stored as one matrix each.
 
-https://arxiv.org/abs/2404.14219, https://arxiv.org/abs/2412.08905; reference: transformers/models/phi3.
+https://arxiv.org/abs/2404.14219, https://arxiv.org/abs/2412.08905; reference:
+transformers/models/phi3.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ class Phi3ForCausalLM(CausalLM):
     def __init__(self, config: Phi3Config) -> None:
         layers = (
             DecoderLayer(
-                SelfAttention(layer_id, config.attention_need(layer_id), config.hidden_size, fused=True),
+                SelfAttention(
+                    layer_id, config.attention_need(layer_id), config.hidden_size, fused=True
+                ),
                 FusedGatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,

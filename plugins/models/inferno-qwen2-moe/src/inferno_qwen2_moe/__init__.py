@@ -1,4 +1,5 @@
-"""Qwen1.5-MoE and Qwen2's mixture of experts for inferno. Imports no torch until a model is built."""
+"""Qwen1.5-MoE and Qwen2's mixture of experts for inferno. Imports no torch until a model is
+built."""
 
 from __future__ import annotations
 
@@ -36,8 +37,10 @@ def inferno_architectures() -> list[Architecture]:
             gguf=GGUF,
             stop_tokens=("<|im_end|>", "<|endoftext|>"),
             checkpoints=(
-                "Qwen/Qwen1.5-MoE-A2.7B", "Qwen/Qwen1.5-MoE-A2.7B-Chat", "Qwen/Qwen2-57B-A14B",
+                "Qwen/Qwen1.5-MoE-A2.7B",
+                "Qwen/Qwen1.5-MoE-A2.7B-Chat",
+                "Qwen/Qwen2-57B-A14B",
                 "Qwen/Qwen2-57B-A14B-Instruct",
             ),
         )
-    ]  # fmt: skip
+    ]

@@ -31,15 +31,18 @@ class Qwen2MoeConfig(DecoderConfig):
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        # No published model has windows, and the releases of transformers differ in the layers that would have one.
+        # No published model has windows, and the releases of transformers differ in the layers that
+        # would have one.
         check_known(config, "use_sliding_window", False, None)
         read = super().from_json(config)
         check_experts(read.num_experts, read.num_experts_per_tok)
         check_positive(decoder_sparse_step=read.decoder_sparse_step)
         return attrs.evolve(
             read,
-            moe_intermediate_size=read.moe_intermediate_size or read.intermediate_size // read.num_experts_per_tok,
-            shared_expert_intermediate_size=read.shared_expert_intermediate_size or read.intermediate_size,
+            moe_intermediate_size=read.moe_intermediate_size
+            or read.intermediate_size // read.num_experts_per_tok,
+            shared_expert_intermediate_size=read.shared_expert_intermediate_size
+            or read.intermediate_size,
         )
 
     def has_experts(self, layer: int) -> bool:

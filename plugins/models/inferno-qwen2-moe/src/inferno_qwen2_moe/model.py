@@ -1,14 +1,25 @@
-"""Qwen2's mixtures of experts: Qwen2's attention, and in most layers routed experts beside one that every token passes.
+"""Qwen2's mixtures of experts: Qwen2's attention, and in most layers routed experts beside one that
+every token passes.
 
-https://qwenlm.github.io/blog/qwen-moe, https://arxiv.org/abs/2407.10671; reference: transformers/models/qwen2_moe.
-Suffixes: T packed tokens, D hidden.
+https://qwenlm.github.io/blog/qwen-moe, https://arxiv.org/abs/2407.10671; reference:
+transformers/models/qwen2_moe. Suffixes: T packed tokens, D hidden.
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, Experts, GatedMLP, Linear, Router, Routing, SelfAttention
+from inferno.nn import (
+    CausalLM,
+    Decoder,
+    DecoderLayer,
+    Experts,
+    GatedMLP,
+    Linear,
+    Router,
+    Routing,
+    SelfAttention,
+)
 from inferno_qwen2_moe.config import Qwen2MoeConfig
 
 
@@ -33,7 +44,12 @@ class Qwen2MoeForCausalLM(CausalLM):
     def __init__(self, config: Qwen2MoeConfig) -> None:
         layers = (
             DecoderLayer(
-                SelfAttention(layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.qkv_bias),
+                SelfAttention(
+                    layer_id,
+                    config.attention_need(layer_id),
+                    config.hidden_size,
+                    bias=config.qkv_bias,
+                ),
                 Qwen2MoeBlock(config)
                 if config.has_experts(layer_id)
                 else GatedMLP(config.hidden_size, config.intermediate_size),

@@ -1,4 +1,5 @@
-"""Qwen2 and Qwen2.5, QwQ and DeepSeek-R1-Distill-Qwen for inferno. Imports no torch until a model is built."""
+"""Qwen2 and Qwen2.5, QwQ and DeepSeek-R1-Distill-Qwen for inferno. Imports no torch until a model
+is built."""
 
 from __future__ import annotations
 
@@ -17,11 +18,20 @@ def inferno_architectures() -> list[Architecture]:
             gguf=GgufNames(architecture="qwen2", fields=GGUF_FIELDS, modules=GGUF_MODULES),
             stop_tokens=("<|im_end|>", "<|endoftext|>"),
             checkpoints=(
-                "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct",
-                "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct", "Qwen/Qwen2.5-32B-Instruct",
-                "Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-Coder-32B-Instruct", "Qwen/Qwen2-7B-Instruct", "Qwen/QwQ-32B",
-                "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
-                "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+                "Qwen/Qwen2.5-0.5B-Instruct",
+                "Qwen/Qwen2.5-1.5B-Instruct",
+                "Qwen/Qwen2.5-3B-Instruct",
+                "Qwen/Qwen2.5-7B-Instruct",
+                "Qwen/Qwen2.5-14B-Instruct",
+                "Qwen/Qwen2.5-32B-Instruct",
+                "Qwen/Qwen2.5-72B-Instruct",
+                "Qwen/Qwen2.5-Coder-32B-Instruct",
+                "Qwen/Qwen2-7B-Instruct",
+                "Qwen/QwQ-32B",
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",
+                "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
             ),
         )
-    ]  # fmt: skip
+    ]

@@ -1,6 +1,7 @@
 """Qwen2: Llama with biases on queries, keys and values, and a window in some layers of some models.
 
-https://arxiv.org/abs/2407.10671, https://arxiv.org/abs/2412.15115; reference: transformers/models/qwen2.
+https://arxiv.org/abs/2407.10671, https://arxiv.org/abs/2412.15115; reference:
+transformers/models/qwen2.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ class Qwen2ForCausalLM(CausalLM):
     def __init__(self, config: Qwen2Config) -> None:
         layers = (
             DecoderLayer(
-                SelfAttention(layer_id, config.attention_need(layer_id), config.hidden_size, bias=True),
+                SelfAttention(
+                    layer_id, config.attention_need(layer_id), config.hidden_size, bias=True
+                ),
                 GatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,

@@ -28,9 +28,14 @@ def inferno_architectures() -> list[Architecture]:
             gguf=GGUF,
             stop_tokens=("<|im_end|>", "<|endoftext|>"),
             checkpoints=(
-                "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B-Thinking-2507",
-                "Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen/Qwen3-235B-A22B", "Qwen/Qwen3-235B-A22B-Instruct-2507",
-                "Qwen/Qwen3-235B-A22B-Thinking-2507", "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+                "Qwen/Qwen3-30B-A3B",
+                "Qwen/Qwen3-30B-A3B-Instruct-2507",
+                "Qwen/Qwen3-30B-A3B-Thinking-2507",
+                "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+                "Qwen/Qwen3-235B-A22B",
+                "Qwen/Qwen3-235B-A22B-Instruct-2507",
+                "Qwen/Qwen3-235B-A22B-Thinking-2507",
+                "Qwen/Qwen3-Coder-480B-A35B-Instruct",
             ),
         )
-    ]  # fmt: skip
+    ]

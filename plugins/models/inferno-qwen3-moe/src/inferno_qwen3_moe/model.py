@@ -1,4 +1,5 @@
-"""Qwen3's mixtures of experts: Qwen3's attention, and in most layers routed experts instead of the MLP.
+"""Qwen3's mixtures of experts: Qwen3's attention, and in most layers routed experts instead of the
+MLP.
 
 https://arxiv.org/abs/2505.09388; reference: transformers/models/qwen3_moe.
 """
@@ -7,7 +8,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, MixtureOfExperts, RMSNorm, Routing, SelfAttention
+from inferno.nn import (
+    CausalLM,
+    Decoder,
+    DecoderLayer,
+    GatedMLP,
+    MixtureOfExperts,
+    RMSNorm,
+    Routing,
+    SelfAttention,
+)
 from inferno_qwen3_moe.config import Qwen3MoeConfig
 
 
@@ -18,15 +28,21 @@ class Qwen3MoeForCausalLM(CausalLM):
         layers = (
             DecoderLayer(
                 SelfAttention(
-                    layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.attention_bias,
-                    output_bias=config.attention_bias, head_norm=head_norm,
+                    layer_id,
+                    config.attention_need(layer_id),
+                    config.hidden_size,
+                    bias=config.attention_bias,
+                    output_bias=config.attention_bias,
+                    head_norm=head_norm,
                 ),
-                MixtureOfExperts(config.num_experts, config.hidden_size, config.moe_intermediate_size, routing)
+                MixtureOfExperts(
+                    config.num_experts, config.hidden_size, config.moe_intermediate_size, routing
+                )
                 if config.has_experts(layer_id)
                 else GatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,
             )
             for layer_id in range(config.num_hidden_layers)
-        )  # fmt: skip
+        )
         super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)

@@ -27,8 +27,15 @@ def inferno_architectures() -> list[Architecture]:
             gguf=GGUF,
             stop_tokens=("<|im_end|>",),
             checkpoints=(
-                "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-14B", "Qwen/Qwen3-32B",
-                "Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-4B-Thinking-2507", "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+                "Qwen/Qwen3-0.6B",
+                "Qwen/Qwen3-1.7B",
+                "Qwen/Qwen3-4B",
+                "Qwen/Qwen3-8B",
+                "Qwen/Qwen3-14B",
+                "Qwen/Qwen3-32B",
+                "Qwen/Qwen3-4B-Instruct-2507",
+                "Qwen/Qwen3-4B-Thinking-2507",
+                "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
                 "Qwen/Qwen3-Reranker-0.6B",
             ),
         )

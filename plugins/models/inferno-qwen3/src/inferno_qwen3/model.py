@@ -16,9 +16,13 @@ class Qwen3ForCausalLM(CausalLM):
         layers = (
             DecoderLayer(
                 SelfAttention(
-                    layer_id, config.attention_need(layer_id), config.hidden_size, bias=config.attention_bias,
-                    output_bias=config.attention_bias, head_norm=partial(RMSNorm, config.head_dim, config.rms_norm_eps),
-                ),  # fmt: skip
+                    layer_id,
+                    config.attention_need(layer_id),
+                    config.hidden_size,
+                    bias=config.attention_bias,
+                    output_bias=config.attention_bias,
+                    head_norm=partial(RMSNorm, config.head_dim, config.rms_norm_eps),
+                ),
                 GatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,

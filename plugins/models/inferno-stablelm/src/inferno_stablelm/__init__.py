@@ -19,7 +19,8 @@ GGUF = GgufNames(
     present={
         "use_qkv_bias": "blk.0.attn_q.bias",
         "qk_layernorm": "blk.0.attn_q_norm.weight",
-        # Not the file's own `use_parallel_residual`: it says true of models whose config.json says nothing.
+        # Not the file's own `use_parallel_residual`: it says true of models whose config.json says
+        # nothing.
         "has_mlp_norm": "blk.0.ffn_norm.weight",
     },
 )

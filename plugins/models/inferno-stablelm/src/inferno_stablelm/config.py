@@ -25,5 +25,7 @@ class StableLmConfig(DecoderConfig):
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         read = super().from_json({"partial_rotary_factor": 0.25, **config, "head_dim": None})
-        parallel = read.use_parallel_residual if read.has_mlp_norm is None else not read.has_mlp_norm
+        parallel = (
+            read.use_parallel_residual if read.has_mlp_norm is None else not read.has_mlp_norm
+        )
         return attrs.evolve(read, use_parallel_residual=parallel)

@@ -1,4 +1,5 @@
-"""StableLM: LayerNorms, heads of which only a quarter turns; the 12B: parallel blocks, a norm for each head.
+"""StableLM: LayerNorms, heads of which only a quarter turns; the 12B: parallel blocks, a norm for
+each head.
 
 https://arxiv.org/abs/2402.17834; reference: transformers/models/stablelm.
 Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim.
@@ -49,8 +50,12 @@ class StableLmAttention(SelfAttention):
         need = config.attention_need(layer_id)
         super().__init__(layer_id, need, config.hidden_size, bias=config.use_qkv_bias)
         normed, eps = config.qk_layernorm, config.layer_norm_eps
-        self.q_layernorm = HeadNorms(need.num_heads, need.head_dim, eps) if normed else nn.Identity()
-        self.k_layernorm = HeadNorms(need.num_kv_heads, need.head_dim, eps) if normed else nn.Identity()
+        self.q_layernorm = (
+            HeadNorms(need.num_heads, need.head_dim, eps) if normed else nn.Identity()
+        )
+        self.k_layernorm = (
+            HeadNorms(need.num_kv_heads, need.head_dim, eps) if normed else nn.Identity()
+        )
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
         q_TX, k_TX, v_TX = self.qkv(x_TD)
@@ -74,8 +79,15 @@ class StableLmForCausalLM(CausalLM):
             )
             for layer_id in range(config.num_hidden_layers)
         )
-        rope = Rope(config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings)
+        rope = Rope(
+            config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings
+        )
         decoder = Decoder(
-            layers, rope, vocab_size=config.vocab_size, hidden_size=hidden_size, eps=eps, norm=LayerNorm
+            layers,
+            rope,
+            vocab_size=config.vocab_size,
+            hidden_size=hidden_size,
+            eps=eps,
+            norm=LayerNorm,
         )
         super().__init__(decoder, tied=config.tie_word_embeddings)

@@ -1,4 +1,5 @@
-"""Any causal language model that the installed transformers has and no other plugin: the fallback. Imports no torch."""
+"""Any causal language model that the installed transformers has and no other plugin: the fallback.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             config="inferno_transformers.config:HostedConfig.from_json",
             build="inferno_transformers.model:HostedForCausalLM",
             adapt="inferno_transformers.adapt:adapt",
-            note="no installed plugin has this architecture: transformers' own module computes it, slower than a native one",
+            note="no installed plugin has this architecture: transformers' own module "
+            "computes it, slower than a native one",
         )
     ]

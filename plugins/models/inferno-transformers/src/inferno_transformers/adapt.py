@@ -1,5 +1,5 @@
-"""A checkpoint under the names of transformers' modules, where it stores others, or its experts one by one. Imports no torch
-before a tensor is read."""
+"""A checkpoint under the names of transformers' modules, where it stores others, or its experts one
+by one. Imports no torch before a tensor is read."""
 
 from __future__ import annotations
 
@@ -19,38 +19,49 @@ if TYPE_CHECKING:
 
 
 def adapt(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint itself where it stores what the module has. Raises UnsupportedError for a model that cannot be hosted."""
+    """The checkpoint itself where it stores what the module has. Raises UnsupportedError for a
+    model that cannot be hosted."""
     config = HostedConfig.from_json(checkpoint.config)
     if checkpoint.tensors.keys() <= config.parameters:
         return checkpoint
     question = {"config": dict(checkpoint.config), "names": sorted(checkpoint.tensors)}
     told = ask("conversion:recipes", json.dumps(question, sort_keys=True))
-    return Adapted(checkpoint, {name: Recipe(sources, operations) for name, (sources, operations) in told.items()})
+    return Adapted(
+        checkpoint,
+        {name: Recipe(sources, operations) for name, (sources, operations) in told.items()},
+    )
 
 
 @frozen
 class Recipe:
-    """How stored tensors become one: each inner list stacked, then the results joined, as far as `operations` say."""
+    """How stored tensors become one: each inner list stacked, then the results joined, as far as
+    `operations` say."""
 
     sources: Sequence[Sequence[str]]
     operations: Sequence[tuple[str, int]]
 
     def info(self, stored: Mapping[str, TensorInfo]) -> TensorInfo:
-        """What it gives, from the headers alone. Raises CheckpointError where the sources do not fit."""
+        """What it gives, from the headers alone. Raises CheckpointError where the sources do not
+        fit."""
         infos = [[stored[name] for name in names] for names in self.sources]
         if not self.operations:
             return infos[0][0]
         first, names = infos[0][0], [name for names in self.sources for name in names]
         kinds = {(info.dtype, len(info.shape)) for row in infos for info in row}
         if len(kinds) > 1 or any(len({info.shape for info in row}) > 1 for row in infos):
-            raise CheckpointError(f"{names[0]} and {names[-1]} do not fit together", "They belong to one tensor of the model.")
+            raise CheckpointError(
+                f"{names[0]} and {names[-1]} do not fit together",
+                "They belong to one tensor of the model.",
+            )
         shapes = [list(row[0].shape) for row in infos]
         for operation, dim in self.operations:
             if operation == "MergeModulelist":
                 for shape, row in zip(shapes, infos, strict=True):
                     shape.insert(dim, len(row))
             else:
-                shapes = [[*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :]]]
+                shapes = [
+                    [*shapes[0][:dim], sum(shape[dim] for shape in shapes), *shapes[0][dim + 1 :]]
+                ]
         [shape] = shapes
         return TensorInfo(first.dtype, tuple(shape), math.prod(shape) * DTYPE_BYTES[first.dtype])
 
@@ -75,7 +86,9 @@ class Adapted(CheckpointView):
     tensors: Mapping[str, TensorInfo] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        infos = {name: recipe.info(self.checkpoint.tensors) for name, recipe in self.recipes.items()}
+        infos = {
+            name: recipe.info(self.checkpoint.tensors) for name, recipe in self.recipes.items()
+        }
         object.__setattr__(self, "tensors", infos)
 
     def read(self, name: str) -> Tensor:

@@ -1,7 +1,8 @@
-"""What a hosted model needs, found by running its modelling code once without numbers (`inspection`). Imports no torch.
+"""What a hosted model needs, found by running its modelling code once without numbers
+(`inspection`). Imports no torch.
 
-Only the code itself knows: config classes say neither which layers attend, nor their scale, window or order. It needs torch, so
-a process that has not imported it asks another one.
+Only the code itself knows: config classes say neither which layers attend, nor their scale, window
+or order. It needs torch, so a process that has not imported it asks another one.
 """
 
 from __future__ import annotations
@@ -40,14 +41,19 @@ class HostedConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> HostedConfig:
-        """Raises UnsupportedError for a model that cannot be hosted, CheckpointError for a config transformers refuses."""
+        """Raises UnsupportedError for a model that cannot be hosted, CheckpointError for a config
+        transformers refuses."""
         shown = ask("inspection:inspect", json.dumps(dict(config), sort_keys=True))
         needs = {path: AttentionNeed(**need) for path, need in shown["attention"].items()}
         return cls(
-            fields=dict(config), vocab_size=shown["vocab_size"], max_position_embeddings=shown["max_position_embeddings"],
-            attention=needs, parameters=frozenset(shown["parameters"]), plain=frozenset(shown["plain"]),
+            fields=dict(config),
+            vocab_size=shown["vocab_size"],
+            max_position_embeddings=shown["max_position_embeddings"],
+            attention=needs,
+            parameters=frozenset(shown["parameters"]),
+            plain=frozenset(shown["plain"]),
             unused_tensors=tuple(shown["unused_tensors"]),
-        )  # fmt: skip
+        )
 
     def attention_needs(self) -> list[AttentionNeed]:
         return list(self.attention.values())
@@ -55,17 +61,25 @@ class HostedConfig:
 
 @lru_cache(maxsize=8)
 def ask(function: str, question: str) -> Any:
-    """What `function` of this package ("module:name"), from JSON text to plain data, answers: called here where torch is
-    imported already, else in another process. Raises the InfernoError that it raises."""
+    """What `function` of this package ("module:name"), from JSON text to plain data, answers:
+    called here where torch is imported already, else in another process. Raises the InfernoError
+    that it raises."""
     if "torch" in sys.modules:
         return called(function, question)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", f"{__package__}.answer", function], input=question, capture_output=True, text=True,
+        [sys.executable, "-P", "-m", f"{__package__}.answer", function],
+        input=question,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )  # fmt: skip
+    )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it says nothing"]
-        raise PluginError(f"transformers could not be asked about the model: {last[0]}", "Report this.", detail=done.stderr)
+        raise PluginError(
+            f"transformers could not be asked about the model: {last[0]}",
+            "Report this.",
+            detail=done.stderr,
+        )
     answer = json.loads(done.stdout.splitlines()[-1])
     if "error" in answer:
         raise ERRORS[answer["error"]](answer["cause"], answer["remedy"])

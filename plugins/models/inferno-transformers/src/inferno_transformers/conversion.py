@@ -1,7 +1,7 @@
 """Which stored tensors make which of transformers' parameters, by transformers' own declarations.
 
-Since version 5 its modules keep some weights otherwise than checkpoints do: all experts of a layer as one tensor, a few modules
-under other names. The declarations say how one becomes the other.
+Since version 5 its modules keep some weights otherwise than checkpoints do: all experts of a layer
+as one tensor, a few modules under other names. The declarations say how one becomes the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from collections.abc import Collection
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from inferno.errors import UnsupportedError
 from inferno_transformers import skeleton
@@ -24,9 +29,9 @@ KNOWN = ("MergeModulelist", "Concatenate")
 
 
 def recipes(question: str) -> dict[str, Any]:
-    """From {"config": config.json, "names": stored tensors}: for each parameter its sources and what makes it of them, as
-    [[[name, ...], ...], [[operation, dim], ...]]. What is stored and transformers does not read is left out; what it does not
-    know keeps its name."""
+    """From {"config": config.json, "names": stored tensors}: for each parameter its sources and
+    what makes it of them, as [[[name, ...], ...], [[operation, dim], ...]]. What is stored and
+    transformers does not read is left out; what it does not know keeps its name."""
     asked = json.loads(question)
     found = skeleton.build(asked["config"])
     model, wanted = found.model, dict.fromkeys(found.parameters, True)
@@ -35,7 +40,9 @@ def recipes(question: str) -> dict[str, Any]:
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     sources: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(asked["names"], key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+        target, pattern = rename_source_key(
+            name, renamings, converters, model.base_model_prefix, wanted
+        )
         if target not in wanted:
             plain, _ = rename_source_key(name, [], [], model.base_model_prefix, wanted)
             target, pattern = (plain, None) if plain in wanted or pattern else (target, None)
@@ -48,9 +55,14 @@ def _recipe(sources: dict[str, list[str]], converters: Collection[WeightConverte
     for converter in converters:
         if sources.keys() <= set(converter.source_patterns):
             operations = [[type(op).__name__, getattr(op, "dim", 0)] for op in converter.operations]
-            if unknown := sorted({name for name, _ in operations} - set(KNOWN)) or len(converter.target_patterns) > 1:
+            if (
+                unknown := sorted({name for name, _ in operations} - set(KNOWN))
+                or len(converter.target_patterns) > 1
+            ):
                 told = ", ".join(unknown) if isinstance(unknown, list) else "one tensor to several"
-                raise UnsupportedError(f"its checkpoints need transformers' conversion {told}", REMEDY)
+                raise UnsupportedError(
+                    f"its checkpoints need transformers' conversion {told}", REMEDY
+                )
             return [[sources[p] for p in converter.source_patterns if p in sources], operations]
     return [list(sources.values()), []]
 

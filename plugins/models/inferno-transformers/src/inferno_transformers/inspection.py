@@ -1,4 +1,5 @@
-"""Runs a model's modelling code once, without numbers, and writes down what it asks of attention, or why it cannot be hosted.
+"""Runs a model's modelling code once, without numbers, and writes down what it asks of attention,
+or why it cannot be hosted.
 
 Suffixes: T tokens, H query heads, K key/value heads, C head dim, N positions.
 """
@@ -24,17 +25,25 @@ from inferno_transformers.step import running
 from inferno_transformers.trace import Decisions, Trace, number_of_tokens
 
 HEEDED = {"scaling", "sliding_window", "softcap", "s_aux", "is_causal", "dropout"}
-"""Keyword arguments of transformers' attention functions. Of them the window is read off the mask; dropout is for training."""
+"""Keyword arguments of transformers' attention functions. Of them the window is read off the mask;
+dropout is for training."""
 IGNORED = {
-    "position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position", "return_dict", "layer_idx",
-}  # fmt: skip
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "cache_position",
+    "return_dict",
+    "layer_idx",
+}
 """Those that say nothing more about attention."""
 FURTHEST = 1 << 20
 """Positions of a mask that are looked at."""
 
 
 def inspect(config: str) -> dict[str, Any]:
-    """What `config.HostedConfig` holds of a `config.json`, as plain data. Raises UnsupportedError, CheckpointError."""
+    """What `config.HostedConfig` holds of a `config.json`, as plain data. Raises UnsupportedError,
+    CheckpointError."""
     fields = json.loads(config)
     plain: set[str] = set()
     while True:
@@ -106,11 +115,15 @@ def _run(model: Any) -> tuple[_Record, int]:
         raise
     except Exception as error:  # whatever code that was written for something else does
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UnsupportedError(f"its code does not run as one packed step: {line}", REMEDY) from error
+        raise UnsupportedError(
+            f"its code does not run as one packed step: {line}", REMEDY
+        ) from error
     if not record.needs:
         raise UnsupportedError(OWN_ATTENTION, REMEDY)
     if trace.mixed:
-        raise UnsupportedError(f"its tokens see each other outside attention ({trace.mixed})", REMEDY)
+        raise UnsupportedError(
+            f"its tokens see each other outside attention ({trace.mixed})", REMEDY
+        )
     if not trace.read_positions:
         raise UnsupportedError("it does not read the positions it is given", REMEDY)
     return record, logits_TV.shape[-1]
@@ -135,23 +148,45 @@ class _Record:
     needs: dict[nn.Module, AttentionNeed] = field(factory=dict)
 
     def attend(
-        self, module: nn.Module, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, mask: object, asked: dict[str, Any]
+        self,
+        module: nn.Module,
+        q_1HTC: Tensor,
+        k_1KTC: Tensor,
+        v_1KTC: Tensor,
+        mask: object,
+        asked: dict[str, Any],
     ) -> Tensor:
         if module in self.needs:
-            raise UnsupportedError(f"one {type(module).__name__} attends several times in a step", REMEDY)
-        if unknown := sorted(k for k, v in asked.items() if v is not None and k not in HEEDED | IGNORED):
+            raise UnsupportedError(
+                f"one {type(module).__name__} attends several times in a step", REMEDY
+            )
+        if unknown := sorted(
+            k for k, v in asked.items() if v is not None and k not in HEEDED | IGNORED
+        ):
             raise UnsupportedError(f"its attention takes {', '.join(unknown)}", REMEDY)
         if not isinstance(mask, _Mask):
-            raise UnsupportedError(f"{type(module).__name__} attends without a causal mask of transformers' making", REMEDY)
+            raise UnsupportedError(
+                f"{type(module).__name__} attends without a causal mask of transformers' making",
+                REMEDY,
+            )
         if asked.get("is_causal") is False:
             raise UnsupportedError(f"{type(module).__name__} is not causal", REMEDY)
-        (_, heads, tokens, dim), kv_heads, value_dim = q_1HTC.shape, k_1KTC.shape[1], v_1KTC.shape[-1]
+        (_, heads, tokens, dim), kv_heads, value_dim = (
+            q_1HTC.shape,
+            k_1KTC.shape[1],
+            v_1KTC.shape[-1],
+        )
         scale = asked.get("scaling")
         self.needs[module] = AttentionNeed(
-            num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, scale=dim**-0.5 if scale is None else float(scale),
-            sliding_window=mask.window, soft_cap=asked.get("softcap"), sinks=asked.get("s_aux") is not None,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            scale=dim**-0.5 if scale is None else float(scale),
+            sliding_window=mask.window,
+            soft_cap=asked.get("softcap"),
+            sinks=asked.get("s_aux") is not None,
             value_dim=None if value_dim == dim else value_dim,
-        )  # fmt: skip
+        )
         return q_1HTC.new_empty(1, tokens, heads, value_dim)
 
     def mask(self, allows: Callable[..., Tensor]) -> object:
@@ -159,8 +194,8 @@ class _Record:
 
 
 def window_of(allows: Callable[..., Tensor], longest: int) -> int | None:
-    """The sliding window of a mask, by asking it who may see whom; None: everything before. Raises UnsupportedError for any
-    other mask."""
+    """The sliding window of a mask, by asking it who may see whom; None: everything before. Raises
+    UnsupportedError for any other mask."""
     positions_N = torch.arange(longest)
     seen = int(_allowed(allows, longest - 1, positions_N).sum())
     for query in {0, 1, seen - 1, seen, seen + 1, longest // 2, longest - 1} & set(range(longest)):

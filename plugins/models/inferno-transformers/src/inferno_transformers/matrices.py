@@ -1,4 +1,5 @@
-"""inferno's linears and embeddings in place of torch's: they hold whatever a scheme or a kernel made of a matrix.
+"""inferno's linears and embeddings in place of torch's: they hold whatever a scheme or a kernel
+made of a matrix.
 
 Suffixes: T tokens, O output features.
 """
@@ -20,15 +21,19 @@ from inferno_transformers.refusals import REMEDY
 
 
 def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
-    """Replace a model's matrices, those at the paths `plain` and those kept exact excepted. Returns the names of tied ones.
-    Raises UnsupportedError where others than a head and an embedding are tied."""
+    """Replace a model's matrices, those at the paths `plain` and those kept exact excepted. Returns
+    the names of tied ones. Raises UnsupportedError where others than a head and an embedding are
+    tied."""
     shared = defaultdict[int, list[str]](list)
     for name, param in model.named_parameters(remove_duplicate=False):
         shared[id(param)].append(name)
     owners: dict[int, HostedEmbedding] = {}
     tied: list[str] = []
     head = model.get_output_embeddings()
-    for kind in (nn.Embedding, nn.Linear):  # embeddings first: a head is tied to one, wherever it stands
+    for kind in (
+        nn.Embedding,
+        nn.Linear,
+    ):  # embeddings first: a head is tied to one, wherever it stands
         for path, module in list(model.named_modules()):
             if isinstance(module, kind) and path not in plain and not hasattr(module, "exact"):
                 matrix = id(module.weight)
@@ -46,8 +51,13 @@ def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
 
 
 def _hosted(module: nn.Module, owner: HostedEmbedding | None, *, is_head: bool) -> nn.Module | None:
-    """What replaces a linear or an embedding; None: a class whose code may do more stays, with a dense matrix."""
-    if isinstance(module, nn.Embedding) and owner is None and dict(module.named_parameters()).keys() == {"weight"}:
+    """What replaces a linear or an embedding; None: a class whose code may do more stays, with a
+    dense matrix."""
+    if (
+        isinstance(module, nn.Embedding)
+        and owner is None
+        and dict(module.named_parameters()).keys() == {"weight"}
+    ):
         return HostedEmbedding(module)
     if type(module) is not nn.Linear:
         return None
@@ -57,7 +67,8 @@ def _hosted(module: nn.Module, owner: HostedEmbedding | None, *, is_head: bool) 
 
 
 def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """transformers' modules add dimensions before the last; inferno's matrices take packed tokens."""
+    """transformers' modules add dimensions before the last; inferno's matrices take packed
+    tokens."""
     y_TO = function(x.reshape(-1, x.shape[-1]))
     return y_TO.view(*x.shape[:-1], y_TO.shape[-1])
 
@@ -104,7 +115,9 @@ class HostedEmbedding(Embedding):
         original: Any = self.original
         if "weight" not in original.__dict__:  # its code reads the type of a weight
             given = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-            original.__dict__["weight"] = self.rows(torch.zeros(1, dtype=torch.int64, device=given.device))
+            original.__dict__["weight"] = self.rows(
+                torch.zeros(1, dtype=torch.int64, device=given.device)
+            )
         with _Rows(self):
             y: Tensor = original(*args, **kwargs)
         return y

@@ -1,7 +1,7 @@
 """A causal language model of transformers, through inferno's paged attention.
 
-Suffixes: T packed tokens, S sampled rows, D hidden, V vocabulary, H query heads, K key/value heads, C head dim,
-X heads x head dim.
+Suffixes: T packed tokens, S sampled rows, D hidden, V vocabulary, H query heads, K key/value heads,
+C head dim, X heads x head dim.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ class HostedForCausalLM(nn.Module):
         causal = skeleton.build(config.fields, config.plain).model
         for layer_id, (path, need) in enumerate(config.attention.items()):
             causal.get_submodule(path).add_module("inferno_attention", Attention(layer_id, need))
-        # The same modules and parameters, in the very same dicts: what the loader puts into this one is the other's too.
-        self._modules, self._parameters, self._buffers = causal._modules, causal._parameters, causal._buffers
+        # The same modules and parameters, in the very same dicts: what the loader puts into this
+        # one is the other's too.
+        self._modules, self._parameters, self._buffers = (
+            causal._modules,
+            causal._parameters,
+            causal._buffers,
+        )
         self._causal = [causal]  # in a list: not a submodule
 
     def forward(self, batch: Batch) -> Tensor:
@@ -43,15 +48,22 @@ class HostedForCausalLM(nn.Module):
 def hidden(causal: Any, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
     """Final hidden states, (T, D), of one packed row."""
     outputs = _decoder(causal)(
-        input_ids=token_ids_T[None], position_ids=positions_T[None], past_key_values=PagedCache(), use_cache=False
+        input_ids=token_ids_T[None],
+        position_ids=positions_T[None],
+        past_key_values=PagedCache(),
+        use_cache=False,
     )
     x_1TD: Tensor = outputs[0]
     return x_1TD[0]
 
 
 def logits(causal: Any, x_SD: Tensor) -> Tensor:
-    """What the model's own forward makes of final hidden states: its head, scaled and capped as it is."""
-    decoder, dummy_1S = _decoder(causal), torch.zeros(1, len(x_SD), dtype=torch.int64, device=x_SD.device)
+    """What the model's own forward makes of final hidden states: its head, scaled and capped as it
+    is."""
+    decoder, dummy_1S = (
+        _decoder(causal),
+        torch.zeros(1, len(x_SD), dtype=torch.int64, device=x_SD.device),
+    )
     decoder.forward = lambda *args, **kwargs: _Outputs(x_SD[None])
     try:
         y_1SV: Tensor = causal(input_ids=dummy_1S, use_cache=False).logits
@@ -61,7 +73,8 @@ def logits(causal: Any, x_SD: Tensor) -> Tensor:
 
 
 def _decoder(causal: Any) -> Any:
-    """The part that turns token ids into hidden states. Some models have it within their base model."""
+    """The part that turns token ids into hidden states. Some models have it within their base
+    model."""
     return causal.get_decoder()
 
 
@@ -86,7 +99,13 @@ class _Paged:
     batch: Batch
 
     def attend(
-        self, module: nn.Module, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, mask: object, asked: dict[str, Any]
+        self,
+        module: nn.Module,
+        q_1HTC: Tensor,
+        k_1KTC: Tensor,
+        v_1KTC: Tensor,
+        mask: object,
+        asked: dict[str, Any],
     ) -> Tensor:
         q_TX, k_TX, v_TX = (x[0].transpose(0, 1).flatten(1) for x in (q_1HTC, k_1KTC, v_1KTC))
         layer: Any = module.inferno_attention

@@ -1,4 +1,5 @@
-"""transformers' module of a config, without memory for its parameters and with inferno's matrices in it."""
+"""transformers' module of a config, without memory for its parameters and with inferno's matrices
+in it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
 from inferno_transformers.step import NAME
 
 MOST_LAYERS, MOST_TENSORS, LARGEST_TABLE = 1000, 100_000, 1 << 26
-"""Beyond what anyone publishes: a config.json that asks for more would take the time or the memory of whoever reads it."""
+"""Beyond what anyone publishes: a config.json that asks for more would take the time or the memory
+of whoever reads it."""
 
 
 @frozen(eq=False)
@@ -41,23 +43,33 @@ class Skeleton:
 
 
 def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
-    """The model of a config.json; modules at the paths `plain` keep torch's own matrices. Raises CheckpointError for a config
-    that transformers does not read, UnsupportedError for one that is no plain decoder."""
+    """The model of a config.json; modules at the paths `plain` keep torch's own matrices. Raises
+    CheckpointError for a config that transformers does not read, UnsupportedError for one that is
+    no plain decoder."""
     config, auto = _config(fields), AutoModelForCausalLM
     with _parameters_on_meta(), torch.device("cpu"), _LargeOnMeta():
         try:
             model: Any = auto.from_config(  # type: ignore[no-untyped-call]
-                config, attn_implementation=NAME, experts_implementation="eager", dtype=torch.float32, trust_remote_code=False
+                config,
+                attn_implementation=NAME,
+                experts_implementation="eager",
+                dtype=torch.float32,
+                trust_remote_code=False,
             )
         except Exception as error:  # sizes that do not fit fail in as many ways as there are models
             raise _broken(fields, error) from error
     parameters = frozenset(model.state_dict())
     if large := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
-        raise UnsupportedError(f"its table {large[0]} has more than {LARGEST_TABLE} numbers", REMEDY)
+        raise UnsupportedError(
+            f"its table {large[0]} has more than {LARGEST_TABLE} numbers", REMEDY
+        )
     _freeze_rotary(model)
     _store_buffers(model)
     for path, _ in model.named_parameters():
-        if any(re.search(pattern.replace("*", ".*"), path) for pattern in model._keep_in_fp32_modules_strict):
+        if any(
+            re.search(pattern.replace("*", ".*"), path)
+            for pattern in model._keep_in_fp32_modules_strict
+        ):
             parent, _, name = path.rpartition(".")
             _keep_exact(model.get_submodule(parent), name)
     tied = host(model, plain)
@@ -69,24 +81,43 @@ def _config(fields: Mapping[str, Any]) -> Any:
     kind, name = str(fields.get("model_type")), _name(fields)
     if kind not in CONFIG_MAPPING:
         raise UnsupportedError(
-            f"no installed plugin provides the architecture {name!r}, nor does transformers {transformers.__version__} "
-            f"(model_type {kind!r})", "Upgrade transformers, or install a plugin for it.",
-        )  # fmt: skip
+            f"no installed plugin provides the architecture {name!r}, nor does transformers "
+            f"{transformers.__version__} "
+            f"(model_type {kind!r})",
+            "Upgrade transformers, or install a plugin for it.",
+        )
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
     if found is None:
-        raise UnsupportedError(f"{name}: transformers has no causal language model of the type {kind!r}", REMEDY)
+        raise UnsupportedError(
+            f"{name}: transformers has no causal language model of the type {kind!r}", REMEDY
+        )
     if found.__name__ != name:
-        raise UnsupportedError(f"{name} is not the causal language model of {kind!r}: that is {found.__name__}", REMEDY)
+        raise UnsupportedError(
+            f"{name} is not the causal language model of {kind!r}: that is {found.__name__}", REMEDY
+        )
     if found._is_stateful:
-        raise UnsupportedError(f"{name} {CANNOT}: it keeps a state per sequence that is no key/value cache", REMEDY)
-    for key in ("num_hidden_layers", CONFIG_MAPPING[kind].attribute_map.get("num_hidden_layers", "num_hidden_layers")):
+        raise UnsupportedError(
+            f"{name} {CANNOT}: it keeps a state per sequence that is no key/value cache", REMEDY
+        )
+    for key in (
+        "num_hidden_layers",
+        CONFIG_MAPPING[kind].attribute_map.get("num_hidden_layers", "num_hidden_layers"),
+    ):
         if isinstance(layers := fields.get(key), int) and layers > MOST_LAYERS:
-            raise CheckpointError(f"its config.json says {key} {layers}", f"At most {MOST_LAYERS} are built.")
-    given = {k: v for k, v in fields.items() if k not in ("quantization_config", "torch_dtype", "dtype", "auto_map")}
+            raise CheckpointError(
+                f"its config.json says {key} {layers}", f"At most {MOST_LAYERS} are built."
+            )
+    given = {
+        k: v
+        for k, v in fields.items()
+        if k not in ("quantization_config", "torch_dtype", "dtype", "auto_map")
+    }
     try:
         config = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(given)))
     except Exception as error:  # its validation raises exceptions of many kinds
-        raise CheckpointError(f"transformers does not read this config.json: {error}", "Check the file.") from error
+        raise CheckpointError(
+            f"transformers does not read this config.json: {error}", "Check the file."
+        ) from error
     if reason := _refusal(config):
         raise UnsupportedError(f"{name} {CANNOT}: {reason}", REMEDY)
     config.use_cache = False
@@ -103,7 +134,10 @@ def _refusal(config: Any) -> str | None:
         return "it is half of an encoder-decoder"
     if config.get_text_config() is not config:
         return "it reads more than text"
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(config, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
     if kinds:
         return f"its layers are of the kinds {', '.join(sorted(map(str, kinds)))}"
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
@@ -112,14 +146,19 @@ def _refusal(config: Any) -> str | None:
 
 
 def _broken(fields: Mapping[str, Any], error: Exception) -> InfernoError:
-    if isinstance(error, KeyError) and error.args == (NAME,):  # looked up in a table of attention classes of its own
+    if isinstance(error, KeyError) and error.args == (
+        NAME,
+    ):  # looked up in a table of attention classes of its own
         return UnsupportedError(f"{_name(fields)} {CANNOT}: {OWN_ATTENTION}", REMEDY)
-    return CheckpointError(f"transformers cannot build {_name(fields)}: {error}", "Check the model's config.json.")
+    return CheckpointError(
+        f"transformers cannot build {_name(fields)}: {error}", "Check the model's config.json."
+    )
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Parameters made within take no memory, whereas tables that a module computes for itself are computed."""
+    """Parameters made within take no memory, whereas tables that a module computes for itself are
+    computed."""
     original, count = nn.Module.register_parameter, itertools.count(1)
 
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -137,7 +176,8 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Within, what is made larger than any table is on meta from the start: a parameter is, before it is one."""
+    """Within, what is made larger than any table is on meta from the start: a parameter is, before
+    it is one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -148,21 +188,37 @@ class _LargeOnMeta(TorchFunctionMode):
         return func(*args, **given)
 
 
-_FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.arange, torch.eye}
+_FACTORIES = {
+    torch.empty,
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.rand,
+    torch.randn,
+    torch.arange,
+    torch.eye,
+}
 
 
 def _freeze_rotary(model: Any) -> None:
-    """Frequencies that follow the longest context of a step are fixed for the longest the model serves, as `inferno.nn.Rope`'s
-    are: a token's key must not change once it is cached."""
+    """Frequencies that follow the longest context of a step are fixed for the longest the model
+    serves, as `inferno.nn.Rope`'s are: a token's key must not change once it is cached."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if kind == "longrope":
             longest = model.config.max_position_embeddings
-            module.inv_freq, _ = ROPE_INIT_FUNCTIONS[kind](module.config, torch.device("cpu"), seq_len=longest)
-        if kind in ("longrope", "dynamic"):  # "dynamic" is plain up to max_position_embeddings, and no context is longer
+            module.inv_freq, _ = ROPE_INIT_FUNCTIONS[kind](
+                module.config, torch.device("cpu"), seq_len=longest
+            )
+        if kind in (
+            "longrope",
+            "dynamic",
+        ):  # "dynamic" is plain up to max_position_embeddings, and no context is longer
             module.rope_type = "default"
         elif isinstance(kind, dict) and {"longrope", "dynamic"} & set(kind.values()):
-            raise UnsupportedError("its rotary frequencies follow the context's length in some layers only", REMEDY)
+            raise UnsupportedError(
+                "its rotary frequencies follow the context's length in some layers only", REMEDY
+            )
 
 
 def _store_buffers(model: Any) -> None:
@@ -171,9 +227,13 @@ def _store_buffers(model: Any) -> None:
         for name, buffer in list(module.named_buffers(recurse=False)):
             if name not in module._non_persistent_buffers_set:
                 if not buffer.is_floating_point():
-                    raise UnsupportedError(f"{type(module).__name__}.{name} is stored as {buffer.dtype}", REMEDY)
+                    raise UnsupportedError(
+                        f"{type(module).__name__}.{name} is stored as {buffer.dtype}", REMEDY
+                    )
                 del module._buffers[name]
-                module.register_parameter(name, nn.Parameter(buffer.to("meta"), requires_grad=False))
+                module.register_parameter(
+                    name, nn.Parameter(buffer.to("meta"), requires_grad=False)
+                )
                 _keep_exact(module, name)
 
 

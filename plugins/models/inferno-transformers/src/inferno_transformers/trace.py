@@ -1,7 +1,9 @@
-"""Runs code on meta tensors, which have shapes and no numbers, and notices when tokens of a step see each other.
+"""Runs code on meta tensors, which have shapes and no numbers, and notices when tokens of a step
+see each other.
 
-A packed step holds tokens of several sequences, and of each only the new ones: whatever mixes tokens other than attention would
-compute something else than the model. T, the step's tokens, is a prime that no size of the model is near: so the shapes tell.
+A packed step holds tokens of several sequences, and of each only the new ones: whatever mixes
+tokens other than attention would compute something else than the model. T, the step's tokens, is a
+prime that no size of the model is near: so the shapes tell.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ NEAR = 8
 
 
 def number_of_tokens(longest: int, sizes: Collection[int]) -> int:
-    """The largest prime up to `longest` and about a thousand that none of the sizes is near, or a multiple of."""
+    """The largest prime up to `longest` and about a thousand that none of the sizes is near, or a
+    multiple of."""
     for n in range(min(longest, 1009), 2 * NEAR, -1):
-        if all(n % d for d in range(2, math.isqrt(n) + 1)) and not any(s % n == 0 or abs(s - n) <= NEAR for s in sizes if s):
+        if all(n % d for d in range(2, math.isqrt(n) + 1)) and not any(
+            s % n == 0 or abs(s - n) <= NEAR for s in sizes if s
+        ):
             return n
     return 2 * NEAR + 1
 
 
 class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`mixed` names the first operator that let tokens see each other. Not in inference mode, which hides what composite
-    operators are made of."""
+    """`mixed` names the first operator that let tokens see each other. Not in inference mode, which
+    hides what composite operators are made of."""
 
     def __init__(self, tokens: int, positions: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,8 +70,12 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if any(self._counts_tokens(args[0].shape[dim]) for dim in dims):
                 return True
         if op is aten.constant_pad_nd:
-            pads = zip(args[0].shape[::-1], args[1][::2], args[1][1::2], strict=False)  # from the last dimension to the first
-            return any((before or after) and self._counts_tokens(size) for size, before, after in pads)
+            pads = zip(
+                args[0].shape[::-1], args[1][::2], args[1][1::2], strict=False
+            )  # from the last dimension to the first
+            return any(
+                (before or after) and self._counts_tokens(size) for size, before, after in pads
+            )
         if op in _ALWAYS and any(self._counts_tokens(size) for t in given for size in t.shape):
             return True
         known = {size for t in given for size in t.shape}
@@ -92,11 +101,24 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 _CONTRACTIONS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.addmv, aten.mv, aten.dot}
-_ALONG = {aten.cumsum, aten.cumprod, aten.logcumsumexp, aten._softmax, aten._log_softmax, aten.flip, aten.roll}
+_ALONG = {
+    aten.cumsum,
+    aten.cumprod,
+    aten.logcumsumexp,
+    aten._softmax,
+    aten._log_softmax,
+    aten.flip,
+    aten.roll,
+}
 _ALWAYS = {
-    aten.convolution, aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_efficient_attention,
-    aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_attention_math, aten._fft_r2c, aten._fft_c2c,
-}  # fmt: skip
+    aten.convolution,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_attention_math,
+    aten._fft_r2c,
+    aten._fft_c2c,
+}
 
 
 class Decisions(TorchFunctionMode):
@@ -112,12 +134,21 @@ class Decisions(TorchFunctionMode):
 
 
 _READS: dict[Any, Any] = {
-    Tensor.item: int, Tensor.__bool__: bool, Tensor.__int__: int, Tensor.__float__: float, Tensor.__index__: int,
-}  # fmt: skip
+    Tensor.item: int,
+    Tensor.__bool__: bool,
+    Tensor.__int__: int,
+    Tensor.__float__: float,
+    Tensor.__index__: int,
+}
 
 
 def _is_number(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.is_meta and index.ndim == 0 and index.dtype != torch.bool
+    return (
+        isinstance(index, Tensor)
+        and index.is_meta
+        and index.ndim == 0
+        and index.dtype != torch.bool
+    )
 
 
 _DECISIONS = {

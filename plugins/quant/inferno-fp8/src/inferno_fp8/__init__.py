@@ -1,4 +1,5 @@
-"""FP8 weights in scaled blocks, as DeepSeek-V3 and Qwen3's FP8 checkpoints store them. Imports no torch until one is loaded."""
+"""FP8 weights in scaled blocks, as DeepSeek-V3 and Qwen3's FP8 checkpoints store them. Imports no
+torch until one is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bo
     if set(parts) != {"weight", "weight_scale_inv"}:
         return False
     weight, scale = parts["weight"], parts["weight_scale_inv"]
-    return weight.dtype == "float8_e4m3fn" and scale.dtype == "float32" and len(weight.shape) == len(scale.shape) == 2
+    return (
+        weight.dtype == "float8_e4m3fn"
+        and scale.dtype == "float32"
+        and len(weight.shape) == len(scale.shape) == 2
+    )
 
 
 def nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
@@ -26,4 +31,12 @@ def nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
 
 @hookimpl
 def inferno_quant_schemes() -> list[QuantScheme]:
-    return [QuantScheme(name="fp8-blocks", owns=owns, load="inferno_fp8.weight:load", nbytes=nbytes, layout=LAYOUT)]
+    return [
+        QuantScheme(
+            name="fp8-blocks",
+            owns=owns,
+            load="inferno_fp8.weight:load",
+            nbytes=nbytes,
+            layout=LAYOUT,
+        )
+    ]

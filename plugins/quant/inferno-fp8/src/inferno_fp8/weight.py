@@ -1,8 +1,9 @@
 """Weights that stay float8, unpacked a few rows at a time where they are used.
 
-A value is its float8 (e4m3) times its block's scale; blocks at the edges may be cut off. Reference: transformers'
-integrations/finegrained_fp8.py; activations stay in the compute type here, where it rounds them to float8 too.
-Suffixes: O rows, I columns, P rows of blocks, Q columns of blocks, T tokens.
+A value is its float8 (e4m3) times its block's scale; blocks at the edges may be cut off. Reference:
+transformers' integrations/finegrained_fp8.py; activations stay in the compute type here, where it
+rounds them to float8 too. Suffixes: O rows, I columns, P rows of blocks, Q columns of blocks, T
+tokens.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ class Fp8Blocks(Weight):
 
     layout = LAYOUT
 
-    def __init__(self, data_OI: Tensor, scale_PQ: Tensor, block: tuple[int, int], dtype: torch.dtype) -> None:
-        """`dtype` is the compute type: that of `rows`. Raises CheckpointError unless the scales are as many as the blocks."""
+    def __init__(
+        self, data_OI: Tensor, scale_PQ: Tensor, block: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        """`dtype` is the compute type: that of `rows`. Raises CheckpointError unless the scales are
+        as many as the blocks."""
         super().__init__()
         wanted = tuple(-(-size // each) for size, each in zip(data_OI.shape, block, strict=True))
         if tuple(scale_PQ.shape) != wanted:
             raise CheckpointError(
-                f"a float8 matrix of {tuple(data_OI.shape)} in blocks of {block} has scales of {tuple(scale_PQ.shape)}",
-                f"It must have {wanted}: check weight_block_size in the config's quantization_config.",
+                f"a float8 matrix of {tuple(data_OI.shape)} in blocks of {block} has scales "
+                f"of {tuple(scale_PQ.shape)}",
+                f"It must have {wanted}: check weight_block_size in the config's "
+                f"quantization_config.",
             )
         self.shape = (data_OI.shape[0], data_OI.shape[1])
         self.block, self.dtype = block, dtype
@@ -50,18 +56,26 @@ class Fp8Blocks(Weight):
         for start in range(0, out_features, step):
             ids_T = torch.arange(start, min(start + step, out_features), device=self.data.device)
             chunk = slice(start, start + step)
-            y_TO[..., chunk] = F.linear(x_TI, self.rows(ids_T).to(x_TI.dtype), None if bias_O is None else bias_O[chunk])
+            y_TO[..., chunk] = F.linear(
+                x_TI, self.rows(ids_T).to(x_TI.dtype), None if bias_O is None else bias_O[chunk]
+            )
         return y_TO
 
     def rows(self, ids_T: Tensor) -> Tensor:
         # As bytes: torch does not take rows of float8 everywhere.
         data_TI = self.data.view(torch.uint8)[ids_T].view(self.data.dtype).float()
-        scale_TI = self.scale[ids_T // self.block[0]].repeat_interleave(self.block[1], dim=1)[:, : self.shape[1]]
+        scale_TI = self.scale[ids_T // self.block[0]].repeat_interleave(self.block[1], dim=1)[
+            :, : self.shape[1]
+        ]
         return (data_TI * scale_TI).to(self.dtype)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         """None where a matrix but the last ends within a block."""
-        alike = [w for w in others if isinstance(w, Fp8Blocks) and (w.block, w.dtype) == (self.block, self.dtype)]
+        alike = [
+            w
+            for w in others
+            if isinstance(w, Fp8Blocks) and (w.block, w.dtype) == (self.block, self.dtype)
+        ]
         every = [self, *alike]
         if len(alike) != len(others) or any(w.shape[0] % self.block[0] for w in every[:-1]):
             return None
@@ -71,6 +85,14 @@ class Fp8Blocks(Weight):
 
 def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Fp8Blocks:
     given = quant_config.get("weight_block_size") or (128, 128)
-    if not isinstance(given, Sequence) or len(given) != 2 or not all(type(size) is int and size > 0 for size in given):
-        raise CheckpointError(f"config.json: weight_block_size is {given!r}", "It must be two sizes: [128, 128].")
-    return Fp8Blocks(parts["weight"], parts["weight_scale_inv"], (given[0], given[1]), getattr(torch, dtype))
+    if (
+        not isinstance(given, Sequence)
+        or len(given) != 2
+        or not all(type(size) is int and size > 0 for size in given)
+    ):
+        raise CheckpointError(
+            f"config.json: weight_block_size is {given!r}", "It must be two sizes: [128, 128]."
+        )
+    return Fp8Blocks(
+        parts["weight"], parts["weight_scale_inv"], (given[0], given[1]), getattr(torch, dtype)
+    )

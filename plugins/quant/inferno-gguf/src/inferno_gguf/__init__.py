@@ -1,4 +1,5 @@
-"""GGUF files for inferno, and ggml's block-quantized weights. Imports no torch, no gguf-py until a file is read."""
+"""GGUF files for inferno, and ggml's block-quantized weights. Imports no torch, no gguf-py until a
+file is read."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
 
 @hookimpl
 def inferno_quant_schemes() -> list[QuantScheme]:
-    """One per block type, named as ggml names it: `inferno explain` then says what a file's matrices are stored as."""
+    """One per block type, named as ggml names it: `inferno explain` then says what a file's
+    matrices are stored as."""
     return [
         QuantScheme(
             name=name,
@@ -41,7 +43,12 @@ def inferno_quant_schemes() -> list[QuantScheme]:
         )
         for name in PACKED
     ] + [
-        QuantScheme(name=name, owns=partial(owns, name), load="inferno_gguf.unpacked:load", nbytes=dense_nbytes)
+        QuantScheme(
+            name=name,
+            owns=partial(owns, name),
+            load="inferno_gguf.unpacked:load",
+            nbytes=dense_nbytes,
+        )
         for name in UNPACKED
     ]
 

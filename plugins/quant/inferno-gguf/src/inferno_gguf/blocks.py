@@ -1,7 +1,9 @@
-"""Weights that stay in ggml's blocks: packed in memory, unpacked a few rows at a time where they are used.
+"""Weights that stay in ggml's blocks: packed in memory, unpacked a few rows at a time where they
+are used.
 
-This is the reference, in torch's own operators: right everywhere, bit by bit what gguf-py's `dequantize` gives in float32, and
-bound by the unpacking. Kernels that compute on the blocks read `Blocks.layout` and `Blocks.data`.
+This is the reference, in torch's own operators: right everywhere, bit by bit what gguf-py's
+`dequantize` gives in float32, and bound by the unpacking. Kernels that compute on the blocks read
+`Blocks.layout` and `Blocks.data`.
 
 Layouts: ggml's block structures (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
 Suffixes: O rows, I columns, B bytes of a packed row, N blocks, T tokens.
@@ -21,18 +23,20 @@ from inferno.nn import Weight
 from inferno_gguf.ggml import BY_NAME
 
 CHUNK = 1 << 20
-"""Values unpacked at once: 4 MiB of float32, which stay in the cache until they are multiplied by."""
+"""Values unpacked at once: 4 MiB of float32, which stay in the cache until they are multiplied
+by."""
 
 
 class Blocks(Weight):
     """A matrix of O rows and I columns in one of ggml's block layouts.
 
-    `layout` is the type's name ("q4_k"), `data` its bytes as the file has them: uint8 (O, B), each row I / values blocks of
-    `ggml.BY_NAME[layout].nbytes` bytes, one after the other.
+    `layout` is the type's name ("q4_k"), `data` its bytes as the file has them: uint8 (O, B), each
+    row I / values blocks of `ggml.BY_NAME[layout].nbytes` bytes, one after the other.
     """
 
     def __init__(self, layout: str, data_OB: Tensor, dtype: torch.dtype) -> None:
-        """`dtype` is the compute type: that of `rows`. Raises CheckpointError unless the rows are whole blocks."""
+        """`dtype` is the compute type: that of `rows`. Raises CheckpointError unless the rows are
+        whole blocks."""
         super().__init__()
         self.layout, self.dtype = layout, dtype
         self.shape = shape_of(layout, data_OB)
@@ -53,7 +57,10 @@ class Blocks(Weight):
         return unpack(self.layout, self.data[ids_T]).to(self.dtype)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
-        if not all(isinstance(w, Blocks) and (w.layout, w.dtype) == (self.layout, self.dtype) for w in others):
+        if not all(
+            isinstance(w, Blocks) and (w.layout, w.dtype) == (self.layout, self.dtype)
+            for w in others
+        ):
             return None
         stacked = torch.cat([self.data, *(w.data for w in others if isinstance(w, Blocks))])
         return Blocks(self.layout, stacked, self.dtype)
@@ -63,9 +70,15 @@ class Blocks(Weight):
 
 
 def shape_of(layout: str, data_OB: Tensor) -> tuple[int, int]:
-    """Rows and columns of a packed matrix. Raises CheckpointError unless its rows are whole blocks."""
+    """Rows and columns of a packed matrix. Raises CheckpointError unless its rows are whole
+    blocks."""
     kind = BY_NAME[layout]
-    if data_OB.dtype != torch.uint8 or data_OB.ndim != 2 or not data_OB.shape[1] or data_OB.shape[1] % kind.nbytes:
+    if (
+        data_OB.dtype != torch.uint8
+        or data_OB.ndim != 2
+        or not data_OB.shape[1]
+        or data_OB.shape[1] % kind.nbytes
+    ):
         raise CheckpointError(
             f"a matrix in {layout} is {data_OB.dtype} {tuple(data_OB.shape)}",
             f"It must be rows of whole blocks of {kind.nbytes} bytes.",
@@ -79,8 +92,8 @@ def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype:
 
 
 def pack(layout: str, weight_OI: Tensor) -> Blocks:
-    """The matrix quantized by gguf-py, whose result is ggml's own for these types. Raises UnsupportedError where rows are not
-    whole blocks."""
+    """The matrix quantized by gguf-py, whose result is ggml's own for these types. Raises
+    UnsupportedError where rows are not whole blocks."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -88,13 +101,21 @@ def pack(layout: str, weight_OI: Tensor) -> Blocks:
     out_features, in_features = weight_OI.shape
     if in_features % kind.values:
         raise UnsupportedError(
-            f"a matrix of {in_features} columns cannot be {layout}: its blocks have {kind.values}", "Choose another scheme."
+            f"a matrix of {in_features} columns cannot be {layout}: its blocks have {kind.values}",
+            "Choose another scheme.",
         )
-    data_OB = torch.empty(out_features, in_features // kind.values * kind.nbytes, dtype=torch.uint8, device=weight_OI.device)
+    data_OB = torch.empty(
+        out_features,
+        in_features // kind.values * kind.nbytes,
+        dtype=torch.uint8,
+        device=weight_OI.device,
+    )
     step = max(1, CHUNK // max(1, in_features))
     for start in range(0, out_features, step):
         values = weight_OI[start : start + step].float().cpu().numpy()
-        data_OB[start : start + step] = torch.from_numpy(quantize(values, GGMLQuantizationType(kind.number)))
+        data_OB[start : start + step] = torch.from_numpy(
+            quantize(values, GGMLQuantizationType(kind.number))
+        )
     return Blocks(layout, data_OB, weight_OI.dtype)
 
 
@@ -107,8 +128,8 @@ def unpack(layout: str, data_OB: Tensor) -> Tensor:
     return UNPACK[layout](data_OB.reshape(-1, kind.nbytes)).view(-1, columns)
 
 
-# Each of these takes blocks (N, bytes) to values (N, values per block). The order of the operations is gguf-py's: float32
-# rounds the same.
+# Each of these takes blocks (N, bytes) to values (N, values per block). The order of the operations
+# is gguf-py's: float32 rounds the same.
 
 
 def _half(blocks: Tensor, offset: int) -> Tensor:
@@ -117,7 +138,8 @@ def _half(blocks: Tensor, offset: int) -> Tensor:
 
 
 def _fields(packed: Tensor, bits: int) -> Tensor:
-    """Each byte's fields of `bits` bits, lowest first, as a new second last dimension: (..., W) to (..., 8 / bits, W)."""
+    """Each byte's fields of `bits` bits, lowest first, as a new second last dimension: (..., W) to
+    (..., 8 / bits, W)."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     return (packed.unsqueeze(-2) >> shifts[:, None]) & ((1 << bits) - 1)
 
@@ -167,7 +189,9 @@ def _q3_k(blocks: Tensor) -> Tensor:
     scales_N16 = _fields(packed[:, :8], 4).flatten(1) | _fields(packed[:, 8:], 2).flatten(1) << 4
     scale = (_half(blocks, 108) * (scales_N16.float() - 32))[..., None]
     low = _fields(quants.reshape(-1, 2, 32), 2).reshape(-1, 16, 16).float()
-    absent = 1 - _fields(high, 1).reshape(-1, 16, 16).float()  # a bit that is set means that nothing is subtracted
+    absent = (
+        1 - _fields(high, 1).reshape(-1, 16, 16).float()
+    )  # a bit that is set means that nothing is subtracted
     return (scale * (low - 4 * absent)).flatten(1)
 
 
@@ -210,11 +234,22 @@ _E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -
 def _mxfp4(blocks: Tensor) -> Tensor:
     exponent = blocks[:, :1].int()
     half = torch.where(exponent < 2, 0x0020_0000 << exponent.clamp(max=1), exponent - 1 << 23)
-    return half.view(torch.float32) * torch.tensor(_E2M1, device=blocks.device)[_nibbles(blocks[:, 1:]).int()]
+    return (
+        half.view(torch.float32)
+        * torch.tensor(_E2M1, device=blocks.device)[_nibbles(blocks[:, 1:]).int()]
+    )
 
 
 UNPACK: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "q4_0": _q4_0, "q4_1": _q4_1, "q5_0": _q5_0, "q5_1": _q5_1, "q8_0": _q8_0,
-    "q2_k": _q2_k, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k,
+    "q4_0": _q4_0,
+    "q4_1": _q4_1,
+    "q5_0": _q5_0,
+    "q5_1": _q5_1,
+    "q8_0": _q8_0,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
     "mxfp4": _mxfp4,
-}  # fmt: skip
+}

@@ -1,9 +1,10 @@
-"""SentencePiece's compiled normalization rules, checked: the library that applies them trusts them, and ends the process's work
-with a panic where they point outside themselves.
+"""SentencePiece's compiled normalization rules, checked: the library that applies them trusts them,
+and ends the process's work with a panic where they point outside themselves.
 
-A blob: the size of a trie in bytes, the trie, the replacements, each ended by a zero byte. The trie is a double array of 32-bit
-units (https://github.com/s-yata/darts-clone): a unit's children lie at its position ^ its offset ^ the child's byte, and the
-place of its replacement at its position ^ its offset, if it has one.
+A blob: the size of a trie in bytes, the trie, the replacements, each ended by a zero byte. The trie
+is a double array of 32-bit units (https://github.com/s-yata/darts-clone): a unit's children lie at
+its position ^ its offset ^ the child's byte, and the place of its replacement at its position ^ its
+offset, if it has one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ _LEAF, _IS_VALUE = 1 << 8, 1 << 31
 
 
 def problem(blob: bytes) -> str | None:
-    """What is wrong with the rules, or None. All bytes are little-endian, whatever the file's order."""
+    """What is wrong with the rules, or None. All bytes are little-endian, whatever the file's
+    order."""
     if len(blob) < 4:
         return "it is cut off"
     [size] = struct.unpack_from("<I", blob)

@@ -1,8 +1,9 @@
 """A GGUF model, seen as the Hugging Face checkpoint it was made from.
 
-Which architecture that is, and what its modules are called, an installed architecture plugin says (`contracts.GgufNames`);
-nothing here knows a model. A matrix that is stored in blocks is one tensor of bytes, and its *part* names the layout:
-`blk.0.ffn_down.weight` of type Q4_K is `model.layers.0.mlp.down_proj.q4_k`, uint8, (rows, bytes per row).
+Which architecture that is, and what its modules are called, an installed architecture plugin says
+(`contracts.GgufNames`); nothing here knows a model. A matrix that is stored in blocks is one tensor
+of bytes, and its *part* names the layout: `blk.0.ffn_down.weight` of type Q4_K is
+`model.layers.0.mlp.down_proj.q4_k`, uint8, (rows, bytes per row).
 """
 
 from __future__ import annotations
@@ -65,10 +66,17 @@ class GgufCheckpoint:
                 added = names.added.get(_pattern(stored.name.rpartition(".")[0]), 0.0)
                 translated = _translate(names, stored)
                 if _MEMBER not in translated:
-                    _put(tensors, translated, _Tensor(file, stored, _single(names, stored), heads, added, None))
+                    _put(
+                        tensors,
+                        translated,
+                        _Tensor(file, stored, _single(names, stored), heads, added, None),
+                    )
                     continue
                 if len(stored.shape) < 2 or stored.shape[0] > _MOST_MEMBERS:
-                    raise CheckpointError(f"{file.path.name}: {stored.name} of shape {stored.shape} is no stack", DAMAGED)
+                    raise CheckpointError(
+                        f"{file.path.name}: {stored.name} of shape {stored.shape} is no stack",
+                        DAMAGED,
+                    )
                 info = _member(_info(stored))
                 for member in range(stored.shape[0]):
                     tensor = _Tensor(file, stored, info, heads, added, member)
@@ -85,14 +93,19 @@ class GgufCheckpoint:
         return read_text(self.files[0])
 
     def read(self, name: str) -> Tensor:
-        """A view of the mapped file, where neither byte order nor row order must change. Each tensor has a map of its own:
-        when it goes, its pages do."""
+        """A view of the mapped file, where neither byte order nor row order must change. Each
+        tensor has a map of its own: when it goes, its pages do."""
         import torch
 
         tensor = self._tensors[name]
         stored, info = tensor.stored, tensor.info
         pages, begin = tensor.file.pages_of(stored)
-        raw = torch.frombuffer(pages, dtype=torch.uint8, count=info.nbytes, offset=begin + (tensor.member or 0) * info.nbytes)
+        raw = torch.frombuffer(
+            pages,
+            dtype=torch.uint8,
+            count=info.nbytes,
+            offset=begin + (tensor.member or 0) * info.nbytes,
+        )
         if tensor.file.order != _HOST_ORDER:
             raw = _swapped(raw, tensor.file, stored)
         found = raw.view(getattr(torch, info.dtype)).view(info.shape)
@@ -104,27 +117,40 @@ class GgufCheckpoint:
         self.files, self._tensors = [], {}
 
 
-def _architecture(file: GgufFile, architectures: Sequence[Architecture]) -> tuple[Architecture, GgufNames]:
+def _architecture(
+    file: GgufFile, architectures: Sequence[Architecture]
+) -> tuple[Architecture, GgufNames]:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError(f"{file.path.name} does not name its architecture", DAMAGED)
     known = [(a, a.gguf) for a in architectures if a.gguf is not None]
     found = [(a, names) for a, names in known if names.architecture == name]
-    found = [(a, names) for a, names in found if names.priority == max(names.priority for _, names in found)]
+    found = [
+        (a, names)
+        for a, names in found
+        if names.priority == max(names.priority for _, names in found)
+    ]
     if len(found) == 1:
         return found[0]
     if found:
         claims = " and ".join(a.name for a, _ in found)
-        raise CheckpointError(f"{claims} both read GGUF files of {name!r}", "Disable one of their plugins: --disable NAME")
+        raise CheckpointError(
+            f"{claims} both read GGUF files of {name!r}",
+            "Disable one of their plugins: --disable NAME",
+        )
     hint = install_hint(name) or "No plugin is known to have it."
-    installed = ", ".join(sorted(f"{names.architecture} ({a.name})" for a, names in known)) or "none"
+    installed = (
+        ", ".join(sorted(f"{names.architecture} ({a.name})" for a, names in known)) or "none"
+    )
     raise CheckpointError(
-        f"{file.path.name}: no installed architecture reads GGUF files of {name!r}", f"{hint} Installed: {installed}.".strip()
+        f"{file.path.name}: no installed architecture reads GGUF files of {name!r}",
+        f"{hint} Installed: {installed}.".strip(),
     )
 
 
 def _translate(names: GgufNames, stored: Stored) -> str:
-    """The tensor's name in the checkpoint. Names that the architecture does not know stay: the model refuses them."""
+    """The tensor's name in the checkpoint. Names that the architecture does not know stay: the
+    model refuses them."""
     whole = names.modules.get(_pattern(stored.name))
     path, _, part = stored.name.rpartition(".")
     module = names.modules.get(_pattern(path))
@@ -141,7 +167,9 @@ def _translate(names: GgufNames, stored: Stored) -> str:
 
 def _put(tensors: dict[str, _Tensor], name: str, tensor: _Tensor) -> None:
     if name in tensors:
-        raise CheckpointError(f"{tensor.file.path.name}: {tensor.stored.name} is stored twice", DAMAGED)
+        raise CheckpointError(
+            f"{tensor.file.path.name}: {tensor.stored.name} is stored twice", DAMAGED
+        )
     tensors[name] = tensor
 
 
@@ -160,13 +188,17 @@ def _rotary_heads(file: GgufFile, names: GgufNames, stored: Stored) -> int:
     if key is None:
         return 0
     all_heads = file.metadata.get(f"{names.architecture}.attention.head_count")
-    heads = file.metadata.get(f"{names.architecture}.{key}", all_heads)  # files without grouped heads leave theirs out
+    heads = file.metadata.get(
+        f"{names.architecture}.{key}", all_heads
+    )  # files without grouped heads leave theirs out
     numbers = _NUMBER.findall(stored.name)
     if isinstance(heads, list):  # one for each layer
         heads = heads[int(numbers[0])] if numbers and int(numbers[0]) < len(heads) else None
     rows = stored.shape[0] if stored.shape else 0
     if type(heads) is not int or heads < 1 or rows % (2 * heads):
-        raise CheckpointError(f"{file.path.name}: {stored.name} has {rows} rows for {heads} heads", DAMAGED)
+        raise CheckpointError(
+            f"{file.path.name}: {stored.name} has {rows} rows for {heads} heads", DAMAGED
+        )
     return heads
 
 
@@ -174,7 +206,9 @@ def _info(stored: Stored) -> TensorInfo:
     kind = stored.type
     if kind.dtype is not None:
         return TensorInfo(kind.dtype, stored.shape, stored.nbytes)
-    return TensorInfo("uint8", (*stored.shape[:-1], stored.shape[-1] // kind.values * kind.nbytes), stored.nbytes)
+    return TensorInfo(
+        "uint8", (*stored.shape[:-1], stored.shape[-1] // kind.values * kind.nbytes), stored.nbytes
+    )
 
 
 def _single(names: GgufNames, stored: Stored) -> TensorInfo:
@@ -186,7 +220,8 @@ def _single(names: GgufNames, stored: Stored) -> TensorInfo:
 
 
 def _halves_apart(rows: Tensor, heads: int) -> Tensor:
-    """Rows (head, pair, side) to (head, side, pair): what a rotation of halves takes. Packed rows move whole."""
+    """Rows (head, pair, side) to (head, side, pair): what a rotation of halves takes. Packed rows
+    move whole."""
     pairs = rows.view(heads, -1, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 

@@ -1,4 +1,5 @@
-"""`config.json` of a GGUF file: what its metadata and tensors say, under the names that the architecture's map gives.
+"""`config.json` of a GGUF file: what its metadata and tensors say, under the names that the
+architecture's map gives.
 
 Written as the original checkpoint would have it, so that an architecture reads one dialect only.
 """
@@ -22,18 +23,25 @@ ROPE_TENSORS = frozenset({FREQS, SHORT, LONG})
 """Tensors that are configuration: divisors of the rotary frequencies."""
 
 
-def make_config(architecture: Architecture, names: GgufNames, files: list[GgufFile]) -> dict[str, Any]:
-    """The config of the model in `files`. What the architecture declares itself wins over what is derived here."""
+def make_config(
+    architecture: Architecture, names: GgufNames, files: list[GgufFile]
+) -> dict[str, Any]:
+    """The config of the model in `files`. What the architecture declares itself wins over what is
+    derived here."""
     values = _Values(files[0], names.architecture)
     stored = {name: s for file in files for name, s in file.tensors.items()}
     layers = values.number("block_count") or 0
     if layers > len(stored):
-        raise CheckpointError(f"{files[0].path.name}: {layers} layers of {len(stored)} tensors", DAMAGED)
+        raise CheckpointError(
+            f"{files[0].path.name}: {layers} layers of {len(stored)} tensors", DAMAGED
+        )
     config: dict[str, Any] = {"architectures": [architecture.name], "torch_dtype": _dtype(stored)}
     for name, key in names.fields.items():
         if (value := values.field(key)) is not None:
             spelt = names.values.get(name)
-            config[name] = value if spelt is None or isinstance(value, list) else spelt.get(value, value)
+            config[name] = (
+                value if spelt is None or isinstance(value, list) else spelt.get(value, value)
+            )
     config |= _rope(values, files, stored)
     if (rows := _vocab_size(values, stored)) is not None:
         config["vocab_size"] = rows
@@ -52,7 +60,8 @@ class _Values:
         self.file, self._prefix = file, architecture
 
     def field(self, key: str) -> Any:
-        """The value under the architecture's prefix; a list that repeats one value per layer is that value."""
+        """The value under the architecture's prefix; a list that repeats one value per layer is
+        that value."""
         value = self.file.metadata.get(f"{self._prefix}.{key}")
         if isinstance(value, list) and value and all(v == value[0] for v in value):
             value = value[0]
@@ -60,31 +69,44 @@ class _Values:
 
     def number(self, key: str) -> float | None:
         value = self.field(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)):
-            raise CheckpointError(f"{self.file.path.name}: {self._prefix}.{key} is {value!r}, not a number", DAMAGED)
+        if value is not None and (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise CheckpointError(
+                f"{self.file.path.name}: {self._prefix}.{key} is {value!r}, not a number", DAMAGED
+            )
         return value
 
     def size(self, key: str) -> int | None:
         value = self.number(key)
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise CheckpointError(f"{self.file.path.name}: {self._prefix}.{key} is {value!r}, not a size", DAMAGED)
+            raise CheckpointError(
+                f"{self.file.path.name}: {self._prefix}.{key} is {value!r}, not a size", DAMAGED
+            )
         return value
 
 
 def _shortest(value: float) -> float:
-    """Most numbers are stored in 4 bytes: 1e-6 comes back as 9.99999997e-07. The shortest decimal with the same 4 bytes is
-    what was meant."""
+    """Most numbers are stored in 4 bytes: 1e-6 comes back as 9.99999997e-07. The shortest decimal
+    with the same 4 bytes is what was meant."""
     try:
         packed = struct.pack("<f", value)
     except OverflowError:
         return value
     if struct.unpack("<f", packed)[0] != value:
         return value
-    return next(short for digits in range(6, 10) if struct.pack("<f", short := float(f"{value:.{digits}g}")) == packed)
+    return next(
+        short
+        for digits in range(6, 10)
+        if struct.pack("<f", short := float(f"{value:.{digits}g}")) == packed
+    )
 
 
 def _dtype(stored: Mapping[str, Stored]) -> str:
-    """What to compute in: the type most values of dense matrices have; bfloat16 where matrices are packed."""
+    """What to compute in: the type most values of dense matrices have; bfloat16 where matrices are
+    packed."""
     matrices = [s for s in stored.values() if len(s.shape) > 1]
     if not matrices or any(s.type.dtype is None for s in matrices):
         return "bfloat16"
@@ -96,17 +118,25 @@ def _dtype(stored: Mapping[str, Stored]) -> str:
 
 def _vocab_size(values: _Values, stored: Mapping[str, Stored]) -> int | None:
     embedding = stored.get("token_embd.weight")
-    return embedding.shape[0] if embedding is not None and embedding.shape else values.size("vocab_size")
+    return (
+        embedding.shape[0]
+        if embedding is not None and embedding.shape
+        else values.size("vocab_size")
+    )
 
 
 def _rope(values: _Values, files: list[GgufFile], stored: Mapping[str, Stored]) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling` and `partial_rotary_factor`, as `modelconfig.RopeScaling` reads them."""
+    """`rope_theta`, `rope_scaling` and `partial_rotary_factor`, as `modelconfig.RopeScaling` reads
+    them."""
     theta = values.number("rope.freq_base")
     config: dict[str, Any] = {"rope_theta": DEFAULT_THETA if theta is None else float(theta)}
     rotated, head_dim = values.size("rope.dimension_count"), _head_dim(values)
     if rotated is not None and head_dim is not None:
         config["partial_rotary_factor"] = rotated / head_dim
-    scaling = _scaling(values, {name: _factors(name, files, rotated or head_dim) for name in ROPE_TENSORS & stored.keys()})
+    scaling = _scaling(
+        values,
+        {name: _factors(name, files, rotated or head_dim) for name in ROPE_TENSORS & stored.keys()},
+    )
     return config | ({"rope_scaling": scaling} if scaling else {})
 
 
@@ -121,37 +151,58 @@ def _head_dim(values: _Values) -> int | None:
 def _scaling(values: _Values, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     """How the rotary embedding is stretched; empty where it is not.
 
-    Divisors that a file stores (Llama 3's) are exactly what longrope multiplies by: the same for any context, no factor on
-    the attention.
+    Divisors that a file stores (Llama 3's) are exactly what longrope multiplies by: the same for
+    any context, no factor on the attention.
     """
     kind = values.field("rope.scaling.type")
     factor = values.number("rope.scaling.factor") or values.number("rope.scale_linear") or 1.0
     original = values.size("rope.scaling.original_context_length")
     attention = values.number("rope.scaling.attn_factor")
-    known: dict[str, Any] = {} if original is None else {"original_max_position_embeddings": original}
+    known: dict[str, Any] = (
+        {} if original is None else {"original_max_position_embeddings": original}
+    )
     if kind not in (None, "none", "linear", "yarn", "longrope"):
         raise CheckpointError(
-            f"{values.file.path.name}: rotary scaling {kind!r} is not known", "Known: none, linear, yarn, longrope."
+            f"{values.file.path.name}: rotary scaling {kind!r} is not known",
+            "Known: none, linear, yarn, longrope.",
         )
     if FREQS in factors:
         if kind == "yarn":
             raise CheckpointError(
-                f"{values.file.path.name}: rotary divisors together with yarn", "No model is known to have both."
+                f"{values.file.path.name}: rotary divisors together with yarn",
+                "No model is known to have both.",
             )
         divisors = [f * (1.0 if kind == "none" else factor) for f in factors[FREQS]]
-        return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0, **known}
+        return {
+            "rope_type": "longrope",
+            "short_factor": divisors,
+            "long_factor": divisors,
+            "attention_factor": 1.0,
+            **known,
+        }
     if SHORT in factors and LONG in factors:
         known |= {} if attention is None else {"attention_factor": attention}
-        return {"rope_type": "longrope", "short_factor": factors[SHORT], "long_factor": factors[LONG], **known}
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors[SHORT],
+            "long_factor": factors[LONG],
+            **known,
+        }
     if kind == "yarn":
         return {"rope_type": "yarn", "factor": factor, **_yarn(values, factor, attention), **known}
-    return {"rope_type": "linear", "factor": factor} if kind in (None, "linear") and factor != 1.0 else {}
+    return (
+        {"rope_type": "linear", "factor": factor}
+        if kind in (None, "linear") and factor != 1.0
+        else {}
+    )
 
 
 def _yarn(values: _Values, factor: float, attention: float | None) -> dict[str, float]:
     keys = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
     found = {name: value for name, key in keys.items() if (value := values.number(key)) is not None}
-    if attention is not None and attention != 1.0 and factor > 0:  # on top of yarn's own, as llama.cpp multiplies them
+    if (
+        attention is not None and attention != 1.0 and factor > 0
+    ):  # on top of yarn's own, as llama.cpp multiplies them
         found["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
     return found
 
@@ -163,10 +214,14 @@ def _factors(name: str, files: list[GgufFile], rotated: int | None) -> list[floa
     count = math.prod(stored.shape)
     if stored.type.name != "f32" or (rotated is not None and count != rotated // 2):
         raise CheckpointError(
-            f"{file.path.name}: {name} holds {count} {stored.type.name} for {rotated or '?'} rotated dimensions", DAMAGED
+            f"{file.path.name}: {name} holds {count} {stored.type.name} for {rotated or '?'} "
+            f"rotated dimensions",
+            DAMAGED,
         )
     pages, begin = file.pages_of(stored)
     found = list(struct.unpack_from(f"{file.order}{count}f", pages, begin))
     if not all(math.isfinite(f) and f > 0 for f in found):
-        raise CheckpointError(f"{file.path.name}: {name} holds a divisor that is not positive", DAMAGED)
+        raise CheckpointError(
+            f"{file.path.name}: {name} holds a divisor that is not positive", DAMAGED
+        )
     return found

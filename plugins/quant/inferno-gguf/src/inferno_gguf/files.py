@@ -29,8 +29,8 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def open_files(path: Path) -> list[GgufFile]:
-    """The model's files, the one with the metadata first. Raises CheckpointError when shards are missing or do not belong
-    together."""
+    """The model's files, the one with the metadata first. Raises CheckpointError when shards are
+    missing or do not belong together."""
     named = _only_model(path) if path.is_dir() else path
     opened = GgufFile.open(named)
     count = _count(opened, "split.count")
@@ -42,16 +42,23 @@ def open_files(path: Path) -> list[GgufFile]:
             f"{named.name} is a part of {count} and not named as such",
             f"All parts must lie in one folder, named NAME-00001-of-{count:05}.gguf and so on.",
         )
-    files = [_shard(named.with_name(f"{found['stem']}-{i + 1:05}-of-{count:05}.gguf"), i, count) for i in range(count)]
+    files = [
+        _shard(named.with_name(f"{found['stem']}-{i + 1:05}-of-{count:05}.gguf"), i, count)
+        for i in range(count)
+    ]
     stored, wanted = sum(len(f.tensors) for f in files), _count(files[0], "split.tensors.count")
     if stored != wanted:
-        raise CheckpointError(f"{files[0].path.name} and its other parts hold {stored} tensors, not {wanted}", DAMAGED)
+        raise CheckpointError(
+            f"{files[0].path.name} and its other parts hold {stored} tensors, not {wanted}", DAMAGED
+        )
     return files
 
 
 def _shard(path: Path, number: int, count: int) -> GgufFile:
     if not path.is_file():
-        raise CheckpointError(f"{path.name} is missing", f"Fetch all {count} parts of the model into one folder.")
+        raise CheckpointError(
+            f"{path.name} is missing", f"Fetch all {count} parts of the model into one folder."
+        )
     file = GgufFile.open(path)
     said = _count(file, "split.no"), _count(file, "split.count")
     if said != (number, count):
@@ -68,8 +75,14 @@ def _count(file: GgufFile, key: str) -> int:
 
 def _only_model(folder: Path) -> Path:
     """The folder's one model: a file, or the first part of a split one."""
-    names = [f for f in sorted(folder.glob("*.gguf")) if not (s := _SHARD.fullmatch(f.name)) or int(s["number"]) == 1]
+    names = [
+        f
+        for f in sorted(folder.glob("*.gguf"))
+        if not (s := _SHARD.fullmatch(f.name)) or int(s["number"]) == 1
+    ]
     if len(names) != 1:
         shown = ", ".join(f.name for f in names[:8]) or "no first part"
-        raise CheckpointError(f"{folder} holds {len(names)} GGUF models: {shown}", "Name the file you want.")
+        raise CheckpointError(
+            f"{folder} holds {len(names)} GGUF models: {shown}", "Name the file you want."
+        )
     return names[0]

@@ -1,6 +1,8 @@
-"""ggml's tensor types: their numbers in a file, and how many bytes a block of how many values takes. Imports nothing heavy.
+"""ggml's tensor types: their numbers in a file, and how many bytes a block of how many values
+takes. Imports nothing heavy.
 
-Equal to gguf-py's `GGML_QUANT_SIZES`, which a test checks; importing gguf-py takes as long as opening a file.
+Equal to gguf-py's `GGML_QUANT_SIZES`, which a test checks; importing gguf-py takes as long as
+opening a file.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from attrs import frozen
 
 @frozen
 class BlockType:
-    """A ggml tensor type. `name` is ggml's in lower case, and the part that a module's packed matrix is stored as."""
+    """A ggml tensor type. `name` is ggml's in lower case, and the part that a module's packed
+    matrix is stored as."""
 
     name: str
     number: int
@@ -23,7 +26,8 @@ class BlockType:
     dtype: str | None = None
     """torch's name of the type, where values are stored one by one; None: packed."""
     swapped: tuple[int, ...] | None = None
-    """Packed: offsets of the 2-byte numbers in a block, whose bytes are in the file's order; None: not known."""
+    """Packed: offsets of the 2-byte numbers in a block, whose bytes are in the file's order; None:
+    not known."""
 
 
 TYPES: tuple[BlockType, ...] = (
@@ -59,7 +63,8 @@ TYPES: tuple[BlockType, ...] = (
     BlockType("mxfp4", 39, 32, 17, swapped=()),
     BlockType("nvfp4", 40, 64, 36, swapped=()),
 )
-"""Those a file may hold. q8_1 and q8_k are for activations only; numbers between are of types that ggml withdrew."""
+"""Those a file may hold. q8_1 and q8_k are for activations only; numbers between are of types that
+ggml withdrew."""
 
 BY_NUMBER: Mapping[int, BlockType] = {t.number: t for t in TYPES}
 BY_NAME: Mapping[str, BlockType] = {t.name: t for t in TYPES}
@@ -68,8 +73,19 @@ PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k"
 """Types that weights keep in memory (`blocks.Blocks`)."""
 
 UNPACKED = (
-    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "nvfp4",
-)  # fmt: skip
+    "iq1_s",
+    "iq1_m",
+    "iq2_xxs",
+    "iq2_xs",
+    "iq2_s",
+    "iq3_xxs",
+    "iq3_s",
+    "iq4_nl",
+    "iq4_xs",
+    "tq1_0",
+    "tq2_0",
+    "nvfp4",
+)
 """Types that are unpacked once, at load."""
 
 PACKABLE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")

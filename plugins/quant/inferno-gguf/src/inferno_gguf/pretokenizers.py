@@ -1,8 +1,9 @@
 """How byte-level tokenizers cut a text before they merge, by the name in `tokenizer.ggml.pre`.
 
-A GGUF file stores a name instead of the patterns. Names: llama.cpp's `llama-vocab.cpp`; patterns: those of the original
-`tokenizer.json` files, which llama.cpp's adapt to its own engine. Patterns apply one after the other, each to the pieces that
-the ones before it left, and a match is a piece of its own.
+A GGUF file stores a name instead of the patterns. Names: llama.cpp's `llama-vocab.cpp`; patterns:
+those of the original `tokenizer.json` files, which llama.cpp's adapt to its own engine. Patterns
+apply one after the other, each to the pieces that the ones before it left, and a match is a piece
+of its own.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 
 
 def _words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+") -> str:
-    """The pattern of GPT-4's successors: contractions, words, digits, punctuation with its line ends, spaces."""
+    """The pattern of GPT-4's successors: contractions, words, digits, punctuation with its line
+    ends, spaces."""
     return rf"{_CONTRACTIONS}|{letters}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _cased(digits: str, contractions: str, extra: str = "", punctuation: str = r"[\r\n/]*") -> str:
     """Words end where lower case is followed by upper case."""
-    before, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}" + extra, r"\p{Ll}\p{Lm}\p{Lo}\p{M}" + extra
+    before, upper, lower = (
+        r"[^\r\n\p{L}\p{N}]?",
+        r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}" + extra,
+        r"\p{Ll}\p{Lm}\p{Lo}\p{M}" + extra,
+    )
     return (
         rf"{before}[{upper}]*[{lower}]+{contractions}|{before}[{upper}]+[{lower}]*{contractions}"
         rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+{punctuation}|{_SPACES}"
@@ -34,7 +40,8 @@ def _cased(digits: str, contractions: str, extra: str = "", punctuation: str = r
 _LLAMA3 = _words(r"\p{N}{1,3}")
 _QWEN2 = _words(r"\p{N}")
 _QWEN35 = (
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| "
+    rf"?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
 _GPT4O = _cased(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")
 _DEEPSEEK3 = (
@@ -56,17 +63,25 @@ _CASED_LETTERS = (
 )
 """Letters that have a case, as ranges. By number, because some look like others."""
 _DEEPSEEK_LLM = (
-    r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+", r"\p{N}",
-)  # fmt: skip
+    r"[\r\n]",
+    rf"\s?[{_CASED_LETTERS}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    "[一-龥ࠀ-一가-퟿]+",
+    r"\p{N}",
+)
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
 _FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")
 _DIGITS = (r"\p{N}", _GPT2)
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _KIMI = r"[\p{Han}]+|" + _cased(r"\p{N}{1,3}", f"{_CONTRACTIONS}?", r"&&[^\p{Han}]", r"[\r\n]*")
 _BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-_SEED = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+_SEED = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+)
 
 
 @frozen
@@ -103,10 +118,14 @@ _GROUPS: tuple[tuple[PreTokenizer, str], ...] = (
     (PreTokenizer(_DEEPSEEK_CODER), "deepseek-coder"),
     (PreTokenizer(_DEEPSEEK3), "deepseek-v3 hunyuan-dense joyai-llm hy_v4"),
     (PreTokenizer(_FALCON), "falcon"),
-    (PreTokenizer(_DIGITS), "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2"),
+    (
+        PreTokenizer(_DIGITS),
+        "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
+    ),
     (
         PreTokenizer((_GPT2,)),
-        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert mpt olmo jais exaone4 trillion "
+        "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum "
+        "modern-bert mpt olmo jais exaone4 trillion "
         "granite-docling jina-v1-en jina-v2-code roberta-bpe",
     ),
     (PreTokenizer((_BLOOM,)), "poro-chat bloom gpt3-finnish"),
@@ -120,4 +139,6 @@ _GROUPS: tuple[tuple[PreTokenizer, str], ...] = (
     (PreTokenizer((_KIMI,)), "kimi-k2"),
 )
 
-PRETOKENIZERS: Mapping[str, PreTokenizer] = {name: item for item, names in _GROUPS for name in names.split()}
+PRETOKENIZERS: Mapping[str, PreTokenizer] = {
+    name: item for item, names in _GROUPS for name in names.split()
+}

@@ -1,11 +1,14 @@
-"""The header of one GGUF file: metadata and where the tensors lie. Nothing is allocated by what a header claims.
+"""The header of one GGUF file: metadata and where the tensors lie. Nothing is allocated by what a
+header claims.
 
-The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): magic, version, the two counts, key-value pairs, tensor
-descriptions, padding, data. Numbers are in the file's byte order, which only the version tells. A vocabulary is hundreds of
-thousands of strings, so the values are stepped over when the file is opened and decoded when somebody asks for them.
+The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): magic, version, the two
+counts, key-value pairs, tensor descriptions, padding, data. Numbers are in the file's byte order,
+which only the version tells. A vocabulary is hundreds of thousands of strings, so the values are
+stepped over when the file is opened and decoded when somebody asks for them.
 
-Bounds: everything before the data ends within `MAX_HEADER` bytes and every length is compared with what is left of them, so
-time and memory follow the file's size; arrays nest `MAX_DEPTH` deep at most.
+Bounds: everything before the data ends within `MAX_HEADER` bytes and every length is compared with
+what is left of them, so time and memory follow the file's size; arrays nest `MAX_DEPTH` deep at
+most.
 """
 
 from __future__ import annotations
@@ -43,8 +46,18 @@ DEFAULT_ALIGNMENT = 32
 
 STRING, ARRAY = 8, 9
 SCALARS: Mapping[int, str] = {
-    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
-}  # fmt: skip
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 """Metadata value type -> its struct code."""
 
 DAMAGED = "The file is damaged or incomplete: fetch it again."
@@ -52,7 +65,8 @@ DAMAGED = "The file is damaged or incomplete: fetch it again."
 
 @frozen
 class Stored:
-    """A tensor as the header describes it. `shape` is outermost first, of values (not of blocks)."""
+    """A tensor as the header describes it. `shape` is outermost first, of values (not of
+    blocks)."""
 
     name: str
     type: BlockType
@@ -95,10 +109,14 @@ class GgufFile:
             with path.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
                 if size < 24 or stream.read(4) != MAGIC:
-                    raise CheckpointError(f"{path.name} is no GGUF file", "Name a .gguf file that is complete.")
+                    raise CheckpointError(
+                        f"{path.name} is no GGUF file", "Name a .gguf file that is complete."
+                    )
                 mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}", "Check the path and its permissions.") from error
+            raise CheckpointError(
+                f"{path} cannot be read: {error}", "Check the path and its permissions."
+            ) from error
         with _explained(path):
             return cls._parse(path, mapped, size)
 
@@ -109,7 +127,8 @@ class GgufFile:
         version = cursor.number("I")
         if version not in VERSIONS:
             raise CheckpointError(
-                f"{path.name} is of GGUF version {version}", "Versions 2 and 3 are read: convert it anew with llama.cpp."
+                f"{path.name} is of GGUF version {version}",
+                "Versions 2 and 3 are read: convert it anew with llama.cpp.",
             )
         num_tensors, num_pairs = cursor.number("Q"), cursor.number("Q")
         cursor.expect(num_pairs, 14, MAX_PAIRS, "metadata pairs")
@@ -131,15 +150,19 @@ class GgufFile:
         return cls(path, order, metadata, _placed(cursor, described, start, size, alignment))
 
     def pages_of(self, stored: Stored) -> tuple[mmap.mmap, int]:
-        """A private map of the tensor's bytes, and where in it they begin. They are in the file's order; whoever changes them
-        changes no file."""
+        """A private map of the tensor's bytes, and where in it they begin. They are in the file's
+        order; whoever changes them changes no file."""
         before = stored.offset % mmap.ALLOCATIONGRANULARITY
         try:
             with self.path.open("rb") as stream:
                 length, start = before + stored.nbytes, stored.offset - before
-                return mmap.mmap(stream.fileno(), length, access=mmap.ACCESS_COPY, offset=start), before
+                return mmap.mmap(
+                    stream.fileno(), length, access=mmap.ACCESS_COPY, offset=start
+                ), before
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{self.path.name}: {stored.name} cannot be mapped: {error}", DAMAGED) from error
+            raise CheckpointError(
+                f"{self.path.name}: {stored.name} cannot be mapped: {error}", DAMAGED
+            ) from error
 
 
 def _description(cursor: _Cursor) -> Stored:
@@ -153,17 +176,24 @@ def _description(cursor: _Cursor) -> Stored:
     kind = BY_NUMBER.get(number)
     if kind is None:
         raise CheckpointError(
-            f"{cursor.file}: {name} is of the unknown type {number}", "Upgrade inferno-gguf, or quantize the model anew."
+            f"{cursor.file}: {name} is of the unknown type {number}",
+            "Upgrade inferno-gguf, or quantize the model anew.",
         )
     if not all(shape):
         cursor.fail(f"{name} has the shape {shape}: no dimension can be 0")
     if (shape[-1] if shape else 1) % kind.values:
-        cursor.fail(f"{name} has rows of {shape[-1] if shape else 1} values, {kind.name} has blocks of {kind.values}")
+        cursor.fail(
+            f"{name} has rows of {shape[-1] if shape else 1} values, {kind.name} has blocks "
+            f"of {kind.values}"
+        )
     return Stored(name, kind, shape, offset, math.prod(shape) // kind.values * kind.nbytes)
 
 
-def _placed(cursor: _Cursor, described: list[Stored], start: int, size: int, alignment: int) -> dict[str, Stored]:
-    """The tensors by name, offsets from the start of the file. They must lie in it, aligned and apart."""
+def _placed(
+    cursor: _Cursor, described: list[Stored], start: int, size: int, alignment: int
+) -> dict[str, Stored]:
+    """The tensors by name, offsets from the start of the file. They must lie in it, aligned and
+    apart."""
     tensors: dict[str, Stored] = {}
     end = start
     for stored in sorted(described, key=lambda s: s.offset):
@@ -184,7 +214,9 @@ def _placed(cursor: _Cursor, described: list[Stored], start: int, size: int, ali
 class _Cursor:
     """Reads numbers and strings one after the other, never past `end`."""
 
-    def __init__(self, file: str, content: mmap.mmap | bytes, order: str, position: int, end: int) -> None:
+    def __init__(
+        self, file: str, content: mmap.mmap | bytes, order: str, position: int, end: int
+    ) -> None:
         self.file, self.position = file, position
         self._content, self._order, self._end = content, order, end
         self._structs = {code: Struct(order + code) for code in SCALARS.values()}
@@ -197,7 +229,8 @@ class _Cursor:
         raise CheckpointError(f"{self.file}: {what}", DAMAGED)
 
     def expect(self, count: int, least: int, most: int, what: str) -> None:
-        """`count` things of at least that many bytes must fit into what is left, and be no more than any model has."""
+        """`count` things of at least that many bytes must fit into what is left, and be no more
+        than any model has."""
         room = min(most, (self._end - self.position) // least)
         if count > room:
             self.fail(f"it claims {count} {what}, {room} are possible")
@@ -254,7 +287,12 @@ class _Cursor:
     def _skip_strings(self, count: int) -> None:
         """The one loop that vocabularies spend their time in: a third of a million rounds."""
         self.expect(count, 8, MAX_ITEMS, "strings in an array")
-        unpack, content, position, end = self._structs["Q"].unpack_from, self._content, self.position, self._end
+        unpack, content, position, end = (
+            self._structs["Q"].unpack_from,
+            self._content,
+            self.position,
+            self._end,
+        )
         for _ in range(count):
             position += 8 + unpack(content, position)[0]
             if position > end:
@@ -304,4 +342,6 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (StructError, OverflowError) as error:
-        raise CheckpointError(f"{path.name}: its header is cut off or holds an impossible length ({error})", DAMAGED) from error
+        raise CheckpointError(
+            f"{path.name}: its header is cut off or holds an impossible length ({error})", DAMAGED
+        ) from error

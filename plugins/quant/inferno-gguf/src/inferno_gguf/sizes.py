@@ -1,4 +1,5 @@
-"""What the plan asks of a scheme, answered from headers: whose a matrix is, and what it takes in memory. Imports no torch."""
+"""What the plan asks of a scheme, answered from headers: whose a matrix is, and what it takes in
+memory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,4 +24,9 @@ def packed_nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
 def dense_nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
     """Bytes of a matrix that is unpacked at load."""
     [(layout, info)] = parts.items()
-    return math.prod(info.shape) // BY_NAME[layout].nbytes * BY_NAME[layout].values * DTYPE_BYTES[dtype]
+    return (
+        math.prod(info.shape)
+        // BY_NAME[layout].nbytes
+        * BY_NAME[layout].values
+        * DTYPE_BYTES[dtype]
+    )

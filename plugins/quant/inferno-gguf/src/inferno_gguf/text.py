@@ -1,4 +1,5 @@
-"""What a GGUF file says about text, as the files of a Hugging Face folder would: tokenizer, special tokens, chat templates."""
+"""What a GGUF file says about text, as the files of a Hugging Face folder would: tokenizer, special
+tokens, chat templates."""
 
 from __future__ import annotations
 
@@ -14,15 +15,34 @@ from inferno_gguf.tokenizer import Vocabulary, tokenizer_json
 TEMPLATE = "tokenizer.chat_template"
 
 SAMPLING = {
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
-}  # fmt: skip
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 """Recommended sampling, `general.sampling.*` -> generation_config.json."""
 
-ENDS = frozenset({
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>",
-    "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>", "<|return|>", "<|call|>",
-})  # fmt: skip
-"""Control tokens that end a turn by their very name. A file has one id for it, or none: the models have several."""
+ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "<｜end▁of▁sentence｜>",
+        "<end_of_utterance>",
+        "<|return|>",
+        "<|call|>",
+    }
+)
+"""Control tokens that end a turn by their very name. A file has one id for it, or none: the models
+have several."""
 
 
 def read_text(file: GgufFile) -> TextAssets:
@@ -38,7 +58,9 @@ def read_text(file: GgufFile) -> TextAssets:
         config["chat_template"] = templates
     given = metadata.get("tokenizer.huggingface.json")
     return TextAssets(
-        tokenizer_json=given.encode() if isinstance(given, str) else msgspec.json.encode(tokenizer_json(vocabulary)),
+        tokenizer_json=given.encode()
+        if isinstance(given, str)
+        else msgspec.json.encode(tokenizer_json(vocabulary)),
         tokenizer_config=config,
         chat_template=templates.get("default") if "chat_template" not in config else None,
         generation_config=_generation_config(metadata, vocabulary),
@@ -59,11 +81,19 @@ def _templates(file: GgufFile) -> dict[str, str]:
 
 def _generation_config(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    ends = [vocabulary.special[name] for name in ("eos", "eot", "eom") if name in vocabulary.special]
-    ends += vocabulary.controls(ENDS - {"<|end|>"} if vocabulary.controls({"<|return|>"}) else ENDS)  # one of several messages
+    ends = [
+        vocabulary.special[name] for name in ("eos", "eot", "eom") if name in vocabulary.special
+    ]
+    ends += vocabulary.controls(
+        ENDS - {"<|end|>"} if vocabulary.controls({"<|return|>"}) else ENDS
+    )  # one of several messages
     if ends:
         found["eos_token_id"] = list(dict.fromkeys(ends))
-    found |= {f"{name}_token_id": vocabulary.special[name] for name in ("bos", "pad") if name in vocabulary.special}
+    found |= {
+        f"{name}_token_id": vocabulary.special[name]
+        for name in ("bos", "pad")
+        if name in vocabulary.special
+    }
     for theirs, ours in SAMPLING.items():
         value = metadata.get(f"general.sampling.{theirs}")
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,10 +1,11 @@
 """A GGUF vocabulary as a `tokenizer.json` document.
 
-A file stores tokens, their types, scores or merges, and the name of the algorithm (`tokenizer.ggml.model`):
+A file stores tokens, their types, scores or merges, and the name of the algorithm
+(`tokenizer.ggml.model`):
 
 - gpt2: byte-level BPE by merges, after a cut by `tokenizer.ggml.pre` (`pretokenizers`);
-- llama: SentencePiece's BPE, which merges the pair whose piece scores highest. Each piece and each way to make it of two
-  others is a merge, best score first: the same order as a plain BPE's list;
+- llama: SentencePiece's BPE, which merges the pair whose piece scores highest. Each piece and each
+  way to make it of two others is a merge, best score first: the same order as a plain BPE's list;
 - gemma4: the same texts, but its merges are stored;
 - t5: SentencePiece's unigram model, the best path by scores.
 """
@@ -33,8 +34,14 @@ SPACE = "▁"
 """How SentencePiece writes a space."""
 
 SPECIAL = {
-    "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding", "sep": "seperator",
-}  # fmt: skip
+    "bos": "bos",
+    "eos": "eos",
+    "eot": "eot",
+    "eom": "eom",
+    "unk": "unknown",
+    "pad": "padding",
+    "sep": "seperator",
+}
 """Special tokens -> how the keys of their ids spell them."""
 DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unk": 0},
@@ -60,7 +67,8 @@ class Vocabulary:
         model = file.metadata["tokenizer.ggml.model"]
         if model not in _MODELS:
             raise CheckpointError(
-                f"{file.path.name}: tokenizers of type {model!r} cannot be read", f"Known: {', '.join(_MODELS)}."
+                f"{file.path.name}: tokenizers of type {model!r} cannot be read",
+                f"Known: {', '.join(_MODELS)}.",
             )
         tokens = _list(file, "tokens", str)
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
@@ -68,7 +76,9 @@ class Vocabulary:
         ids = {token: i for i, token in enumerate(tokens)}
         if len(types) != len(tokens) or len(ids) != len(tokens):
             raise CheckpointError(
-                f"{file.path.name}: {len(tokens)} tokens, {len(ids)} of them different, with {len(types)} types", DAMAGED
+                f"{file.path.name}: {len(tokens)} tokens, {len(ids)} of them different, with "
+                f"{len(types)} types",
+                DAMAGED,
             )
         special = dict(DEFAULTS.get(model, {}))
         for name, key in SPECIAL.items():
@@ -88,17 +98,22 @@ class Vocabulary:
     def scores(self) -> list[float]:
         found = _list(self.file, "scores", float)
         if len(found) != len(self.tokens):
-            raise CheckpointError(f"{self.file.path.name}: {len(found)} scores for {len(self.tokens)} tokens", DAMAGED)
+            raise CheckpointError(
+                f"{self.file.path.name}: {len(found)} scores for {len(self.tokens)} tokens", DAMAGED
+            )
         return found
 
     def merges(self) -> list[str] | list[tuple[str, str]]:
-        """Pairs in order, most as "left right". A token may hold a space, but begins with none that ends a pair."""
+        """Pairs in order, most as "left right". A token may hold a space, but begins with none that
+        ends a pair."""
         merges: list[str] = _list(self.file, "merges", str)
         if all(merge.count(" ") == 1 for merge in merges):
             return merges
         cuts = [merge.find(" ", 1) for merge in merges]
         if -1 in cuts:
-            raise CheckpointError(f"{self.file.path.name}: the merge {merges[cuts.index(-1)]!r} is no pair", DAMAGED)
+            raise CheckpointError(
+                f"{self.file.path.name}: the merge {merges[cuts.index(-1)]!r} is no pair", DAMAGED
+            )
         return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
 
     def ids(self) -> dict[str, int]:
@@ -111,18 +126,30 @@ class Vocabulary:
 
     def controls(self, names: Collection[str]) -> list[int]:
         """Ids of the control tokens with one of these names."""
-        return [i for name in names if (i := self._ids.get(name)) is not None and self.types[i] == CONTROL]
+        return [
+            i
+            for name in names
+            if (i := self._ids.get(name)) is not None and self.types[i] == CONTROL
+        ]
 
     def special_names(self) -> dict[str, Any]:
         """The entries of `tokenizer_config.json`."""
-        return {f"{name}_token": self.tokens[self.special[name]] for name in SPECIAL if name in self.special}
+        return {
+            f"{name}_token": self.tokens[self.special[name]]
+            for name in SPECIAL
+            if name in self.special
+        }
 
 
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
     """An array of the tokenizer's metadata; empty where there is none."""
     values = file.metadata.get(f"tokenizer.ggml.{key}", [])
-    if not isinstance(values, list) or (values and type(values[0]) is not kind and (kind, type(values[0])) != (float, int)):
-        raise CheckpointError(f"{file.path.name}: tokenizer.ggml.{key} is no list of {kind.__name__}", DAMAGED)
+    if not isinstance(values, list) or (
+        values and type(values[0]) is not kind and (kind, type(values[0])) != (float, int)
+    ):
+        raise CheckpointError(
+            f"{file.path.name}: tokenizer.ggml.{key} is no list of {kind.__name__}", DAMAGED
+        )
     return values
 
 
@@ -151,8 +178,16 @@ def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
 
 def _byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
     pre = _pre_tokenizer(vocabulary)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    cuts = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in pre.patterns]
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
+        for p in pre.patterns
+    ]
     return {
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*cuts, byte_level]},
@@ -168,7 +203,11 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
         return DEFAULT
     known = PRETOKENIZERS.get(name) if isinstance(name, str) else None
     if known is None:
-        log.warning("%s: pre-tokenizer %r is not known; cutting texts as llama-bpe does", vocabulary.file.path.name, name)
+        log.warning(
+            "%s: pre-tokenizer %r is not known; cutting texts as llama-bpe does",
+            vocabulary.file.path.name,
+            name,
+        )
     return known or FALLBACK
 
 
@@ -180,7 +219,12 @@ def _sentencepiece_bpe(vocabulary: Vocabulary) -> dict[str, Any]:
     bytes_known = "<0x00>" in ids
     unknown = vocabulary.tokens[vocabulary.special["unk"]] if "unk" in vocabulary.special else None
     prefix = vocabulary.flag("add_space_prefix", stored is None)
-    cuts = {"type": "Split", "pattern": {"Regex": r"[^\n]+|[\n]+"}, "behavior": "Isolated", "invert": False}
+    cuts = {
+        "type": "Split",
+        "pattern": {"Regex": r"[^\n]+|[\n]+"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     return {
         "normalizer": _spaces_written(prefix=prefix),
         "pre_tokenizer": None if stored is None else cuts,
@@ -191,7 +235,8 @@ def _sentencepiece_bpe(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _merges_of(pieces: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others, the best scored pieces first; of one piece, the longest left part first."""
+    """Every way to make a piece of two others, the best scored pieces first; of one piece, the
+    longest left part first."""
     found = [
         (-scores[i], -cut, i, piece[:cut], piece[cut:])
         for piece, i in pieces.items()
@@ -205,11 +250,17 @@ def _merges_of(pieces: Mapping[str, int], scores: list[float]) -> list[tuple[str
 def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
     scores, tokens, types = vocabulary.scores(), vocabulary.tokens, vocabulary.types
     if "unk" not in vocabulary.special:
-        raise CheckpointError(f"{vocabulary.file.path.name}: the tokenizer has no token for the unknown", DAMAGED)
+        raise CheckpointError(
+            f"{vocabulary.file.path.name}: the tokenizer has no token for the unknown", DAMAGED
+        )
     least = min((s for s, kind in zip(scores, types, strict=True) if kind == NORMAL), default=0.0)
-    # The unknown token's score is made from the lowest one: fillers' must not count. Trailing ones can be left out.
+    # The unknown token's score is made from the lowest one: fillers' must not count. Trailing ones
+    # can be left out.
     last = max((i for i, kind in enumerate(types) if kind != UNUSED), default=-1)
-    pieces = [[t, s if kind == NORMAL else least] for t, s, kind in zip(tokens, scores, types, strict=True)][: last + 1]
+    pieces = [
+        [t, s if kind == NORMAL else least]
+        for t, s, kind in zip(tokens, scores, types, strict=True)
+    ][: last + 1]
     normalizers = _charsmap(vocabulary)
     if vocabulary.flag("remove_extra_whitespaces", False):
         normalizers += [
@@ -223,9 +274,12 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
         "post_processor": _post_processor(vocabulary, bos=False, eos=True),
         "decoder": _spaces_read(prefix=prefix),
         "model": {
-            "type": "Unigram", "unk_id": vocabulary.special["unk"], "vocab": pieces, "byte_fallback": BYTE in types,
+            "type": "Unigram",
+            "unk_id": vocabulary.special["unk"],
+            "vocab": pieces,
+            "byte_fallback": BYTE in types,
         },
-    }  # fmt: skip
+    }
 
 
 def _charsmap(vocabulary: Vocabulary) -> list[dict[str, Any]]:
@@ -235,15 +289,25 @@ def _charsmap(vocabulary: Vocabulary) -> list[dict[str, Any]]:
         return []
     blob = bytes(v & 255 for v in values)
     if wrong := charsmap.problem(blob):
-        raise CheckpointError(f"{vocabulary.file.path.name}: the tokenizer's normalization cannot be used: {wrong}", DAMAGED)
+        raise CheckpointError(
+            f"{vocabulary.file.path.name}: the tokenizer's normalization cannot be used: {wrong}",
+            DAMAGED,
+        )
     return [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(blob).decode()}]
 
 
-def _bpe(ids: Mapping[str, int], merges: Sequence[str] | Sequence[tuple[str, str]], **options: Any) -> dict[str, Any]:
+def _bpe(
+    ids: Mapping[str, int], merges: Sequence[str] | Sequence[tuple[str, str]], **options: Any
+) -> dict[str, Any]:
     defaults = {
-        "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
-        "byte_fallback": False, "ignore_merges": False,
-    }  # fmt: skip
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+    }
     return {"type": "BPE", **defaults, **options, "vocab": ids, "merges": merges}
 
 
@@ -259,12 +323,22 @@ def _spaces_read(*, prefix: bool) -> dict[str, Any]:
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    return {"type": "Sequence", "decoders": [*steps, {"type": "Strip", "content": " ", "start": 1, "stop": 0}][: 3 + prefix]}
+    return {
+        "type": "Sequence",
+        "decoders": [*steps, {"type": "Strip", "content": " ", "start": 1, "stop": 0}][
+            : 3 + prefix
+        ],
+    }
 
 
 def _post_processor(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str, Any] | None:
-    """Puts BOS before and EOS behind a text, where the file says so or, where it does not, as is usual for its kind."""
-    added = [name for name, usual in (("bos", bos), ("eos", eos)) if vocabulary.flag(f"add_{name}_token", usual)]
+    """Puts BOS before and EOS behind a text, where the file says so or, where it does not, as is
+    usual for its kind."""
+    added = [
+        name
+        for name, usual in (("bos", bos), ("eos", eos))
+        if vocabulary.flag(f"add_{name}_token", usual)
+    ]
     names = {name: vocabulary.tokens[i] for name, i in vocabulary.special.items() if name in added}
     if not names:
         return None
@@ -275,8 +349,20 @@ def _post_processor(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str
         behind = [{"SpecialToken": {"id": names["eos"], "type_id": 0}}] if "eos" in names else []
         return [*before, *steps, *behind]
 
-    tokens = {t: {"id": t, "ids": [vocabulary.special[name]], "tokens": [t]} for name, t in names.items()}
-    return {"type": "TemplateProcessing", "single": template("A"), "pair": template("A", "B"), "special_tokens": tokens}
+    tokens = {
+        t: {"id": t, "ids": [vocabulary.special[name]], "tokens": [t]} for name, t in names.items()
+    }
+    return {
+        "type": "TemplateProcessing",
+        "single": template("A"),
+        "pair": template("A", "B"),
+        "special_tokens": tokens,
+    }
 
 
-_MODELS = {"gpt2": _byte_level, "llama": _sentencepiece_bpe, "gemma4": _sentencepiece_bpe, "t5": _unigram}
+_MODELS = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece_bpe,
+    "gemma4": _sentencepiece_bpe,
+    "t5": _unigram,
+}

@@ -1,4 +1,5 @@
-"""Block types that weights do not keep: unpacked once, at load, by gguf-py's reference, into a plain matrix.
+"""Block types that weights do not keep: unpacked once, at load, by gguf-py's reference, into a
+plain matrix.
 
 Suffixes: O rows, I columns, B bytes of a packed row.
 """
@@ -26,8 +27,8 @@ def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype:
 
 
 def dequantize(layout: str, packed_OB: Tensor, dtype: torch.dtype) -> Tensor:
-    """(O, B) bytes to (O, I) values, through float32. Raises CheckpointError unless the rows are whole blocks, UnsupportedError
-    for a type this gguf-py does not know."""
+    """(O, B) bytes to (O, I) values, through float32. Raises CheckpointError unless the rows are
+    whole blocks, UnsupportedError for a type this gguf-py does not know."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize as reference
 
@@ -35,7 +36,9 @@ def dequantize(layout: str, packed_OB: Tensor, dtype: torch.dtype) -> Tensor:
     try:
         number = GGMLQuantizationType(BY_NAME[layout].number)
     except ValueError as error:
-        raise UnsupportedError(f"the installed gguf does not know {layout}", "pip install --upgrade gguf") from error
+        raise UnsupportedError(
+            f"the installed gguf does not know {layout}", "pip install --upgrade gguf"
+        ) from error
     weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=packed_OB.device)
     step = max(1, CHUNK // max(1, in_features))
     for start in range(0, out_features, step):

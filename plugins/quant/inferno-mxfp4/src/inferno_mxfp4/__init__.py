@@ -1,4 +1,5 @@
-"""MXFP4 weights as Hugging Face checkpoints store them, for inferno. Imports no torch until one is loaded."""
+"""MXFP4 weights as Hugging Face checkpoints store them, for inferno. Imports no torch until one is
+loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ LAYOUT = "mxfp4"
 
 def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bool:
     """Blocks and their scales, of a checkpoint that says that it is MXFP4."""
-    ours = set(parts) == {"blocks", "scales"} and all(info.dtype == "uint8" for info in parts.values())
+    ours = set(parts) == {"blocks", "scales"} and all(
+        info.dtype == "uint8" for info in parts.values()
+    )
     return ours and quant_config.get("quant_method") == "mxfp4"
 
 
@@ -27,6 +30,10 @@ def nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
 def inferno_quant_schemes() -> list[QuantScheme]:
     return [
         QuantScheme(
-            name="mxfp4-blocks", owns=owns, load="inferno_mxfp4.weight:load", nbytes=nbytes, layout=LAYOUT
+            name="mxfp4-blocks",
+            owns=owns,
+            load="inferno_mxfp4.weight:load",
+            nbytes=nbytes,
+            layout=LAYOUT,
         )
     ]

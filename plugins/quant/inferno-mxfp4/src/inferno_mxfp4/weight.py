@@ -1,9 +1,10 @@
-"""Matrices of 4-bit floats in groups of 32 that share a power of two, packed in memory: 4.25 bits a value.
+"""Matrices of 4-bit floats in groups of 32 that share a power of two, packed in memory: 4.25 bits a
+value.
 
-The format: OCP Microscaling Formats (MX) v1.0. A checkpoint has `blocks` (O, G, 16), each byte two neighbouring values, the
-first in the low half, and `scales` (O, G), exponents biased by 127. In memory each group is ggml's block
-(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h): its scale, then 16 bytes with value i in the low half of byte
-i and value i + 16 in the high one.
+The format: OCP Microscaling Formats (MX) v1.0. A checkpoint has `blocks` (O, G, 16), each byte two
+neighbouring values, the first in the low half, and `scales` (O, G), exponents biased by 127. In
+memory each group is ggml's block (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h):
+its scale, then 16 bytes with value i in the low half of byte i and value i + 16 in the high one.
 
 This is the reference, in torch's own operators, and bound by the unpacking.
 Suffixes: O rows, I columns, G groups of 32 columns, B bytes of a packed row, T tokens.
@@ -26,7 +27,8 @@ GROUP = 32
 BLOCK = 17
 """Bytes of a group."""
 CHUNK = 1 << 20
-"""Values unpacked at once: 4 MiB of float32, which stay in the cache until they are multiplied by."""
+"""Values unpacked at once: 4 MiB of float32, which stay in the cache until they are multiplied
+by."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
@@ -59,7 +61,9 @@ class Mxfp4(Weight):
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         if not all(isinstance(w, Mxfp4) and w.dtype == self.dtype for w in others):
             return None
-        return Mxfp4(torch.cat([self.data, *(w.data for w in others if isinstance(w, Mxfp4))]), self.dtype)
+        return Mxfp4(
+            torch.cat([self.data, *(w.data for w in others if isinstance(w, Mxfp4))]), self.dtype
+        )
 
     def extra_repr(self) -> str:
         return f"{self.layout}, {self.shape}"
@@ -70,7 +74,8 @@ def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype:
     blocks_OG16, scales_OG = parts["blocks"], parts["scales"]
     if blocks_OG16.ndim != 3 or tuple(blocks_OG16.shape) != (*scales_OG.shape, GROUP // 2):
         raise CheckpointError(
-            f"an MXFP4 matrix has blocks {tuple(blocks_OG16.shape)} and scales {tuple(scales_OG.shape)}",
+            f"an MXFP4 matrix has blocks {tuple(blocks_OG16.shape)} and scales "
+            f"{tuple(scales_OG.shape)}",
             "There must be one scale for every 16 bytes: the checkpoint is damaged.",
         )
     return Mxfp4(repack(blocks_OG16, scales_OG), getattr(torch, dtype))

@@ -22,7 +22,9 @@ class PebbleConfig:
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> PebbleConfig:
         read = read_config(cls, config)
-        check_positive(n_embd=read.n_embd, n_layer=read.n_layer, n_head=read.n_head, window=read.window)
+        check_positive(
+            n_embd=read.n_embd, n_layer=read.n_layer, n_head=read.n_head, window=read.window
+        )
         return read
 
     @property
@@ -33,8 +35,12 @@ class PebbleConfig:
         head_dim = self.n_embd // self.n_head
         return [
             AttentionNeed(
-                num_heads=self.n_head, num_kv_heads=self.n_head, head_dim=head_dim, scale=head_dim**-0.5,
-                sliding_window=self.window if layer % 2 else None, soft_cap=self.score_cap,
+                num_heads=self.n_head,
+                num_kv_heads=self.n_head,
+                head_dim=head_dim,
+                scale=head_dim**-0.5,
+                sliding_window=self.window if layer % 2 else None,
+                soft_cap=self.score_cap,
             )
             for layer in range(self.n_layer)
-        ]  # fmt: skip
+        ]

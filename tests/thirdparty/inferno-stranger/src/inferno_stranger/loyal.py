@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 
 class LoyalCache:
-    """What was remembered first stays longest: for a few fixed system prompts. See inferno.contracts.PrefixCache.
+    """What was remembered first stays longest: for a few fixed system prompts. See
+    inferno.contracts.PrefixCache.
 
     A block is remembered after those it continues, so the youngest idle block has no continuation.
     """
