@@ -18,10 +18,10 @@ import statistics
 from time import perf_counter
 
 from inferno.builtin.lru import LRUPrefixCache
-from inferno.cache import BlockPool
-from inferno.runner import Tables
-from inferno.scheduler import Scheduler
-from inferno.types import Request, Sampled, SamplingParams
+from inferno.core.kvcache import BlockPool
+from inferno.core.runner import Tables
+from inferno.core.scheduler import Scheduler
+from inferno.core.types import Request, Sampled, SamplingParams
 
 BLOCK_SIZE = 16
 PARTS = ("plan", "update", "lay out", "append", "commit")

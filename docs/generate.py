@@ -18,8 +18,9 @@ from types import ModuleType
 
 import click
 
-from inferno import cli, contracts, errors, hookspecs, types
+from inferno import cli, contracts, errors, hookspecs
 from inferno.catalog import ANY, KINDS, load_catalog
+from inferno.core import types
 from inferno.llm import outputs
 from inferno.plan import values
 from inferno.server import FIELDS, AddressError
@@ -69,7 +70,7 @@ _UNSAID = {
 }
 
 
-INDEX = DOCS.parent / "src" / "inferno" / "index.json"
+INDEX = DOCS.parent / "src" / "inferno" / "catalog" / "index.json"
 FAMILIES = DOCS.parent / "plugins" / "models"
 
 

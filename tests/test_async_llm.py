@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from inferno.core.types import SamplingParams
 from inferno.errors import CheckpointError, EngineDeadError, RequestError
 from inferno.llm import AsyncLLM, TextDelta
-from inferno.llm.front import Front
+from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Plan
-from inferno.types import SamplingParams
 
 from .fake_engine import FakeClient, FakeEngine, Script, echoes, forever, front, says
 
@@ -201,14 +201,14 @@ def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(
 ) -> None:
     async def body() -> None:
         client = FakeClient(FakeEngine(echoes))
-        monkeypatch.setattr("inferno.engine.EngineClient", lambda plan: client, raising=False)
+        monkeypatch.setattr("inferno.process.EngineClient", lambda plan: client, raising=False)
         opened: list[bool] = []
 
-        def fails(plan: Plan, chat_template: str | None) -> Front:
+        def fails(plan: Plan, chat_template: str | None) -> Preprocessor:
             opened.append(client.alive)
             raise CheckpointError("tokenizer.json cannot be read", "Fetch it again.")
 
-        monkeypatch.setattr(Front, "open", fails)
+        monkeypatch.setattr(Preprocessor, "open", fails)
         llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")))
         assert not opened
         with pytest.raises(CheckpointError, match="tokenizer.json"):
@@ -225,7 +225,7 @@ def test_the_tokenizer_can_be_used_before_the_engine_starts(
     async def body() -> None:
         opened: list[str | None] = []
         monkeypatch.setattr(
-            Front, "open", lambda plan, template: opened.append(template) or front()
+            Preprocessor, "open", lambda plan, template: opened.append(template) or front()
         )
         llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")), "a template")
         assert llm.encode_prompt("hi") == front().encode_prompt("hi")

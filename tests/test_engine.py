@@ -15,13 +15,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferno.engine import Engine
+from inferno.core.engine import Engine
+from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request, SamplingParams
 from inferno.errors import RequestError
 from inferno.loading import load_model
 from inferno.plan import Options, resolve
 from inferno.testing import randomize
 from inferno.testing.tiny import Toy
-from inferno.types import FinishReason, Logprobs, Request, SamplingParams, Token
 
 VOCAB = 120
 CONFIG = {
@@ -72,7 +72,7 @@ def prompt_of(seed: int, length: int) -> tuple[int, ...]:
     return tuple((seed * 31 + i * i * 7 + i * 13) % VOCAB for i in range(length))
 
 
-Found = defaultdict[str, list[Token]]
+Found = defaultdict[str, list[EngineOutput]]
 
 
 def step(engine: Engine, found: Found) -> None:
@@ -91,11 +91,11 @@ def run(engine: Engine, requests: Sequence[Request] = (), found: Found | None = 
     return found
 
 
-def ids(tokens: Sequence[Token]) -> list[int]:
-    return [token.id for token in tokens]
+def ids(tokens: Sequence[EngineOutput]) -> list[int]:
+    return [token.token_id for token in tokens]
 
 
-def assert_same(ours: Sequence[Token], theirs: Sequence[Token]) -> None:
+def assert_same(ours: Sequence[EngineOutput], theirs: Sequence[EngineOutput]) -> None:
     assert ids(ours) == ids(theirs)
     assert [(t.finish, t.stop_id) for t in ours] == [(t.finish, t.stop_id) for t in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -302,7 +302,7 @@ def test_logprobs_are_the_models_own_whatever_the_parameters(toy: Toy, reference
     for i, token in enumerate(tokens):
         assert token.logprobs is not None
         own_V = expected_LV[len(prompt) - 1 + i]
-        assert token.logprobs.logprob == pytest.approx(float(own_V[token.id]), abs=1e-4)
+        assert token.logprobs.logprob == pytest.approx(float(own_V[token.token_id]), abs=1e-4)
         assert [t for t, _ in token.logprobs.top] == own_V.topk(2).indices.tolist()
 
 

@@ -16,16 +16,17 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"cli"},
     {"server", "compat"},
     {"llm", "testing"},
-    {"engine"},
-    {"runner", "loading", "text"},
-    {"plan", "scheduler", "sampler", "replay", "builtin"},
-    {"nn", "catalog", "sampling_state"},
-    {"batch", "cache", "modelconfig"},
-    {"types", "contracts", "hookspecs", "memory", "index"},
-    {"errors", "lazy", "__init__"},
+    {"process"},
+    {"core"},
+    {"loading", "text"},
+    {"plan", "builtin"},
+    {"nn", "catalog"},
+    {"configs"},
+    {"contracts", "hookspecs", "host"},
+    {"errors", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}
-FOR_PLUGINS = {"contracts", "errors", "batch", "cache", "nn", "modelconfig", "index", "testing"}
+FOR_PLUGINS = {"contracts", "errors", "nn", "configs", "testing"}
 MODULES = sorted(SRC.rglob("*.py"))
 PLUGIN_MODULES = sorted(path for path in ROOT.glob("plugins/*/*/src/**/*.py"))
 MAX_LINES = 400
@@ -99,13 +100,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from inferno.server.app import create_app
 else:
-    from inferno.cache import BlockPool
+    from inferno.plan import Plan
 def f():
-    from inferno import scheduler, hookimpl
-    import inferno.engine.core
+    from inferno import loading, hookimpl
+    import inferno.core.engine
 """
     (tmp_path / "x.py").write_text(source)
-    assert rooms(tmp_path / "x.py") == {"cache", "scheduler", "__init__", "engine"}
+    assert rooms(tmp_path / "x.py") == {"plan", "loading", "__init__", "core"}
 
 
 @pytest.mark.parametrize(

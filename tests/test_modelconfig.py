@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from attrs import field, frozen, make_class
 
-from inferno.errors import CheckpointError
-from inferno.modelconfig import (
+from inferno.configs import (
     FULL,
     SLIDING,
     DecoderConfig,
-    RopeScaling,
+    RopeConfig,
     WindowedConfig,
     check_experts,
     read_config,
 )
+from inferno.errors import CheckpointError
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 100,
@@ -159,8 +159,8 @@ def test_rotations_that_can_be_computed_are_not() -> None:
 
 
 def test_a_rotary_base_of_null_is_none_and_a_key_called_rope_is_not_read() -> None:
-    assert RopeScaling.from_json({"rope_theta": None}, theta=5e5).rope_theta == 5e5
-    assert DecoderConfig.from_json({**FIELDS, "rope": {"rope_theta": 7.0}}).rope == RopeScaling()
+    assert RopeConfig.from_json({"rope_theta": None}, theta=5e5).rope_theta == 5e5
+    assert DecoderConfig.from_json({**FIELDS, "rope": {"rope_theta": 7.0}}).rope == RopeConfig()
 
 
 @pytest.mark.parametrize(

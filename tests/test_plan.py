@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 import inferno
-from inferno import memory
+from inferno import host
 from inferno.builtin.torch_cache import layout
 from inferno.catalog import ANY, Catalog, load_catalog
 from inferno.contracts import AttentionNeed
@@ -26,7 +26,7 @@ from inferno.errors import (
     PluginError,
     UnsupportedError,
 )
-from inferno.llm.front import Front
+from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Options, open_text, plan_from_json, plan_to_json, resolve
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.values import AttentionUse
@@ -173,9 +173,9 @@ def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(
 def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
     if nbytes is None:
         with pytest.raises(OutOfMemoryError, match="more than the device"):
-            memory.parse(text, 100 << 30)
+            host.parse_memory(text, 100 << 30)
     else:
-        assert memory.parse(text, 100 << 30) == nbytes
+        assert host.parse_memory(text, 100 << 30) == nbytes
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
 )
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(OptionError):
-        memory.parse(text, 100 << 30)
+        host.parse_memory(text, 100 << 30)
 
 
 def test_the_plan_survives_its_own_document(write: Write) -> None:
@@ -269,7 +269,7 @@ def test_a_fallback_is_taken_only_where_no_plugin_has_the_name_and_says_so(write
 
 
 def test_the_index_of_packages_names_each_architecture_of_this_repository_once() -> None:
-    index = json.loads((Path(inferno.__file__).parent / "index.json").read_text())
+    index = json.loads((Path(inferno.__file__).parent / "catalog" / "index.json").read_text())
     assert index["Qwen3ForCausalLM"] == index["qwen3"] == "inferno-qwen3"
     assert not [
         name
@@ -454,7 +454,7 @@ def test_a_checkpoint_without_a_tokenizer_has_no_text(write: Write) -> None:
 def test_a_checkpoint_says_how_its_model_writes_calls(write: Write) -> None:
     ref = write()
     (Path(ref) / "tokenizer_config.json").write_text('{"response_template": {"version": 1}}')
-    assert Front.open(resolve(ref, on_cpu())).response_template == {"version": 1}
+    assert Preprocessor.open(resolve(ref, on_cpu())).response_template == {"version": 1}
 
 
 def test_picked_experts_have_rows_of_their_own_in_the_memory_plan(write: Write) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import KernelProvider, QuantScheme
-from inferno.engine.prepare import prepared
 from inferno.plan import Plan
+from inferno.process.prepare import prepared
 
 
 class Asked:

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferno.batch import Batch
-from inferno.cache import KVCache
-from inferno.engine.core import Engine
+from inferno.core.engine import Engine
+from inferno.core.kvcache import KVCache
+from inferno.core.runner.replay import Arena, Replays
+from inferno.core.types import Request, SamplingParams
 from inferno.nn import Router
+from inferno.nn.batch import Batch
 from inferno.plan import Options, resolve
-from inferno.replay import Arena, Replays
 from inferno.testing import randomize
-from inferno.types import Request, SamplingParams
 
 pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
 
@@ -128,7 +128,7 @@ def tokens(engine: Engine) -> dict[str, list[int]]:
                 )
             )
         for token in engine.step():
-            found[token.request_id].append(token.id)
+            found[token.request_id].append(token.token_id)
     assert not engine.busy
     return found
 

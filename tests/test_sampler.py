@@ -14,11 +14,12 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from inferno import sampler as sampler_module
+from inferno.core.sampling import Sampler, logprobs_of
+from inferno.core.sampling import sampler as sampler_module
+from inferno.core.sampling.state import Row, Tally, uniform
+from inferno.core.types import Request, SamplingParams
+from inferno.core.validation import validate_request
 from inferno.errors import RequestError
-from inferno.sampler import Sampler, check, logprobs_of
-from inferno.sampling_state import Row, Tally, uniform
-from inferno.types import Request, SamplingParams
 
 VOCAB = 700
 """More than the candidates of a first look, and no multiple of a block."""
@@ -493,7 +494,7 @@ def test_a_seeded_request_does_not_care_for_the_samplers_seed() -> None:
 def test_extreme_uniform_numbers_draw_no_impossible_token(
     u: int, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferno.sampling_state.uniform", lambda key, position: u)
+    monkeypatch.setattr("inferno.core.sampling.state.uniform", lambda key, position: u)
     logits = torch.full((VOCAB,), -math.inf)
     logits[[3, 130, 690]] = torch.tensor([0.0, -200.0, 1.0])
     assert draw_once(logits, **params) in {3, 690}
@@ -591,13 +592,13 @@ def test_logprobs_ignore_what_the_request_does_to_the_logits_and_go_to_who_asked
 )
 def test_a_token_the_model_does_not_have_is_refused_by_name(param: str, request_: Request) -> None:
     with pytest.raises(RequestError) as error:
-        check(request_, 10)
+        validate_request(request_, vocab_size=10, max_model_len=10)
     assert error.value.param == param
 
 
 def test_every_token_the_model_has_is_accepted() -> None:
-    check(make_request(prompt=[0, 9], stop_token_ids=[9], logit_bias={0: -math.inf, 9: 100.0}), 10)
-    check(make_request(prompt=[]), 10)
+    good = make_request(prompt=[0, 9], stop_token_ids=[9], logit_bias={0: -math.inf, 9: 100.0})
+    validate_request(good, vocab_size=10, max_model_len=10)
 
 
 def test_integer_shares_are_exact() -> None:

@@ -10,11 +10,11 @@ import pytest
 from attrs import define, field
 
 from inferno.builtin.lru import LRUPrefixCache
-from inferno.cache import BlockPool, extend_keys
-from inferno.scheduler import Scheduler
+from inferno.core.kvcache import BlockPool, extend_keys
+from inferno.core.scheduler import Scheduler
+from inferno.core.types import EngineOutput, FinishReason, Request, SamplingParams, Step
 from inferno.testing import FakeRunner
 from inferno.testing.fake_runner import continuation
-from inferno.types import FinishReason, Request, SamplingParams, Step, Token
 
 VOCAB = 50
 BLOCK = 4
@@ -32,7 +32,7 @@ class House:
     pool: BlockPool = field(init=False)
     scheduler: Scheduler = field(init=False)
     runner: FakeRunner = field(init=False)
-    tokens: dict[str, list[Token]] = field(factory=dict, init=False)
+    tokens: dict[str, list[EngineOutput]] = field(factory=dict, init=False)
     steps: list[Step] = field(factory=list, init=False)
     order: list[str] = field(factory=list, init=False)
     """Request ids in the order of their first tokens."""
@@ -97,9 +97,9 @@ class House:
         assert self.pool.num_available == self.num_blocks, "a block is not given back"
 
     def output(self, request_id: str) -> list[int]:
-        return [token.id for token in self.tokens[request_id]]
+        return [token.token_id for token in self.tokens[request_id]]
 
-    def last(self, request_id: str) -> Token:
+    def last(self, request_id: str) -> EngineOutput:
         return self.tokens[request_id][-1]
 
 
@@ -355,7 +355,7 @@ def test_a_step_names_only_what_is_new() -> None:
     house.step()
     house.step()
     steps = [house.step() for _ in range(20)]
-    assert all(not step.admissions for step in steps)
+    assert all(not step.new_sequences for step in steps)
     assert sum(len(step.grants) for step in steps) == 5, "one block for every four tokens"
 
 

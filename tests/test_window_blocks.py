@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferno.builtin.lru import LRUPrefixCache
-from inferno.cache import BlockPool
-from inferno.engine.core import Engine
+from inferno.core.engine import Engine
+from inferno.core.kvcache import BlockPool
+from inferno.core.runner import ModelRunner
+from inferno.core.scheduler import Scheduler
+from inferno.core.types import Request, SamplingParams, Step
 from inferno.loading import load_model
 from inferno.plan import Options, resolve
-from inferno.runner import ModelRunner
-from inferno.scheduler import Scheduler
 from inferno.testing import FakeRunner, generate, randomize
 from inferno.testing.fake_runner import continuation
 from inferno.testing.tiny import Outcome, Toy
-from inferno.types import Request, SamplingParams, Step
 
 VOCAB = 50
 
@@ -68,7 +68,7 @@ class House:
         step = self.scheduler.plan()
         assert {g.row for g in step.window_grants} <= self.scheduler._running.keys()
         for token in self.scheduler.commit(step, self.runner.run(step)):
-            self.output[token.request_id].append(token.id)
+            self.output[token.request_id].append(token.token_id)
             self.cached.setdefault(token.request_id, token.num_cached)
         self.scheduler.check()
         return step
@@ -166,7 +166,7 @@ def test_a_hit_is_shortened_to_where_all_windows_are_whole() -> None:
 
 
 def _keys(prompt: Sequence[int]) -> list[bytes]:
-    from inferno.cache import extend_keys
+    from inferno.core.kvcache import extend_keys
 
     keys: list[bytes] = []
     extend_keys(keys, prompt, 4)
@@ -405,7 +405,7 @@ def test_samples_of_one_prompt_share_window_blocks(
         found: dict[str, list[int]] = {str(i): [] for i in range(4)}
         while engine.busy:
             for token in engine.step():
-                found[token.request_id].append(token.id)
+                found[token.request_id].append(token.token_id)
             engine.check()
         return found
 

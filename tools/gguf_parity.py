@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 
 from inferno.catalog import load_catalog
+from inferno.core.types import Request, SamplingParams
 from inferno.errors import InfernoError
 from inferno.loading import load_model
 from inferno.plan import Options, open_text, resolve
 from inferno.testing.tiny import Toy, generate
 from inferno.text.tokenizer import Tokenizer
-from inferno.types import Request, SamplingParams
 
 Array = np.ndarray[Any, Any]
 

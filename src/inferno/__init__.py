@@ -13,7 +13,7 @@ hookimpl = pluggy.HookimplMarker("inferno")
 """Marks a plugin function as an implementation of a hook in `inferno.hookspecs`."""
 
 _LAZY = {
-    "SamplingParams": "inferno.types",
+    "SamplingParams": "inferno.core.types",
     "LLM": "inferno.llm",
     "AsyncLLM": "inferno.llm",
     "RequestOutput": "inferno.llm",
@@ -25,8 +25,8 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from inferno.compat import Engine, EngineConfig, Message
+    from inferno.core.types import SamplingParams
     from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
-    from inferno.types import SamplingParams
 
 
 def __getattr__(name: str) -> Any:

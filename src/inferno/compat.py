@@ -16,9 +16,9 @@ from typing import Any, Literal, Self, TypeAlias
 import attrs
 from attrs import frozen
 
+from inferno.core.types import SamplingParams as Params
 from inferno.errors import InfernoError, OptionError
 from inferno.llm import LLM, RequestOutput, TextDelta
-from inferno.types import SamplingParams as Params
 
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 

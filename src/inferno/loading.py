@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from inferno import lazy
 from inferno.catalog import Catalog
 from inferno.contracts import (
     EXPERT_OPS,
@@ -22,6 +21,7 @@ from inferno.contracts import (
     QuantScheme,
     Recording,
     TensorInfo,
+    lazy,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
 from inferno.nn import (
@@ -308,15 +308,11 @@ def record_of(plan: Plan, catalog: Catalog) -> Callable[[], Recording] | None:
     """How to record a step: only when one distribution computes every op of the plan, and its
     attention too. A recording cannot see what another backend computes past torch's dispatcher, and
     a replay would skip it."""
-    names, makers = (
-        {use.name for use in plan.kernels},
-        {use.distribution for use in (*plan.kernels, *plan.attention)},
-    )
-    if (
-        len(names) != 1
-        or len(makers) != 1
-        or {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS} != {LINEAR, *OPS}
-    ):
+    names = {use.name for use in plan.kernels}
+    distributions = {use.distribution for use in plan.kernels}
+    distributions |= {use.distribution for use in plan.attention}
+    ops = {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS}
+    if len(names) != 1 or len(distributions) != 1 or ops != {LINEAR, *OPS}:
         return None
     return catalog.named(KernelProvider, names.pop()).item.record
 

@@ -25,11 +25,11 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 @engine_options
 def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **values: Any) -> None:
     """Say what would run REF, in how much memory, and why nothing else was chosen."""
-    from inferno.cli import lock, show
+    from inferno.cli import lock, render
     from inferno.plan import plan_to_json, resolve
 
     plan = resolve(chosen(ref), plan_options(values))
-    click.echo(plan_to_json(plan) if as_json else show.explained(plan))
+    click.echo(plan_to_json(plan) if as_json else render.explained(plan))
     if checked:
         from inferno.loading import check
 

@@ -75,8 +75,8 @@ def command(
     **values: Any,
 ) -> None:
     """Serve REF over HTTP, as OpenAI does, at http://HOST:PORT/v1."""
-    from inferno.cli import lock, show
-    from inferno.cli.run import Clock
+    from inferno.cli import lock, render
+    from inferno.cli.session import Clock
     from inferno.llm import AsyncLLM
     from inferno.plan import resolve
 
@@ -91,7 +91,7 @@ def command(
 
     def ready(url: str, llm: AsyncLLM) -> None:
         clock.lap("engine")
-        show.started(plan, clock.laps)
+        render.started(plan, clock.laps)
         click.echo(
             f"Serving at {url}/v1. "
             f"Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
 from inferno.contracts.attention import AttentionNeed
 from inferno.contracts.checkpoints import Checkpoint
 from inferno.contracts.gguf import GgufNames
@@ -15,7 +15,7 @@ from inferno.contracts.gguf import GgufNames
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from inferno.batch import Batch
+    from inferno.nn.batch import Batch
 
 
 def _texts(texts: Iterable[str]) -> tuple[str, ...]:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import attrs
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inferno.batch import Batch
+    from inferno.nn.batch import Batch
 
 DType = Literal["float32", "bfloat16", "float16"]
 """Compute types, by torch's names."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
 
 
 class PrefixCache(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,19 +9,19 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from inferno.core.types import EngineOutput, EngineStats, Request, SamplingParams
 from inferno.errors import RequestError
-from inferno.llm.front import Front, Job, Messages, Prompt, Prompting, plan_for
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
+from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, plan_for
 from inferno.plan import Plan
-from inferno.types import EngineStats, Request, SamplingParams, Token
 
 
 class _Client(Protocol):
-    """What `AsyncLLM` needs of `inferno.engine.EngineClient`."""
+    """What `AsyncLLM` needs of `inferno.process.EngineClient`."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
-    def submit(self, request: Request) -> AsyncIterable[list[Token]]: ...
+    def submit(self, request: Request) -> AsyncIterable[list[EngineOutput]]: ...
     def abort(self, request_id: str) -> None: ...
     @property
     def alive(self) -> bool: ...
@@ -52,30 +52,30 @@ class AsyncLLM(Prompting):
         return self
 
     @classmethod
-    def of(cls, client: _Client, front: Front, plan: Plan) -> Self:
+    def of(cls, client: _Client, front: Preprocessor, plan: Plan) -> Self:
         """An AsyncLLM around a client that exists already."""
         self = cls.__new__(cls)
         self._begin(plan, None, client)
-        self._front = front
+        self._preprocessor = front
         return self
 
     def _begin(self, plan: Plan, chat_template: str | None, client: _Client | None = None) -> None:
-        from inferno.engine import EngineClient
+        from inferno.process import EngineClient
 
         self._client: _Client = client or EngineClient(plan)
         self.plan, self._chat_template = plan, chat_template
         self._live: dict[str, Job] = {}
 
     @cached_property
-    def _front(self) -> Front:  # type: ignore[override]  # mypy knows of no properties that can be set
-        return Front.open(self.plan, self._chat_template)
+    def _preprocessor(self) -> Preprocessor:  # type: ignore[override]  # mypy knows of no properties that can be set
+        return Preprocessor.open(self.plan, self._chat_template)
 
     async def start(self) -> None:
         """Load the model. Raises whatever InfernoError the engine process or the tokenizer met."""
         engine = asyncio.create_task(self._client.start())
         try:
             await asyncio.to_thread(
-                lambda: self._front
+                lambda: self._preprocessor
             )  # a second's work, and the engine's process has a core of its own
         except BaseException:
             engine.cancel()
@@ -171,7 +171,7 @@ class AsyncLLM(Prompting):
             raise RequestError(
                 f"request id {request_id!r} is in use", "Choose another one.", param="request_id"
             )
-        return self._front.job(
+        return self._preprocessor.job(
             prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.contracts import Attend, AttentionNeed
+from inferno.nn.batch import Batch
 
 
 class Attention(nn.Module):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.modelconfig import DecoderConfig
+from inferno.configs import DecoderConfig
+from inferno.nn.batch import Batch
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rope

@@ -230,7 +230,6 @@ class Separate(Weight):
         for expert, (start, stop) in enumerate(itertools.pairwise(starts_E1.tolist())):
             if stop > start:
                 own = self.weights[expert * each : (expert + 1) * each]
-                y_NO[start:stop] = torch.cat(
-                    [weight.matmul(x_NI[start:stop]) for weight in own], -1
-                )  # type: ignore[operator]
+                parts = [weight.matmul(x_NI[start:stop]) for weight in own]  # type: ignore[operator]
+                y_NO[start:stop] = torch.cat(parts, -1)
         return with_biases(y_NO, starts_E1, bias_O)

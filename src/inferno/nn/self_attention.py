@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.contracts import AttentionNeed
 from inferno.nn.attention import Attention
+from inferno.nn.batch import Batch
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rotation

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
-from inferno import memory
+from inferno import host
 from inferno.plan.values import AttentionUse
 
 
@@ -59,7 +59,7 @@ class CacheSizes:
             unit = "blocks" if parts else f"blocks of {self.block_size} tokens"
             parts.append((f"for window {window} {kept} {unit}", self._by_window[window]))
         return "; ".join(
-            f"{text}, {memory.show(n / self.block_size)} per token" for text, n in parts
+            f"{text}, {host.format_bytes(n / self.block_size)} per token" for text, n in parts
         )
 
     def per_token(self) -> float:

@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import attrs
 
-from inferno import memory
+from inferno import host
 from inferno.catalog import ANY, Catalog, Choice, Offer, Refusal, load_catalog
+from inferno.catalog.hints import install_hint
 from inferno.contracts import (
     COMPUTE_DTYPES,
     DTYPE_BYTES,
@@ -32,7 +33,6 @@ from inferno.contracts import (
     TensorInfo,
 )
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
-from inferno.index import install_hint
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.stored import architecture_name, modules_of, unused_tensors
 from inferno.plan.values import (
@@ -46,7 +46,7 @@ from inferno.plan.values import (
 )
 
 DEFAULT_MEMORY = "70%"
-SHARED_FROM = 64 * memory.UNITS["MI"]
+SHARED_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which a step is worth more than one thread."""
 
 
@@ -163,7 +163,7 @@ class _Resolver:
     def _device(self) -> str:
         device = self._options.device
         if device == "auto":
-            return "cuda" if memory.has_gpu() else "cpu"
+            return "cuda" if host.has_gpu() else "cpu"
         if device.partition(":")[0] not in ("cpu", "cuda"):
             raise OptionError(f"device {device!r} is not known", "Known: auto, cpu, cuda.")
         return device
@@ -299,10 +299,10 @@ class _Resolver:
         takes no longer."""
         if self._options.threads is not None:
             return self._options.threads
-        return 1 if sum(s.nbytes for s in schemes) < SHARED_FROM else memory.usable_cores()
+        return 1 if sum(s.nbytes for s in schemes) < SHARED_FROM else host.usable_cores()
 
     def _memory_limit(self, device: str) -> int:
-        options, total = self._options, memory.device_total(device)
+        options, total = self._options, host.device_total(device)
         if options.gpu_memory_utilization is not None:
             if device == "cpu":
                 raise OptionError(
@@ -313,7 +313,7 @@ class _Resolver:
                     f"gpu_memory_utilization {options.gpu_memory_utilization}", "Between 0 and 1."
                 )
             return int(total * options.gpu_memory_utilization)
-        return memory.parse(options.memory or DEFAULT_MEMORY, total)
+        return host.parse_memory(options.memory or DEFAULT_MEMORY, total)
 
     def _fixed_memory(
         self, schemes: tuple[SchemeUse, ...], dtype: str, model: ModelConfig
@@ -334,7 +334,7 @@ class _Resolver:
         )  # each picked expert has a row of its own
         activations = tokens * (8 * hidden + widest) * DTYPE_BYTES[dtype]
         logits = rows * model.vocab_size * 4 * 3
-        runtime = 448 * memory.UNITS["MI"]
+        runtime = 448 * host.UNITS["MI"]
         return [
             MemoryItem("weights", weights, f"{len(self._checkpoint.tensors)} tensors as {dtype}"),
             MemoryItem("activations", activations, f"{tokens} tokens in one step"),
@@ -376,9 +376,10 @@ class _Resolver:
         fits, window_blocks = sizes.choose(wanted)
         if fits * block_size < min(wanted, options.max_model_len or block_size):
             raise OutOfMemoryError(
-                f"{memory.show(fixed)} for weights and workspace leave room for "
+                f"{host.format_bytes(fixed)} for weights and workspace leave room for "
                 f"{fits * block_size} tokens of "
-                f"{memory.show(sizes.per_token())} in {memory.show(limit)}; {wanted} are wanted",
+                f"{host.format_bytes(sizes.per_token())} in {host.format_bytes(limit)}; "
+                f"{wanted} are wanted",
                 f"Raise --memory (it is {options.memory or DEFAULT_MEMORY}), or lower "
                 f"--max-model-len, --max-num-seqs or "
                 "--max-num-batched-tokens.",

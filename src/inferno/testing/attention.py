@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferno.batch import Batch
-from inferno.cache import KVCache
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed
+from inferno.core.kvcache import KVCache
 from inferno.errors import UnsupportedError
+from inferno.nn.batch import Batch
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 

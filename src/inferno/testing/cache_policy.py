@@ -19,13 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inferno.cache import BlockPool, extend_keys
 from inferno.catalog import Catalog
 from inferno.contracts import CachePolicy, PrefixCache
-from inferno.scheduler import Scheduler
+from inferno.core.kvcache import BlockPool, extend_keys
+from inferno.core.scheduler import Scheduler
+from inferno.core.types import FinishReason, Request, SamplingParams
 from inferno.testing.fake_runner import FakeRunner, continuation
 from inferno.testing.installed import Installed
-from inferno.types import FinishReason, Request, SamplingParams
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 2, 14, 20, 2
 SALTS = ("", "other")
@@ -224,7 +224,8 @@ class _Machine(RuleBasedStateMachine):
             if not step.slices:
                 return
             for token in self.scheduler.commit(step, self.runner.run(step)):
-                self.output[token.request_id].append(token.id)
+                assert token.token_id is not None, "these requests end with a token"
+                self.output[token.request_id].append(token.token_id)
                 if token.finish is not None:
                     self._finished(self.open.pop(token.request_id), token.finish)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from attrs import define, field
 
-from inferno.types import Sampled, Step
+from inferno.core.types import Sampled, Step
 
 
 @define(eq=False)
@@ -37,7 +37,7 @@ class FakeRunner:
         self._contents = {None: self.content, **{window: {} for window in self.windows}}
 
     def run(self, step: Step) -> Sampled:
-        for admission in step.admissions:
+        for admission in step.new_sequences:
             self._tokens[admission.row] = list(admission.token_ids)
             for window in self._contents:
                 self._tables[window, admission.row] = {}

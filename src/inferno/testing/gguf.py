@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inferno.configs import RopeConfig
 from inferno.contracts import GgufNames
-from inferno.modelconfig import RopeScaling
 
 _NOT_QUANTIZED = ("ffn_gate_inp",)
 """Matrices that llama.cpp leaves in float32."""
@@ -107,7 +107,7 @@ def _write_config(writer: Any, names: GgufNames, config: Mapping[str, Any]) -> N
             continue
         spelt = {theirs: ours for ours, theirs in names.values.get(name, {}).items()}
         _add(writer, f"{names.architecture}.{key}", spelt.get(value, value) if spelt else value)
-    rope, prefix = RopeScaling.from_json(config), f"{names.architecture}.rope"
+    rope, prefix = RopeConfig.from_json(config), f"{names.architecture}.rope"
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     _add(writer, f"{prefix}.freq_base", float(rope.rope_theta))
     if f"{prefix}.dimension_count" not in {
@@ -133,7 +133,7 @@ def _write_config(writer: Any, names: GgufNames, config: Mapping[str, Any]) -> N
     if rope.rope_type == "llama3":
         from inferno.nn import Rope
 
-        plain = Rope(head_dim, RopeScaling(rope_theta=rope.rope_theta), max_position_embeddings=1)
+        plain = Rope(head_dim, RopeConfig(rope_theta=rope.rope_theta), max_position_embeddings=1)
         stretched = Rope(head_dim, rope, max_position_embeddings=config["max_position_embeddings"])
         writer.add_tensor("rope_freqs.weight", (plain.inv_freq_E / stretched.inv_freq_E).numpy())
 

@@ -16,12 +16,12 @@ import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 
-from inferno.cache import BlockPool
 from inferno.catalog import Catalog, load_catalog
-from inferno.engine.core import Engine, scheduler_of
+from inferno.core.engine import Engine, scheduler_of
+from inferno.core.kvcache import BlockPool
+from inferno.core.runner import ModelRunner
+from inferno.core.types import EngineStats, Request, Sampled, SamplingParams, Step
 from inferno.plan import Plan
-from inferno.runner import ModelRunner
-from inferno.types import EngineStats, Request, Sampled, SamplingParams, Step
 
 
 @frozen(eq=False)
@@ -73,7 +73,7 @@ class Recorder(ModelRunner):
         self._latest_SV = torch.empty(0)
 
     def run(self, step: Step) -> Sampled:
-        self._owners.update((a.row, a.request.id) for a in step.admissions)
+        self._owners.update((a.row, a.request.id) for a in step.new_sequences)
         sampled = super().run(step)
         rows = [s.row for s in step.slices if s.samples]
         for row, logits_V in zip(rows, self._latest_SV if rows else (), strict=True):
@@ -104,7 +104,8 @@ def generate(
     cached: dict[str, int] = {}
     while engine.busy:
         for token in engine.step():
-            token_ids[token.request_id].append(token.id)
+            assert token.token_id is not None, "these requests end with a token"
+            token_ids[token.request_id].append(token.token_id)
             cached.setdefault(token.request_id, token.num_cached)
         engine.check()
     return [

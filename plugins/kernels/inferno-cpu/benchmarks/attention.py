@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from inferno.batch import Batch
 from inferno.builtin import torch_attention, torch_cache
-from inferno.cache import KVCache
 from inferno.contracts import Attend, AttentionNeed
+from inferno.core.kvcache import KVCache
+from inferno.nn.batch import Batch
 from inferno_cpu import _native, attend, attention
 
 BLOCK = 16

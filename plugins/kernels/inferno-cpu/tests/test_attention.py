@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferno.batch import Batch
-from inferno.cache import KVCache
 from inferno.contracts import AttentionNeed
+from inferno.core.kvcache import KVCache
+from inferno.nn.batch import Batch
 from inferno_cpu import _native
 from inferno_cpu.attend import NativeAttend
 from inferno_cpu.attention import cache, refuses

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from inferno.configs import RopeConfig
 from inferno.contracts import AttentionNeed
 from inferno.errors import CheckpointError
 from inferno.loading import check, checkpoint_path, load_model
-from inferno.modelconfig import RopeScaling
 from inferno.nn import Rope, Unloaded
 from inferno.plan import Options, resolve
 from inferno.testing import ArchitectureTests, generate
@@ -229,7 +229,7 @@ def unfolded(x_TD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
     # In float32, as published code has them: the angles of far tokens depend on it.
     turns_TR = Rope(
-        R, RopeScaling.from_json(V3), max_position_embeddings=256, interleaved=True
+        R, RopeConfig.from_json(V3), max_position_embeddings=256, interleaved=True
     ).inv_freq_E.float()
     turn_TE = torch.polar(
         torch.ones(()).double(), (torch.arange(len(x_TD))[:, None] * turns_TR).double()

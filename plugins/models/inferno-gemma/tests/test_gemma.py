@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from inferno.configs import FULL, SLIDING
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.modelconfig import FULL, SLIDING
 from inferno.plan import Options, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.tiny import Toy

@@ -34,9 +34,9 @@ if atheris is not None:
         import inferno_gguf.checkpoint
         import inferno_gguf.text  # noqa: F401
 
+from inferno.configs import GGUF_FIELDS, GGUF_MODULES, RopeConfig
 from inferno.contracts import Architecture
 from inferno.errors import CheckpointError
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES, RopeScaling
 from inferno.text.tokenizer import Tokenizer
 from inferno_gguf.checkpoint import GgufCheckpoint, GgufNames
 
@@ -134,7 +134,7 @@ def use(path: Path) -> None:
     try:
         checkpoint = GgufCheckpoint.open(path, ARCHITECTURES)
         json.dumps(checkpoint.config)
-        RopeScaling.from_json(checkpoint.config)
+        RopeConfig.from_json(checkpoint.config)
         assert sum(info.nbytes for info in checkpoint.tensors.values()) <= path.stat().st_size
         for name, info in checkpoint.tensors.items():
             assert tuple(checkpoint.read(name).shape) == info.shape

@@ -14,9 +14,9 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from inferno.catalog import load_catalog
+from inferno.configs import RopeConfig
 from inferno.contracts import Architecture, GgufNames
 from inferno.errors import CheckpointError
-from inferno.modelconfig import RopeScaling
 from inferno.testing import CheckpointFormatTests
 from inferno_gguf.checkpoint import GgufCheckpoint
 
@@ -307,16 +307,16 @@ def test_a_value_per_layer_that_never_changes_is_one_value(write_gguf: Any, tmp_
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({}, RopeScaling(rope_theta=1e6)),
-        ({"type": "none", "factor": 4.0}, RopeScaling(rope_theta=1e6)),
+        ({}, RopeConfig(rope_theta=1e6)),
+        ({"type": "none", "factor": 4.0}, RopeConfig(rope_theta=1e6)),
         (
             {"type": "linear", "factor": 4.0},
-            RopeScaling(rope_theta=1e6, rope_type="linear", factor=4.0),
+            RopeConfig(rope_theta=1e6, rope_type="linear", factor=4.0),
         ),
-        ({"factor": 2.5}, RopeScaling(rope_theta=1e6, rope_type="linear", factor=2.5)),
+        ({"factor": 2.5}, RopeConfig(rope_theta=1e6, rope_type="linear", factor=2.5)),
         (
             {"type": "yarn", "factor": 4.0, "original_context_length": 64, "yarn_beta_fast": 16.0},
-            RopeScaling(
+            RopeConfig(
                 rope_theta=1e6,
                 rope_type="yarn",
                 factor=4.0,
@@ -327,7 +327,7 @@ def test_a_value_per_layer_that_never_changes_is_one_value(write_gguf: Any, tmp_
     ],
 )
 def test_rotary_scaling(
-    keys: Mapping[str, Any], expected: RopeScaling, write_gguf: Any, tmp_path: Path
+    keys: Mapping[str, Any], expected: RopeConfig, write_gguf: Any, tmp_path: Path
 ) -> None:
     def add(writer: gguf.GGUFWriter) -> None:
         for key, value in keys.items():
@@ -337,7 +337,7 @@ def test_rotary_scaling(
             method(f"qwen3.rope.scaling.{key}", value)
 
     assert (
-        RopeScaling.from_json(config_of(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add)))
+        RopeConfig.from_json(config_of(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add)))
         == expected
     )
 
@@ -348,9 +348,7 @@ def test_the_attention_factor_of_yarn_multiplies_its_own(write_gguf: Any, tmp_pa
         writer.add_rope_scaling_factor(4.0)
         writer.add_rope_scaling_attn_factors(0.5)
 
-    rope = RopeScaling.from_json(
-        config_of(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add))
-    )
+    rope = RopeConfig.from_json(config_of(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add)))
     assert rope.attention_factor == pytest.approx(0.5 * (1 + 0.1 * torch.tensor(4.0).log().item()))
 
 
@@ -358,7 +356,7 @@ def test_part_of_a_head_is_rotated(write_gguf: Any, tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "model.gguf", CONFIG, {}, add=lambda w: w.add_rope_dimension_count(4)
     )
-    assert RopeScaling.from_json(config_of(path)).partial_rotary_factor == 0.5
+    assert RopeConfig.from_json(config_of(path)).partial_rotary_factor == 0.5
 
 
 def test_divisors_for_short_and_long_contexts(write_gguf: Any, tmp_path: Path) -> None:
@@ -370,7 +368,7 @@ def test_divisors_for_short_and_long_contexts(write_gguf: Any, tmp_path: Path) -
 
     checkpoint = opened(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add))
     assert not checkpoint.tensors
-    assert RopeScaling.from_json(checkpoint.config) == RopeScaling(
+    assert RopeConfig.from_json(checkpoint.config) == RopeConfig(
         rope_theta=1e6,
         rope_type="longrope",
         short_factor=(1, 2, 3, 4),

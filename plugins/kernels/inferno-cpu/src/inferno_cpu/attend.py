@@ -12,8 +12,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from inferno.batch import Batch
 from inferno.contracts import AttentionNeed
+from inferno.nn.batch import Batch
 from inferno_cpu import _native
 from inferno_cpu.elementwise import DTYPES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from inferno import hookimpl
+from inferno.configs import GGUF_FIELDS, GGUF_MODULES
 from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
 
 GGUF = GgufNames(
     architecture="deepseek2",

@@ -9,15 +9,15 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed
-from inferno.modelconfig import (
-    RopeScaling,
+from inferno.configs import (
+    RopeConfig,
     check_experts,
     check_known,
     check_positive,
     layers_behind,
     read_config,
 )
+from inferno.contracts import AttentionNeed
 
 _V3_DEFAULTS = {
     "scoring_func": "sigmoid",
@@ -67,7 +67,7 @@ class DeepseekConfig:
     rope_interleave: bool = True
     yarn_log_multiplier: float | None = None
     """How GGUF files say the scaling's `mscale`."""
-    rope: RopeScaling = RopeScaling()
+    rope: RopeConfig = RopeConfig()
 
     @classmethod
     def of_v2(cls, config: Mapping[str, Any]) -> DeepseekConfig:
@@ -91,7 +91,7 @@ class DeepseekConfig:
 
     @classmethod
     def _read(cls, config: Mapping[str, Any]) -> DeepseekConfig:
-        rope = RopeScaling.from_json(config)
+        rope = RopeConfig.from_json(config)
         read = read_config(cls, config)
         if (
             multiplier := read.yarn_log_multiplier

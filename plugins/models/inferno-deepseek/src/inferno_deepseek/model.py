@@ -17,7 +17,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.nn import (
     Attention,
     CausalLM,
@@ -33,6 +32,7 @@ from inferno.nn import (
     Routing,
     Stack,
 )
+from inferno.nn.batch import Batch
 from inferno_deepseek.config import DeepseekConfig
 
 LATENT_EPS = 1e-6

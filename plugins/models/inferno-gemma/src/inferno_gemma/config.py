@@ -8,9 +8,9 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
+from inferno.configs import SLIDING, RopeConfig, WindowedConfig, check_known, check_positive
 from inferno.contracts import AttentionNeed
 from inferno.errors import CheckpointError
-from inferno.modelconfig import SLIDING, RopeScaling, WindowedConfig, check_known, check_positive
 
 
 @frozen(kw_only=True)
@@ -30,7 +30,7 @@ class GemmaConfig(WindowedConfig):
     final_logit_softcapping: float | None = None
     sliding_window_pattern: int = 1
     """Every so many layers one attends to the whole context."""
-    local_rope: RopeScaling = RopeScaling()
+    local_rope: RopeConfig = RopeConfig()
     """Of the layers with a window. `rope` is the others'."""
     sandwich: bool = False
     """Whether a norm follows attention and MLP, too."""
@@ -81,7 +81,7 @@ def gemma3(config: Mapping[str, Any]) -> GemmaConfig:
     local = (
         stretched.get(SLIDING) if isinstance(stretched, Mapping) else None
     )  # what is no object, `rope` refuses
-    local_rope = RopeScaling.from_json(
+    local_rope = RopeConfig.from_json(
         {"rope_parameters": local, "rope_theta": config.get("rope_local_base_freq", 1e4)}
     )
     unwindowed = (

@@ -8,7 +8,7 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.modelconfig import (
+from inferno.configs import (
     DecoderConfig,
     check_experts,
     check_known,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from attrs import frozen
 
-from inferno.modelconfig import DecoderConfig
+from inferno.configs import DecoderConfig
 
 
 @frozen(kw_only=True)

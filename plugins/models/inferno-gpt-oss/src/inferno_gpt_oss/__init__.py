@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inferno import hookimpl
+from inferno.configs import GGUF_FIELDS, GGUF_MODULES
 from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
 
 LAYER = "model.layers.{n}"
 EXPERT = f"{LAYER}.mlp.experts.{{e}}"

@@ -8,9 +8,9 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
+from inferno.configs import WindowedConfig, check_experts, check_positive
 from inferno.contracts import AttentionNeed
 from inferno.errors import CheckpointError
-from inferno.modelconfig import WindowedConfig, check_experts, check_positive
 
 THETA = 150_000.0
 

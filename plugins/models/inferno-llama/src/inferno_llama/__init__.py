@@ -4,8 +4,8 @@ until a model is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
+from inferno.configs import GGUF_FIELDS, GGUF_MODULES
 from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
 
 GGUF = GgufNames(
     architecture="llama",

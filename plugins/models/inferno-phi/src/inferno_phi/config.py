@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from attrs import frozen
 
+from inferno.configs import DecoderConfig, WindowedConfig, check_known
 from inferno.errors import CheckpointError
-from inferno.modelconfig import DecoderConfig, WindowedConfig, check_known
 
 _PHI_3_ORIGINAL = 4096
 """Context of the first training, where `config.json` does not say."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.nn import (
     Attention,
     CausalLM,
@@ -21,6 +20,7 @@ from inferno.nn import (
     Rope,
     Rotation,
 )
+from inferno.nn.batch import Batch
 from inferno_phi.config import PhiConfig
 
 

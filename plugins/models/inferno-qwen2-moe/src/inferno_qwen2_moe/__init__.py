@@ -4,8 +4,8 @@ built."""
 from __future__ import annotations
 
 from inferno import hookimpl
+from inferno.configs import GGUF_EXPERT_FIELDS, GGUF_EXPERT_MODULES, GGUF_FIELDS
 from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_EXPERT_FIELDS, GGUF_EXPERT_MODULES, GGUF_FIELDS
 
 GGUF = GgufNames(
     architecture="qwen2moe",

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.nn import (
     CausalLM,
     Decoder,
@@ -23,6 +22,7 @@ from inferno.nn import (
     Rotation,
     SelfAttention,
 )
+from inferno.nn.batch import Batch
 from inferno_stablelm.config import StableLmConfig
 
 

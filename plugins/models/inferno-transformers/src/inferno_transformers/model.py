@@ -13,8 +13,8 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.nn import Attention
+from inferno.nn.batch import Batch
 from inferno_transformers import skeleton
 from inferno_transformers.config import HostedConfig
 from inferno_transformers.step import PagedCache, running

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, frozen
 
+from inferno.catalog.hints import install_hint
 from inferno.contracts import Architecture, GgufNames, TensorInfo, TextAssets
 from inferno.errors import CheckpointError
-from inferno.index import install_hint
 from inferno_gguf.config import ROPE_TENSORS, make_config
 from inferno_gguf.files import open_files
 from inferno_gguf.reader import DAMAGED, GgufFile, Stored

@@ -126,7 +126,7 @@ def _vocab_size(values: _Values, stored: Mapping[str, Stored]) -> int | None:
 
 
 def _rope(values: _Values, files: list[GgufFile], stored: Mapping[str, Stored]) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling` and `partial_rotary_factor`, as `modelconfig.RopeScaling` reads
+    """`rope_theta`, `rope_scaling` and `partial_rotary_factor`, as `modelconfig.RopeConfig` reads
     them."""
     theta = values.number("rope.freq_base")
     config: dict[str, Any] = {"rope_theta": DEFAULT_THETA if theta is None else float(theta)}

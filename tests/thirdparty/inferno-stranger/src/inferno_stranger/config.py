@@ -5,8 +5,8 @@ from typing import Any
 
 from attrs import frozen
 
+from inferno.configs import check_positive, read_config
 from inferno.contracts import AttentionNeed
-from inferno.modelconfig import check_positive, read_config
 
 
 @frozen(kw_only=True)

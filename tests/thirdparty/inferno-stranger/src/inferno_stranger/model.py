@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.nn import Attention, Embedding, Linear, MergedLinear, TiedLMHead
+from inferno.nn.batch import Batch
 from inferno_stranger.config import PebbleConfig
 
 

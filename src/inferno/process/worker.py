@@ -1,5 +1,6 @@
-"""The engine process: `python -m inferno.engine.worker ENDPOINT PARENT PLAN`. Runs the plan in that
-file, takes requests, answers with tokens.
+"""The engine process: `python -m inferno.process.worker ENDPOINT PARENT PLAN`.
+
+Runs the plan in that file, takes requests, answers with tokens.
 
 It ends when told to, when its parent is gone, or after reporting an error it cannot go on from.
 """
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import zmq
 
-from inferno.engine import protocol
+from inferno.core.types import EngineOutput, EngineStats, FinishReason
 from inferno.errors import RequestError
-from inferno.types import EngineStats, FinishReason, Token
+from inferno.host import sleep_at_barriers
+from inferno.process import protocol
 
 _IDLE_MS = 1000
 """How long to wait for work before looking whether the parent still lives."""
@@ -30,12 +32,12 @@ class Worker:
         self._told = EngineStats()
 
     def run(self, plan: Path) -> None:
-        from inferno.engine.prepare import prepared
         from inferno.plan import plan_from_json
+        from inferno.process.prepare import prepared
 
         found = plan_from_json(plan.read_bytes())
         with prepared(found):
-            from inferno.engine.core import Engine  # torch
+            from inferno.core.engine import Engine  # torch
 
             self._engine = Engine.load(found)
         gc.freeze()  # torch's modules and the model stay: no pause to look through them for garbage
@@ -66,13 +68,15 @@ class Worker:
             try:
                 self._engine.submit(request)
             except RequestError as error:
-                refused = Token(request.id, -1, FinishReason.ERROR, error=str(error))
+                refused = EngineOutput(request.id, None, FinishReason.ERROR, error=str(error))
                 self._send(protocol.TOKENS, protocol.encode([refused]))
         elif kind == protocol.ABORT:
             aborted = protocol.decode_text(body)
             self._engine.abort(aborted)
             # Its last token: what the id brings from now on is another request's.
-            self._send(protocol.TOKENS, protocol.encode([Token(aborted, -1, FinishReason.ABORT)]))
+            self._send(
+                protocol.TOKENS, protocol.encode([EngineOutput(aborted, None, FinishReason.ABORT)])
+            )
         return kind != protocol.STOP
 
     def _send(self, kind: bytes, body: bytes) -> None:
@@ -80,6 +84,7 @@ class Worker:
 
 
 def main() -> None:
+    sleep_at_barriers()
     # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, and
     # tells us when to end.
     for stop in (signal.SIGINT, signal.SIGTERM):

@@ -14,7 +14,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from inferno.cache import KVCache
+    from inferno.core.kvcache import KVCache
 
 
 @frozen(eq=False)

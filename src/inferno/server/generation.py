@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import define, evolve, field
 
+from inferno.core.types import SamplingParams
 from inferno.errors import EngineDeadError, InfernoError, QueueFullError
 from inferno.server.errors import ShuttingDownError
-from inferno.types import SamplingParams
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM, TextDelta
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @define(eq=False)
-class Gate:
+class Limiter:
     """Who may come in: not more than `limit` outputs at a time, and nobody once the server is
     stopping."""
 
@@ -70,7 +70,7 @@ class Job:
     """
 
     llm: AsyncLLM
-    gate: Gate
+    gate: Limiter
     metrics: Metrics
     prompts: Sequence[tuple[int, ...]]
     params: SamplingParams

@@ -8,16 +8,14 @@ it.
 
 from __future__ import annotations
 
-import importlib.metadata
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import pluggy
-from attrs import field, frozen
+from attrs import frozen
 
-from inferno import hookspecs
+from inferno.catalog.hints import install_hint
+from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
 from inferno.contracts import (
     Architecture,
     AttentionBackend,
@@ -32,35 +30,10 @@ from inferno.contracts import (
     TensorInfo,
 )
 from inferno.errors import ModelNotFoundError, OptionError, PluginError, UnsupportedError
-from inferno.index import install_hint
-
-T = TypeVar(
-    "T",
-    Architecture,
-    AttentionBackend,
-    CachePolicy,
-    CheckpointFormat,
-    KernelProvider,
-    QuantScheme,
-    Source,
-)
 
 ANY = "*"
 """The name of an architecture that is taken when none has the model's."""
 
-GROUP = "inferno"
-"""The entry-point group that plugins register in."""
-
-KINDS: Mapping[str, type] = {
-    "inferno_architectures": Architecture,
-    "inferno_checkpoint_formats": CheckpointFormat,
-    "inferno_quant_schemes": QuantScheme,
-    "inferno_kernels": KernelProvider,
-    "inferno_attention_backends": AttentionBackend,
-    "inferno_cache_policies": CachePolicy,
-    "inferno_sources": Source,
-}
-"""What each hook returns a list of."""
 _NOUNS: Mapping[type, str] = {
     Architecture: "architecture",
     CheckpointFormat: "checkpoint format",
@@ -70,51 +43,6 @@ _NOUNS: Mapping[type, str] = {
     CachePolicy: "cache policy",
     Source: "source",
 }
-
-
-@frozen
-class Offer(Generic[T]):
-    """A declaration, and the distribution it came from."""
-
-    item: T
-    distribution: str
-
-
-@frozen
-class Plugin:
-    """One entry point of the group: loaded, disabled or broken."""
-
-    name: str
-    distribution: str
-    version: str
-    offers: Mapping[str, tuple[str, ...]] = field(factory=dict)
-    """Hook name -> names of its declarations."""
-    disabled: bool = False
-    error: str = ""
-    """Why it was set aside, in a line."""
-    detail: str = ""
-    """The traceback behind `error`."""
-
-
-@frozen
-class Refusal:
-    """A candidate that was not chosen."""
-
-    name: str
-    distribution: str
-    reason: str
-
-
-@frozen
-class Choice(Generic[T]):
-    """What was chosen, and why the others were not."""
-
-    offer: Offer[T]
-    refusals: tuple[Refusal, ...] = ()
-
-    @property
-    def item(self) -> T:
-        return self.offer.item
 
 
 @frozen
@@ -324,93 +252,3 @@ def _highest(
 
 def _priority(offer: Offer[Any]) -> int:
     return int(getattr(offer.item, "priority", 0))
-
-
-def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Catalog:
-    """The plugins of this environment. `disable` and `only` name entry points or distributions;
-    `only` keeps the built-in ones."""
-    disabled, kept = set(disable), set(only)
-    plugins: list[Plugin] = []
-    offers: dict[str, list[Offer[Any]]] = {hook: [] for hook in KINDS}
-    seen: set[str] = set()
-    for entry, distribution, version in _entry_points():
-        names = {entry.name, distribution}
-        seen |= names
-        if names & disabled or (kept and not names & kept and entry.name != "builtin"):
-            plugins.append(Plugin(entry.name, distribution, version, disabled=True))
-            continue
-        try:
-            declared = _ask(entry)
-        except Exception as error:  # whatever a plugin does wrong is its own failure, not ours
-            plugins.append(
-                Plugin(
-                    entry.name,
-                    distribution,
-                    version,
-                    error=_line(error),
-                    detail=traceback.format_exc(),
-                )
-            )
-            continue
-        for hook, items in declared.items():
-            offers[hook] += [Offer(item, distribution) for item in items]
-        named = {hook: tuple(i.name for i in items) for hook, items in declared.items()}
-        plugins.append(Plugin(entry.name, distribution, version, named))
-    if unknown := (disabled | kept) - seen:
-        raise OptionError(
-            f"no plugin is called {', '.join(sorted(unknown))}",
-            f"Installed: {', '.join(sorted(seen))}.",
-        )
-    return Catalog(tuple(plugins), {hook: tuple(found) for hook, found in offers.items()})
-
-
-def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
-    """Every entry point of the group with its distribution, in a fixed order; a distribution seen
-    twice counts once."""
-    found: dict[tuple[str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        if entry.dist is not None:
-            found.setdefault(
-                (entry.dist.name, entry.name), (entry, entry.dist.name, entry.dist.version)
-            )
-    return [found[key] for key in sorted(found)]
-
-
-def _ask(entry: importlib.metadata.EntryPoint) -> dict[str, list[Any]]:
-    """Call every hook the plugin implements. Its own manager: one plugin's mistakes stay its
-    own."""
-    manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(hookspecs)
-    manager.register(entry.load(), name=entry.name)
-    manager.check_pending()  # a misspelt hook is an error, not silence
-    declared: dict[str, list[Any]] = {}
-    for hook, kind in KINDS.items():
-        for items in getattr(manager.hook, hook)():
-            for item in items:
-                _check(hook, kind, item)
-            declared[hook] = list(items)
-    return declared
-
-
-def _check(hook: str, kind: type, item: object) -> None:
-    if not isinstance(item, kind):
-        raise PluginError(
-            f"{hook} returned {item!r}", f"It must return a list of contracts.{kind.__name__}."
-        )
-    speaks, wanted = getattr(item, "api_version", None), hookspecs.API_VERSIONS[hook]
-    if speaks != wanted:
-        raise PluginError(
-            f"{getattr(item, 'name', item)!r} speaks version {speaks} of {hook}, this inferno "
-            f"speaks {wanted}",
-            "Upgrade inferno."
-            if isinstance(speaks, int) and speaks > wanted
-            else "Upgrade the plugin.",
-        )
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-assert set(KINDS) == set(hookspecs.API_VERSIONS), "every hook has a kind"

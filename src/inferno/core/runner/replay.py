@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from inferno.batch import Batch
-from inferno.cache import KVCache
 from inferno.contracts import Recording
+from inferno.core.kvcache import KVCache
+from inferno.nn.batch import Batch
 
 MAX_TOKENS = 64
 """Above, the operators take far longer than their calls."""

@@ -19,8 +19,8 @@ from litestar.dto import AbstractDTO, DTOConfig
 
 from inferno.errors import RequestError
 from inferno.server.errors import shorten, unsupported
-from inferno.server.fields import FIELDS, Field
-from inferno.server.wire import ENDPOINTS, Message, StreamOptions
+from inferno.server.schema import ENDPOINTS, Message, StreamOptions
+from inferno.server.support import FIELDS, Field
 
 T = TypeVar("T")
 _MAX_PROBLEMS = 5

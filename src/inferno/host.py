@@ -1,4 +1,4 @@
-"""How much memory there is, and what `--memory` asks for. Imports no torch."""
+"""The machine: its memory, its cores, its threads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNITS = {
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def show(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """`8.2 GiB`, for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(nbytes) < 1024:
@@ -33,7 +33,7 @@ def show(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def parse(text: str, total: int) -> int:
+def parse_memory(text: str, total: int) -> int:
     """`8GiB`, `500MB`, `60%` (of `total`), in bytes. Raises OptionError."""
     if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
         share = float(match[1]) / 100
@@ -52,7 +52,7 @@ def parse(text: str, total: int) -> int:
         )
     if nbytes > total:
         raise OutOfMemoryError(
-            f"--memory {text} is more than the device's {show(total)}", "Ask for less."
+            f"--memory {text} is more than the device's {format_bytes(total)}", "Ask for less."
         )
     return nbytes
 
@@ -98,3 +98,13 @@ def _host_total() -> int:
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def sleep_at_barriers() -> None:
+    """Make OpenMP threads spin for 0.4 ms at a barrier and then sleep, unless the user has decided.
+
+    They spin for milliseconds otherwise. On a busy machine a spinning thread takes the core that
+    its own teammate needs, and a step becomes ten times slower. libgomp reads the variable once,
+    when torch is imported.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")

@@ -144,12 +144,12 @@ class Logprobs:
 
 
 @frozen
-class Token:
-    """The engine's answer, one token at a time. `id` is -1 when a request ends without one more
-    token."""
+class EngineOutput:
+    """What the engine reports of one request: its next token, or that it ended without one."""
 
     request_id: str
-    id: int
+    token_id: int | None
+    """None when a request ends without one more token."""
     finish: FinishReason | None = None
     stop_id: int | None = None
     """The `stop_token_ids` entry that ended the request, None for the model's own end token."""
@@ -203,7 +203,7 @@ class Slice(NamedTuple):
 
 
 @frozen(eq=False)
-class Admission:
+class NewSequence:
     """A sequence takes a row: all the runner must know of it. Later steps name the row only."""
 
     row: int
@@ -237,7 +237,7 @@ class Step:
     host work)."""
 
     slices: tuple[Slice, ...]
-    admissions: tuple[Admission, ...] = ()
+    new_sequences: tuple[NewSequence, ...] = ()
     grants: tuple[BlockGrant, ...] = ()
     window_grants: tuple[WindowGrant, ...] = ()
 

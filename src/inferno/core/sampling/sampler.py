@@ -27,10 +27,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from inferno.errors import RequestError
+from inferno.core.sampling.state import UNIFORM_BITS, Kind, Row, Tally
+from inferno.core.types import Logprobs, Request, Sampled, SamplingParams
 from inferno.nn import ops
-from inferno.sampling_state import UNIFORM_BITS, Kind, Row, Tally
-from inferno.types import Logprobs, Request, Sampled, SamplingParams
 
 _UNDECIDED = -1
 _UNIT = 2.0**40
@@ -41,32 +40,6 @@ _BLOCK = 128
 _MANY = 4096
 """Candidates looked at the second time; the third time it is the vocabulary."""
 _TEMPERATURE, _MIN_P, _REPETITION, _FREQUENCY, _PRESENCE = range(5)
-
-
-def check(request: Request, vocab_size: int) -> None:
-    """Raise RequestError if the request names a token the model does not have, or a bias that is no
-    number."""
-    params = request.params
-    for param, ids in (
-        ("prompt", request.token_ids),
-        ("stop_token_ids", params.stop_token_ids),
-        ("logit_bias", params.logit_bias),
-    ):
-        lowest = min(ids, default=0)
-        bad = lowest if lowest < 0 else max(ids, default=0)
-        if not 0 <= bad < vocab_size:
-            raise RequestError(
-                f"{param} has token id {bad}",
-                f"The model's token ids are 0 to {vocab_size - 1}.",
-                param=param,
-            )
-    for token_id, bias in params.logit_bias.items():
-        if math.isnan(bias) or bias == math.inf:
-            raise RequestError(
-                f"logit_bias of token {token_id} is {bias}",
-                "It must be a finite number.",
-                param="logit_bias",
-            )
 
 
 class Sampler:

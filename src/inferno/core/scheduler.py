@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import heapq
 
-from inferno.cache import BlockPool, extend_keys
-from inferno.types import (
-    Admission,
+from inferno.core.kvcache import BlockPool, extend_keys
+from inferno.core.types import (
     BlockGrant,
+    EngineOutput,
     EngineStats,
     FinishReason,
+    NewSequence,
     Request,
     Sampled,
     Sequence,
     Slice,
     Step,
-    Token,
     WindowGrant,
 )
 
@@ -114,12 +114,12 @@ class Scheduler:
         if preempted:  # those chosen before a later one took their blocks are out again
             slices = [s for s in slices if s.row in self._running]
             grants = [g for g in grants if g.row in self._running]
-        admissions: list[Admission] = []
+        new_sequences: list[NewSequence] = []
         if not preempted:
-            self._admit(budget, slices, admissions, grants)
+            self._admit(budget, slices, new_sequences, grants)
         self._gauge()
         window_grants, self._window_grants = self._window_grants, []
-        return Step(tuple(slices), tuple(admissions), tuple(grants), tuple(window_grants))
+        return Step(tuple(slices), tuple(new_sequences), tuple(grants), tuple(window_grants))
 
     def _extend(
         self, sequence: Sequence, num_tokens: int, grants: list[BlockGrant]
@@ -149,7 +149,7 @@ class Scheduler:
         self,
         budget: int,
         slices: list[Slice],
-        admissions: list[Admission],
+        new_sequences: list[NewSequence],
         grants: list[BlockGrant],
     ) -> None:
         """Waiting sequences take rows, in order, while rows, tokens and blocks last. None overtakes
@@ -177,7 +177,9 @@ class Scheduler:
             self._grant(sequence, self._pool.allocate(missing), grants)
             sequence.num_computed, sequence.num_kept = start, len(hits)
             self._count_admission(sequence, start)
-            admissions.append(Admission(sequence.row, sequence.request, tuple(sequence.token_ids)))
+            new_sequences.append(
+                NewSequence(sequence.row, sequence.request, tuple(sequence.token_ids))
+            )
             slices.append(Slice(sequence.row, start, count, count == pending))
             budget -= count
 
@@ -224,11 +226,11 @@ class Scheduler:
 
     # --- commit -----------------------------------------------------------------------------------
 
-    def commit(self, step: Step, sampled: Sampled) -> list[Token]:
+    def commit(self, step: Step, sampled: Sampled) -> list[EngineOutput]:
         """Record what a step computed. `sampled` has one token for each sampling slice, in
         order."""
         answers = iter(sampled.token_ids)
-        tokens: list[Token] = []
+        tokens: list[EngineOutput] = []
         running, block_size = self._running, self._pool.block_size
         logprobs, prompt_logprobs = sampled.logprobs, sampled.prompt_logprobs
         for row, start, count, samples in step.slices:
@@ -252,7 +254,7 @@ class Scheduler:
             elif generated == params.max_tokens or len(sequence.token_ids) >= self._max_model_len:
                 finish = FinishReason.LENGTH
             tokens.append(
-                Token(
+                EngineOutput(
                     request.id,
                     token_id,
                     finish,

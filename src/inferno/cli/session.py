@@ -13,14 +13,14 @@ import attrs
 import rich_click as click
 from attrs import frozen
 
-from inferno.cli import show
+from inferno.cli import render
 from inferno.cli.options import chosen, plan_options
-from inferno.engine.prepare import prepared
+from inferno.core.types import SamplingParams
 from inferno.errors import OptionError
 from inferno.llm import LLM
-from inferno.llm.front import Front, Prompt
+from inferno.llm.preprocessor import Preprocessor, Prompt
 from inferno.plan import resolve
-from inferno.types import SamplingParams
+from inferno.process.prepare import prepared
 
 _Result = TypeVar("_Result")
 
@@ -35,16 +35,16 @@ def opened(
     plan = resolve(chosen(ref), options)
     clock.lap("plan")
     with prepared(plan):
-        front = Front.open(plan, chat_template)
+        preprocessor = Preprocessor.open(plan, chat_template)
         clock.lap("text")
-        from inferno.engine import Engine
+        from inferno.core.engine import Engine
 
         clock.lap("imports")
         engine = Engine.load(plan)
         clock.lap("load")
-    with LLM.of(engine, front) as llm:
-        show.started(plan, clock.laps)
-        yield Run(llm, front)
+    with LLM.of(engine, preprocessor) as llm:
+        render.started(plan, clock.laps)
+        yield Run(llm, preprocessor)
 
 
 class Clock:
@@ -64,12 +64,12 @@ class Run:
     """An open model and how a command talks to it."""
 
     llm: LLM
-    front: Front
+    preprocessor: Preprocessor
 
     @property
     def vocab_size(self) -> int:
-        tokenizer = self.front.tokenizer
-        return self.front.vocab_size or (tokenizer.vocab_size if tokenizer else 1)
+        tokenizer = self.preprocessor.tokenizer
+        return self.preprocessor.vocab_size or (tokenizer.vocab_size if tokenizer else 1)
 
     def params(self, given: Mapping[str, Any]) -> SamplingParams:
         """The checkpoint's own sampling, but for what was given."""

@@ -11,6 +11,6 @@ def install_hint(architecture: str) -> str:
     """For a name of `config.json`'s "architectures", or of a GGUF file's `general.architecture`;
     empty where none has it."""
     distribution = json.loads(
-        files("inferno").joinpath("index.json").read_text(encoding="utf-8")
+        files("inferno.catalog").joinpath("index.json").read_text(encoding="utf-8")
     ).get(architecture)
     return "" if distribution is None else f"`pip install {distribution}`."

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferno.server.reply import Dialect, Parser, Piece
+from inferno.server.output_parser import Dialect, Parser, Piece
 
 from .server_fakes import RESPONSE_TEMPLATE, ByteTokenizer
 

@@ -12,11 +12,11 @@ import attrs
 from attrs import frozen
 
 from inferno.contracts import TextAssets
+from inferno.core.types import Request, SamplingParams
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.plan import Options, Plan, open_text, resolve
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
-from inferno.types import Request, SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
@@ -57,7 +57,7 @@ class Job:
 
 
 @frozen(kw_only=True)
-class Front:
+class Preprocessor:
     """The text side of a model: tokenizer, chat template, limits and defaults. Checks all that can
     be checked before the engine sees a request."""
 
@@ -74,7 +74,7 @@ class Front:
     (`tokenizer_config.json`)."""
 
     @classmethod
-    def open(cls, plan: Plan, chat_template: str | None = None) -> Front:
+    def open(cls, plan: Plan, chat_template: str | None = None) -> Preprocessor:
         assets, config = open_text(plan)
         tokenizer = Tokenizer.from_assets(assets, config)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
@@ -263,41 +263,41 @@ def _integers(ids: Any) -> tuple[int, ...]:
 class Prompting:
     """What `LLM` and `AsyncLLM` have in common: the way from texts and messages to token ids."""
 
-    _front: Front
+    _preprocessor: Preprocessor
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self._front.tokenizer
+        return self._preprocessor.tokenizer
 
     @property
     def template(self) -> ChatTemplate:
-        return self._front.template
+        return self._preprocessor.template
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and answer together."""
-        return self._front.max_model_len
+        return self._preprocessor.max_model_len
 
     @property
     def default_params(self) -> SamplingParams:
         """What calls without params use: the checkpoint's generation_config.json."""
-        return self._front.default_params
+        return self._preprocessor.default_params
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
         """How the checkpoint says that its model writes calls and thoughts, if it does."""
-        return self._front.response_template
+        return self._preprocessor.response_template
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model
         cannot take."""
-        return self._front.encode_prompt(prompt)
+        return self._preprocessor.encode_prompt(prompt)
 
     def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
         """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the
         template's own."""
-        return self._front.render_chat(messages, **template_kwargs)
+        return self._preprocessor.render_chat(messages, **template_kwargs)
 
     def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:
         """`render_chat` as token ids: a prompt for `generate` and `stream`."""
-        return self._front.encode_chat(messages, **template_kwargs)
+        return self._preprocessor.encode_chat(messages, **template_kwargs)

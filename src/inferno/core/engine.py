@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from inferno.cache import BlockPool
+from inferno.core.kvcache import BlockPool
+from inferno.core.scheduler import Scheduler
+from inferno.core.types import EngineOutput, EngineStats, Request, Sampled, Step
+from inferno.core.validation import validate_request
 from inferno.errors import RequestError
 from inferno.plan import Plan
-from inferno.sampler import check
-from inferno.scheduler import Scheduler
-from inferno.types import EngineStats, Request, Sampled, Step, Token
 
 
 class Runner(Protocol):
@@ -29,8 +29,8 @@ class Engine:
     def load(cls, plan: Plan) -> Engine:
         """Load the plan's model and make room for its cache. Raises CheckpointError, PluginError,
         OutOfMemoryError."""
+        from inferno.core.runner import ModelRunner
         from inferno.loading import load_model, ops_of, record_of
-        from inferno.runner import ModelRunner
 
         catalog = plan.catalog()
         policy = catalog.cache_policy(plan.cache_policy).item
@@ -44,29 +44,19 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError, and then nothing has changed."""
-        length, limit = len(request.token_ids), self.plan.max_model_len
-        if not length:
-            raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
-        if length >= limit:
-            raise RequestError(
-                f"the prompt has {length} tokens, the context holds {limit} with at least one "
-                f"of output",
-                "Shorten the prompt.",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+        plan = self.plan
+        validate_request(request, vocab_size=plan.vocab_size, max_model_len=plan.max_model_len)
         if self._scheduler.knows(request.id):
             raise RequestError(
                 f"request id {request.id!r} is in use", "Choose another.", param="request_id"
             )
-        check(request, self.plan.vocab_size)
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         """Forget a request; one that is unknown or finished is no error."""
         self._scheduler.abort(request_id)
 
-    def step(self) -> list[Token]:
+    def step(self) -> list[EngineOutput]:
         step = self._scheduler.plan()
         if not step.slices:
             return []

@@ -15,14 +15,14 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.cache import KVCache
+from inferno.core.kvcache import KVCache
+from inferno.core.runner.replay import MAX_TOKENS, Record, Replays
+from inferno.core.sampling import Sampler, logprobs_of
+from inferno.core.types import Logprobs, Sampled, Step
 from inferno.nn import Rope
+from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
 from inferno.plan import Plan
-from inferno.replay import MAX_TOKENS, Record, Replays
-from inferno.sampler import Sampler, logprobs_of
-from inferno.types import Logprobs, Sampled, Step
 
 _LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once."""
@@ -53,7 +53,7 @@ class Tables:
 
     def update(self, step: Step) -> None:
         """What the step brings: new rows and new blocks."""
-        for admission in step.admissions:
+        for admission in step.new_sequences:
             self.token_ids[admission.row, : len(admission.token_ids)] = admission.token_ids
         if step.grants:
             rows, places, blocks = np.array(step.grants, np.int64).T
@@ -64,7 +64,7 @@ class Tables:
                 own = windows == window
                 block_ids[rows[own], places[own]] = blocks[own]
 
-    def lay_out(self, step: Step) -> Layout:
+    def lay_out(self, step: Step) -> StepArrays:
         """The step's slices, packed."""
         rows, starts, counts, samples = np.array(
             step.slices, np.int64
@@ -89,7 +89,7 @@ class Tables:
 
         slots, tables = located(self.block_ids)
         sampling = samples.astype(bool)
-        return Layout(
+        return StepArrays(
             token_ids=self.token_ids[row_T, positions],
             positions=positions,
             slots=slots,
@@ -104,14 +104,14 @@ class Tables:
             },
         )
 
-    def append(self, layout: Layout, token_ids: list[int]) -> None:
+    def append(self, arrays: StepArrays, token_ids: list[int]) -> None:
         """The tokens a step drew: pending in the next one."""
         if token_ids:
-            self.token_ids[layout.sampling_rows, layout.next_places] = token_ids
+            self.token_ids[arrays.sampling_rows, arrays.next_places] = token_ids
 
 
 @define(eq=False)
-class Layout:
+class StepArrays:
     """A step as arrays, before it moves to a device."""
 
     token_ids: np.ndarray[Any, Any]
@@ -159,49 +159,49 @@ class ModelRunner:
     def run(self, step: Step) -> Sampled:
         """Compute a step that has slices; one token for each that samples."""
         self._tables.update(step)
-        for admission in step.admissions:
+        for admission in step.new_sequences:
             self._sampler.admit(admission.row, admission.request, admission.token_ids)
             self._wants_prompt.pop(admission.row, None)
             if (top := admission.request.params.prompt_logprobs) is not None:
                 self._wants_prompt[admission.row] = _PromptLogprobs(
                     admission.request.token_ids, top
                 )
-        layout = self._tables.lay_out(step)
-        if (logits_SV := self._replayed(layout)) is not None:
+        arrays = self._tables.lay_out(step)
+        if (logits_SV := self._replayed(arrays)) is not None:
             prompt_logprobs: dict[int, tuple[Logprobs | None, ...]] = {}
         else:
-            hidden_TD = self._model(self._batch(layout))
+            hidden_TD = self._model(self._batch(arrays))
             prompt_logprobs = (
-                self._prompt_logprobs(step, layout, hidden_TD) if self._wants_prompt else {}
+                self._prompt_logprobs(step, arrays, hidden_TD) if self._wants_prompt else {}
             )
-            if not layout.sampling_rows:
+            if not arrays.sampling_rows:
                 return Sampled([], {}, prompt_logprobs)
-            logits_SV = self.logits(hidden_TD[self._tensor(layout.last)])
-        drawn = self._sampler.sample(logits_SV, layout.sampling_rows)
-        self._tables.append(layout, drawn.token_ids)
+            logits_SV = self.logits(hidden_TD[self._tensor(arrays.last)])
+        drawn = self._sampler.sample(logits_SV, arrays.sampling_rows)
+        self._tables.append(arrays, drawn.token_ids)
         return Sampled(drawn.token_ids, drawn.logprobs, prompt_logprobs)
 
-    def _replayed(self, layout: Layout) -> Tensor | None:
+    def _replayed(self, arrays: StepArrays) -> Tensor | None:
         """The logits of a small step in which every sequence computes one token and samples, if it
         can be replayed."""
-        tokens = len(layout.context_lens)
+        tokens = len(arrays.context_lens)
         if (
             self._replays is None
             or tokens > MAX_TOKENS
-            or not tokens == len(layout.token_ids) == len(layout.last)
+            or not tokens == len(arrays.token_ids) == len(arrays.last)
         ):
             return None
         if not self._wants_prompt.keys().isdisjoint(
-            layout.sampling_rows
+            arrays.sampling_rows
         ):  # rows of aborted requests may be left there
             return None
         return self._replays.run(
-            layout.token_ids,
-            layout.positions,
-            layout.slots,
-            layout.context_lens,
-            layout.tables,
-            layout.windows,
+            arrays.token_ids,
+            arrays.positions,
+            arrays.slots,
+            arrays.context_lens,
+            arrays.tables,
+            arrays.windows,
         )
 
     def _prepare(self, batch: Batch) -> None:
@@ -216,35 +216,35 @@ class ModelRunner:
         logits_SV: Tensor = self._model.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
         return logits_SV
 
-    def _batch(self, layout: Layout) -> Batch:
+    def _batch(self, arrays: StepArrays) -> Batch:
         batch = Batch(
-            token_ids_T=self._tensor(layout.token_ids),
-            positions_T=self._tensor(layout.positions),
-            slots_T=self._tensor(layout.slots),
-            query_starts=layout.query_starts,
-            context_lens=layout.context_lens,
-            blocks_SM=self._tensor(layout.tables),
+            token_ids_T=self._tensor(arrays.token_ids),
+            positions_T=self._tensor(arrays.positions),
+            slots_T=self._tensor(arrays.slots),
+            query_starts=arrays.query_starts,
+            context_lens=arrays.context_lens,
+            blocks_SM=self._tensor(arrays.tables),
             query_starts_S1=torch.tensor(
-                layout.query_starts, dtype=torch.int32, device=self._device
+                arrays.query_starts, dtype=torch.int32, device=self._device
             ),
             context_lens_S=torch.tensor(
-                layout.context_lens, dtype=torch.int32, device=self._device
+                arrays.context_lens, dtype=torch.int32, device=self._device
             ),
             block_size=self._tables.block_size,
             cache=self._cache,
         )
-        if not layout.windows:
+        if not arrays.windows:
             return batch
         tensor = self._tensor
         return batch.with_windows(
-            {w: (tensor(slots), tensor(tables)) for w, (slots, tables) in layout.windows.items()}
+            {w: (tensor(slots), tensor(tables)) for w, (slots, tables) in arrays.windows.items()}
         )
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
     def _prompt_logprobs(
-        self, step: Step, layout: Layout, hidden_TD: Tensor
+        self, step: Step, arrays: StepArrays, hidden_TD: Tensor
     ) -> dict[int, tuple[Logprobs | None, ...]]:
         """Extend the rows that want them by this step's positions; returns those that are
         complete."""
@@ -253,7 +253,7 @@ class ModelRunner:
             wanted = self._wants_prompt.get(row)
             if wanted is None:
                 continue
-            first = layout.query_starts[i]
+            first = arrays.query_starts[i]
             stop = min(count, len(wanted.token_ids) - 1 - start)
             for begin in range(0, stop, _LOGPROB_ROWS):
                 end = min(begin + _LOGPROB_ROWS, stop)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferno.errors import RequestError
-from inferno.server.decode import decode
-from inferno.server.fields import FIELDS, Field
-from inferno.server.wire import ENDPOINTS, ChatRequest, CompletionRequest
+from inferno.server.parsing import decode
+from inferno.server.schema import ENDPOINTS, ChatRequest, CompletionRequest
+from inferno.server.support import FIELDS, Field
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SMALLEST = {

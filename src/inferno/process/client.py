@@ -20,12 +20,12 @@ from typing import Any
 import zmq
 from attrs import define, field
 
-from inferno.engine import protocol
+from inferno.core.types import EngineOutput, EngineStats, FinishReason, Request
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan, plan_to_json
-from inferno.types import EngineStats, FinishReason, Request, Token
+from inferno.process import protocol
 
-log = logging.getLogger("inferno.engine")
+log = logging.getLogger("inferno.process")
 
 _GIVE_UP_AFTER = 3
 """Starts that fail in a row before the engine stays down."""
@@ -38,12 +38,12 @@ class TokenStream:
     EngineDeadError. May be abandoned after `abort`."""
 
     request_id: str
-    _tokens: list[Token] = field(factory=list, init=False)
+    _tokens: list[EngineOutput] = field(factory=list, init=False)
     _event: asyncio.Event = field(factory=asyncio.Event, init=False)
     _error: InfernoError | None = field(default=None, init=False)
     _done: bool = field(default=False, init=False)
 
-    def feed(self, token: Token) -> None:
+    def feed(self, token: EngineOutput) -> None:
         self._tokens.append(token)
         self._done = token.finish is not None
         self._event.set()
@@ -57,10 +57,10 @@ class TokenStream:
         self._done = True
         self._event.set()
 
-    def __aiter__(self) -> AsyncIterator[list[Token]]:
+    def __aiter__(self) -> AsyncIterator[list[EngineOutput]]:
         return self._batches()
 
-    async def _batches(self) -> AsyncIterator[list[Token]]:
+    async def _batches(self) -> AsyncIterator[list[EngineOutput]]:
         while True:
             await self._event.wait()
             self._event.clear()
@@ -185,7 +185,7 @@ class EngineClient:
         if self.alive and self._link is not None:
             self._link.send(protocol.ABORT, protocol.encode(request_id))
             self._aborting[request_id] += 1
-        stream.feed(Token(request_id, -1, FinishReason.ABORT))
+        stream.feed(EngineOutput(request_id, None, FinishReason.ABORT))
 
     # --- the process ------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class EngineClient:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "inferno.engine.worker",
+                "inferno.process.worker",
                 endpoint,
                 str(os.getpid()),
                 str(plan),
@@ -289,7 +289,7 @@ class EngineClient:
             failure: protocol.Failure = protocol.decode_failure(body)
             self._last_words = failure.error()
 
-    def _hand_out(self, token: Token) -> None:
+    def _hand_out(self, token: EngineOutput) -> None:
         if token.request_id in self._aborting:
             if token.finish is FinishReason.ABORT:
                 self._aborting -= Counter([token.request_id])

@@ -1,7 +1,8 @@
 """What the engine process and its client say to each other: a kind and one msgpack body, over a
 local socket.
 
-engine -> client   ready (first), tokens [Token], stats EngineStats, failed Failure (then it ends)
+engine -> client   ready (first), tokens [EngineOutput], stats EngineStats,
+                   failed Failure (then it ends)
 client -> engine   add Request, abort id, stop
 """
 
@@ -13,8 +14,8 @@ from typing import Any
 import msgspec
 from attrs import frozen
 
+from inferno.core.types import EngineOutput, EngineStats, Request
 from inferno.errors import ERRORS, InfernoError
-from inferno.types import EngineStats, Request, Token
 
 ADD, ABORT, STOP = b"add", b"abort", b"stop"
 READY, TOKENS, STATS, FAILED = b"ready", b"tokens", b"stats", b"failed"
@@ -45,7 +46,7 @@ class Failure:
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request: Any = msgspec.msgpack.Decoder(Request).decode
-decode_tokens: Any = msgspec.msgpack.Decoder(list[Token]).decode
+decode_tokens: Any = msgspec.msgpack.Decoder(list[EngineOutput]).decode
 decode_stats: Any = msgspec.msgpack.Decoder(EngineStats).decode
 decode_failure: Any = msgspec.msgpack.Decoder(Failure).decode
 decode_text: Any = msgspec.msgpack.Decoder(str).decode

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from inferno import __version__, memory
+from inferno import __version__, host
 
 if TYPE_CHECKING:
     from inferno.plan import AttentionUse, Plan, SchemeUse
@@ -23,7 +23,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         sum(laps.values()),
         ", ".join(f"{name} {seconds:.2f}" for name, seconds in laps.items()),
     )
-    items = ", ".join(f"{item.name} {memory.show(item.nbytes)}" for item in plan.memory)
+    items = ", ".join(f"{item.name} {host.format_bytes(item.nbytes)}" for item in plan.memory)
     rows = [
         (
             "model",
@@ -50,7 +50,7 @@ def explained(plan: Plan) -> str:
     """The whole plan: decisions, memory, and why nothing else was chosen."""
     parts = [
         _section(f"{plan.ref}", _table(_decisions(plan))),
-        _section(f"Memory, of {memory.show(plan.memory_limit)}", _table(_memory_rows(plan))),
+        _section(f"Memory, of {host.format_bytes(plan.memory_limit)}", _table(_memory_rows(plan))),
     ]
     if plan.notes:
         parts.append(_section("Notes", "\n".join(f"  {note}" for note in plan.notes)))
@@ -94,7 +94,8 @@ def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
 
 
 def _scheme(use: SchemeUse, classes: bool) -> str:
-    held = f"{use.name}: {use.count} matrices of {', '.join(use.stored)}, {memory.show(use.nbytes)}"
+    size = host.format_bytes(use.nbytes)
+    held = f"{use.name}: {use.count} matrices of {', '.join(use.stored)}, {size}"
     return f"{held} ({', '.join(use.classes)})" if classes else held
 
 
@@ -132,7 +133,9 @@ def _layers(layers: tuple[int, ...]) -> str:
 
 
 def _memory_rows(plan: Plan) -> list[Row]:
-    rows = [(item.name, f"{memory.show(item.nbytes):>10}  {item.why}", "") for item in plan.memory]
+    rows = [
+        (item.name, f"{host.format_bytes(item.nbytes):>10}  {item.why}", "") for item in plan.memory
+    ]
     total = sum(item.nbytes for item in plan.memory)
     at_once = plan.fitting(plan.max_model_len)
     fits = f"{at_once} of {plan.max_model_len} tokens at once"
@@ -143,7 +146,7 @@ def _memory_rows(plan: Plan) -> list[Row]:
             * plan.block_size
         )
         fits += f", or {plan.max_num_seqs} of {each}"
-    return [*rows, ("total", f"{memory.show(total):>10}", ""), ("fits", fits, "")]
+    return [*rows, ("total", f"{host.format_bytes(total):>10}", ""), ("fits", fits, "")]
 
 
 def _origin(plan: Plan, what: str, name: str | None = None) -> str:
