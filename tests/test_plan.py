@@ -410,6 +410,7 @@ def test_what_one_long_context_takes(
             head_dim=head_dim,
             scale=1.0,
             dtype="bfloat16",
+            device="cpu",
             sliding_window=window,
         )
         uses.append(

@@ -343,5 +343,4 @@ def bind(model: nn.Module, catalog: Catalog, plan: Plan) -> None:
         )
     for layer in layers:
         use = uses[layer.layer_id]
-        layer.need = use.need
         layer.attend = catalog.named(AttentionBackend, use.name).item.build(use.need)

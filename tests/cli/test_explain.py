@@ -19,15 +19,15 @@ Inferno = Callable[..., subprocess.CompletedProcess[str]]
 TOY = """
 from attrs import frozen
 from inferno import hookimpl
-from inferno.contracts import Architecture, AttentionBackend, AttentionNeed
+from inferno.contracts import Architecture, AttentionBackend, AttentionSpec
 
 @frozen
 class Config:
     vocab_size: int = 32
     max_position_embeddings: int = 256
 
-    def attention_needs(self):
-        return [AttentionNeed(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)] * 3
+    def cache_specs(self):
+        return [AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)] * 3
 
 @hookimpl
 def inferno_architectures():

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from inferno.configs.reader import check_known, check_positive, read_config
 from inferno.configs.rope import RopeConfig
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -76,16 +76,16 @@ class DecoderConfig:
     def unused_tensors(self) -> tuple[str, ...]:
         return ("lm_head.weight",) if self.tie_word_embeddings else ()
 
-    def attention_need(self, layer: int) -> AttentionNeed:
-        return AttentionNeed(
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return AttentionSpec(
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
             scale=self.head_dim**-0.5,
         )
 
-    def attention_needs(self) -> list[AttentionNeed]:
-        return [self.attention_need(layer) for layer in range(self.num_hidden_layers)]
+    def cache_specs(self) -> list[AttentionSpec]:
+        return [self.attention_spec(layer) for layer in range(self.num_hidden_layers)]
 
 
 @frozen(kw_only=True)
@@ -117,9 +117,9 @@ class WindowedConfig(DecoderConfig):
         """Whether this layer has the window, where `layer_types` does not say."""
         return True
 
-    def attention_need(self, layer: int) -> AttentionNeed:
+    def attention_spec(self, layer: int) -> AttentionSpec:
         window = self.sliding_window if self.layer_types[layer] == SLIDING else None
-        return attrs.evolve(super().attention_need(layer), sliding_window=window)
+        return attrs.evolve(super().attention_spec(layer), sliding_window=window)
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from attrs import field, frozen
 
 from inferno.contracts import lazy
-from inferno.contracts.attention import AttentionNeed
+from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.checkpoints import Checkpoint
 from inferno.contracts.gguf import GgufNames
 
@@ -36,7 +36,7 @@ class ModelConfig(Protocol):
         """Longest context, in tokens, that the model was made for."""
         ...
 
-    def attention_needs(self) -> Sequence[AttentionNeed]:
+    def cache_specs(self) -> Sequence[AttentionSpec]:
         """One per attention layer, in the order of their layer ids; dtype and device are filled in
         by the plan."""
         ...

@@ -4,21 +4,21 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from inferno.contracts import Attend, AttentionNeed
+from inferno.contracts import Attend, AttentionSpec
 from inferno.nn.batch import Batch
 
 
 class Attention(nn.Module):
-    """Causal attention over the cache. States its need; the loader binds a backend to it.
+    """Causal attention over the cache. States what it computes; the loader binds a backend to it.
 
     `layer_id` counts the model's attention layers from 0, in the order of its config's
-    `attention_needs()`.
+    `cache_specs()`.
     """
 
-    def __init__(self, layer_id: int, need: AttentionNeed) -> None:
+    def __init__(self, layer_id: int, spec: AttentionSpec) -> None:
         super().__init__()
         self.layer_id = layer_id
-        self.need = need
+        self.spec = spec
         self.attend: Attend = unbound
 
     def forward(
@@ -29,12 +29,12 @@ class Attention(nn.Module):
         batch: Batch,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`need.output_dim`). Latent attention has no values;
-        `sinks_H` are the logits of `need.sinks`."""
-        need, batch = self.need, batch.of(self.need.sliding_window)
-        q_THC, k_TKC = (x.view(len(x), -1, need.head_dim) for x in (q_TX, k_TX))
+        """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`spec.output_dim`). Latent attention has no values;
+        `sinks_H` are the logits of `spec.sinks`."""
+        spec, batch = self.spec, batch.of(self.spec.sliding_window)
+        q_THC, k_TKC = (x.view(len(x), -1, spec.head_dim) for x in (q_TX, k_TX))
         v_TKC = (
-            k_TKC[..., : need.latent_dim]
+            k_TKC[..., : spec.latent_dim]
             if v_TX is None
             else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
         )

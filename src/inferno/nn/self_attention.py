@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.nn.attention import Attention
 from inferno.nn.batch import Batch
 from inferno.nn.linear import Linear, MergedLinear
@@ -25,7 +25,7 @@ class SelfAttention(nn.Module):
     def __init__(
         self,
         layer_id: int,
-        need: AttentionNeed,
+        spec: AttentionSpec,
         hidden_size: int,
         *,
         bias: bool = False,
@@ -34,11 +34,11 @@ class SelfAttention(nn.Module):
         fused: bool = False,
     ) -> None:
         """`bias` is that of q, k and v. `head_norm` makes q_norm and k_norm, which norm each head
-        before it is turned. With `need.sinks` there is a parameter `sinks`, (H,). `fused`: the
+        before it is turned. With `spec.sinks` there is a parameter `sinks`, (H,). `fused`: the
         checkpoint has q, k and v in one matrix, qkv_proj."""
         super().__init__()
-        heads_X, kv_heads_X = need.num_heads * need.head_dim, need.num_kv_heads * need.head_dim
-        self.head_dim = need.head_dim
+        heads_X, kv_heads_X = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.head_dim = spec.head_dim
         self.sizes, self.fused = [heads_X, kv_heads_X, kv_heads_X], fused
         if fused:
             self.qkv_proj = Linear(hidden_size, sum(self.sizes), bias=bias)
@@ -48,8 +48,8 @@ class SelfAttention(nn.Module):
             )
         self.q_norm = head_norm() if head_norm else None
         self.k_norm = head_norm() if head_norm else None
-        self.sinks = nn.Parameter(torch.empty(need.num_heads)) if need.sinks else None
-        self.attention = Attention(layer_id, need)
+        self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.sinks else None
+        self.attention = Attention(layer_id, spec)
         self.o_proj = Linear(heads_X, hidden_size, bias=output_bias)
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:

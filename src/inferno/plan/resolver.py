@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import attrs
-
 from inferno import host
 from inferno.catalog import ANY, Catalog, Choice, Offer, Refusal, load_catalog
 from inferno.catalog.hints import install_hint
@@ -101,8 +99,8 @@ class _Resolver:
         schemes = self._schemes(model, dtype)
         cache_dtype = cast(CacheDType, options.kv_cache_dtype)
         needs = [
-            attrs.evolve(need, dtype=dtype, device=device, cache_dtype=cache_dtype)
-            for need in model.attention_needs()
+            AttentionNeed.of(spec, dtype=dtype, device=device, cache_dtype=cache_dtype)
+            for spec in model.cache_specs()
         ]
         attention, block_size = self._attention(needs)
         policy = self._choose("cache policy", self._catalog.cache_policy(options.cache_policy))

@@ -254,7 +254,7 @@ class ArchitectureTests(Installed):
         code = (
             "import json, sys; from inferno.catalog import load_catalog; config = "
             "json.loads(sys.argv[1])\n"
-            "load_catalog().architecture(config['architectures'][0]).item.config(config).attention_needs()\n"
+            "load_catalog().architecture(config['architectures'][0]).item.config(config).cache_specs()\n"
             "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
         )
         done = run_python(code, json.dumps(self.config))
@@ -270,7 +270,7 @@ class ArchitectureTests(Installed):
             key=lambda layer: layer.layer_id,
         )
         assert [layer.layer_id for layer in layers] == list(range(len(layers)))
-        assert [layer.need for layer in layers] == list(config.attention_needs())
+        assert [layer.spec for layer in layers] == list(config.cache_specs())
 
     def test_the_memory_plan_is_what_it_takes(self, toy: Toy) -> None:
         """Weights and cache, within 5 % of the tensors that hold them."""

@@ -52,6 +52,7 @@ def main() -> None:
             head_dim=args.head_dim,
             scale=args.head_dim**-0.5,
             dtype=args.dtype,
+            device="cpu",
             cache_dtype=cache_dtype,
         )
         torch_too = cache_dtype == "auto" and not args.no_torch

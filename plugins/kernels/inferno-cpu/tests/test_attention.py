@@ -43,7 +43,7 @@ def need(
     heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: str = "float32", **more: Any
 ) -> AttentionNeed:
     sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
-    return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **more)  # type: ignore[arg-type]
+    return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **{"device": "cpu", **more})  # type: ignore[arg-type]
 
 
 class Sequences:

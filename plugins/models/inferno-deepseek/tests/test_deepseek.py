@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from inferno.configs import RopeConfig
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 from inferno.loading import check, checkpoint_path, load_model
 from inferno.nn import Rope, Unloaded
@@ -324,8 +324,8 @@ def test_layers_that_predict_further_tokens_are_left_alone(
 
 def test_a_token_costs_one_latent_and_one_rotated_key() -> None:
     scale = (0.1 * math.log(40) + 1) ** 2 * 40**-0.5
-    need = AttentionNeed(num_heads=4, num_kv_heads=1, head_dim=72, latent_dim=64, scale=scale)
-    assert DeepseekConfig.of_v3(V3).attention_needs() == [need, need]
+    need = AttentionSpec(num_heads=4, num_kv_heads=1, head_dim=72, latent_dim=64, scale=scale)
+    assert DeepseekConfig.of_v3(V3).cache_specs() == [need, need]
 
 
 def test_gguf_files_that_name_no_scoring_mean_softmax() -> None:

@@ -236,7 +236,7 @@ def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
         k: v for k, v in GEMMA_3.items() if k not in ("sliding_window", "sliding_window_pattern")
     }
     assert set(gemma3({**config, "query_pre_attn_scalar": 0}).layer_types) == {FULL}
-    assert gemma3(config).attention_need(0).sliding_window == 4096
+    assert gemma3(config).attention_spec(0).sliding_window == 4096
 
 
 @pytest.mark.parametrize(

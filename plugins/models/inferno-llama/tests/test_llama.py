@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
 from inferno.plan import Options, resolve
@@ -132,8 +132,8 @@ class TestDeepSeekDistill(ArchitectureTests):
 
 
 def test_needs_of_the_first_llamas_have_as_many_key_heads_as_query_heads() -> None:
-    need = AttentionNeed(num_heads=4, num_kv_heads=4, head_dim=16, scale=0.25)
-    assert LlamaConfig.from_json(LLAMA_2).attention_needs() == [need, need]
+    need = AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=16, scale=0.25)
+    assert LlamaConfig.from_json(LLAMA_2).cache_specs() == [need, need]
 
 
 @pytest.mark.parametrize(

@@ -131,14 +131,14 @@ class TestTied(MistralTests):
 
 def test_a_window_that_is_not_named_is_that_of_the_first_mistral() -> None:
     silent = {name: value for name, value in V0_3.items() if name != "sliding_window"}
-    windows = [need.sliding_window for need in MistralConfig.from_json(silent).attention_needs()]
+    windows = [need.sliding_window for need in MistralConfig.from_json(silent).cache_specs()]
     assert windows == [4096, 4096]
 
 
 def test_layer_types_of_a_mistral_are_those_of_a_ministral() -> None:
     """transformers reads such a config as Ministral's, whatever its model_type."""
     config = {**V0_3, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
-    assert [need.sliding_window for need in MistralConfig.from_json(config).attention_needs()] == [
+    assert [need.sliding_window for need in MistralConfig.from_json(config).cache_specs()] == [
         None,
         8,
     ]

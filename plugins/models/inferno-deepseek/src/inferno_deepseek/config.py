@@ -17,7 +17,7 @@ from inferno.configs import (
     layers_behind,
     read_config,
 )
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 
 _V3_DEFAULTS = {
     "scoring_func": "sigmoid",
@@ -152,13 +152,13 @@ class DeepseekConfig:
         )
 
     @property
-    def attention_need(self) -> AttentionNeed:
+    def attention_spec(self) -> AttentionSpec:
         scale = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
         if self.rope.rope_type != "default" and self.rope.mscale_all_dim:
             scale *= (
                 0.1 * self.rope.mscale_all_dim * math.log(max(self.rope.factor, 1.0)) + 1.0
             ) ** 2
-        return AttentionNeed(
+        return AttentionSpec(
             num_heads=self.num_attention_heads,
             num_kv_heads=1,
             head_dim=self.kv_lora_rank + self.qk_rope_head_dim,
@@ -166,5 +166,5 @@ class DeepseekConfig:
             scale=scale,
         )
 
-    def attention_needs(self) -> list[AttentionNeed]:
-        return [self.attention_need] * self.num_hidden_layers
+    def cache_specs(self) -> list[AttentionSpec]:
+        return [self.attention_spec] * self.num_hidden_layers

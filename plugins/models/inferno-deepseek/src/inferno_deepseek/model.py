@@ -74,7 +74,7 @@ class LatentAttention(nn.Module):
             self.kv_b_proj = Linear(self.latent, self.num_heads * (self.nope + self.value))
         self.key_HNL: Tensor  # made by fuse
         self.value_HLV: Tensor
-        self.attention = Attention(layer_id, config.attention_need)
+        self.attention = Attention(layer_id, config.attention_spec)
         self.o_proj = Linear(self.num_heads * self.value, config.hidden_size)
 
     def fuse(self, stack: Stack) -> None:

@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from inferno.configs import SLIDING, RopeConfig, WindowedConfig, check_known, check_positive
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 
 
@@ -55,10 +55,10 @@ class GemmaConfig(WindowedConfig):
     def slides(self, layer: int) -> bool:
         return (layer + 1) % max(1, self.sliding_window_pattern) > 0
 
-    def attention_need(self, layer: int) -> AttentionNeed:
+    def attention_spec(self, layer: int) -> AttentionSpec:
         scale = self.query_pre_attn_scalar**-0.5
         return attrs.evolve(
-            super().attention_need(layer), scale=scale, soft_cap=self.attn_logit_softcapping
+            super().attention_spec(layer), scale=scale, soft_cap=self.attn_logit_softcapping
         )
 
 

@@ -77,7 +77,7 @@ class GemmaForCausalLM(CausalLM):
                 GemmaAttention(
                     config.layer_types[i],
                     i,
-                    config.attention_need(i),
+                    config.attention_spec(i),
                     hidden,
                     bias=config.attention_bias,
                     output_bias=config.attention_bias,

@@ -33,7 +33,7 @@ class GlmForCausalLM(CausalLM):
             layer(
                 SelfAttention(
                     layer_id,
-                    config.attention_need(layer_id),
+                    config.attention_spec(layer_id),
                     config.hidden_size,
                     bias=config.attention_bias,
                     fused=config.fused_qkv,

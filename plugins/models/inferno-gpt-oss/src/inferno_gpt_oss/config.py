@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from inferno.configs import WindowedConfig, check_experts, check_positive
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 
 THETA = 150_000.0
@@ -51,5 +51,5 @@ class GptOssConfig(WindowedConfig):
     def slides(self, layer: int) -> bool:
         return layer % 2 == 0
 
-    def attention_need(self, layer: int) -> AttentionNeed:
-        return attrs.evolve(super().attention_need(layer), sinks=True)
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return attrs.evolve(super().attention_spec(layer), sinks=True)

@@ -27,8 +27,8 @@ from inferno_phi.config import PhiConfig
 class PhiAttention(nn.Module):
     def __init__(self, config: PhiConfig, layer_id: int) -> None:
         super().__init__()
-        need = config.attention_need(layer_id)
-        heads_X, kv_heads_X = need.num_heads * need.head_dim, need.num_kv_heads * need.head_dim
+        spec = config.attention_spec(layer_id)
+        heads_X, kv_heads_X = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.sizes = [heads_X, kv_heads_X, kv_heads_X]
         if config.fused_qkv:
             self.qkv_proj = Linear(config.hidden_size, sum(self.sizes), bias=True)
@@ -39,13 +39,13 @@ class PhiAttention(nn.Module):
         self.fused = config.fused_qkv
         normed = config.qk_layernorm
         self.q_layernorm = (
-            LayerNorm(need.head_dim, config.layer_norm_eps) if normed else nn.Identity()
+            LayerNorm(spec.head_dim, config.layer_norm_eps) if normed else nn.Identity()
         )
         self.k_layernorm = (
-            LayerNorm(need.head_dim, config.layer_norm_eps) if normed else nn.Identity()
+            LayerNorm(spec.head_dim, config.layer_norm_eps) if normed else nn.Identity()
         )
-        self.head_dim = need.head_dim
-        self.attention = Attention(layer_id, need)
+        self.head_dim = spec.head_dim
+        self.attention = Attention(layer_id, spec)
         self.dense = Linear(heads_X, config.hidden_size, bias=True)
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:

@@ -47,14 +47,14 @@ class HeadNorms(nn.Module):
 
 class StableLmAttention(SelfAttention):
     def __init__(self, config: StableLmConfig, layer_id: int) -> None:
-        need = config.attention_need(layer_id)
-        super().__init__(layer_id, need, config.hidden_size, bias=config.use_qkv_bias)
+        spec = config.attention_spec(layer_id)
+        super().__init__(layer_id, spec, config.hidden_size, bias=config.use_qkv_bias)
         normed, eps = config.qk_layernorm, config.layer_norm_eps
         self.q_layernorm = (
-            HeadNorms(need.num_heads, need.head_dim, eps) if normed else nn.Identity()
+            HeadNorms(spec.num_heads, spec.head_dim, eps) if normed else nn.Identity()
         )
         self.k_layernorm = (
-            HeadNorms(need.num_kv_heads, need.head_dim, eps) if normed else nn.Identity()
+            HeadNorms(spec.num_kv_heads, spec.head_dim, eps) if normed else nn.Identity()
         )
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:

@@ -26,8 +26,8 @@ class HostedForCausalLM(nn.Module):
     def __init__(self, config: HostedConfig) -> None:
         super().__init__()
         causal = skeleton.build(config.fields, config.plain).model
-        for layer_id, (path, need) in enumerate(config.attention.items()):
-            causal.get_submodule(path).add_module("inferno_attention", Attention(layer_id, need))
+        for layer_id, (path, spec) in enumerate(config.attention.items()):
+            causal.get_submodule(path).add_module("inferno_attention", Attention(layer_id, spec))
         # The same modules and parameters, in the very same dicts: what the loader puts into this
         # one is the other's too.
         self._modules, self._parameters, self._buffers = (
@@ -117,4 +117,4 @@ class _Paged:
 
 
 MASK = object()
-"""Every mask: inferno's attention is causal, its window is part of the layer's need."""
+"""Every mask: inferno's attention is causal, its window is part of the layer's spec."""
