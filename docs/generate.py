@@ -256,17 +256,12 @@ def _architectures() -> dict[str, list[contracts.Architecture]]:
 
 
 def index() -> str:
-    """Architecture, or name of its GGUF files, to the distribution that has it."""
-    names: dict[str, str] = {}
-    by_priority = [
-        (a.gguf.priority if a.gguf else 0, d, a)
-        for d, held in _architectures().items()
-        for a in held
-    ]
-    for _, distribution, architecture in sorted(by_priority, key=lambda entry: entry[0]):
-        names[architecture.name] = distribution
-        if architecture.gguf is not None:
-            names[architecture.gguf.architecture] = distribution
+    """Architecture, by the names of every format, to the distribution that has it."""
+    held = [(d, a) for d, architectures in _architectures().items() for a in architectures]
+    names = {architecture.name: distribution for distribution, architecture in held}
+    dialects = [(dialect, d) for d, a in held for dialect in a.dialects.values()]
+    for dialect, distribution in sorted(dialects, key=lambda entry: entry[0].priority):
+        names[dialect.architecture] = distribution
     return json.dumps(dict(sorted(names.items())), indent=1) + "\n"
 
 
@@ -276,11 +271,10 @@ def families() -> str:
     parts = []
     for distribution, architectures in _architectures().items():
         names = ", ".join(f"`{a.name}`" for a in architectures)
-        gguf = (
-            ", ".join(dict.fromkeys(f"`{a.gguf.architecture}`" for a in architectures if a.gguf))
-            or "no"
-        )
-        rows = [("architectures", names), ("GGUF", gguf)]
+        rows = [("architectures", names)]
+        for name in dict.fromkeys(name for a in architectures for name in a.dialects):
+            theirs = [a.dialects[name].architecture for a in architectures if name in a.dialects]
+            rows.append((name.upper(), ", ".join(f"`{n}`" for n in dict.fromkeys(theirs))))
         if checkpoints := [c for a in architectures for c in a.checkpoints]:
             rows.append(("checkpoints", ", ".join(checkpoints)))
         rows += [("checked as", doc) for doc in _checked(FAMILIES / distribution / "tests")]
