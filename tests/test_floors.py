@@ -4,10 +4,13 @@ table, and says why."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from inferno_index import inferno_hints
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "inferno"
@@ -117,3 +120,29 @@ def test_files_stay_small(path: Path) -> None:
     assert lines <= MAX_LINES, (
         f"{lines} lines: split it by meaning, or convince whoever keeps this number"
     )
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+DISTRIBUTION = re.compile(r"\binferno-[a-z]")
+
+
+def strings(tree: ast.Module) -> Iterator[str]:
+    """Every string that is not a docstring or a field's description."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.value
+
+
+def test_the_kernel_names_no_other_distribution_and_no_architecture() -> None:
+    names = {hint.name for hint in inferno_hints() if hint.kind == "architecture"} - {"*"}
+    # llama.cpp is a project, llama3 the published name of a way to scale rotary frequencies.
+    model = re.compile(rf"\b({'|'.join(sorted(names))})\b(?!\.cpp)", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(SRC)}: {text!r}"
+        for path in MODULES
+        for text in strings(ast.parse(path.read_text()))
+        if DISTRIBUTION.search(text) or model.search(text)
+    ]
+    assert found == []

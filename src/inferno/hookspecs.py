@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         AttentionBackend,
         CachePolicy,
         CheckpointFormat,
+        Hint,
         KernelProvider,
         QuantScheme,
         Source,
@@ -33,6 +34,7 @@ API_VERSIONS = {
     "inferno_attention_backends": 1,
     "inferno_cache_policies": 1,
     "inferno_sources": 1,
+    "inferno_hints": 1,
 }
 """The contract each hook speaks today. A declaration of another `api_version` is set aside with a
 reason."""
@@ -78,4 +80,10 @@ def inferno_cache_policies() -> list[CachePolicy]:
 @hookspec
 def inferno_sources() -> list[Source]:
     """Where a model reference is looked for: this machine, a hub, a package."""
+    raise NotImplementedError
+
+
+@hookspec
+def inferno_hints() -> list[Hint]:
+    """Which distribution provides what is not installed here: data for the remedies of errors."""
     raise NotImplementedError

@@ -14,7 +14,6 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.catalog.hints import install_hint
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
 from inferno.contracts import (
     Architecture,
@@ -23,13 +22,21 @@ from inferno.contracts import (
     CachePolicy,
     Checkpoint,
     CheckpointFormat,
+    Hint,
     KernelNeed,
     KernelProvider,
     QuantScheme,
     Source,
     TensorInfo,
 )
-from inferno.errors import ModelNotFoundError, OptionError, PluginError, UnsupportedError
+from inferno.errors import (
+    InfernoError,
+    MissingKind,
+    ModelNotFoundError,
+    OptionError,
+    PluginError,
+    UnsupportedError,
+)
 
 ANY = "*"
 """The name of an architecture that is taken when none has the model's."""
@@ -42,7 +49,16 @@ _NOUNS: Mapping[type, str] = {
     AttentionBackend: "attention backend",
     CachePolicy: "cache policy",
     Source: "source",
+    Hint: "hint",
 }
+_MISSING: Mapping[type, MissingKind] = {
+    Architecture: "architecture",
+    CheckpointFormat: "format",
+    QuantScheme: "scheme",
+    AttentionBackend: "attention",
+    CachePolicy: "cache policy",
+}
+"""Kinds that a user names, and what hints call them."""
 
 
 @frozen
@@ -63,9 +79,10 @@ class Catalog:
         found = [o for o in self.of(hook) if o.item.name == name]
         if not found:
             names = ", ".join(sorted({o.item.name for o in self.of(hook)})) or "none"
+            hint = self.hint(_MISSING[kind], name) if kind in _MISSING else ""
             raise OptionError(
                 f"there is no {_NOUNS[kind]} {name!r}",
-                f"Installed: {names}. `inferno plugins` lists them.",
+                f"{hint} Installed: {names}. `inferno plugins` lists them.".lstrip(),
             )
         return _single(found, f"{_NOUNS[kind]} {name!r}")
 
@@ -73,26 +90,40 @@ class Catalog:
     def broken(self) -> tuple[Plugin, ...]:
         return tuple(p for p in self.plugins if p.error)
 
+    def hint(self, kind: MissingKind, name: str) -> str:
+        """A sentence on how to get what is missing; empty where no hint names it."""
+        found = sorted(
+            {
+                o.item.distribution
+                for o in self.of("inferno_hints")
+                if (o.item.kind, o.item.name) == (kind, name)
+            }
+        )
+        off = [d for d in found if any(p.distribution == d and p.disabled for p in self.plugins)]
+        if off:
+            return f"{off[0]} has it and is switched off: see --disable and --only."
+        return f"Try {' or '.join(f'`pip install {d}`' for d in found)}." if found else ""
+
     def architecture(self, name: str) -> Choice[Architecture]:
         offers = self.of("inferno_architectures")
         found = [o for o in offers if o.item.name == name]
         fallback = [o for o in offers if o.item.name == ANY]
+        hint = self.hint("architecture", name)
         if (
             not found and self.broken and fallback
         ):  # a broken plugin may have it: to be slow instead is not for us to choose
             switches = " ".join(f"--disable {plugin.name}" for plugin in self.broken)
-            hint = f"{install_hint(name)} Repair what is broken, or go on without it: {switches}."
-            hint = hint.lstrip()
+            hint = f"{hint} Repair what is broken, or go on without it: {switches}.".lstrip()
             raise self._missing(
                 f"no plugin that loads provides the architecture {name!r}", offers, hint
             )
         if not found and not fallback:
-            hint = install_hint(name) or (
-                "No plugin is known to have it; inferno-transformers may run it: `pip install "
-                "inferno-transformers`."
-            )
+            if not hint and (any_hint := self.hint("architecture", ANY)):
+                hint = f"No plugin is known to have it; a fallback may run it. {any_hint}"
             raise self._missing(
-                f"no installed plugin provides the architecture {name!r}", offers, hint
+                f"no installed plugin provides the architecture {name!r}",
+                offers,
+                hint or "Install a plugin that provides it.",
             )
         found = found or fallback
         return Choice(_single(found, f"architecture {name!r}"))
@@ -101,18 +132,26 @@ class Catalog:
         offers = self.of("inferno_checkpoint_formats")
         found = [o for o in offers if o.item.matches(path)]
         if not found:
-            hint = (
-                "pip install inferno-gguf"
-                if path.suffix == ".gguf"
-                else "It needs config.json and *.safetensors."
+            hint = self.hint("format", path.suffix.removeprefix(".").lower())
+            raise self._missing(
+                f"{path}: no installed format reads this",
+                offers,
+                hint
+                or "Name a folder with config.json and *.safetensors, or install a plugin "
+                "that reads the format.",
             )
-            raise self._missing(f"{path}: no installed format reads this", offers, hint)
         return _highest(found, lambda o: None, f"{path}")
 
     def open(self, path: Path) -> tuple[Choice[CheckpointFormat], Checkpoint]:
         """The checkpoint at `path`, headers read, and the format that reads it."""
         found = self.format_of(path)
-        return found, found.item.open(path, [o.item for o in self.of("inferno_architectures")])
+        try:
+            opened = found.item.open(path, [o.item for o in self.of("inferno_architectures")])
+        except InfernoError as error:
+            if error.missing and (hint := self.hint(error.missing.kind, error.missing.name)):
+                error.remedy = f"{hint} {error.remedy}".rstrip()
+            raise
+        return found, opened
 
     def scheme_of(
         self, parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any], path: str
@@ -121,14 +160,11 @@ class Catalog:
         found = [o for o in offers if o.item.owns(parts, quant_config)]
         if not found:
             stored = ", ".join(f"{part} ({info.dtype})" for part, info in sorted(parts.items()))
-            method = quant_config.get("quant_method")
-            hint = (
-                f"pip install inferno-{method}"
-                if method
-                else "Install a plugin that reads this layout."
-            )
+            hint = self.hint("scheme", str(quant_config.get("quant_method", "")))
             raise self._missing(
-                f"{path}: no installed scheme reads a matrix stored as {stored}", offers, hint
+                f"{path}: no installed scheme reads a matrix stored as {stored}",
+                offers,
+                hint or "Install a plugin that reads this layout.",
             )
         return _highest(found, lambda o: None, f"the matrix {path}")
 
@@ -196,7 +232,10 @@ class Catalog:
             known = sorted({name for o in offers for name in o.item.list()})
             looked = "; ".join(f"{o.item.name}: {o.item.describe}" for o in offers)
             near = f" Known here: {', '.join(known)}." if known else ""
-            raise ModelNotFoundError(f"no model {ref!r}", f"Looked for {looked}.{near}")
+            hint = self.hint("model", ref)
+            raise ModelNotFoundError(
+                f"no model {ref!r}", f"{hint} Looked for {looked}.{near}".lstrip()
+            )
         return _highest(found, lambda o: None, f"{ref!r}")
 
     def _missing(self, cause: str, offers: Iterable[Offer[Any]], hint: str) -> UnsupportedError:

@@ -12,6 +12,7 @@ from inferno.contracts import (
     AttentionBackend,
     CachePolicy,
     CheckpointFormat,
+    Hint,
     KernelProvider,
     QuantScheme,
     Source,
@@ -23,6 +24,7 @@ T = TypeVar(
     AttentionBackend,
     CachePolicy,
     CheckpointFormat,
+    Hint,
     KernelProvider,
     QuantScheme,
     Source,
@@ -36,6 +38,7 @@ KINDS: Mapping[str, type] = {
     "inferno_attention_backends": AttentionBackend,
     "inferno_cache_policies": CachePolicy,
     "inferno_sources": Source,
+    "inferno_hints": Hint,
 }
 """What each hook returns a list of."""
 

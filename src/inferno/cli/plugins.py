@@ -11,6 +11,8 @@ from inferno.catalog import Plugin, load_catalog
 from inferno.cli import DEBUG
 from inferno.cli.options import debug_option, declare, plugin_options
 
+MOST_NAMES = 24
+
 
 @declare
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -31,7 +33,7 @@ def command(
             f"{plugin.version}{_state(plugin)}"
         )
         for hook, names in plugin.offers.items():
-            click.echo(f"  {_noun(hook):<20} {', '.join(names)}")
+            click.echo(f"  {_noun(hook):<20} {_listed(names)}")
         if plugin.error:
             click.echo(f"  {plugin.error}")
             click.echo(plugin.detail if ctx.meta.get(DEBUG) else "  (--debug shows where)")
@@ -53,6 +55,12 @@ def _state(plugin: Plugin) -> str:
     if plugin.error:
         return click.style("  broken", fg="red")
     return click.style("  disabled", fg="yellow") if plugin.disabled else ""
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """The names, or the first of very many; `--json` has them all."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _noun(hook: str) -> str:

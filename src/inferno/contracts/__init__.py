@@ -28,6 +28,7 @@ from inferno.contracts.checkpoints import (
     TextAssets,
 )
 from inferno.contracts.gguf import GgufNames
+from inferno.contracts.hints import Hint
 from inferno.contracts.kernels import (
     EXPERT_OPS,
     GROUPED,
@@ -58,6 +59,7 @@ __all__ = [
     "FetchOptions",
     "GROUPED",
     "GgufNames",
+    "Hint",
     "KernelNeed",
     "KernelProvider",
     "LINEAR",

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from inferno import host
 from inferno.catalog import ANY, Catalog, Choice, Offer, Refusal, load_catalog
-from inferno.catalog.hints import install_hint
 from inferno.contracts import (
     COMPUTE_DTYPES,
     DTYPE_BYTES,
@@ -89,7 +88,7 @@ class _Resolver:
         if architecture.item.note:
             self._notes.append(architecture.item.note)
         if architecture.item.name == ANY and (
-            hint := install_hint(architecture_name(self._config))
+            hint := self._catalog.hint("architecture", architecture_name(self._config))
         ):
             self._notes.append(
                 f"a plugin made for {architecture_name(self._config)} is not installed: {hint}"
@@ -279,8 +278,9 @@ class _Resolver:
                     )
                 )
         if device == "cpu" and not any(use.op == LINEAR for use in chosen):
+            hint = self._catalog.hint("kernels", device)
             self._notes.append(
-                "no native kernels: torch multiplies the matrices, slower (pip install inferno-cpu)"
+                f"no native kernels: torch multiplies the matrices, slower. {hint}".rstrip()
             )
         return tuple(chosen)
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, frozen
 
-from inferno.catalog.hints import install_hint
 from inferno.contracts import Architecture, GgufNames, TensorInfo, TextAssets
 from inferno.errors import CheckpointError
 from inferno_gguf.config import ROPE_TENSORS, make_config
@@ -138,14 +137,13 @@ def _architecture(
             f"{claims} both read GGUF files of {name!r}",
             "Disable one of their plugins: --disable NAME",
         )
-    hint = install_hint(name) or "No plugin is known to have it."
     installed = (
         ", ".join(sorted(f"{names.architecture} ({a.name})" for a, names in known)) or "none"
     )
     raise CheckpointError(
         f"{file.path.name}: no installed architecture reads GGUF files of {name!r}",
-        f"{hint} Installed: {installed}.".strip(),
-    )
+        f"Install a plugin that provides it. Installed: {installed}.",
+    ).for_lack_of("architecture", name)
 
 
 def _translate(names: GgufNames, stored: Stored) -> str:
