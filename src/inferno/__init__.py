@@ -18,14 +18,12 @@ _LAZY = {
     "AsyncLLM": "inferno.llm",
     "RequestOutput": "inferno.llm",
     "CompletionOutput": "inferno.llm",
-    "Engine": "inferno.compat",
-    "EngineConfig": "inferno.compat",
-    "Message": "inferno.compat",
+    "InfernoError": "inferno.errors",
 }
 
 if TYPE_CHECKING:
-    from inferno.compat import Engine, EngineConfig, Message
     from inferno.core.types import SamplingParams
+    from inferno.errors import InfernoError
     from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
 
 
@@ -42,9 +40,7 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
-    "Engine",
-    "EngineConfig",
-    "Message",
+    "InfernoError",
     "RequestOutput",
     "SamplingParams",
     "__version__",
