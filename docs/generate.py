@@ -106,10 +106,11 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def hook(name: str) -> str:
     doc = _clean(getattr(hookspecs, name).__doc__)
-    version = hookspecs.API_VERSIONS[name]
+    oldest, newest = hookspecs.API_VERSIONS[name]
+    version = f"version {newest}" if oldest == newest else f"versions {oldest} and {newest}"
     return (
         f"```python\n@hookimpl\ndef {name}() -> list[{KINDS[name].__name__}]: "
-        f"...\n```\n\n{doc} API version {version}."
+        f"...\n```\n\n{doc} API {version}."
     )
 
 

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker("inferno")
 
-API_VERSIONS = {
-    "inferno_architectures": 1,
-    "inferno_checkpoint_formats": 1,
-    "inferno_quant_schemes": 1,
-    "inferno_kernels": 1,
-    "inferno_attention_backends": 1,
-    "inferno_cache_policies": 1,
-    "inferno_sources": 1,
-    "inferno_hints": 1,
+API_VERSIONS: dict[str, tuple[int, int]] = {
+    "inferno_architectures": (1, 1),
+    "inferno_checkpoint_formats": (1, 1),
+    "inferno_quant_schemes": (1, 1),
+    "inferno_kernels": (1, 1),
+    "inferno_attention_backends": (1, 1),
+    "inferno_cache_policies": (1, 1),
+    "inferno_sources": (1, 1),
+    "inferno_hints": (1, 1),
 }
-"""The contract each hook speaks today. A declaration of another `api_version` is set aside with a
-reason."""
+"""The oldest and the newest version of each hook's contract that is understood: the present one and
+the one before. A declaration of another `api_version` is set aside, alone, with a remedy."""
 
 
 @hookspec

@@ -52,6 +52,16 @@ class Offer(Generic[T]):
 
 
 @frozen
+class SetAside:
+    """A declaration that is not filed: it speaks another version of its hook's contract."""
+
+    hook: str
+    name: str
+    reason: str
+    remedy: str
+
+
+@frozen
 class Plugin:
     """One entry point of the group: loaded, disabled or broken."""
 
@@ -63,8 +73,21 @@ class Plugin:
     disabled: bool = False
     error: str = ""
     """Why it was set aside, in a line."""
+    remedy: str = ""
+    """What to do about `error`."""
     detail: str = ""
     """The traceback behind `error`."""
+    set_aside: tuple[SetAside, ...] = ()
+    """Declarations of a plugin that loads, each set aside alone."""
+
+    @property
+    def reason(self) -> str:
+        """Why it, or a part of it, is set aside."""
+        return self.error or "; ".join(s.reason for s in self.set_aside)
+
+    def remedy_for(self, name: str) -> str:
+        """What to do where this declaration of the plugin is needed."""
+        return next((s.remedy for s in self.set_aside if s.name == name), self.remedy)
 
 
 @frozen

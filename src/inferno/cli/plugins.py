@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import rich_click as click
 
 from inferno.catalog import Plugin, load_catalog
@@ -35,8 +36,12 @@ def command(
         for hook, names in plugin.offers.items():
             click.echo(f"  {_noun(hook):<20} {_listed(names)}")
         if plugin.error:
-            click.echo(f"  {plugin.error}")
+            click.echo(
+                f"  {plugin.error}\n  {plugin.remedy} (--disable {plugin.name} goes on without.)"
+            )
             click.echo(plugin.detail if ctx.meta.get(DEBUG) else "  (--debug shows where)")
+        for aside in plugin.set_aside:
+            click.echo(f"  {click.style('set aside', fg='red')}: {aside.reason}. {aside.remedy}")
 
 
 def _entry(plugin: Plugin) -> dict[str, object]:
@@ -48,7 +53,11 @@ def _entry(plugin: Plugin) -> dict[str, object]:
         "state": state,
         "offers": {hook: list(names) for hook, names in plugin.offers.items()},
     }
-    return entry | ({"error": plugin.error, "detail": plugin.detail} if plugin.error else {})
+    if plugin.set_aside:
+        entry["set_aside"] = [attrs.asdict(aside) for aside in plugin.set_aside]
+    if plugin.error:
+        entry |= {"error": plugin.error, "remedy": plugin.remedy, "detail": plugin.detail}
+    return entry
 
 
 def _state(plugin: Plugin) -> str:
