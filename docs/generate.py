@@ -105,7 +105,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def hook(name: str) -> str:
-    doc = _clean(getattr(hookspecs, name).__doc__)
+    doc = _clean(hookspecs.HOOKS[name].__doc__)
     oldest, newest = hookspecs.API_VERSIONS[name]
     version = f"version {newest}" if oldest == newest else f"versions {oldest} and {newest}"
     return (

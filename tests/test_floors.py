@@ -30,7 +30,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"errors", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}
-FOR_PLUGINS = {"contracts", "errors", "nn", "configs", "testing"}
+FOR_PLUGINS = {"contracts", "errors", "nn", "configs", "hookspecs", "testing"}
 MODULES = sorted(SRC.rglob("*.py"))
 PLUGIN_MODULES = sorted(path for path in ROOT.glob("plugins/*/*/src/**/*.py"))
 MAX_LINES = 400

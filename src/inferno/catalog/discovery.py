@@ -67,7 +67,8 @@ def _ask(
     """Call every hook the plugin implements: its declarations by hook, and those of another API
     version. Its own manager: one plugin's mistakes stay its own."""
     manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(hookspecs)
+    for protocol in hookspecs.PROTOCOLS:
+        manager.add_hookspecs(protocol)
     manager.register(entry.load(), name=entry.name)
     manager.check_pending()  # a misspelt hook is an error, not silence
     declared: dict[str, list[Any]] = {}
