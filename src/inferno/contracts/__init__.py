@@ -28,6 +28,7 @@ from inferno.contracts.checkpoints import (
     TextAssets,
 )
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
+from inferno.contracts.hints import Hint
 from inferno.contracts.kernels import (
     EXPERT_OPS,
     GROUPED,
@@ -59,6 +60,7 @@ __all__ = [
     "EXPERT_OPS",
     "FetchOptions",
     "GROUPED",
+    "Hint",
     "KernelNeed",
     "KernelProvider",
     "LINEAR",

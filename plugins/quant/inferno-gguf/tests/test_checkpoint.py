@@ -16,7 +16,7 @@ from torch import Tensor
 from inferno.catalog import load_catalog
 from inferno.configs import RopeConfig
 from inferno.contracts import Architecture, Dialect
-from inferno.errors import CheckpointError
+from inferno.errors import CheckpointError, Missing
 from inferno.testing import CheckpointFormatTests
 from inferno_gguf.checkpoint import GgufCheckpoint
 
@@ -231,8 +231,8 @@ def finish(writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("installed", "cause", "remedy"),
     [
-        ([], "qwen3", "pip install inferno-qwen3.*none"),
-        (["llama"], "qwen3", r"pip install inferno-qwen3.*llama \(A0\)"),
+        ([], "qwen3", "Install a plugin.*none"),
+        (["llama"], "qwen3", r"Install a plugin.*llama \(A0\)"),
         (["qwen3", "qwen3"], "A0 and A1", "--disable"),
     ],
 )
@@ -252,6 +252,8 @@ def test_an_architecture_that_is_not_installed_once_is_an_error_that_says_what_t
     with pytest.raises(CheckpointError, match=cause) as caught:
         GgufCheckpoint.open(path, known)
     assert re.search(remedy, caught.value.remedy)
+    wanted = Missing("architecture", "qwen3") if len(installed) < 2 else None
+    assert caught.value.missing == wanted
 
 
 # --- config ---------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
-from inferno.catalog.hints import install_hint
 from inferno.contracts import Architecture, Dialect, RowJoin, RowsView, TensorInfo, TextAssets
 from inferno.errors import CheckpointError
 from inferno_gguf.config import make_config
@@ -111,12 +110,11 @@ def _architecture(
             f"{claims} both read GGUF files of {name!r}",
             "Disable one of their plugins: --disable NAME",
         )
-    hint = install_hint(name) or "No plugin is known to have it."
     installed = ", ".join(sorted(f"{d.architecture} ({a.name})" for a, d in known)) or "none"
     raise CheckpointError(
         f"{file.path.name}: no installed architecture reads GGUF files of {name!r}",
-        f"{hint} Installed: {installed}.",
-    )
+        f"Install a plugin that provides it. Installed: {installed}.",
+    ).for_lack_of("architecture", name)
 
 
 def _halves_apart(rows: Tensor, heads: int) -> Tensor:
