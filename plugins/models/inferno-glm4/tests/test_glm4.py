@@ -80,15 +80,10 @@ class TestGlm(ArchitectureTests):
         if (dialect := gguf_dialect(catalog, "GlmForCausalLM")) is None:
             pytest.skip("no plugin reads GGUF files")
         tensors = load_file(checkpoint / "model.safetensors")
-        for layer in range(2):
-            path = f"model.layers.{layer}.self_attn"
-            for part in ("weight", "bias"):
-                fused = torch.cat([tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"])
-                tensors[f"{path}.qkv_proj.{part}"] = fused
         said = {name: value for name, value in GLM.items() if name != "head_dim"} | {
             "rms_norm_eps": 1.5625e-7
         }
-        write_gguf(tmp_path / "toy.gguf", dialect, said, tensors, "F16")
+        write_gguf(tmp_path / "toy.gguf", dialect, said, tensors, "F16", fused={"blk.{n}.attn_qkv"})
         plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
         fused_toy = Toy(plan, load_model(reopen(plan, catalog)))
         for ours, theirs in zip(

@@ -70,12 +70,8 @@ class TestPhi2(ArchitectureTests):
         if (dialect := gguf_dialect(catalog, "PhiForCausalLM")) is None:
             pytest.skip("no plugin reads GGUF files")
         tensors = load_file(checkpoint / "model.safetensors")
-        for layer in range(2):
-            path = f"model.layers.{layer}.self_attn"
-            for part in ("weight", "bias"):
-                fused = torch.cat([tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"])
-                tensors[f"{path}.qkv_proj.{part}"] = fused
-        write_gguf(tmp_path / "toy.gguf", dialect, self.config, tensors, "F16")
+        fused = {"blk.{n}.attn_qkv"}
+        write_gguf(tmp_path / "toy.gguf", dialect, self.config, tensors, "F16", fused=fused)
         plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
         fused_toy = Toy(plan, load_model(reopen(plan, catalog)))
         for ours, theirs in zip(

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from inferno.contracts import Dialect
 
 _LAYER = "model.layers.{n}"
+
+
+def _glm4_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Files count the multi-token-prediction layers among the others."""
+    further = fields.get("num_nextn_predict_layers", 0)
+    return {**fields, "num_hidden_layers": fields["num_hidden_layers"] - further}
+
 
 GLM4_MOE = Dialect(
     architecture="glm4moe",
@@ -34,7 +44,7 @@ GLM4_MOE = Dialect(
         "blk.{n}.nextn.shared_head_head": f"{_LAYER}.shared_head.head",
         "blk.{n}.nextn.shared_head_norm": f"{_LAYER}.shared_head.norm",
     },
-    constants={"counts_predict_layers": True},
     present={"attention_bias": "blk.0.attn_q.bias", "use_qk_norm": "blk.0.attn_q_norm.weight"},
     values={"scoring_func": {1: "softmax", 2: "sigmoid"}},
+    config=_glm4_moe,
 )

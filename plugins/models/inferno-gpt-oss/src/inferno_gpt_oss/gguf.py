@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from inferno.contracts import Dialect
 
 _LAYER = "model.layers.{n}"
+
+
+def _gpt_oss(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Files have no key for `truncate`; it is false in all published models."""
+    config = dict(fields)
+    if scaling := config.get("rope_scaling"):
+        config["rope_scaling"] = {**scaling, "truncate": False}
+    return config
+
 
 GPT_OSS = Dialect(
     architecture="gpt-oss",
@@ -21,5 +33,5 @@ GPT_OSS = Dialect(
         "blk.{n}.ffn_gate_inp": f"{_LAYER}.mlp.router",
     },
     present={"attention_bias": "blk.0.attn_q.bias"},
-    constants={"rope_truncate": False},
+    config=_gpt_oss,
 )

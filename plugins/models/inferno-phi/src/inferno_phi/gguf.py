@@ -11,12 +11,10 @@ PHI = Dialect(
     fields={"rms_norm_eps": None, "layer_norm_eps": "attention.layer_norm_epsilon"},
     modules={
         "output_norm": "model.final_layernorm",
-        "blk.{n}.attn_qkv": f"{_LAYER}.self_attn.qkv_proj",
         "blk.{n}.attn_output": f"{_LAYER}.self_attn.dense",
         "blk.{n}.ffn_up": f"{_LAYER}.mlp.fc1",
         "blk.{n}.ffn_down": f"{_LAYER}.mlp.fc2",
     },
-    present={"fused_qkv": "blk.0.attn_qkv.weight"},
 )
 PHI3 = Dialect(
     architecture="phi3",

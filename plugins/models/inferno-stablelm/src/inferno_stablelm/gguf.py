@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from inferno.contracts import Dialect
 
 _ATTENTION = "model.layers.{n}.self_attn"
+
+
+def _stablelm(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A parallel block has one norm. The file's own `use_parallel_residual` is true for models
+    whose config.json says nothing, too."""
+    config = dict(fields)
+    config["use_parallel_residual"] = not config.pop("has_mlp_norm")
+    return config
+
 
 STABLELM = Dialect(
     architecture="stablelm",
@@ -16,8 +28,7 @@ STABLELM = Dialect(
     present={
         "use_qkv_bias": "blk.0.attn_q.bias",
         "qk_layernorm": "blk.0.attn_q_norm.weight",
-        # Not the file's own `use_parallel_residual`: it says true of models whose config.json says
-        # nothing.
         "has_mlp_norm": "blk.0.ffn_norm.weight",
     },
+    config=_stablelm,
 )

@@ -38,12 +38,23 @@ def make_config(
     for name, key in dialect.fields.items():
         if key is not None and (value := values.field(key)) is not None:
             config[name] = _spelt(value, dialect.values.get(name, {}))
+    if "num_key_value_heads" in dialect.fields and "num_attention_heads" in config:
+        # Files without grouped queries leave it out.
+        config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if (rows := _vocab_size(values, stored)) is not None:
         config["vocab_size"] = rows
     config["tie_word_embeddings"] = "output.weight" not in stored
     config |= {name: tensor in stored for name, tensor in dialect.present.items()}
     config |= dialect.constants
-    return config if dialect.config is None else dialect.config(config)
+    if dialect.config is None:
+        return config
+    try:
+        return dialect.config(config)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{files[0].path.name}: no config of {architecture.name} has its sizes: {error}",
+            DAMAGED,
+        ) from error
 
 
 def _spelt(value: Any, spelling: Mapping[Any, Any]) -> Any:
