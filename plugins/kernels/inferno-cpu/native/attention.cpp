@@ -171,7 +171,7 @@ void attend_in(const AttentionStep& step) {
 }
 
 void attend(const AttentionStep& step) {
-#if defined(INFERNO_AVX512)
+#if defined(INFERNO_AVX512_BF16)
   using Wide = bf16;  // what bfloat16 is computed in
 #else
   using Wide = float;

@@ -124,7 +124,7 @@ void read_queries(const AttentionStep& step, const Item& item, float* q) {
     default: return read_queries_of<f16>(step, item, q);
   }
 }
-#if defined(INFERNO_AVX512)
+#if defined(INFERNO_AVX512_BF16)
 void read_queries(const AttentionStep& step, const Item& item, bf16* q) {
   const int heads = step.H / step.K;
   for (int r = 0; r < item.tokens * heads; r++) memcpy(q + r * kStride, query_row<bf16>(step, item, r), size_t(step.C) * 2);

@@ -152,7 +152,7 @@ void expand(const E* panel, const E* ahead, int64_t count, float* to) {
     store(to + i, row(panel + i, 0)), store(to + i + 16, row(panel + i, 1));
   }
 }
-#if defined(INFERNO_AVX512)
+#if defined(INFERNO_AVX512_BF16)
 template <class E>
 void expand(const E* panel, const E* ahead, int64_t count, bf16* to) {  // every 8-bit number is a bfloat16
   for (int64_t i = 0; i < count; i += 32) {

@@ -11,7 +11,7 @@ namespace {
 // The most tokens of a tile, and the panels it then has: as many sums as there are registers for.
 #if defined(INFERNO_AVX512)
 constexpr int kTokens = 12, kPanels = 2;
-#elif defined(__AVX2__) || defined(__aarch64__)
+#elif defined(INFERNO_AVX2) || defined(__aarch64__)
 constexpr int kTokens = 6, kPanels = 1;
 #else
 constexpr int kTokens = 2, kPanels = 1;

@@ -24,31 +24,44 @@
 DECLARE(portable)
 #if defined(__x86_64__)
 DECLARE(avx2)
+DECLARE(avx512vnni)
 DECLARE(avx512)
 #endif
 
 namespace {
 
-// Best first.
-std::vector<Isa> usable() {
+#if defined(__x86_64__)
+// What the flags in CMakeLists.txt let the compiler use for each instruction set.
+bool runs_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#if defined(INFERNO_EMULATE)
+bool runs_avx512vnni() { return runs_avx2(); }
+bool runs_avx512() { return runs_avx2(); }
+#else
+bool runs_avx512vnni() {
+  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+bool runs_avx512() { return runs_avx512vnni() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+#endif
+
+// The instruction sets this machine can run, best first.
+std::vector<Isa> available() {
   std::vector<Isa> found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-#if defined(INFERNO_EMULATE)
-  found.push_back(ENTRY(avx512));
-#else
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
-    found.push_back(ENTRY(avx512));
-#endif
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-    found.push_back(ENTRY(avx2));
+  if (runs_avx512()) found.push_back(ENTRY(avx512));
+  if (runs_avx512vnni()) found.push_back(ENTRY(avx512vnni));
+  if (runs_avx2()) found.push_back(ENTRY(avx2));
 #endif
   found.push_back(ENTRY(portable));
   return found;
 }
 
-Isa chosen = usable().front();
+Isa chosen = available().front();
 
 }  // namespace
 
@@ -61,12 +74,12 @@ NB_MODULE(_native, m) {
   m.doc() = "CPU kernels. Addresses and sizes are trusted: only inferno_cpu's own modules call this.";
   m.def("available", [] {
     std::vector<std::string> names;
-    for (const Isa& isa : usable()) names.push_back(isa.name);
+    for (const Isa& isa : available()) names.push_back(isa.name);
     return names;
   }, "Instruction sets this machine can run, best first.");
   m.def("selected", [] { return std::string(chosen.name); });
   m.def("select", [](const std::string& name) {
-    for (const Isa& isa : usable())
+    for (const Isa& isa : available())
       if (name == isa.name) {
         chosen = isa;
         return;

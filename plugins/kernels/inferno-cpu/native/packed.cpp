@@ -16,7 +16,7 @@ namespace {
 constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5, kStreams = 2;
 #elif defined(INFERNO_AVX512)
 constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 16, kStreams = 2;
-#elif defined(__AVX2__)
+#elif defined(INFERNO_AVX2)
 constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8, kStreams = 1;
 #else
 constexpr int kDirect = 2, kWide = 2, kWidePanels = 1, kDirectRows = 2, kStreams = 1;

@@ -12,28 +12,38 @@
 
 #include "dtype.hpp"
 
+// What this translation unit may use, by its compiler flags (CMakeLists.txt). Each set includes the ones before it.
+#if defined(__AVX2__)  // with FMA and F16C
+#define INFERNO_AVX2
+#endif
+#if defined(__AVX512F__)  // with BW, DQ, VL and VNNI
+#define INFERNO_AVX512
+#endif
+#if defined(__AVX512BF16__)
+#define INFERNO_AVX512_BF16
+#endif
+
 #if defined(INFERNO_EMULATE)
 #include "emulate.hpp"
-#elif defined(__AVX512F__) || defined(__AVX2__)
+#elif defined(INFERNO_AVX2)
 #include <immintrin.h>
-#endif
-#if defined(__AVX512F__) || defined(INFERNO_EMULATE)
-#define INFERNO_AVX512
 #endif
 
 #define INL static inline __attribute__((always_inline, unused))
 #define UNROLL _Pragma("GCC unroll 16")
 
-#if defined(INFERNO_AVX512)
+#if defined(INFERNO_AVX512_BF16)
 #define INFERNO_ISA avx512
-#elif defined(__AVX2__)
+#elif defined(INFERNO_AVX512)
+#define INFERNO_ISA avx512vnni
+#elif defined(INFERNO_AVX2)
 #define INFERNO_ISA avx2
 #else
 #define INFERNO_ISA portable
 #endif
 #define INFERNO_PASTE2(a, b) a##_##b
 #define INFERNO_PASTE(a, b) INFERNO_PASTE2(a, b)
-// name_avx512, name_avx2, name_portable: what a kernel's translation unit exports.
+// name_avx512, name_avx512vnni, name_avx2, name_portable: what a kernel's translation unit exports.
 #define INFERNO_EXPORT(name) INFERNO_PASTE(name, INFERNO_ISA)
 
 struct bf16 { uint16_t bits; };
@@ -127,7 +137,18 @@ INL I32 load(const int32_t* p) { return _mm512_loadu_si512(p); }
 INL I32 load(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 INL I32 load(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 INL void store(float* p, F32 x) { _mm512_storeu_ps(p, x); }
+#if defined(INFERNO_AVX512_BF16)
 INL void store(bf16* p, F32 x) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+#else
+INL void store(bf16* p, F32 x) {  // to nearest, ties to even; NaN stays NaN
+  __m512i u = _mm512_castps_si512(x), high = _mm512_srli_epi32(u, 16);
+  __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(rounded));
+}
+#endif
 INL void store(f16* p, F32 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, 0)); }
 INL void store(int32_t* p, I32 x) { _mm512_storeu_si512(p, x); }
 INL F32 fma(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
@@ -147,14 +168,18 @@ INL Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
 INL Pairs splat_pair(uint32_t pair) { return _mm512_set1_epi32(int32_t(pair)); }
 INL F32 first(Pairs a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
 INL F32 second(Pairs a) { return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(int32_t(0xffff0000)))); }
+#if defined(INFERNO_AVX512_BF16)
 INL F32 dot2(F32 sum, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+#else
+INL F32 dot2(F32 sum, Pairs a, Pairs b) { return fma(first(a), first(b), fma(second(a), second(b), sum)); }
+#endif
 #if defined(INFERNO_EMULATE)
 INL void compute_now(F32&) {}
 #else
 INL void compute_now(F32& a) { asm("" : "+v"(a)); }
 #endif
 
-#elif defined(__AVX2__)
+#elif defined(INFERNO_AVX2)
 
 struct F32 { __m256 lo, hi; };
 struct I32 { __m256i lo, hi; };
@@ -298,7 +323,7 @@ INL void compute_now(F32&) {}
 #endif
 
 // dot2(sum, a, b) = (sum + a.second * b.second) + a.first * b.first in each lane. AVX-512 and AVX2 round once after each of
-// the two additions, and agree bit for bit except that AVX-512 takes and leaves subnormal numbers as zero; without FMA the
+// the two additions, and agree bit for bit except that the BF16 instruction takes and leaves subnormal numbers as zero; without FMA the
 // products, exact in float32 but at its ends, are rounded nowhere either.
 
 // compute_now(a): `a` is computed here. GCC likes to put a sum off until it is used, and then keeps all its inputs instead: in
@@ -308,7 +333,7 @@ INL void compute_now(F32&) {}
 INL F32 dot2(F32 sum, const bf16* pairs, uint32_t pair) { return dot2(sum, load_pairs(pairs), splat_pair(pair)); }
 
 // Eight columns of sixteen rows of 32-bit numbers, rows row_bytes apart, to [8][16], a multiple of 64 bytes.
-#if defined(__AVX2__)
+#if defined(INFERNO_AVX2)
 INL void transpose8(const char* rows, int64_t row_bytes, char* to) {  // eight rows, to the lower halves
   __m256 a[8], b[8];
   UNROLL for (int r = 0; r < 8; r++) a[r] = _mm256_loadu_ps((const float*)(rows + r * row_bytes));

@@ -26,7 +26,7 @@ INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
   return _mm512_mask_blend_ps(__mmask16(above & below), y, x);
 }
 
-#elif defined(__AVX2__)
+#elif defined(INFERNO_AVX2)
 
 INL __m256 widen8(__m128i bytes) {
   __m128i x = _mm_cvtepu8_epi16(bytes);

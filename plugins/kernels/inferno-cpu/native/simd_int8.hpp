@@ -44,7 +44,7 @@ struct Dot {
   INL I32 total(Acc a, int32_t) { return a; }
 };
 
-#elif defined(__AVX2__)
+#elif defined(INFERNO_AVX2)
 
 struct B64 { __m256i lo, hi; };
 using Four = __m256i;

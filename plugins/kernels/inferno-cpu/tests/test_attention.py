@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,14 +29,9 @@ MIXED = [(7, 1, 0, 33), (16, 1, 5, 1), (1, 1, 1, 1), (0, 100, 12, 1), (1, 1, 1, 
 """Tokens each sequence computes in each step."""
 
 
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before, threads = _native.selected(), _native.threads()
-    _native.select(request.param)
+@pytest.fixture(autouse=True)
+def fixed_threads(isa: str) -> None:
     _native.set_threads(2)
-    yield request.param
-    _native.select(before)
-    _native.set_threads(threads)
 
 
 def need(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,14 +21,9 @@ ROWS = [1, 3, 17, 100]
 WIDTHS = [1, 15, 16, 17, 64, 80, 129, 1024]
 
 
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before, threads = _native.selected(), _native.threads()
-    _native.select(request.param)
+@pytest.fixture(autouse=True)
+def fixed_threads(isa: str) -> None:
     _native.set_threads(2)
-    yield
-    _native.select(before)
-    _native.set_threads(threads)
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -59,6 +52,22 @@ def test_norms(dtype: torch.dtype) -> None:
                 sum_TD, y_TD = native.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)
                 assert torch.equal(sum_TD, x_TD + delta_TD)
                 close(y_TD, ops.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_are_rounded_to_the_nearest_even(dtype: torch.dtype) -> None:
+    """As torch rounds them: ties, infinity and NaN included."""
+    inf, nan = torch.inf, torch.nan
+    ulp = torch.finfo(dtype).eps
+    x_D = torch.tensor([1.0, 1.0 + ulp, -1.0, 1.0, -1.0, inf, -inf, nan, 0.0, -0.0] * 13)
+    delta_D = torch.tensor(
+        [ulp / 2, ulp / 2, ulp / 2, -ulp / 4, -ulp / 4, 1.0, 1.0, 1.0, nan, -0.0] * 13
+    )
+    x_TD, delta_TD = x_D.to(dtype)[None], delta_D.to(dtype)[None]
+    sum_TD, _ = native.add_rms_norm(x_TD, delta_TD, torch.ones(x_TD.shape[1]), 1e-6)
+    expected_TD = x_TD + delta_TD
+    assert torch.equal(sum_TD.isnan(), expected_TD.isnan())
+    assert torch.equal(sum_TD.nan_to_num(7.0), expected_TD.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,8 +5,6 @@ Suffixes: T tokens, D hidden, E experts, K experts of a token, N pairs (T · K).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -28,14 +26,9 @@ SIZES = [
 together."""
 
 
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before, threads = _native.selected(), _native.threads()
-    _native.select(request.param)
+@pytest.fixture(autouse=True)
+def fixed_threads(isa: str) -> None:
     _native.set_threads(3)
-    yield
-    _native.select(before)
-    _native.set_threads(threads)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -22,6 +22,7 @@ from inferno_cpu.layouts import LAYOUTS
 from inferno_cpu.linear import stack
 from inferno_cpu.packed import PackedPanels
 
+pytestmark = pytest.mark.usefixtures("isa")
 COUNTS = [
     [1],
     [0],
@@ -39,14 +40,6 @@ COUNTS = [
 matrix and between two."""
 ROWS = [16, 48, 1, 20, 37]
 """Of each matrix. Those that are no multiple of 16 share panels with their neighbours."""
-
-
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _native.selected()
-    _native.select(request.param)
-    yield request.param
-    _native.select(before)
 
 
 @pytest.fixture(params=[1, 3], autouse=True)

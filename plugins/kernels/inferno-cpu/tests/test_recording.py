@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,16 +9,11 @@ from inferno.nn import Dense
 from inferno_cpu import _native, elementwise
 from inferno_cpu.dense import Panels
 
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = _native.threads()
-    yield
-    _native.set_threads(before)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_every_run_sees_what_the_last_operator_wrote(count: int, threads: None) -> None:
+def test_every_run_sees_what_the_last_operator_wrote(count: int) -> None:
     """Threads that are late, more of them than cores, take pieces of the right operator or none."""
     _native.set_threads(count)
     torch.manual_seed(0)
@@ -43,7 +36,7 @@ def test_every_run_sees_what_the_last_operator_wrote(count: int, threads: None) 
         assert all(torch.equal(output, want) for output, want in zip(outputs, wanted, strict=True))
 
 
-def test_an_operator_that_fails_ends_the_run(threads: None) -> None:
+def test_an_operator_that_fails_ends_the_run() -> None:
     """With its error, and with threads that work on."""
     _native.set_threads(2)
     panels = Panels.of(Dense(torch.randn(64, 32)))
