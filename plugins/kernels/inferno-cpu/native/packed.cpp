@@ -10,16 +10,15 @@
 
 namespace {
 
-// Rows of x that go together: through packed panels, and through unpacked ones; from how many on panels are unpacked first; and
-// how many panels are read side by side.
+// Rows of x that go together: through packed panels, and through unpacked ones; and from how many on panels are unpacked first.
 #if defined(INFERNO_EMULATE)  // few of them: emulated instructions take minutes to compile
-constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5, kStreams = 2;
+constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5;
 #elif defined(INFERNO_AVX512)
-constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 16, kStreams = 2;
+constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 16;
 #elif defined(INFERNO_AVX2)
-constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8, kStreams = 1;
+constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8;
 #else
-constexpr int kDirect = 2, kWide = 2, kWidePanels = 1, kDirectRows = 2, kStreams = 1;
+constexpr int kDirect = 2, kWide = 2, kWidePanels = 1, kDirectRows = 2;
 #endif
 constexpr int64_t kChunkBytes = 256 * 1024;  // of panels, to one thread at a time
 
@@ -31,7 +30,6 @@ struct Kernel {
   bool has_min, signed_codes;
   int wide_bytes, codes_at;  // of an unpacked group
   void (*unpack)(const uint8_t* panel, uint8_t* to, int64_t groups);
-  Multiply streams;  // kStreams panels, one row
   Multiply direct[kDirect], wide[kWide], wide_last[kWide];  // by rows less one; wide: kWidePanels panels; the others: one
 };
 
@@ -39,7 +37,7 @@ template <class L>
 constexpr Kernel kernel_of() {
   using U = UnpackedOf<L>;
   Kernel k = {L::kGroups, L::kSuperBytes, L::kOffset, L::kHalves, L::kHasMin, Dot<L::kBits>::kSigned, U::kGroupBytes, U::kCodesAt,
-              unpack<L>, multiply<L, kStreams, 1, true>, {}, {}, {}};
+              unpack<L>, {}, {}, {}};
 #define INFERNO_WIDTH(T)                                                               \
   if constexpr (T <= kDirect) k.direct[T - 1] = multiply<L, 1, (T <= kDirect ? T : 1), (T <= 4)>; \
   if constexpr (T <= kWide) {                                                          \
@@ -148,7 +146,7 @@ struct Part {
   int64_t tiles, chunk;   // of rows of x; panels that go to a thread at a time
   int64_t tile, piece;    // of all parts', its first
   bool direct() const { return M <= kDirectRows; }
-  int64_t step() const { return !direct() ? kWidePanels : M == 1 ? kStreams : 1; }  // panels side by side
+  int64_t step() const { return direct() ? 1 : kWidePanels; }  // panels side by side
   int64_t pieces() const { return (count + chunk - 1) / chunk; }
   int64_t begin(int64_t i) const { return M * i / tiles; }  // of a tile
   int rows(int64_t i) const { return int(begin(i + 1) - begin(i)); }
@@ -175,7 +173,7 @@ void piece(const Kernel& k, const Part& part, int64_t first, int64_t last, const
   int64_t bytes = groups / k.groups * k.super_bytes, wide_bytes = groups * k.wide_bytes, step = part.step();
   int64_t x_bytes = groups * Activations<1>::kBytes;
   bool direct = part.direct();
-  float y[kWidePanels > kStreams ? kWidePanels * kWide * kRows : (kStreams + kDirect + kWide) * kRows];
+  float y[(kDirect > kWidePanels * kWide ? kDirect : kWidePanels * kWide) * kRows];
   uint8_t* unpacked = direct ? nullptr : panel_scratch.of(size_t(step * wide_bytes));
   for (int64_t p = first; p < last;) {
     int side_by_side = last - p >= step ? int(step) : 1;
@@ -188,7 +186,7 @@ void piece(const Kernel& k, const Part& part, int64_t first, int64_t last, const
       if (!direct)
         (side_by_side > 1 || kWidePanels == 1 ? k.wide : k.wide_last)[T - 1](unpacked, wide_bytes, x, groups, y);
       else
-        (side_by_side > 1 ? k.streams : k.direct[T - 1])(part.panels + p * bytes, bytes, x, groups, y);
+        k.direct[T - 1](part.panels + p * bytes, bytes, x, groups, y);
       for (int r = 0; r < side_by_side; r++)
         for (int t = 0; t < T; t++) sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
     }

@@ -99,7 +99,7 @@ struct Unpacked {
   INL F32 min(const Header&, const uint8_t* group, int half) {
     return load((const float*)(group + kScaleBytes) + kRows * half);
   }
-  INL B64 codes(const uint8_t* group, int j) { return load_bytes(group + kCodesAt + 64 * j); }
+  INL B64 codes(const uint8_t* group, int j) { return load_line(group + kCodesAt + 64 * j); }  // see unpack
 };
 template <class L>
 using UnpackedOf = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset>;

@@ -9,7 +9,12 @@
 using B64 = __m512i;
 using Four = __m512i;
 
-INL B64 load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+// In halves: panels are aligned to 32 bytes, and every other load of 64 would cross a cache line.
+INL B64 load_bytes(const uint8_t* p) {
+  __m256i low = _mm256_loadu_si256((const __m256i*)p), high = _mm256_loadu_si256((const __m256i*)(p + 32));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+INL B64 load_line(const uint8_t* p) { return _mm512_loadu_si512(p); }  // aligned to 64 bytes
 INL void store_bytes(uint8_t* p, B64 v) { _mm512_storeu_si512(p, v); }
 // (v << n or v >> -n) & mask, in each byte; the mask must keep nothing that came from a neighbour.
 INL B64 bits(B64 v, int n, uint8_t mask) {
@@ -52,6 +57,7 @@ using Four = __m256i;
 INL B64 load_bytes(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
+INL B64 load_line(const uint8_t* p) { return load_bytes(p); }
 INL void store_bytes(uint8_t* p, B64 v) {
   _mm256_storeu_si256((__m256i*)p, v.lo);
   _mm256_storeu_si256((__m256i*)(p + 32), v.hi);
@@ -142,6 +148,7 @@ INL B64 load_bytes(const uint8_t* p) {
   memcpy(&v, p, 64);
   return v;
 }
+INL B64 load_line(const uint8_t* p) { return load_bytes(p); }
 INL void store_bytes(uint8_t* p, B64 v) { memcpy(p, &v, 64); }
 // (v << n or v >> -n) & mask, in each byte; the mask must keep nothing that came from a neighbour.
 INL B64 bits(B64 v, int n, uint8_t mask) { return (n > 0 ? v << n : n < 0 ? v >> -n : v) & (mask * 0x01010101u); }
