@@ -12,7 +12,8 @@ from torch import Tensor
 
 from inferno.nn.weight import Dense
 from inferno_cpu import _native
-from inferno_cpu.dense import DTYPES, Panels, refuses
+from inferno_cpu.dense import Panels, refuses
+from inferno_cpu.dtypes import DTYPES
 
 pytestmark = pytest.mark.usefixtures("isa")
 KINDS = list(DTYPES)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from inferno.nn import Dense, Experts, Linear, Weight
 from inferno_cpu import _native
-from inferno_cpu.dense import DTYPES, Panels
+from inferno_cpu.dense import Panels
+from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import LAYOUTS
 from inferno_cpu.linear import stack
 from inferno_cpu.packed import PackedPanels

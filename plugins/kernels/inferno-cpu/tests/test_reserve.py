@@ -131,8 +131,8 @@ def test_nothing_is_exchanged_for_a_model_that_is_gone(monkeypatch: pytest.Monke
         reserve, "_madvise", lambda address, nbytes, advice: calls.append(advice) or 0
     )
     memory = mmap.mmap(-1, MIB)
-    reserve._exchange(weakref.ref(memory), 0, range(1))
+    reserve._collapse(weakref.ref(memory), 0, range(1))
     gone = weakref.ref(memory)
     del memory
-    reserve._exchange(gone, 0, range(1))
+    reserve._collapse(gone, 0, range(1))
     assert len(calls) == 1
