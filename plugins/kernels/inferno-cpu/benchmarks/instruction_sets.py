@@ -1,11 +1,12 @@
 """Compare instruction sets on one decoder layer: `python benchmarks/instruction_sets.py
-[--levels avx2 avx512vnni ...] [--formats bf16 q8_0 q4_k] [--rounds 9]`.
+[--levels avx2 avx512vnni ...] [--formats bf16 q8_0 q4_k] [--rounds 9] [--threads 1]`.
 
 The layer has the sizes of Qwen3-0.6B. *prompt* multiplies its four matrices by 512 tokens, *decode*
 by one token, over copies that exceed the caches; *attention* is its attention for a prompt of 512
 tokens, and for one token after 512. Every round runs all instruction sets in turn, each round
 beginning with another one, so that a busy machine slows them alike. Printed are the medians over
-the rounds of the time, and of the ratio to the first instruction set within a round.
+the rounds of the time, and of the ratio to the first instruction set within a round. With one
+thread the time is CPU time, which leaves out the time that other programs take.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def matrix(name: str, rows: int, columns: int) -> Panels | PackedPanels:
 
 
 def products(name: str, tokens: int) -> Step:
-    """A step that multiplies the matrices of a layer, or of several until they exceed the caches,
-    by `tokens` tokens."""
+    """Return a step that multiplies the matrices of a layer, or for one token of enough layers to
+    exceed the caches, by `tokens` tokens."""
     layer = [matrix(name, *shape) for shape in MATRICES]
     layers = 1 if tokens > 1 else 1 + BEYOND_CACHES // sum(weight.nbytes for weight in layer)
     weights = [*layer, *(matrix(name, *shape) for _ in range(layers - 1) for shape in MATRICES)]
@@ -72,16 +73,17 @@ def attentions() -> Iterator[tuple[str, Step]]:
 
 
 def compare(step: Step, levels: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each level in each round."""
+    """Return the seconds of each level in each round."""
+    clock = time.thread_time if _native.threads() == 1 else time.perf_counter
     taken: dict[str, list[float]] = {level: [] for level in levels}
-    for i in range(-1, rounds):  # the first is thrown away
+    for i in range(-1, rounds):  # the first round is discarded
         turn = i % len(levels)
         for level in (*levels[turn:], *levels[:turn]):
             _native.select(level)
-            begin = time.perf_counter()
+            begin = clock()
             step()
             if i >= 0:
-                taken[level].append(time.perf_counter() - begin)
+                taken[level].append(clock() - begin)
     return taken
 
 
@@ -103,11 +105,12 @@ def main() -> None:
         "--formats", nargs="+", default=["bf16", "q8_0", "q4_k"], choices=["bf16", *LAYOUTS]
     )
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    _native.set_threads(torch.get_num_threads())
+    torch.set_num_threads(arguments.threads)
+    _native.set_threads(arguments.threads)
     print(f"{_native.threads()} threads; ratios to {arguments.levels[0]}")
     for name in arguments.formats:
         for phase, tokens in (("prompt", PROMPT), ("decode", 1)):

@@ -18,7 +18,7 @@ from inferno_cpu.dtypes import DTYPES
 pytestmark = pytest.mark.usefixtures("isa")
 KINDS = list(DTYPES)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-"""Of a result: float32's own sums, or half a unit in the last place."""
+"""Relative error of a result: float32 sums, or half a unit in the last place."""
 SHAPES = [(1, 1), (16, 2), (17, 33), (48, 64), (100, 47), (130, 256), (5, 515)]
 TOKENS = [*range(1, 18), 33, 64, 100]
 
@@ -90,13 +90,13 @@ def test_float32_activations_are_not_rounded() -> None:
 
 
 def test_views() -> None:
-    """Rows apart, and columns apart."""
+    """Strided rows, and strided columns."""
     wide_OI, wide_TI = random(50, 90, dtype=torch.bfloat16), random(7, 90, dtype=torch.bfloat16)
     panels = Panels.of(Dense(wide_OI[:, 3:48]))
     for x_TI in (wide_TI[:, 5:50], wide_TI[:, ::2]):
         assert_product(panels.matmul(x_TI), x_TI, wide_OI[:, 3:48])
-    turned = Panels.of(Dense(wide_OI.T))
-    assert torch.equal(turned.to_dense().data, wide_OI.T)
+    transposed = Panels.of(Dense(wide_OI.T))
+    assert torch.equal(transposed.to_dense().data, wide_OI.T)
 
 
 def test_no_tokens() -> None:
@@ -122,7 +122,7 @@ def test_argmax_is_that_of_the_product(type_: torch.dtype, out_features: int, th
 
 
 def test_argmax_of_negative_logits() -> None:
-    """The zeros that fill up the last panel are not logits."""
+    """The zeros that pad the last panel are not logits."""
     assert Panels.of(Dense(-torch.ones(19, 4))).argmax(torch.ones(1, 4)).tolist() == [0]
 
 

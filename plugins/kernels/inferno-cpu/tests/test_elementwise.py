@@ -104,7 +104,7 @@ def test_norm_and_rope_of_heads_within_a_qkv_matrix(dtype: torch.dtype, heads: i
                     torch.testing.assert_close(
                         ours, theirs, rtol=1e-5, atol=1e-5
                     )  # differences of products
-                # a neighbour after the norm is turned: as large an error, of as many other numbers
+                # a rounding difference after the norm is rotated: as large an error, in two elements
                 else:
                     torch.testing.assert_close(ours, theirs, rtol=ULP[dtype], atol=4 * ULP[dtype])
                     assert (ours == theirs).double().mean() > 0.9
@@ -138,7 +138,7 @@ def test_argmax(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_argmax_of_what_is_no_number(dtype: torch.dtype) -> None:
+def test_argmax_of_nan_and_infinity(dtype: torch.dtype) -> None:
     nan, inf = torch.nan, torch.inf
     rows = [
         [nan, 1, 2],
@@ -176,7 +176,7 @@ def test_gather(dtype: torch.dtype) -> None:
         ids_T = torch.randint(0, 50, (33,), generator=torch.Generator().manual_seed(D))
         assert torch.equal(native.gather(table_VD, ids_T), ops.gather(table_VD, ids_T))
     assert (native.gather(table_VD, torch.tensor([-1, 50, 2**40])) == 0).all(), (
-        "an id that is none reads nothing"
+        "an id out of range reads nothing"
     )
 
 

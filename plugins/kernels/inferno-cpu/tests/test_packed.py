@@ -52,7 +52,7 @@ class Blocks(NamedTuple):
 
 
 def scale_bytes(layout: str) -> list[int]:
-    """Where in a block float16 numbers begin."""
+    """Offsets of the float16 scales in a block."""
     return {
         "q8_0": [0],
         "q4_0": [0],

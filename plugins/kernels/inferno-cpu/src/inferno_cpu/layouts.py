@@ -39,7 +39,7 @@ LAYOUTS = {
 group of columns."""
 
 DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""Element types and their values in native/dtype.hpp, by name; `dtypes.DTYPES` has torch's types."""
+"""Element types by name, with their values in native/dtype.hpp; `dtypes.DTYPES` is for torch."""
 
 PANEL_ROWS = 16
 
@@ -55,7 +55,7 @@ def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
         return f"a matrix has rows and columns, not the shape {shape}"
     if shape[-1] % LAYOUTS[layout].block:
         return (
-            f"{shape[-1]} columns are not divisible by the block size of {layout}, "
+            f"{shape[-1]} columns are not divisible into {layout}'s blocks of "
             f"{LAYOUTS[layout].block}"
         )
     return None

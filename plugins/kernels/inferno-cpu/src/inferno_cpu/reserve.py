@@ -25,7 +25,7 @@ HUGE_PAGE = 2 * 1024 * 1024
 NODES = Path("/sys/devices/system/node")
 """Where Linux lists the NUMA nodes."""
 _POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, since Linux 5.14. Where it is refused, pages are faulted in on first touch."""
+"""MADV_POPULATE_WRITE, since Linux 5.14; elsewhere, pages are faulted in on first touch."""
 _COLLAPSE = 25
 """MADV_COLLAPSE, since Linux 6.1: replaces small pages by a huge page."""
 _CHUNK = 2 * HUGE_PAGE
