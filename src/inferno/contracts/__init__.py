@@ -38,6 +38,7 @@ from inferno.contracts.kernels import (
     Recording,
 )
 from inferno.contracts.sources import FetchOptions, Source
+from inferno.contracts.states import StateSpec
 
 __all__ = [
     "Architecture",
@@ -68,6 +69,7 @@ __all__ = [
     "QuantScheme",
     "Recording",
     "Source",
+    "StateSpec",
     "TensorInfo",
     "TextAssets",
 ]
