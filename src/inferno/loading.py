@@ -31,6 +31,7 @@ from inferno.nn import (
     Linear,
     LMHead,
     Rope,
+    State,
     TiedLMHead,
     Unloaded,
     Weight,
@@ -334,11 +335,15 @@ def bind_ops(model: nn.Module, ops: Ops) -> None:
 def bind(model: nn.Module, catalog: Catalog, plan: Plan) -> None:
     """Give every attention layer the backend the plan chose for it."""
     uses = {layer: use for use in plan.attention for layer in use.layers}
+    states = {layer for use in plan.states for layer in use.layers}
     layers = [m for m in model.modules() if isinstance(m, Attention)]
-    if sorted(layer.layer_id for layer in layers) != sorted(uses):
+    recurrent = [m for m in model.modules() if isinstance(m, State)]
+    if sorted(layer.layer_id for layer in layers) != sorted(uses) or sorted(
+        layer.layer_id for layer in recurrent
+    ) != sorted(states):
         raise PluginError(
-            f"{plan.architecture} built {len(layers)} attention layers, its config promised "
-            f"{len(uses)}",
+            f"{plan.architecture} built {len(layers)} attention layers and {len(recurrent)} "
+            f"recurrent ones, its config promised {len(uses)} and {len(states)}, or other ids",
             "Report this to the plugin's authors.",
         )
     for layer in layers:

@@ -5,6 +5,7 @@
 one code path.
 """
 
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.resolver import resolve
 from inferno.plan.stored import modules_of, unused_tensors
 from inferno.plan.values import (
@@ -22,11 +23,13 @@ from inferno.plan.values import (
 
 __all__ = [
     "AttentionUse",
+    "CacheGroupPlan",
     "KernelUse",
     "MemoryItem",
     "Options",
     "Plan",
     "SchemeUse",
+    "StateUse",
     "modules_of",
     "open_checkpoint",
     "open_text",
@@ -34,4 +37,5 @@ __all__ = [
     "plan_to_json",
     "resolve",
     "unused_tensors",
+    "with_num_blocks",
 ]

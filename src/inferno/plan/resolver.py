@@ -21,6 +21,7 @@ from inferno.contracts import (
     OPS,
     Architecture,
     AttentionNeed,
+    AttentionSpec,
     CacheDType,
     Checkpoint,
     DType,
@@ -28,10 +29,12 @@ from inferno.contracts import (
     KernelNeed,
     ModelConfig,
     QuantScheme,
+    StateSpec,
     TensorInfo,
 )
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
-from inferno.plan.cache_size import CacheSizes
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+from inferno.plan.cache_size import CacheSizes, describe
 from inferno.plan.stored import architecture_name, modules_of, unused_tensors
 from inferno.plan.values import (
     AttentionUse,
@@ -46,6 +49,8 @@ from inferno.plan.values import (
 DEFAULT_MEMORY = "70%"
 SHARED_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which a step is worth more than one thread."""
+STATE_BLOCK_SIZE = 64
+"""Tokens per block of a model without attention, where blocks are only names of prefixes."""
 
 
 def resolve(ref: str, options: Options | None = None, catalog: Catalog | None = None) -> Plan:
@@ -98,20 +103,22 @@ class _Resolver:
         dtype = self._dtype()
         schemes = self._schemes(model, dtype)
         cache_dtype = cast(CacheDType, options.kv_cache_dtype)
-        needs = [
-            AttentionNeed.of(spec, dtype=dtype, device=device, cache_dtype=cache_dtype)
-            for spec in model.cache_specs()
-        ]
-        attention, block_size = self._attention(needs)
+        specs = dict(enumerate(model.cache_specs()))
+        states = _states(specs, dtype)
+        attention, block_size = self._attention(
+            {
+                layer: AttentionNeed.of(spec, dtype=dtype, device=device, cache_dtype=cache_dtype)
+                for layer, spec in specs.items()
+                if isinstance(spec, AttentionSpec)
+            }
+        )
         policy = self._choose("cache policy", self._catalog.cache_policy(options.cache_policy))
         if options.isq is not None:
             self._isq(options.isq)
         kernels = self._kernels(schemes, model, dtype, device)
         limit = self._memory_limit(device)
         items = self._fixed_memory(schemes, dtype, model)
-        max_model_len, num_blocks, window_blocks = self._size_cache(
-            model, attention, block_size, limit, items
-        )
+        max_model_len, groups = self._size_cache(model, attention, states, block_size, limit, items)
         return Plan(
             ref=ref,
             path=str(path),
@@ -124,6 +131,7 @@ class _Resolver:
             isq=options.isq,
             kernels=kernels,
             attention=attention,
+            states=states,
             cache_policy=policy.item.name,
             executor="single process",
             dtype=dtype,
@@ -135,8 +143,7 @@ class _Resolver:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             block_size=block_size,
-            num_blocks=num_blocks,
-            window_blocks=window_blocks,
+            groups=groups,
             memory_limit=limit,
             memory=tuple(items),
             distributions=self._distributions,
@@ -215,13 +222,12 @@ class _Resolver:
             for name, held in grouped.items()
         )
 
-    def _attention(self, needs: list[AttentionNeed]) -> tuple[tuple[AttentionUse, ...], int]:
-        if not needs:
-            raise CheckpointError(
-                "the model has no attention layers", "Its config.json is not one inferno can run."
-            )
+    def _attention(
+        self, needs: Mapping[int, AttentionNeed]
+    ) -> tuple[tuple[AttentionUse, ...], int]:
+        """The backends of the layers with attention, and the tokens of a block."""
         options, layers = self._options, defaultdict[AttentionNeed, list[int]](list)
-        for layer, need in enumerate(needs):
+        for layer, need in needs.items():
             layers[need].append(layer)
         chosen = {
             need: self._choose(
@@ -230,7 +236,9 @@ class _Resolver:
             )
             for need in layers
         }
-        block_size = options.block_size or max(offer.item.block_size for offer in chosen.values())
+        block_size = options.block_size or max(
+            (offer.item.block_size for offer in chosen.values()), default=STATE_BLOCK_SIZE
+        )
         return tuple(
             AttentionUse(
                 name=offer.item.name,
@@ -350,12 +358,13 @@ class _Resolver:
         self,
         model: ModelConfig,
         attention: tuple[AttentionUse, ...],
+        states: tuple[StateUse, ...],
         block_size: int,
         limit: int,
         items: list[MemoryItem],
-    ) -> tuple[int, int, dict[int, int]]:
-        """The longest context, the number of blocks and of window blocks: what is left of the
-        limit, but no more than could be used."""
+    ) -> tuple[int, tuple[CacheGroupPlan, ...]]:
+        """The longest context and the cache groups: what is left of the limit, but no more than
+        could be used."""
         options, longest = self._options, model.max_position_embeddings
         if options.max_model_len is not None and options.max_model_len > longest:
             raise OptionError(
@@ -366,12 +375,22 @@ class _Resolver:
         fixed = sum(i.nbytes for i in items)
         sizes = CacheSizes(
             attention,
+            states,
             block_size,
             options.max_num_seqs,
             options.max_num_batched_tokens,
             room=max(0, limit - fixed),
         )
-        fits, window_blocks = sizes.choose(wanted)
+        if sizes.state_bytes() > sizes.room:
+            raise OutOfMemoryError(
+                f"{host.format_bytes(fixed)} for weights and workspace leave "
+                f"{host.format_bytes(sizes.room)} of {host.format_bytes(limit)}; the states of "
+                f"{options.max_num_seqs} sequences take {host.format_bytes(sizes.state_bytes())}",
+                "Lower --max-num-seqs, or raise --memory (it is "
+                f"{options.memory or DEFAULT_MEMORY}).",
+            )
+        groups = sizes.choose(wanted)
+        fits = groups[0].num_blocks
         if fits * block_size < min(wanted, options.max_model_len or block_size):
             raise OutOfMemoryError(
                 f"{host.format_bytes(fixed)} for weights and workspace leave room for "
@@ -387,12 +406,24 @@ class _Resolver:
                 f"context lowered from {wanted} to {fits * block_size} tokens: that is what fits"
             )
             wanted = fits * block_size
-        items.append(
-            MemoryItem(
-                "KV cache", sizes.nbytes(fits, window_blocks), sizes.describe(fits, window_blocks)
-            )
+        items.append(MemoryItem("KV cache", sum(g.nbytes for g in groups), describe(groups)))
+        return wanted, groups
+
+
+def _states(specs: Mapping[int, AttentionSpec | StateSpec], dtype: DType) -> tuple[StateUse, ...]:
+    if not specs:
+        raise CheckpointError(
+            "the model has neither attention layers nor recurrent states",
+            "Its config.json is not one inferno can run.",
         )
-        return wanted, fits, window_blocks
+    layers = defaultdict[StateSpec, list[int]](list)
+    for layer, spec in specs.items():
+        if isinstance(spec, StateSpec):
+            layers[spec].append(layer)
+    return tuple(
+        StateUse(spec=spec, layers=tuple(ids), cache=spec.resolved(dtype))
+        for spec, ids in layers.items()
+    )
 
 
 def _model_config(architecture: Architecture, config: Mapping[str, Any]) -> ModelConfig:
