@@ -43,12 +43,16 @@ def test_a_long_prompt_is_computed_in_chunks_beside_sequences_that_generate() ->
 
 def test_running_sequences_come_before_waiting_prompts() -> None:
     harness = Harness(budget=4, max_num_seqs=4)
-    for i in range(4):
-        harness.add(str(i), prompt_of(i, 2), 5)
-    for _ in range(2):
-        harness.step()
+    harness.add("chat", prompt_of(0, 2), 9)
+    harness.step()
+    for i in range(3):
+        harness.add(str(i), prompt_of(1 + i, 12))
+    for _ in range(8):
+        first, *others = harness.step().slices
+        assert (first.row, first.num_tokens) == (0, 1), "it generates a token in every step"
+        assert sum(s.num_tokens for s in others) == 3, "prompts have what it leaves of the budget"
+    assert len(harness.output("chat")) == 9
     harness.run()
-    assert all(harness.output(str(i)) == continuation(prompt_of(i, 2), 5, VOCAB) for i in range(4))
 
 
 def test_first_come_first_served() -> None:
@@ -255,6 +259,62 @@ def test_end_tokens_and_stop_tokens_end_a_request_and_say_which() -> None:
         ("stop", third),
     ]
     assert len(harness.output("later")) > 3
+
+
+@pytest.mark.parametrize("kind", ["eos", "stop"])
+def test_an_end_token_counts_from_min_tokens_on(kind: str) -> None:
+    prompt = prompt_of(0, 5)
+    third = continuation(prompt, 3, VOCAB)[2]
+    assert third not in continuation(prompt, 2, VOCAB)
+    for least, length in ((2, 3), (3, 3), (4, 9)):
+        harness = Harness()
+        harness.add("a", prompt, 9, **{kind: [third]}, min_tokens=least)
+        harness.run()
+        assert len(harness.output("a")) == length, "the third token ends it, unless four are asked"
+
+
+def test_a_new_sequence_leaves_each_running_one_a_block_to_grow_into() -> None:
+    harness = Harness(num_blocks=4, max_model_len=16)
+    harness.add("runs", prompt_of(0, 3), 4)
+    harness.step()
+    harness.add("waits", prompt_of(1, 12))
+    assert len(harness.step().slices) == 1, "three blocks are free, and three are needed"
+    harness.run()
+    assert harness.scheduler.stats.preemptions == 0
+    assert harness.output("waits") == continuation(prompt_of(1, 12), 1, VOCAB)
+
+
+def test_a_row_taken_over_has_no_updates_of_the_sequence_before() -> None:
+    """Two sequences fill the same block at once; the second, told to share it, is aborted."""
+    harness = Harness()
+    for name in ("a", "b"):
+        harness.add(name, prompt_of(0, 3), 20)
+    for _ in range(2):
+        harness.step()
+    harness.scheduler.abort("b")
+    harness.add("c", prompt_of(1, 2), 4)
+    step = harness.step()
+    assert [(update.row, update.index) for update in step.block_updates] == [(0, 1), (1, 0)]
+    harness.run()
+
+
+def test_a_sequence_waits_for_a_chunk_of_its_prompt_but_not_for_a_single_token() -> None:
+    harness = Harness(budget=7)
+    harness.add("first", prompt_of(0, 8), 5)
+    harness.add("longer", [*prompt_of(0, 8), 1, 2])
+    assert len(harness.step().slices) == 1, "seven tokens of it are computed already"
+    assert [s.num_tokens for s in harness.step().slices] == [1, 6]
+    harness.run()
+
+
+def test_a_preempted_prompt_is_counted_once() -> None:
+    harness = Harness(num_blocks=12, max_model_len=48)
+    for i in range(3):
+        harness.add(str(i), prompt_of(i, 12), 24)
+    harness.run()
+    stats = harness.scheduler.stats
+    assert stats.preemptions > 0 and stats.prefix_hits > 0
+    assert (stats.prompt_tokens, stats.cached_tokens) == (36, 0)
 
 
 def test_a_step_names_only_what_is_new() -> None:
