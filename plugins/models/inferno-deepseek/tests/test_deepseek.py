@@ -118,6 +118,7 @@ class TestV3(ArchitectureTests):
     rerouted = 0.05
     config = V3
     gguf_fields = gguf_fields(1.0)
+    gguf_unsaid = frozenset({"num_nextn_predict_layers"})
 
 
 class TestKimiK2(ArchitectureTests):

@@ -41,7 +41,6 @@ class DeepseekConfig(DecoderConfig):
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
-    rope_interleave: bool = True
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -118,6 +117,7 @@ class DeepseekV3Config(DeepseekConfig):
     routed_scaling_factor: float = 2.5
     n_group: int = 8
     topk_group: int = 4
+    rope_interleave: bool = True
     num_nextn_predict_layers: int = 0
     """Multi-token-prediction (MTP) layers, stored after the last. They are not read."""
 

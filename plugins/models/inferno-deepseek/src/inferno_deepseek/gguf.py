@@ -33,7 +33,8 @@ def _deepseek(fields: Mapping[str, Any]) -> dict[str, Any]:
         config["rope_scaling"] = {**scaling, **both}
     # The first files of V2 name no scoring.
     if config.setdefault("scoring_func", "softmax") == "softmax":
-        return {**config, "topk_method": "group_limited_greedy"}
+        method = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
+        return {**config, "topk_method": method}
     return {**config, "topk_method": "noaux_tc", "architectures": ["DeepseekV3ForCausalLM"]}
 
 

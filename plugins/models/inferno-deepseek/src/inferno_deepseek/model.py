@@ -6,6 +6,8 @@ transformers/models/deepseek_v2, deepseek_v3.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, MixtureOfExperts, Routing
 from inferno_deepseek.attention import LatentAttention
 from inferno_deepseek.config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
@@ -21,7 +23,8 @@ class DeepseekV2ForCausalLM(CausalLM):
             top_groups=config.topk_group,
             group_score="max",
         )
-        super().__init__(_decoder(config, routing), tied=config.tie_word_embeddings)
+        decoder = Decoder.of(config, _layers(config, routing), interleaved=True)
+        super().__init__(decoder, tied=config.tie_word_embeddings)
 
 
 class DeepseekV3ForCausalLM(CausalLM):
@@ -35,27 +38,29 @@ class DeepseekV3ForCausalLM(CausalLM):
             top_groups=config.topk_group,
             group_score="top2",
         )
-        decoder = _decoder(config, routing, correction=True)
+        layers = _layers(config, routing, correction=True)
+        decoder = Decoder.of(config, layers, interleaved=config.rope_interleave)
         super().__init__(decoder, tied=config.tie_word_embeddings)
 
 
-def _decoder(config: DeepseekConfig, routing: Routing, *, correction: bool = False) -> Decoder:
-    layers = (
-        DecoderLayer(
+def _layers(
+    config: DeepseekConfig, routing: Routing, *, correction: bool = False
+) -> Iterator[DecoderLayer]:
+    size = config.moe_intermediate_size
+    for layer_id in range(config.num_hidden_layers):
+        dense = layer_id < config.first_k_dense_replace
+        yield DecoderLayer(
             LatentAttention(config, layer_id),
             GatedMLP(config.hidden_size, config.intermediate_size)
-            if layer_id < config.first_k_dense_replace
+            if dense
             else MixtureOfExperts(
                 config.n_routed_experts,
                 config.hidden_size,
-                config.moe_intermediate_size,
+                size,
                 routing,
                 correction=correction,
-                shared_size=config.n_shared_experts * config.moe_intermediate_size,
+                shared_size=config.n_shared_experts * size,
             ),
             hidden_size=config.hidden_size,
             eps=config.rms_norm_eps,
         )
-        for layer_id in range(config.num_hidden_layers)
-    )
-    return Decoder.of(config, layers, interleaved=config.rope_interleave)
