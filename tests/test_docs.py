@@ -178,6 +178,11 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
         for name in _names(line)
     }
     assert rooms == named
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", contributing, re.MULTILINE)
+    assert {f for row in rows for f in re.findall(r"\w+", row)} == {
+        name.removesuffix(".py") for name in rooms
+    }
 
 
 def _names(line: str) -> list[str]:
@@ -204,7 +209,7 @@ CLASSES = {
     ids=lambda page: page.name,
 )
 def test_names_of_the_code_exist(page: Path) -> None:
-    """`Scheduler.plan`, `cache.extend_keys`: a dotted name that begins with a class or a room of
+    """`Scheduler.plan`, `plan.reopen`: a dotted name that begins with a class or a room of
     ours."""
     prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
     rooms = {path.stem for path in SOURCE.iterdir()}
