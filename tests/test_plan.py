@@ -12,11 +12,10 @@ from typing import Any
 import attrs
 import pytest
 
-import inferno
 from inferno import host
 from inferno.builtin.torch_cache import layout
-from inferno.catalog import ANY, Catalog, load_catalog
-from inferno.contracts import AttentionNeed
+from inferno.catalog import ANY, Catalog, Offer, load_catalog
+from inferno.contracts import AttentionNeed, Checkpoint, CheckpointFormat
 from inferno.errors import (
     CheckpointError,
     InfernoError,
@@ -241,22 +240,61 @@ def test_an_option_that_cannot_be_honoured_is_refused_with_a_way_out(
 
 
 def test_an_architecture_that_is_not_installed_names_the_package_that_has_it(write: Write) -> None:
+    ref = write(architectures=["LlamaForCausalLM"])
     with pytest.raises(UnsupportedError, match="'LlamaForCausalLM'") as caught:
-        resolve(write(architectures=["LlamaForCausalLM"]), on_cpu(only=["qwen3"]))
+        resolve(ref, on_cpu(), installed("qwen3", "index"))
     assert "`pip install inferno-llama`" in caught.value.remedy
     assert "Qwen3ForCausalLM" in caught.value.remedy, "and what is installed"
+    with pytest.raises(UnsupportedError, match="'LlamaForCausalLM'") as caught:
+        resolve(ref, on_cpu(only=["qwen3", "index"]))
+    assert "inferno-llama has it and is switched off" in caught.value.remedy
+
+
+def test_without_an_index_an_error_names_no_package(write: Write) -> None:
+    with pytest.raises(UnsupportedError, match="'LlamaForCausalLM'") as caught:
+        resolve(write(architectures=["LlamaForCausalLM"]), on_cpu(), installed("qwen3"))
+    assert caught.value.remedy.startswith("Install a plugin that provides it.")
+    assert "pip" not in caught.value.remedy
 
 
 def test_an_unknown_architecture_is_not_guessed_at(write: Write) -> None:
     with pytest.raises(UnsupportedError, match="'Gemma9ForCausalLM'") as caught:
-        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu(only=["qwen3"]))
-    assert "inferno-transformers may run it" in caught.value.remedy
+        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu(), installed("qwen3", "index"))
+    assert "a fallback may run it. Try `pip install inferno-transformers`" in caught.value.remedy
     assert caught.value.remedy.count("pip install") == 1
+
+
+def test_a_format_of_no_plugin_names_the_package_that_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(UnsupportedError, match="no installed format reads this") as caught:
+        resolve(str(file), on_cpu(), installed("index"))
+    assert "`pip install inferno-gguf`" in caught.value.remedy
+
+
+def test_what_a_format_finds_missing_is_hinted_at(tmp_path: Path) -> None:
+    def opens(path: Path, architectures: object) -> Checkpoint:
+        raise CheckpointError("it holds a qwen3", "Look again.").for_lack_of(
+            "architecture", "qwen3"
+        )
+
+    catalog = installed("index")
+    odd = CheckpointFormat(name="odd", matches=lambda path: path.suffix == ".odd", open=opens)
+    offers = {**catalog.offers, "inferno_checkpoint_formats": (Offer(odd, "inferno-odd"),)}
+    with pytest.raises(CheckpointError) as caught:
+        attrs.evolve(catalog, offers=offers).open(tmp_path / "model.odd")
+    assert caught.value.remedy == "Try `pip install inferno-qwen3`. Look again."
+
+
+def installed(*plugins: str) -> Catalog:
+    """The catalog as it would be were only these installed, and what is built in."""
+    catalog = load_catalog(only=plugins)
+    return attrs.evolve(catalog, plugins=tuple(p for p in catalog.plugins if not p.disabled))
 
 
 def with_fallback() -> Catalog:
     """Qwen3, and a plugin that takes any other name for it."""
-    catalog = load_catalog(only=["qwen3"])
+    catalog = installed("qwen3", "index")
     [qwen3] = catalog.of("inferno_architectures")
     fallback = attrs.evolve(qwen3, item=attrs.evolve(qwen3.item, name=ANY, note="somehow, slowly"))
     return attrs.evolve(
@@ -277,16 +315,6 @@ def test_a_fallback_is_taken_only_where_no_plugin_has_the_name_and_says_so(write
     )
 
 
-def test_the_index_of_packages_names_each_architecture_of_this_repository_once() -> None:
-    index = json.loads((Path(inferno.__file__).parent / "catalog" / "index.json").read_text())
-    assert index["Qwen3ForCausalLM"] == index["qwen3"] == "inferno-qwen3"
-    assert not [
-        name
-        for name in index.values()
-        if not list(Path(__file__).parents[1].glob(f"plugins/*/{name}"))
-    ]
-
-
 @pytest.mark.parametrize("architectures", [None, [], "Qwen3ForCausalLM", [3]])
 def test_a_config_without_architecture_says_so(write: Write, architectures: Any) -> None:
     with pytest.raises(CheckpointError, match="architectures"):
@@ -305,10 +333,11 @@ def test_a_layout_no_scheme_reads_names_the_matrix_and_the_package(write: Write)
         "model.layers.0.mlp.up_proj.qweight": (4, 8),
         "model.layers.0.mlp.up_proj.scales": (4, 2),
     }
-    ref = write(tensors, stored="I16", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(UnsupportedError, match="model.layers.0.mlp.up_proj.*qweight") as caught:
-        resolve(ref, on_cpu())
-    assert "pip install inferno-gptq" in caught.value.remedy
+    for method, remedy in (("mxfp4", "`pip install inferno-mxfp4`"), ("odd", "Install a plugin")):
+        ref = write(tensors, stored="I16", quantization_config={"quant_method": method})
+        with pytest.raises(UnsupportedError, match="model.layers.0.mlp.up_proj.*qweight") as caught:
+            resolve(ref, on_cpu(), installed("qwen3", "index"))
+        assert remedy in caught.value.remedy
 
 
 def test_a_reference_nobody_knows_lists_where_it_was_looked_for() -> None:

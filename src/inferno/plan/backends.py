@@ -78,9 +78,8 @@ def choose_kernels(
     )
     notes = []
     if device == "cpu" and not any(use.op == LINEAR for use in uses):
-        notes.append(
-            "no native kernels: torch multiplies the matrices, slower (pip install inferno-cpu)"
-        )
+        hint = catalog.hint("kernels", device)
+        notes.append(f"no native kernels: torch multiplies the matrices, slower. {hint}".rstrip())
     return Decided(
         uses,
         tuple(("kernels", offer) for _, offer, _ in asked if offer is not None),

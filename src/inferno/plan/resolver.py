@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from inferno import host
 from inferno.catalog import ANY, Catalog, load_catalog
-from inferno.catalog.hints import install_hint
 from inferno.contracts import (
     COMPUTE_DTYPES,
     Architecture,
@@ -122,7 +121,7 @@ def _decide(
         memory=(*fixed, cache.value.memory),
         chosen=chosen_of(decisions, catalog.plugins),
         considered=refusals_of(decisions),
-        notes=(*_architecture_notes(architecture.value, name), *notes),
+        notes=(*_architecture_notes(catalog, architecture.value, name), *notes),
         disable=options.disable,
         only=options.only,
     )
@@ -140,9 +139,9 @@ def _items(decision: Decided[Any]) -> dict[str, Any]:
     return {offer.item.name: offer.item for _, offer in decision.offers}
 
 
-def _architecture_notes(offered: Architecture, wanted: str) -> list[str]:
+def _architecture_notes(catalog: Catalog, offered: Architecture, wanted: str) -> list[str]:
     notes = [offered.note] if offered.note else []
-    if offered.name == ANY and (hint := install_hint(wanted)):
+    if offered.name == ANY and (hint := catalog.hint("architecture", wanted)):
         notes.append(f"a plugin made for {wanted} is not installed: {hint}")
     return notes
 

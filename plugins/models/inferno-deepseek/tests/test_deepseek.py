@@ -19,9 +19,8 @@ from inferno.loading import check, checkpoint_path, load_model
 from inferno.nn import Rope, Unloaded
 from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import write_gguf
+from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.tiny import Toy, ragged_prompts, torch_only
-from inferno_deepseek import GGUF
 from inferno_deepseek.config import DeepseekConfig
 from inferno_deepseek.model import DeepseekForCausalLM
 
@@ -274,9 +273,11 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
         "v_head_dim": latent,
         "qk_head_dim_mla": nope + V3["qk_rope_head_dim"],
     }
+    dialect = gguf_dialect(torch_only(), "DeepseekV3ForCausalLM")
+    assert dialect is not None
     held = write_gguf(
         tmp_path / "toy.gguf",
-        GGUF,
+        dialect,
         {**V3, **widths, "v_head_dim_mla": V3["v_head_dim"]},
         stored,
         kind,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from inferno.catalog import load_catalog
 from inferno.loading import check, load_model
-from inferno.nn import Linear
+from inferno.nn import MergedLinear
 from inferno.plan import Options, reopen, resolve
 from inferno.testing.tiny import Toy, generate, ragged_prompts, randomize
 from inferno_gguf.blocks import Blocks
@@ -175,11 +175,8 @@ def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
     assert sum(m.data.nbytes for m in {id(m): m for m in held}.values()) == sum(
         use.nbytes for use in ours.plan.schemes
     )
-    gate_up = [
-        m
-        for m in ours.model.modules()
-        if isinstance(m, Linear) and m.weight.shape == (2 * WIDTH, WIDTH)
-    ]
+    merged = (m.merged for m in ours.model.modules() if isinstance(m, MergedLinear))
+    gate_up = [w for w in merged if w is not None and w.shape == (2 * WIDTH, WIDTH)]
     assert len(gate_up) == 1, (
         "only the first layer's gate and up are of one type: they become one matrix"
     )
