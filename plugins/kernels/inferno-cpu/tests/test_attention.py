@@ -89,7 +89,6 @@ class Sequences:
             context_lens=[b for _, _, b in spans],
             blocks_SM=torch.tensor([self.tables[i][:widest] for i, _, _ in spans]),
             block_size=B,
-            cache=KVCache(()),
             query_starts_S1=torch.tensor(
                 [0, *itertools.accumulate(b - a for _, a, b in spans)], dtype=torch.int32
             ),
