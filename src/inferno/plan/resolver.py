@@ -29,11 +29,10 @@ from inferno.contracts import (
     KernelNeed,
     ModelConfig,
     QuantScheme,
-    StateSpec,
     TensorInfo,
 )
 from inferno.errors import CheckpointError, OptionError, OutOfMemoryError, UnsupportedError
-from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse, state_uses
 from inferno.plan.cache_size import CacheSizes, describe
 from inferno.plan.stored import architecture_name, modules_of, unused_tensors
 from inferno.plan.values import (
@@ -104,7 +103,7 @@ class _Resolver:
         schemes = self._schemes(model, dtype)
         cache_dtype = cast(CacheDType, options.kv_cache_dtype)
         specs = dict(enumerate(model.cache_specs()))
-        states = _states(specs, dtype)
+        states = state_uses(specs, dtype)
         attention, block_size = self._attention(
             {
                 layer: AttentionNeed.of(spec, dtype=dtype, device=device, cache_dtype=cache_dtype)
@@ -408,22 +407,6 @@ class _Resolver:
             wanted = fits * block_size
         items.append(MemoryItem("KV cache", sum(g.nbytes for g in groups), describe(groups)))
         return wanted, groups
-
-
-def _states(specs: Mapping[int, AttentionSpec | StateSpec], dtype: DType) -> tuple[StateUse, ...]:
-    if not specs:
-        raise CheckpointError(
-            "the model has neither attention layers nor recurrent states",
-            "Its config.json is not one inferno can run.",
-        )
-    layers = defaultdict[StateSpec, list[int]](list)
-    for layer, spec in specs.items():
-        if isinstance(spec, StateSpec):
-            layers[spec].append(layer)
-    return tuple(
-        StateUse(spec=spec, layers=tuple(ids), cache=spec.resolved(dtype))
-        for spec, ids in layers.items()
-    )
 
 
 def _model_config(architecture: Architecture, config: Mapping[str, Any]) -> ModelConfig:

@@ -22,14 +22,8 @@ from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 from inferno.loading import fill, load_model
 from inferno.nn import Attention, Rope, State
-from inferno.plan import (
-    Options,
-    Plan,
-    open_checkpoint,
-    resolve,
-    unused_tensors,
-    with_num_blocks,
-)
+from inferno.plan import Options, Plan, open_checkpoint, resolve, unused_tensors
+from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf import check_names, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import (
