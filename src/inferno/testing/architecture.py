@@ -23,7 +23,8 @@ from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 from inferno.loading import build, fill, load_model
 from inferno.nn import Attention, Rope, State
-from inferno.plan import Options, open_model, reopen, unused_tensors, with_num_blocks
+from inferno.plan import Options, open_model, reopen, unused_tensors
+from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import (
