@@ -22,7 +22,7 @@ from inferno import cli, contracts, errors, hookspecs
 from inferno.catalog import ANY, KINDS, Catalog, load_catalog
 from inferno.core import types
 from inferno.llm import outputs
-from inferno.plan import values
+from inferno.plan import options, plan
 from inferno.server import FIELDS, AddressError
 from inferno.server import errors as server_errors
 
@@ -430,7 +430,13 @@ def floors() -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
 
 
-_MODULES = {"contracts": contracts, "types": types, "plan": values, "outputs": outputs}
+_MODULES = {
+    "contracts": contracts,
+    "types": types,
+    "plan": plan,
+    "options": options,
+    "outputs": outputs,
+}
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook,
     "fields": fields,

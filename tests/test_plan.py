@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,19 @@ from inferno.errors import (
     UnsupportedError,
 )
 from inferno.llm.preprocessor import Preprocessor
-from inferno.plan import Options, open_text, plan_from_json, plan_to_json, resolve
+from inferno.plan import (
+    Chosen,
+    Options,
+    open_model,
+    plan_from_json,
+    plan_to_json,
+    reopen,
+    resolve,
+)
+from inferno.plan import opened as opened_module
 from inferno.plan.cache_size import CacheSizes
-from inferno.plan.values import AttentionUse
+from inferno.plan.plan import AttentionUse
+from inferno.plan.schemes import _by_pattern
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -107,7 +117,7 @@ def test_a_plan_names_everything_that_will_run(write: Write) -> None:
     )
     [attention] = plan.attention
     assert attention.layers == (0, 1, 2) and attention.need.dtype == "bfloat16"
-    assert plan.distributions["architecture Qwen3ForCausalLM"].startswith("inferno-qwen3 ")
+    assert "inferno-qwen3" in {c.distribution for c in plan.chosen if c.kind == "architecture"}
     assert {r.name for r in plan.considered} >= {"none"}, "the other cache policy, and why not"
 
 
@@ -214,7 +224,6 @@ def test_a_document_that_is_no_plan_is_refused(text: str) -> None:
         ({"isq": "dense"}, "cannot quantize while loading"),
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"device": "tpu"}, "device 'tpu'"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2"),
         ({"gpu_memory_utilization": 0.9}, "on the CPU"),
         ({"gpu_memory_utilization": 0.9, "memory": "1GiB"}, "exclude each other"),
         ({"memory": "plenty"}, "no amount"),
@@ -458,33 +467,67 @@ def test_what_one_long_context_takes(
     assert tuple(round(n / (1 << 30), 1) for n in found) == gib
 
 
-def test_switched_off_plugins_stay_off_wherever_the_plan_goes(write: Write) -> None:
+def test_switched_off_plugins_stay_off_wherever_the_plan_goes(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_from_json(plan_to_json(resolve(write(), on_cpu(disable=("llama",)))))
-    assert [p.name for p in plan.catalog().plugins if p.disabled] == ["llama"]
+    assert plan.disable == ("llama",)
+    loaded: list[Collection[str]] = []
+
+    def load(*, disable: Collection[str], only: Collection[str]) -> Catalog:
+        loaded.append(disable)
+        return load_catalog(disable=disable, only=only)
+
+    monkeypatch.setattr(opened_module, "load_catalog", load)
+    reopen(plan).close()
+    assert loaded == [("llama",)]
 
 
 def test_an_engine_of_other_plugins_refuses_the_plan(write: Write) -> None:
-    from inferno.loading import agree
-
     plan = resolve(write(), on_cpu())
-    agree(plan, plan.catalog())
-    elsewhere = attrs.evolve(
-        plan, distributions={"architecture Qwen3ForCausalLM": "inferno-qwen3 9.9"}
-    )
+    reopen(plan).close()
+    other = Chosen("architecture", "Qwen3ForCausalLM", "inferno-qwen3", "9.9")
     with pytest.raises(PluginError, match="inferno-qwen3 9.9"):
-        agree(elsewhere, plan.catalog())
+        reopen(attrs.evolve(plan, chosen=(*plan.chosen, other)))
 
 
 def test_a_checkpoint_without_a_tokenizer_has_no_text(write: Write) -> None:
-    assets, config = open_text(resolve(write(), on_cpu()))
+    with open_model(write(), on_cpu()) as opened:
+        assets = opened.text()
     assert assets.tokenizer_json is None and assets.chat_template is None
-    assert config["hidden_size"] == 32
 
 
 def test_a_checkpoint_says_how_its_model_writes_calls(write: Write) -> None:
     ref = write()
     (Path(ref) / "tokenizer_config.json").write_text('{"response_template": {"version": 1}}')
-    assert Preprocessor.open(resolve(ref, on_cpu())).response_template == {"version": 1}
+    with open_model(ref, on_cpu()) as opened:
+        assert Preprocessor.open(opened).response_template == {"version": 1}
+
+
+def test_a_reopened_plan_has_what_was_opened(write: Write) -> None:
+    with open_model(write(), on_cpu()) as opened:
+        with reopen(plan_from_json(plan_to_json(opened.plan))) as again:
+            assert again.plan == opened.plan and again.config == opened.config
+            names = [
+                (parts.architecture.name, parts.cache_policy.name, *parts.schemes, *parts.attention)
+                for parts in (opened.parts, again.parts)
+            ]
+            assert names[0] == names[1]
+            assert opened.parts.kernels.keys() == again.parts.kernels.keys()
+
+
+def test_the_plan_names_the_scheme_of_every_matrix(write: Write) -> None:
+    with open_model(write(), on_cpu()) as opened:
+        stored = {name.removesuffix(".weight") for name in opened.checkpoint.tensors}
+        named = {path for path in stored if opened.plan.scheme_of(path)}
+    assert named == {path for path in stored if "norm" not in path and not path.endswith(".bias")}
+    assert opened.plan.scheme_of("model.layers.0.self_attn.q_proj") == "dense"
+
+
+def test_exceptions_of_a_pattern_are_named_whole() -> None:
+    paths = {f"layers.{n}.v_proj": "q6_k" if n == 2 else "q4_k" for n in range(4)}
+    modules = _by_pattern(paths)
+    assert modules == {"layers.*.v_proj": "q4_k", "layers.2.v_proj": "q6_k"}
 
 
 def test_picked_experts_have_rows_of_their_own_in_the_memory_plan(write: Write) -> None:

@@ -95,7 +95,9 @@ def test_explain_says_what_it_takes_from_the_plugin(installed: Path, checkpoint:
     )
     plan = json.loads(out)
     assert plan["architecture"] == "PebbleForCausalLM" and plan["cache_policy"] == "loyal"
-    assert plan["distributions"]["architecture PebbleForCausalLM"] == "inferno-stranger 0.3.0"
+    chosen = {c["kind"]: c for c in plan["chosen"]}
+    assert chosen["architecture"]["distribution"] == "inferno-stranger"
+    assert chosen["architecture"]["version"] == "0.3.0"
 
 
 def test_it_generates(installed: Path, checkpoint: Path) -> None:

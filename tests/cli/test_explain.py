@@ -175,7 +175,6 @@ def test_a_corrupt_checkpoint_is_no_traceback(inferno: Inferno, model: Path) -> 
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--tensor-parallel-size", "2"],
         ["--isq", "q4_k"],
         ["--gpu-memory-utilization", "0.5", "--device", "cpu"],
         ["--attention-backend", "warp"],

@@ -41,8 +41,6 @@ class TextAssets:
     chat_template: str | None = None
     generation_config: Mapping[str, Any] = field(factory=dict)
     """`generation_config.json`: default sampling and `eos_token_id`."""
-    stop_tokens: tuple[str, ...] = ()
-    """The architecture's (filled in by the plan)."""
 
 
 class Checkpoint(Protocol):

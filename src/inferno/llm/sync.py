@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, cast
 from inferno.core.types import EngineOutput, Request, SamplingParams
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, plan_for
+from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, open_for
 from inferno.process.prepare import prepared
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -48,12 +48,11 @@ class LLM(Prompting):
         chat_template: str | None = None,
         **options: Any,
     ) -> None:
-        plan = plan_for(ref or model or "demo", options)
-        with prepared(plan):
+        with open_for(ref or model, options) as opened, prepared(opened):
             from inferno.core.engine import Engine  # torch comes with it
 
-            front = Preprocessor.open(plan, chat_template)
-            self._begin(Engine.load(plan), front)
+            preprocessor = Preprocessor.open(opened, chat_template)
+            self._begin(Engine.load(opened), preprocessor)
 
     @classmethod
     def of(cls, engine: _Engine, front: Preprocessor) -> Self:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
-from inferno.loading import fill, load_model
+from inferno.loading import build, fill, load_model
 from inferno.nn import Attention, Rope
-from inferno.plan import Options, Plan, open_checkpoint, resolve, unused_tensors
+from inferno.plan import Options, open_model, reopen, unused_tensors
 from inferno.testing.gguf import check_names, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import (
@@ -281,29 +281,20 @@ class ArchitectureTests(Installed):
     def test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it(
         self, toy: Toy, catalog: Catalog
     ) -> None:
-        architecture = catalog.architecture(toy.plan.architecture).item
-        config = architecture.config(toy.plan.config)
-        opened = open_checkpoint(toy.plan, catalog)
-        unused = unused_tensors(config)
-        wanted = {
-            n: i for n, i in opened.tensors.items() if not any(Path(n).match(p) for p in unused)
-        }
-        damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
-        damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
-        damages += [("foreign.weight", {**wanted, "foreign.weight": next(iter(wanted.values()))})]
-        for name, tensors in damages:
-            with torch.device("meta"):
-                model = architecture.build(config)
-            with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-                fill(
-                    model,
-                    _Damaged(opened, tensors),
-                    catalog,
-                    dtype="float32",
-                    device="cpu",
-                    unused=unused,
-                )
-        opened.close()
+        with reopen(toy.plan, catalog) as opened:
+            unused = unused_tensors(opened.config)
+            wanted = {
+                n: i
+                for n, i in opened.checkpoint.tensors.items()
+                if not any(Path(n).match(p) for p in unused)
+            }
+            damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
+            damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
+            foreign = {**wanted, "foreign.weight": next(iter(wanted.values()))}
+            for name, tensors in [*damages, ("foreign.weight", foreign)]:
+                damaged = attrs.evolve(opened, checkpoint=_Damaged(opened.checkpoint, tensors))
+                with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+                    fill(build(opened), damaged)
 
 
 def transformers_model(config: Mapping[str, Any]) -> nn.Module:
@@ -334,17 +325,10 @@ def _reshaped(info: TensorInfo) -> TensorInfo:
 
 def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
     """What the model reads of its checkpoint."""
-    opened = open_checkpoint(toy.plan, catalog)
-    unused = unused_tensors(
-        catalog.architecture(toy.plan.architecture).item.config(toy.plan.config)
-    )
-    found = {
-        name: opened.read(name)
-        for name in opened.tensors
-        if not any(fnmatchcase(name, p) for p in unused)
-    }
-    opened.close()
-    return found
+    with reopen(toy.plan, catalog) as opened:
+        checkpoint, unused = opened.checkpoint, unused_tensors(opened.config)
+        names = [n for n in checkpoint.tensors if not any(fnmatchcase(n, p) for p in unused)]
+        return {name: checkpoint.read(name) for name in names}
 
 
 def _load(
@@ -358,8 +342,8 @@ def _load(
         max_model_len=MAX_MODEL_LEN,
         device="cpu",
     )
-    plan: Plan = resolve(str(path), options, catalog)
-    return Toy(plan, load_model(plan, catalog))
+    with open_model(str(path), options, catalog) as opened:
+        return Toy(opened.plan, load_model(opened))
 
 
 def _held(model: nn.Module) -> int:

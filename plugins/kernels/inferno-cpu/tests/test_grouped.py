@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferno.nn import Dense, Experts, Linear, Weight
+from inferno.nn import Dense, Experts, Finalize, Linear, Weight
 from inferno_cpu import _native
 from inferno_cpu.dense import DTYPES, Panels
 from inferno_cpu.layouts import LAYOUTS
@@ -215,7 +215,9 @@ def test_a_layer_of_experts(inner: int) -> None:
         for module in layer.modules():
             if isinstance(module, Linear):
                 module.weight = Dense(random(*module.weight.shape, seed=next(seeds)))
-        layer.fuse(lambda weights, *, grouped=False: build(*weights))
+        layer.finalize(
+            Finalize(stack=lambda weights, *, grouped=False, rows=False: build(*weights))
+        )
         return layer
 
     native, torch_ = experts(stack), experts(lambda first, *others: first.concatenate(others))

@@ -17,7 +17,7 @@ from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 from inferno.loading import check, checkpoint_path, load_model
 from inferno.nn import Rope, Unloaded
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.gguf import write_gguf
 from inferno.testing.tiny import Toy, ragged_prompts, torch_only
@@ -182,7 +182,7 @@ def load(path: Path) -> Toy:
         Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"),
         catalog,
     )
-    return Toy(plan, load_model(plan, catalog))
+    return Toy(plan, load_model(reopen(plan, catalog)))
 
 
 def saved(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
@@ -313,13 +313,13 @@ def test_layers_that_predict_further_tokens_are_left_alone(
         str(saved(tmp_path / "more", {**tensors, **extra}, V3)),
         Options(device="cpu", max_model_len=160),
     )
-    assert check(plan) == len(tensors) + 2
+    assert check(reopen(plan)) == len(tensors) + 2
     plan = resolve(
         str(saved(tmp_path / "none", {**tensors, **extra}, {**V3, "num_nextn_predict_layers": 0})),
         Options(device="cpu", max_model_len=160),
     )
     with pytest.raises(CheckpointError, match="eh_proj"):
-        check(plan)
+        check(reopen(plan))
 
 
 def test_a_token_costs_one_latent_and_one_rotated_key() -> None:

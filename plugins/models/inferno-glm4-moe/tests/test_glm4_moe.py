@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.gguf import write_gguf
 from inferno.testing.tiny import Toy
@@ -106,7 +106,7 @@ class TestAir(ArchitectureTests):
         options = Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
         plans = [resolve(str(where), options) for where in (path, twin)]
         [ours], [theirs] = (
-            generate(Toy(plan, load_model(plan)), prompts[-1:], 8) for plan in plans
+            generate(Toy(plan, load_model(reopen(plan))), prompts[-1:], 8) for plan in plans
         )
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
 

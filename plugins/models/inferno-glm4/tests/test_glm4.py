@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from inferno.catalog import Catalog
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.gguf import write_gguf
 from inferno.testing.tiny import Toy
@@ -91,7 +91,7 @@ class TestGlm(ArchitectureTests):
         }
         write_gguf(tmp_path / "toy.gguf", CHATGLM, said, tensors, "F16")
         plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
-        fused_toy = Toy(plan, load_model(plan, catalog))
+        fused_toy = Toy(plan, load_model(reopen(plan, catalog)))
         for ours, theirs in zip(
             generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True
         ):

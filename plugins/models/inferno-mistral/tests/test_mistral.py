@@ -8,7 +8,7 @@ import pytest
 from inferno.catalog import Catalog, load_catalog
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.gguf import write_gguf
 from inferno.testing.tiny import Toy
@@ -83,7 +83,10 @@ class TestV03(MistralTests):
             )
             assert plan.architecture == name
             tokens.append(
-                [o.token_ids for o in generate(Toy(plan, load_model(plan, catalog)), prompts, 16)]
+                [
+                    o.token_ids
+                    for o in generate(Toy(plan, load_model(reopen(plan, catalog))), prompts, 16)
+                ]
             )
         assert tokens[0] == tokens[1]
 

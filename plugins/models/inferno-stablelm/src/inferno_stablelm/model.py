@@ -15,7 +15,9 @@ from inferno.nn import (
     CausalLM,
     Decoder,
     DecoderLayer,
+    Finalize,
     GatedMLP,
+    Layer,
     LayerNorm,
     ParallelDecoderLayer,
     Rope,
@@ -26,7 +28,7 @@ from inferno.nn.batch import Batch
 from inferno_stablelm.config import StableLmConfig
 
 
-class HeadNorms(nn.Module):
+class HeadNorms(Layer):
     """A LayerNorm for each head, stored under its number: `norms.3.weight`."""
 
     weight_HC: Tensor
@@ -36,7 +38,7 @@ class HeadNorms(nn.Module):
         self.eps = eps
         self.norms = nn.ModuleList(LayerNorm(head_dim, eps, bias=False) for _ in range(num_heads))
 
-    def fuse(self, stack: object) -> None:
+    def finalize(self, to: Finalize) -> None:
         """One tensor instead of one for each head."""
         self.register_buffer("weight_HC", torch.stack([norm.weight for norm in self.norms]))  # type: ignore[misc]
         self.norms = nn.ModuleList()
