@@ -37,7 +37,7 @@ if atheris is not None:
 from inferno.configs import GGUF_FIELDS, GGUF_MODULES, RopeConfig
 from inferno.contracts import Architecture
 from inferno.errors import CheckpointError
-from inferno.text.tokenizer import Tokenizer
+from inferno.testing import Tokenizer
 from inferno_gguf.checkpoint import GgufCheckpoint, GgufNames
 
 NAMES = GgufNames(
