@@ -293,13 +293,13 @@ def _quant_methods() -> dict[str, str]:
 
 
 def _named_architectures() -> dict[str, str]:
-    """By either name: `config.json`'s, and that of its GGUF files."""
+    """By the names of every format: `config.json`'s, and those of its dialects."""
     names = _declared(load_catalog(), "inferno_architectures")
     by_priority = [
-        (a.gguf.priority, a.gguf.architecture, distribution)
+        (dialect.priority, dialect.architecture, distribution)
         for distribution, held in _architectures().items()
         for a in held
-        if a.gguf
+        for dialect in a.dialects.values()
     ]
     ordered = sorted(by_priority, key=lambda entry: entry[0])
     return names | {name: distribution for _, name, distribution in ordered}
@@ -311,11 +311,10 @@ def families() -> str:
     parts = []
     for distribution, architectures in _architectures().items():
         names = ", ".join(f"`{a.name}`" for a in architectures)
-        gguf = (
-            ", ".join(dict.fromkeys(f"`{a.gguf.architecture}`" for a in architectures if a.gguf))
-            or "no"
-        )
-        rows = [("architectures", names), ("GGUF", gguf)]
+        rows = [("architectures", names)]
+        for name in dict.fromkeys(name for a in architectures for name in a.dialects):
+            theirs = [a.dialects[name].architecture for a in architectures if name in a.dialects]
+            rows.append((name.upper(), ", ".join(f"`{n}`" for n in dict.fromkeys(theirs))))
         if checkpoints := [c for a in architectures for c in a.checkpoints]:
             rows.append(("checkpoints", ", ".join(checkpoints)))
         rows += [("checked as", doc) for doc in _checked(FAMILIES / distribution / "tests")]

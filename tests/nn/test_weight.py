@@ -47,7 +47,7 @@ def test_merged_linears_are_finalized_once_and_compute_the_same(packs: bool) -> 
     for name, data_OI in data.items():
         merged.linears[name].weight = Dense(data_OI)
     finalize(merged, Finalize())
-    assert isinstance(merged.weight, OneDNN) == packs and not merged.linears
+    assert isinstance(merged.merged, OneDNN) == packs and not merged.linears
     x_TI = torch.randn(3, 16).bfloat16()
     for y_TO, data_OI in zip(merged(x_TI), data.values(), strict=True):
         torch.testing.assert_close(y_TO, F.linear(x_TI, data_OI))

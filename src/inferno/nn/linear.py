@@ -42,7 +42,7 @@ class MergedLinear(Layer):
     they become one matrix at load.
     """
 
-    weight: Weight | None
+    merged: Weight | None
     """All parts, stacked; None: each is multiplied by itself."""
     bias: Tensor | None
 
@@ -52,7 +52,7 @@ class MergedLinear(Layer):
             {name: Linear(in_features, size, bias=bias) for name, size in out_features.items()}
         )
         self.sizes = list(out_features.values())
-        self.weight = None
+        self.merged = None
         self.register_buffer("bias", None, persistent=False)
 
     @property
@@ -65,10 +65,10 @@ class MergedLinear(Layer):
         if weight is None:
             return
         biases = [part.bias for part in parts if part.bias is not None]
-        self.weight, self.bias = weight, torch.cat(list(biases)) if biases else None
+        self.merged, self.bias = weight, torch.cat(list(biases)) if biases else None
         self.parts = nn.ModuleDict()  # gives their memory back
 
     def forward(self, x_TI: Tensor) -> tuple[Tensor, ...]:
-        if self.weight is not None:
-            return torch.split(self.weight.matmul(x_TI, self.bias), self.sizes, dim=-1)
+        if self.merged is not None:
+            return torch.split(self.merged.matmul(x_TI, self.bias), self.sizes, dim=-1)
         return tuple(part(x_TI) for part in self.parts.values())

@@ -121,7 +121,7 @@ def _decide(
         memory=(*fixed, cache.value.memory),
         chosen=chosen_of(decisions, catalog.plugins),
         considered=refusals_of(decisions),
-        notes=(*_architecture_notes(architecture.value, name, catalog), *notes),
+        notes=(*_architecture_notes(catalog, architecture.value, name), *notes),
         disable=options.disable,
         only=options.only,
     )
@@ -139,7 +139,7 @@ def _items(decision: Decided[Any]) -> dict[str, Any]:
     return {offer.item.name: offer.item for _, offer in decision.offers}
 
 
-def _architecture_notes(offered: Architecture, wanted: str, catalog: Catalog) -> list[str]:
+def _architecture_notes(catalog: Catalog, offered: Architecture, wanted: str) -> list[str]:
     notes = [offered.note] if offered.note else []
     if offered.name == ANY and (hint := catalog.hint("architecture", wanted)):
         notes.append(f"a plugin made for {wanted} is not installed: {hint}")

@@ -24,7 +24,7 @@ from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.fake_runner import FakeRunner
-from inferno.testing.gguf import write_gguf
+from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.quant_scheme import QuantSchemeTests
 from inferno.testing.source import SourceTests
@@ -62,6 +62,7 @@ __all__ = [
     "count_tensors",
     "eos_token_ids",
     "generate",
+    "gguf_dialect",
     "load_catalog",
     "load_toy",
     "plan_of",

@@ -23,7 +23,7 @@ from inferno.errors import CheckpointError
 from inferno.loading import build, fill, load_model
 from inferno.nn import Attention, Rope
 from inferno.plan import Options, open_model, reopen, unused_tensors
-from inferno.testing.gguf import check_names, write_gguf
+from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import (
     Outcome,
@@ -50,7 +50,10 @@ class ArchitectureTests(Installed):
 
     config: ClassVar[dict[str, Any]]
     in_gguf: ClassVar[bool] = True
-    """Whether GGUF files can say this config; asked where the architecture has `GgufNames`."""
+    """Whether GGUF files can say this config; asked where the architecture has a dialect of
+    them."""
+    gguf_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
     rerouted: ClassVar[float] = 0.0
     """Share of bfloat16 choices that may lie further below: where layers have routed experts,
     rounding sends some tokens to others, in the reference too."""
@@ -153,18 +156,14 @@ class ArchitectureTests(Installed):
         """The same numbers from both formats, those that the file's types can hold, as torch
         computes them; with the kernels that are installed, which may round activations to 8 bits as
         llama.cpp does, the same choices wherever one is clear."""
-        names = catalog.architecture(toy.plan.architecture).item.gguf
-        formats = {offer.item.name for offer in catalog.of("inferno_checkpoint_formats")}
-        if not self.in_gguf or names is None or "gguf" not in formats:
+        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        if not self.in_gguf or dialect is None:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
-        config = (
-            {**reference.config.to_dict(), **self.config}
-            if hasattr(reference, "config")
-            else self.config
-        )
+        known = reference.config.to_dict() if hasattr(reference, "config") else {}
+        config = {**known, **self.config, **self.gguf_fields}
         twin = tmp_path / "twin"
         twin.mkdir()
-        held = write_gguf(tmp_path / "toy.gguf", names, config, _tensors(toy, catalog), kind)
+        held = write_gguf(tmp_path / "toy.gguf", dialect, config, _tensors(toy, catalog), kind)
         save_file(
             {name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors"
         )
@@ -194,11 +193,11 @@ class ArchitectureTests(Installed):
         )
 
     def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
-        names = catalog.architecture(self.config["architectures"][0]).item.gguf
-        if names is None:
-            pytest.skip("no map for GGUF files")
+        dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
+        if "gguf" not in dialects:
+            pytest.skip("no dialect of GGUF files")
         pytest.importorskip("gguf")
-        assert list(check_names(names)) == []
+        assert list(check_names(dialects["gguf"])) == []
 
     # --- what must change nothing -----------------------------------------------------------------
 

@@ -22,12 +22,12 @@ from inferno.testing import (
     checkpoint_path,
     count_tensors,
     generate,
+    gguf_dialect,
     load_toy,
     ragged_prompts,
     torch_only,
     write_gguf,
 )
-from inferno_deepseek import GGUF
 from inferno_deepseek.config import DeepseekConfig
 from inferno_deepseek.model import DeepseekForCausalLM
 
@@ -274,9 +274,11 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
         "v_head_dim": latent,
         "qk_head_dim_mla": nope + V3["qk_rope_head_dim"],
     }
+    dialect = gguf_dialect(torch_only(), "DeepseekV3ForCausalLM")
+    assert dialect is not None
     held = write_gguf(
         tmp_path / "toy.gguf",
-        GGUF,
+        dialect,
         {**V3, **widths, "v_head_dim_mla": V3["v_head_dim"]},
         stored,
         kind,

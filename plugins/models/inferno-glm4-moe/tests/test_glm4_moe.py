@@ -9,8 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inferno.errors import CheckpointError
-from inferno.testing import ArchitectureTests, Toy, generate, load_toy, write_gguf
-from inferno_glm4_moe import GGUF
+from inferno.testing import (
+    ArchitectureTests,
+    Catalog,
+    Toy,
+    generate,
+    gguf_dialect,
+    load_toy,
+    write_gguf,
+)
 from inferno_glm4_moe.config import Glm4MoeConfig
 
 AIR: dict[str, Any] = {
@@ -61,7 +68,13 @@ class TestAir(ArchitectureTests):
 
     @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
     def test_layers_that_guess_further_tokens_are_left_alone(
-        self, kind: str, toy: Toy, checkpoint: Path, prompts: list[list[int]], tmp_path: Path
+        self,
+        kind: str,
+        toy: Toy,
+        catalog: Catalog,
+        checkpoint: Path,
+        prompts: list[list[int]],
+        tmp_path: Path,
     ) -> None:
         """As published: one such layer is stored behind the last, and GGUF files count it."""
         tensors = {
@@ -85,7 +98,9 @@ class TestAir(ArchitectureTests):
         config = {**self.config, "num_nextn_predict_layers": 1}
         if kind == "gguf":
             path = tmp_path / "toy.gguf"
-            held = write_gguf(path, GGUF, {**config, "num_hidden_layers": 3}, everything, "F16")
+            dialect = gguf_dialect(catalog, "Glm4MoeForCausalLM")
+            assert dialect is not None
+            held = write_gguf(path, dialect, {**config, "num_hidden_layers": 3}, everything, "F16")
             tensors = {name: held[name] for name in tensors}
         else:
             path = tmp_path / "all"

@@ -11,11 +11,11 @@ from inferno.testing import (
     Catalog,
     Toy,
     generate,
+    gguf_dialect,
     load_catalog,
     load_toy,
     write_gguf,
 )
-from inferno_mistral import GGUF
 from inferno_mistral.config import MistralConfig
 
 V0_3: dict[str, Any] = {
@@ -74,9 +74,10 @@ class TestV03(MistralTests):
             pytest.skip(f"{' and '.join(sorted(missing))} not installed")
         _, opened = alone.open(checkpoint)
         file = tmp_path / "toy.gguf"
-        write_gguf(
-            file, GGUF, self.config, {name: opened.read(name) for name in opened.tensors}, "F16"
-        )
+        dialect = gguf_dialect(alone, "MistralForCausalLM")
+        assert dialect is not None
+        tensors = {name: opened.read(name) for name in opened.tensors}
+        write_gguf(file, dialect, self.config, tensors, "F16")
         tokens = []
         for catalog, name in ((both, "LlamaForCausalLM"), (alone, "MistralForCausalLM")):
             loaded = load_toy(file, catalog)

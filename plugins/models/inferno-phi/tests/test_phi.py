@@ -13,11 +13,11 @@ from inferno.testing import (
     Catalog,
     Toy,
     generate,
+    gguf_dialect,
     load_toy,
     ragged_prompts,
     write_gguf,
 )
-from inferno_phi import PHI_2
 from inferno_phi.config import Phi3Config, PhiConfig
 
 PHI: dict[str, Any] = {
@@ -70,15 +70,11 @@ class TestPhi2(ArchitectureTests):
         self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
     ) -> None:
         """GGUF files made before transformers knew Phi-2 have q, k and v in one matrix."""
-        if not any(o.item.name == "gguf" for o in catalog.of("inferno_checkpoint_formats")):
+        if (dialect := gguf_dialect(catalog, "PhiForCausalLM")) is None:
             pytest.skip("no plugin reads GGUF files")
         tensors = load_file(checkpoint / "model.safetensors")
-        for layer in range(2):
-            path = f"model.layers.{layer}.self_attn"
-            for part in ("weight", "bias"):
-                fused = torch.cat([tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"])
-                tensors[f"{path}.qkv_proj.{part}"] = fused
-        write_gguf(tmp_path / "toy.gguf", PHI_2, self.config, tensors, "F16")
+        fused = {"blk.{n}.attn_qkv"}
+        write_gguf(tmp_path / "toy.gguf", dialect, self.config, tensors, "F16", fused=fused)
         fused_toy = load_toy(tmp_path / "toy.gguf", catalog)
         for ours, theirs in zip(
             generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True

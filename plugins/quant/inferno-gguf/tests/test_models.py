@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inferno.nn import Linear
+from inferno.nn import MergedLinear
 from inferno.testing import (
     Toy,
     count_tensors,
@@ -172,11 +172,8 @@ def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
     assert sum(m.data.nbytes for m in {id(m): m for m in held}.values()) == sum(
         use.nbytes for use in ours.plan.schemes
     )
-    gate_up = [
-        m
-        for m in ours.model.modules()
-        if isinstance(m, Linear) and m.weight.shape == (2 * WIDTH, WIDTH)
-    ]
+    merged = (m.merged for m in ours.model.modules() if isinstance(m, MergedLinear))
+    gate_up = [w for w in merged if w is not None and w.shape == (2 * WIDTH, WIDTH)]
     assert len(gate_up) == 1, (
         "only the first layer's gate and up are of one type: they become one matrix"
     )
