@@ -33,6 +33,10 @@ HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}
 FOR_PLUGINS = {"contracts", "errors", "nn", "configs", "hookspecs", "testing"}
 MODULES = sorted(SRC.rglob("*.py"))
 PLUGIN_MODULES = sorted(path for path in ROOT.glob("plugins/*/*/src/**/*.py"))
+PLUGIN_TESTS = sorted(
+    path for folder in ("tests", "tools") for path in ROOT.glob(f"plugins/*/*/{folder}/**/*.py")
+)
+PUBLIC = {*inferno.__all__, *FOR_PLUGINS}
 MAX_LINES = 400
 MAX_CORE_LINES = 3000
 
@@ -100,6 +104,28 @@ def test_a_plugin_knows_the_public_modules_and_no_other_plugin(path: Path) -> No
             assert rest[:1] and rest[0] in FOR_PLUGINS or name == "hookimpl", (
                 f"{own} imports {module}: {name}"
             )
+
+
+def test_a_plugins_tests_know_the_public_modules_and_no_other_plugin() -> None:
+    """What a stranger's tests may count on: the kit's public names, not its modules."""
+    found = []
+    for path in PLUGIN_TESTS:
+        own = path.relative_to(ROOT).parts[2].replace("-", "_")
+        for module, name in imports(ast.parse(path.read_text())):
+            package, *rest = module.split(".")
+            # The demo model is a checkpoint that any plugin's tests may convert.
+            ours = package.startswith("inferno_") and package not in (own, "inferno_demo")
+            kernel = package == "inferno" and (
+                rest == []
+                and name not in PUBLIC
+                or rest[:1] == ["testing"]
+                and len(rest) > 1
+                or rest
+                and rest[0] not in FOR_PLUGINS
+            )
+            if ours or kernel:
+                found.append(f"{path.relative_to(ROOT)}: {module} {name}".rstrip())
+    assert found == []
 
 
 def test_the_check_sees_imports_in_functions_and_not_those_for_types(tmp_path: Path) -> None:
