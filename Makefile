@@ -14,6 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -q -c $(CONSTRAINTS) --no-build-isolation
 NATIVE := $(patsubst %/CMakeLists.txt,%,$(wildcard plugins/*/*/CMakeLists.txt))
 PLUGINS := $(filter-out $(NATIVE),$(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
+WORKERS := $(if $(filter 0 1,$(shell nproc 2>/dev/null || echo 1)),,-n 2 --dist loadscope)
 SOURCES := src $(wildcard plugins/*/*/src)
 
 help: ## This list
@@ -27,8 +28,8 @@ demo: $(VENV)/.native ## Set up, then stream an answer of the demo model
 
 dev: $(VENV)/.dev ## Set up everything that tests and lint need
 
-test: $(VENV)/.dev ## Run every test, the kernel's and the plugins'
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev ## Run every test, the kernel's and the plugins', in two processes where there are two cores
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on src and every plugin
 	$(BIN)/ruff check .
