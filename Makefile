@@ -31,10 +31,11 @@ dev: $(VENV)/.dev ## Set up everything that tests and lint need
 test: $(VENV)/.dev ## Run every test, the kernel's and the plugins', in two processes where there are two cores
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
-lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on src and every plugin
+lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on src, every plugin, the tests of the kernel and docs/generate.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy --explicit-package-bases --exclude 'tests/(thirdparty|typing_tests)/' tests docs/generate.py
 
 docs: $(VENV)/.docs ## Build the documentation into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build

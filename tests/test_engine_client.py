@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from pathlib import Path
 
 import attrs
@@ -37,8 +37,8 @@ def request(
     return Request(id=name, token_ids=token_ids, params=params)
 
 
-async def collect(stream: AsyncIterator[list[EngineOutput]] | object) -> list[EngineOutput]:
-    return [token for tokens in [batch async for batch in stream] for token in tokens]  # type: ignore[attr-defined]
+async def collect(stream: AsyncIterable[list[EngineOutput]]) -> list[EngineOutput]:
+    return [token for tokens in [batch async for batch in stream] for token in tokens]
 
 
 def with_client(plan: Plan, body: Callable[[EngineClient], Awaitable[None]]) -> None:
