@@ -115,7 +115,8 @@ class Harness:
         return self.outputs[request_id][0].num_cached
 
     def output(self, request_id: str) -> list[int]:
-        return [output.token_id for output in self.outputs[request_id]]
+        outputs = self.outputs[request_id]
+        return [o.token_id for o in outputs if o.token_id is not None]
 
     def last(self, request_id: str) -> EngineOutput:
         return self.outputs[request_id][-1]

@@ -15,15 +15,21 @@ from safetensors.torch import load_file
 
 from inferno.catalog import load_catalog
 from inferno.contracts import AttentionSpec, CacheTensor, StateSpec
-from inferno.core.engine import Engine, scheduler_of
-from inferno.core.kvcache import CacheGroups
-from inferno.core.runner import ModelRunner, Tables
+from inferno.core.engine import Engine
+from inferno.core.runner import Tables
 from inferno.core.runner.replay import Replays
 from inferno.core.types import BlockUpdate, NewSequence, Request, SamplingParams, Slice, Step
 from inferno.errors import CheckpointError, OutOfMemoryError
-from inferno.loading import load_model, ops_of, record_of
+from inferno.loading import load_model
 from inferno.nn.batch import Batch
-from inferno.plan import Options, Plan, plan_from_json, plan_to_json, resolve, with_num_blocks
+from inferno.plan import (
+    Options,
+    open_model,
+    plan_from_json,
+    plan_to_json,
+    resolve,
+    with_num_blocks,
+)
 from inferno.plan.cache_groups import StateUse
 from inferno.plan.cache_size import CacheSizes, describe
 from inferno.testing import generate
@@ -53,8 +59,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def toy(checkpoint: str) -> Toy:
     catalog = catalog_with_toy()
-    plan = resolve(checkpoint, on_cpu(), catalog)
-    return Toy(plan, load_model(plan, catalog))
+    with open_model(checkpoint, on_cpu(), catalog) as opened:
+        return Toy(opened.plan, load_model(opened))
 
 
 @pytest.fixture(scope="module")
@@ -217,11 +223,12 @@ def test_a_model_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_a_layer_keeps_what_its_config_promised(tmp_path: Path) -> None:
     catalog = catalog_with_toy()
-    plan = resolve(write_toy(tmp_path / "toy", LAYERS["beside attention"]), on_cpu(), catalog)
+    opened = open_model(write_toy(tmp_path / "toy", LAYERS["beside attention"]), on_cpu(), catalog)
+    plan = opened.plan
     assert isinstance(ToyConfig.from_json(plan.config).cache_specs()[1], AttentionSpec)
     assert [use.layers for use in plan.states] == [(0, 2, 3)]
     with pytest.raises(AssertionError, match="a state has sum, conv"):
-        model = load_model(plan, catalog)
+        model = load_model(opened)
         model.layers[0].state.store(None, sum=torch.zeros(1))  # type: ignore[union-attr,index]
 
 
@@ -231,11 +238,7 @@ def test_a_layer_keeps_what_its_config_promised(tmp_path: Path) -> None:
 def native_engine(ref: str) -> Engine:
     """With kernels that record steps, where they are installed."""
     catalog = catalog_with_toy(load_catalog())
-    plan: Plan = resolve(ref, on_cpu(dtype="bfloat16", block_size=16), catalog)
-    model, ops = load_model(plan, catalog), ops_of(plan, catalog)
-    runner = ModelRunner(model, plan, ops, record_of(plan, catalog))
-    prefix = catalog.cache_policy(plan.cache_policy).item.build(plan.num_blocks)
-    return Engine(plan, scheduler_of(plan, CacheGroups.of_plan(plan, prefix)), runner)
+    return Engine.load(open_model(ref, on_cpu(dtype="bfloat16", block_size=16), catalog))
 
 
 def test_a_step_that_was_tried_in_vain_has_not_moved_the_states(checkpoint: str) -> None:

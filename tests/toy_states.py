@@ -52,7 +52,11 @@ class ToyConfig:
             num_heads=HEADS, num_kv_heads=HEADS, head_dim=size // HEADS, scale=0.3
         )
         window = attrs.evolve(attention, sliding_window=self.window)
-        kinds = {"state": state, "attention": attention, "window": window}
+        kinds: dict[str, AttentionSpec | StateSpec] = {
+            "state": state,
+            "attention": attention,
+            "window": window,
+        }
         return [kinds[layer] for layer in self.layers]
 
 
@@ -131,8 +135,9 @@ def write_toy(folder: Path, layers: Sequence[str], *, size: int = 32, vocab: int
     generator = torch.Generator().manual_seed(len(layers))
 
     def random(*shape: int) -> Tensor:
-        values = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
-        return values.bfloat16().float()
+        values: Tensor = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        rounded: Tensor = values.bfloat16().float()
+        return rounded
 
     tensors = {"embed.weight": random(vocab, size) * 4}
     for i in range(len(layers) + 1):

@@ -6,8 +6,10 @@ Suffixes: L tokens of a sequence, N generated tokens, V vocabulary.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -285,14 +287,11 @@ class ArchitectureTests(Installed):
     # --- the declarations -------------------------------------------------------------------------
 
     def test_discovery_and_config_import_no_torch(self) -> None:
-        code = (
-            "import json, sys; from inferno.catalog import load_catalog; config = "
-            "json.loads(sys.argv[1])\n"
-            "load_catalog().architecture(config['architectures'][0]).item.config(config).cache_specs()\n"
-            "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
-        )
-        done = run_python(code, json.dumps(self.config))
-        assert done.returncode == 0, done.stderr
+        """Asked of all classes of a test file in one process."""
+        module = vars(sys.modules[type(self).__module__]).values()
+        classes = [c for c in module if isinstance(c, type) and issubclass(c, ArchitectureTests)]
+        configs = [c.config for c in {type(self), *classes} if hasattr(c, "config")]
+        _assert_torch_free(tuple(sorted(map(json.dumps, configs))))
 
     def test_declared_cache_specs_are_those_it_builds(self, catalog: Catalog) -> None:
         architecture = catalog.architecture(self.config["architectures"][0]).item
@@ -329,6 +328,20 @@ class ArchitectureTests(Installed):
                 damaged = attrs.evolve(opened, checkpoint=_Damaged(opened.checkpoint, tensors))
                 with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
                     fill(build(opened), damaged)
+
+
+@cache
+def _assert_torch_free(configs: tuple[str, ...]) -> None:
+    """Discovery, and reading these configs, import no torch."""
+    code = (
+        "import json, sys; from inferno.catalog import load_catalog; catalog = load_catalog()\n"
+        "for config in map(json.loads, sys.argv[1:]):\n"
+        "    architecture = catalog.architecture(config['architectures'][0]).item\n"
+        "    architecture.config(config).cache_specs()\n"
+        "    if 'torch' in sys.modules: sys.exit(f'torch is imported: {config}')\n"
+    )
+    done = run_python(code, *configs)
+    assert done.returncode == 0, done.stderr
 
 
 def transformers_model(config: Mapping[str, Any]) -> nn.Module:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from inferno.contracts import AttentionNeed
-from inferno.core.kvcache import KVCache
 from inferno.nn.batch import Batch
+from inferno.testing import KVCache
 from inferno_cpu import _native
 from inferno_cpu.attend import NativeAttend
 from inferno_cpu.attention import cache, refuses

@@ -15,12 +15,19 @@ from torch import Tensor
 from inferno.configs import RopeConfig
 from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
-from inferno.loading import check, checkpoint_path, load_model
 from inferno.nn import Rope, Unloaded
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import gguf_dialect, write_gguf
-from inferno.testing.tiny import Toy, ragged_prompts, torch_only
+from inferno.testing import (
+    ArchitectureTests,
+    Toy,
+    checkpoint_path,
+    count_tensors,
+    generate,
+    gguf_dialect,
+    load_toy,
+    ragged_prompts,
+    torch_only,
+    write_gguf,
+)
 from inferno_deepseek.config import DeepseekV2Config, DeepseekV3Config
 from inferno_deepseek.gguf import DEEPSEEK
 from inferno_deepseek.model import DeepseekV3ForCausalLM
@@ -180,13 +187,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def load(path: Path) -> Toy:
-    catalog = torch_only()
-    plan = resolve(
-        str(path),
-        Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"),
-        catalog,
-    )
-    return Toy(plan, load_model(reopen(plan, catalog)))
+    return load_toy(path, torch_only())
 
 
 def saved(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
@@ -301,17 +302,12 @@ def test_layers_that_predict_further_tokens_are_left_alone(
         "model.layers.2.eh_proj.weight": torch.ones(9, 9),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
     }
-    plan = resolve(
-        str(saved(tmp_path / "more", {**tensors, **extra}, V3)),
-        Options(device="cpu", max_model_len=160),
-    )
-    assert check(reopen(plan)) == len(tensors) + 2
-    plan = resolve(
-        str(saved(tmp_path / "none", {**tensors, **extra}, {**V3, "num_nextn_predict_layers": 0})),
-        Options(device="cpu", max_model_len=160),
-    )
+    path = saved(tmp_path / "more", {**tensors, **extra}, V3)
+    assert count_tensors(path) == len(tensors) + 2
+    config = {**V3, "num_nextn_predict_layers": 0}
+    path = saved(tmp_path / "none", {**tensors, **extra}, config)
     with pytest.raises(CheckpointError, match="eh_proj"):
-        check(reopen(plan))
+        count_tensors(path)
 
 
 def test_a_token_costs_one_latent_and_one_rotated_key() -> None:

@@ -217,12 +217,12 @@ class Arena:
         self._free.insert(i, (chunk, begin, end))
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):
     """Sees every torch operator: allocations are the arena's, views are free, anything else is
     `foreign`."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._arena = arena
         self.foreign = ""
 

@@ -34,12 +34,12 @@ def number_of_tokens(longest: int, sizes: Collection[int]) -> int:
     return 2 * NEAR + 1
 
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Trace(TorchDispatchMode):
     """`mixed` names the first operator that let tokens see each other. Not in inference mode, which
     hides what composite operators are made of."""
 
     def __init__(self, tokens: int, positions: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._tokens, self._positions = tokens, positions
         self.mixed = ""
         self.read_positions = False
