@@ -222,7 +222,7 @@ class _Watch(TorchDispatchMode):
     `foreign`."""
 
     def __init__(self, arena: Arena) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
         self.foreign = ""
 

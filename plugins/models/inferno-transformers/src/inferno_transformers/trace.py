@@ -39,7 +39,7 @@ class Trace(TorchDispatchMode):
     hides what composite operators are made of."""
 
     def __init__(self, tokens: int, positions: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tokens, self._positions = tokens, positions
         self.mixed = ""
         self.read_positions = False
