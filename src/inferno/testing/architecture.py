@@ -18,11 +18,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog
+from inferno.configs import RopeConfig
 from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 from inferno.loading import build, fill, load_model
 from inferno.nn import Attention, Rope, State
-from inferno.plan import Options, open_model, reopen, unused_tensors, with_num_blocks
+from inferno.plan import Options, open_model, reopen, unused_tensors
+from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import (
@@ -54,6 +56,8 @@ class ArchitectureTests(Installed):
     them."""
     gguf_fields: ClassVar[Mapping[str, Any]] = {}
     """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
+    gguf_unsaid: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the model's config that files do not store and that change no token."""
     rerouted: ClassVar[float] = 0.0
     """Share of bfloat16 choices that may lie further below: where layers have routed experts,
     rounding sends some tokens to others, in the reference too."""
@@ -191,6 +195,34 @@ class ArchitectureTests(Installed):
         assert not beyond or self.rerouted, (
             f"first other choices lie {lost} below the best; {unclear} is unclear"
         )
+
+    def test_a_gguf_file_has_the_config_that_the_model_reads(
+        self, toy: Toy, reference: Any, catalog: Catalog, tmp_path: Path
+    ) -> None:
+        """Field by field; rotary embeddings, of which files store other numbers, by the tokens."""
+        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        architecture = catalog.architecture(toy.plan.architecture).item
+        read: Any = architecture.config(self.config)
+        if not self.in_gguf or dialect is None or not attrs.has(type(read)):
+            pytest.skip("GGUF files cannot say this config, or no plugin reads them")
+        known = reference.config.to_dict() if hasattr(reference, "config") else {}
+        fields = {**known, **self.config, **self.gguf_fields}
+        write_gguf(tmp_path / "toy.gguf", dialect, fields, _tensors(toy, catalog), "F16")
+        _, opened = catalog.open(tmp_path / "toy.gguf")
+        config = {**opened.config}
+        opened.close()
+        [name] = config["architectures"]
+        found: Any = catalog.architecture(name).item.config(config)
+        assert name == self.config["architectures"][0]
+        ours, theirs = (
+            {
+                field: value
+                for field, value in attrs.asdict(model, recurse=False).items()
+                if field not in self.gguf_unsaid and not isinstance(value, RopeConfig)
+            }
+            for model in (found, read)
+        )
+        assert ours == theirs
 
     def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
         dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
