@@ -13,7 +13,7 @@ hookimpl = pluggy.HookimplMarker("inferno")
 """Marks a plugin function as an implementation of a hook in `inferno.hookspecs`."""
 
 _LAZY = {
-    "SamplingParams": "inferno.core.types",
+    "SamplingParams": "inferno.core.sampling_params",
     "LLM": "inferno.llm",
     "AsyncLLM": "inferno.llm",
     "RequestOutput": "inferno.llm",
@@ -25,7 +25,7 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from inferno.compat import Engine, EngineConfig, Message
-    from inferno.core.types import SamplingParams
+    from inferno.core.sampling_params import SamplingParams
     from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
 
 

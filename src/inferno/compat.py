@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeAlias
 import attrs
 from attrs import frozen
 
-from inferno.core.types import SamplingParams as Params
+from inferno.core.sampling_params import SamplingParams as Params
 from inferno.errors import InfernoError, OptionError
 from inferno.llm import LLM, RequestOutput, TextDelta
 

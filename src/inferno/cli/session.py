@@ -15,7 +15,7 @@ from attrs import frozen
 
 from inferno.cli import render
 from inferno.cli.options import chosen, plan_options
-from inferno.core.types import SamplingParams
+from inferno.core.sampling_params import SamplingParams
 from inferno.errors import OptionError
 from inferno.llm import LLM
 from inferno.llm.preprocessor import Preprocessor, Prompt

@@ -9,7 +9,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from inferno.core.types import EngineOutput, EngineStats, Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, EngineStats, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, plan_for

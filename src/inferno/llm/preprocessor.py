@@ -12,7 +12,8 @@ import attrs
 from attrs import frozen
 
 from inferno.contracts import TextAssets
-from inferno.core.types import Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams, parameters
+from inferno.core.types import Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.plan import Options, Plan, open_text, resolve
@@ -211,7 +212,7 @@ class Preprocessor:
 def default_params(assets: TextAssets) -> SamplingParams:
     """A checkpoint's own sampling. `do_sample: false` means greedy, as it does to transformers."""
     config = assets.generation_config
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names = [p.name for p in parameters() if p.in_generation_config]
     values = {name: config[name] for name in names if config.get(name) is not None}
     if config.get("do_sample") is False:
         values["temperature"] = 0.0

@@ -7,7 +7,8 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from inferno.core.types import EngineOutput, Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, plan_for

@@ -11,7 +11,8 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.core.types import Logprobs, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Logprobs
 from inferno.errors import RequestError
 from inferno.server import logprobs
 from inferno.server.chunks import Chunks, encode, members

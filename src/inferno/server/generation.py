@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import define, evolve, field
 
-from inferno.core.types import SamplingParams
+from inferno.core.sampling_params import SamplingParams
 from inferno.errors import EngineDeadError, InfernoError, QueueFullError
 from inferno.server.errors import ShuttingDownError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from inferno.core.types import SamplingParams
+from inferno.core.sampling_params import SamplingParams
 from inferno.errors import RequestError
 from inferno.server.errors import UnknownModelError
 from inferno.server.output_parser import Dialect

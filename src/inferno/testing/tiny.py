@@ -20,7 +20,8 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import BlockPool
 from inferno.core.runner import ModelRunner
-from inferno.core.types import EngineStats, Request, Sampled, SamplingParams, Step
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineStats, Request, Sampled, Step
 from inferno.plan import Plan
 
 

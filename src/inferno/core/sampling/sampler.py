@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from inferno.core.sampling.state import UNIFORM_BITS, Kind, Row, Tally
-from inferno.core.types import Logprobs, Request, Sampled, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Logprobs, Request, Sampled
 from inferno.nn import ops
 
 _UNDECIDED = -1

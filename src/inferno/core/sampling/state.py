@@ -15,7 +15,8 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from inferno.core.types import Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Request
 
 UNIFORM_BITS = 31
 """Of a uniform number: its product with a mass of up to 63 bits is then exact in int64."""
