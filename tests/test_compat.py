@@ -1,10 +1,9 @@
 import pytest
+from tests.fake_engine import FakeEngine, Script, echoes, forever, front, says
 
 from inferno.compat import Engine, EngineConfig, Message, SamplingParams
 from inferno.errors import InfernoError, OptionError
 from inferno.llm import LLM
-
-from .fake_engine import FakeEngine, Script, echoes, forever, front, says
 
 
 def engine(script: Script = echoes) -> tuple[Engine, FakeEngine]:

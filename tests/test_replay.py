@@ -19,7 +19,8 @@ from torch import Tensor
 from inferno.core.engine import Engine
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.replay import Arena, Replays
-from inferno.core.types import Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Request
 from inferno.nn import Router
 from inferno.nn.batch import Batch
 from inferno.plan import Options, resolve

@@ -11,8 +11,9 @@ from attrs import define, field
 
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.kvcache import BlockPool, extend_keys
+from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import EngineOutput, FinishReason, Request, SamplingParams, Step
+from inferno.core.types import EngineOutput, FinishReason, Request, Step
 from inferno.testing import FakeRunner
 from inferno.testing.fake_runner import continuation
 

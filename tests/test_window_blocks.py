@@ -20,8 +20,9 @@ from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.engine import Engine
 from inferno.core.kvcache import BlockPool
 from inferno.core.runner import ModelRunner
+from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import Request, SamplingParams, Step
+from inferno.core.types import Request, Step
 from inferno.loading import load_model
 from inferno.plan import Options, resolve
 from inferno.testing import FakeRunner, generate, randomize

@@ -140,10 +140,6 @@ class OutputBuilder:
         if self._finish is not None:
             self.finished_at = time.time()
 
-    def end(self) -> None:
-        """The engine's stream closed without a last token: the request was aborted."""
-        self.push(EngineOutput(self.request.id, None, FinishReason.ABORT))
-
     def _add_text(self, token: EngineOutput) -> None:
         finish = token.finish
         if self._text is not None:
