@@ -12,7 +12,7 @@ from inferno.core.sampling_params import SamplingParams
 from inferno.errors import CheckpointError, EngineDeadError, RequestError
 from inferno.llm import AsyncLLM, TextDelta
 from inferno.llm.preprocessor import Preprocessor
-from inferno.plan import Plan
+from inferno.plan import Opened, Plan
 
 LONG = SamplingParams(max_tokens=90)
 
@@ -195,6 +195,18 @@ def test_importing_llm_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+class FakeCheckpoint:
+    def close(self) -> None: ...
+
+
+FAKE = Opened(
+    plan=cast(Plan, SimpleNamespace(model_id="fake")),
+    parts=cast(Any, None),
+    config=cast(Any, None),
+    checkpoint=cast(Any, FakeCheckpoint()),
+)
+
+
 def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -203,12 +215,12 @@ def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(
         monkeypatch.setattr("inferno.process.EngineClient", lambda plan: client, raising=False)
         opened: list[bool] = []
 
-        def fails(plan: Plan, chat_template: str | None) -> Preprocessor:
+        def fails(model: Opened, chat_template: str | None) -> Preprocessor:
             opened.append(client.alive)
             raise CheckpointError("tokenizer.json cannot be read", "Fetch it again.")
 
         monkeypatch.setattr(Preprocessor, "open", fails)
-        llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")))
+        llm = AsyncLLM.of_opened(FAKE)
         assert not opened
         with pytest.raises(CheckpointError, match="tokenizer.json"):
             await llm.start()
@@ -224,9 +236,9 @@ def test_the_tokenizer_can_be_used_before_the_engine_starts(
     async def body() -> None:
         opened: list[str | None] = []
         monkeypatch.setattr(
-            Preprocessor, "open", lambda plan, template: opened.append(template) or front()
+            Preprocessor, "open", lambda model, template: opened.append(template) or front()
         )
-        llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")), "a template")
+        llm = AsyncLLM.of_opened(FAKE, "a template")
         assert llm.preprocessor.encode_prompt("hi") == front().encode_prompt("hi")
         llm._client = FakeClient(FakeEngine(echoes))
         async with llm:

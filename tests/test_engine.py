@@ -20,7 +20,7 @@ from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request
 from inferno.errors import RequestError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import randomize
 from inferno.testing.tiny import Toy
 
@@ -66,7 +66,7 @@ def toy(checkpoint: Path) -> Toy:
         str(checkpoint),
         Options(max_num_seqs=32, max_num_batched_tokens=256, block_size=8, device="cpu"),
     )
-    return Toy(plan, load_model(plan))
+    return Toy(plan, load_model(reopen(plan)))
 
 
 def prompt_of(seed: int, length: int) -> tuple[int, ...]:
@@ -373,7 +373,7 @@ def test_an_idle_engine_has_nothing_to_say(toy: Toy) -> None:
 
 
 def test_loading_a_plan_gives_an_engine_that_a_close_ends(toy: Toy, checkpoint: Path) -> None:
-    engine = Engine.load(toy.plan)
+    engine = Engine.load(reopen(toy.plan))
     request = mixed_requests()[1]
     assert_same(run(engine, [request])[request.id], run(toy.engine(), [request])[request.id])
     engine.close()

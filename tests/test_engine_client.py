@@ -18,7 +18,7 @@ import pytest
 from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, FinishReason, Request
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
-from inferno.plan import Options, Plan, resolve
+from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import EngineClient
 
 pytest.importorskip("inferno_demo")
@@ -166,7 +166,7 @@ def test_an_engine_that_cannot_load_says_why_with_its_traceback(plan: Plan, tmp_
 
 def test_a_plan_of_other_versions_is_refused(plan: Plan) -> None:
     other = attrs.evolve(
-        plan, distributions={**plan.distributions, "architecture X": "inferno-qwen3 0.0.1"}
+        plan, chosen=(*plan.chosen, Chosen("architecture", "X", "inferno-qwen3", "0.0.1"))
     )
     with pytest.raises(PluginError, match="inferno-qwen3 0.0.1"):
         asyncio.run(asyncio.wait_for(EngineClient(other).start(), 60))

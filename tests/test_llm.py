@@ -10,7 +10,7 @@ from inferno.core.types import EngineOutput, FinishReason, Request
 from inferno.errors import InfernoError, OptionError, RequestError
 from inferno.llm import LLM, Logprob
 from inferno.llm.outputs import OutputBuilder
-from inferno.llm.preprocessor import default_params, plan_for
+from inferno.llm.preprocessor import default_params, open_for
 
 LONG = SamplingParams(max_tokens=50)
 HI = tuple(TOKENIZER.encode("hi"))
@@ -351,12 +351,17 @@ def test_closing_frees_the_engine() -> None:
 
 def test_an_unknown_option_names_those_like_it() -> None:
     with pytest.raises(OptionError, match="max_model_len"):
-        plan_for("demo", {"max_modellen": 5})
+        open_for("demo", {"max_modellen": 5})
 
 
 def test_an_option_like_no_other_lists_what_there_is() -> None:
     with pytest.raises(OptionError, match="There are: dtype"):
-        plan_for("demo", {"zzz": 5})
+        open_for("demo", {"zzz": 5})
+
+
+def test_a_model_must_be_named() -> None:
+    with pytest.raises(OptionError, match="no model is named"):
+        LLM()
 
 
 def test_there_is_no_progress_bar_to_ask_for() -> None:

@@ -23,7 +23,7 @@ from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import Request
 from inferno.nn import Router
 from inferno.nn.batch import Batch
-from inferno.plan import Options, resolve
+from inferno.plan import Options, open_model
 from inferno.testing import randomize
 
 pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
@@ -86,7 +86,7 @@ def load(ref: str | Path, isq: str | None = None) -> Engine:
     options = Options(
         device="cpu", dtype="bfloat16", max_model_len=512, max_num_batched_tokens=256, isq=isq
     )
-    return Engine.load(resolve(str(ref), options))
+    return Engine.load(open_model(str(ref), options))
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_a_choice_within_groups_is_not_recorded(experts: Path) -> None:
 
 def test_an_aborted_request_for_prompt_logprobs_does_not_keep_others_from_being_replayed() -> None:
     engine = Engine.load(
-        resolve(
+        open_model(
             "demo",
             Options(device="cpu", dtype="bfloat16", max_num_seqs=4, max_num_batched_tokens=16),
         )
@@ -184,7 +184,7 @@ def test_an_aborted_request_for_prompt_logprobs_does_not_keep_others_from_being_
 def test_long_contexts_are_recorded_too() -> None:
     """Rotary tables grow with the context: not within a recorded step."""
     engine = Engine.load(
-        resolve("demo", Options(device="cpu", dtype="bfloat16", max_model_len=2048))
+        open_model("demo", Options(device="cpu", dtype="bfloat16", max_model_len=2048))
     )
     prompt = tuple(100 + 3 * j % 900 for j in range(1022))
     engine.submit(
@@ -238,7 +238,9 @@ def test_a_foreign_operator_is_never_left_out(operator: Callable[[Tensor], Tenso
 def test_recordings_share_their_memory() -> None:
     """Sixteen sequences that end one after the other: as many shapes, and no more memory than the
     largest asks for."""
-    engine = Engine.load(resolve("demo", Options(device="cpu", dtype="bfloat16", max_num_seqs=16)))
+    engine = Engine.load(
+        open_model("demo", Options(device="cpu", dtype="bfloat16", max_num_seqs=16))
+    )
     replays = engine._runner._replays
     assert replays is not None
     for i in range(16):
@@ -270,4 +272,4 @@ def test_no_two_tensors_of_an_arena_overlap(changes: list[tuple[int, int]]) -> N
 def test_a_step_is_not_recorded_beside_an_attention_backend_of_another_package() -> None:
     """What such a backend computes past torch's dispatcher would be skipped by a replay."""
     options = Options(device="cpu", dtype="bfloat16", max_model_len=512, attention_backend="torch")
-    assert Engine.load(resolve("demo", options))._runner._replays is None
+    assert Engine.load(open_model("demo", options))._runner._replays is None

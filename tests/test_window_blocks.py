@@ -24,7 +24,7 @@ from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
 from inferno.core.types import Request, Step
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import FakeRunner, generate, randomize
 from inferno.testing.fake_runner import continuation
 from inferno.testing.tiny import Outcome, Toy
@@ -300,7 +300,7 @@ def toy(checkpoint: Path) -> Toy:
     )
     plan = resolve(str(checkpoint), options)
     assert plan.window_blocks == {WINDOW: 6 * (3 + 1 + 1) + 6}
-    return Toy(plan, load_model(plan))
+    return Toy(plan, load_model(reopen(plan)))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from inferno.catalog.catalog import ANY, Catalog
 from inferno.catalog.discovery import GROUP, load_catalog
-from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal
+from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, SetAside
 
 __all__ = [
     "ANY",
@@ -13,5 +13,6 @@ __all__ = [
     "Offer",
     "Plugin",
     "Refusal",
+    "SetAside",
     "load_catalog",
 ]

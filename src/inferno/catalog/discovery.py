@@ -11,8 +11,9 @@ import pluggy
 
 from inferno import hookspecs
 from inferno.catalog.catalog import Catalog
-from inferno.catalog.offers import KINDS, Offer, Plugin
-from inferno.errors import OptionError, PluginError
+from inferno.catalog.offers import KINDS, Offer, Plugin, SetAside
+from inferno.contracts import lazy
+from inferno.errors import InfernoError, OptionError, PluginError
 
 GROUP = "inferno"
 """The entry-point group that plugins register in."""
@@ -32,22 +33,14 @@ def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Ca
             plugins.append(Plugin(entry.name, distribution, version, disabled=True))
             continue
         try:
-            declared = _ask(entry)
+            declared, set_aside = _ask(entry)
         except Exception as error:  # whatever a plugin does wrong is its own failure, not ours
-            plugins.append(
-                Plugin(
-                    entry.name,
-                    distribution,
-                    version,
-                    error=_line(error),
-                    detail=traceback.format_exc(),
-                )
-            )
+            plugins.append(_broken(entry.name, distribution, version, error))
             continue
         for hook, items in declared.items():
-            offers[hook] += [Offer(item, distribution) for item in items]
+            offers[hook] += [Offer(lazy.owned(item, distribution), distribution) for item in items]
         named = {hook: tuple(i.name for i in items) for hook, items in declared.items()}
-        plugins.append(Plugin(entry.name, distribution, version, named))
+        plugins.append(Plugin(entry.name, distribution, version, named, set_aside=set_aside))
     if unknown := (disabled | kept) - seen:
         raise OptionError(
             f"no plugin is called {', '.join(sorted(unknown))}",
@@ -68,36 +61,67 @@ def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
     return [found[key] for key in sorted(found)]
 
 
-def _ask(entry: importlib.metadata.EntryPoint) -> dict[str, list[Any]]:
-    """Call every hook the plugin implements. Its own manager: one plugin's mistakes stay its
-    own."""
+def _ask(
+    entry: importlib.metadata.EntryPoint,
+) -> tuple[dict[str, list[Any]], tuple[SetAside, ...]]:
+    """Call every hook the plugin implements: its declarations by hook, and those of another API
+    version. Its own manager: one plugin's mistakes stay its own."""
     manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(hookspecs)
+    for protocol in hookspecs.PROTOCOLS:
+        manager.add_hookspecs(protocol)
     manager.register(entry.load(), name=entry.name)
     manager.check_pending()  # a misspelt hook is an error, not silence
     declared: dict[str, list[Any]] = {}
+    aside: list[SetAside] = []
     for hook, kind in KINDS.items():
         for items in getattr(manager.hook, hook)():
+            held = declared.setdefault(hook, [])
             for item in items:
-                _check(hook, kind, item)
-            declared[hook] = list(items)
-    return declared
+                if not isinstance(item, kind):
+                    raise PluginError(
+                        f"{hook} returned {item!r}",
+                        f"It must return a list of contracts.{kind.__name__}.",
+                    )
+                other = _of_another_version(hook, item)
+                if other is None:
+                    held.append(item)
+                else:
+                    aside.append(other)
+    return declared, tuple(aside)
 
 
-def _check(hook: str, kind: type, item: object) -> None:
-    if not isinstance(item, kind):
-        raise PluginError(
-            f"{hook} returned {item!r}", f"It must return a list of contracts.{kind.__name__}."
-        )
-    speaks, wanted = getattr(item, "api_version", None), hookspecs.API_VERSIONS[hook]
-    if speaks != wanted:
-        raise PluginError(
-            f"{getattr(item, 'name', item)!r} speaks version {speaks} of {hook}, this inferno "
-            f"speaks {wanted}",
-            "Upgrade inferno."
-            if isinstance(speaks, int) and speaks > wanted
-            else "Upgrade the plugin.",
-        )
+def _of_another_version(hook: str, item: Any) -> SetAside | None:
+    """What is said of a declaration that speaks a version of its contract this kernel does not."""
+    oldest, newest = hookspecs.API_VERSIONS[hook]
+    speaks = item.api_version
+    if isinstance(speaks, int) and oldest <= speaks <= newest:
+        return None
+    known = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+    return SetAside(
+        hook,
+        item.name,
+        f"{item.name!r} speaks version {speaks} of {hook}, this inferno {known}",
+        "Upgrade inferno."
+        if isinstance(speaks, int) and speaks > newest
+        else "Upgrade the plugin.",
+    )
+
+
+def _broken(name: str, distribution: str, version: str, error: Exception) -> Plugin:
+    """A plugin that is set aside whole, and what to do about it."""
+    remedy = f"Repair or upgrade {distribution}."
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        remedy = f"Install {error.name.partition('.')[0]}, or repair {distribution}."
+    elif isinstance(error, InfernoError) and error.remedy:
+        remedy = f"{error.remedy} {remedy}"
+    return Plugin(
+        name,
+        distribution,
+        version,
+        error=_line(error),
+        remedy=remedy,
+        detail=traceback.format_exc(),
+    )
 
 
 def _line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from inferno.contracts import (
     AttentionBackend,
     CachePolicy,
     CheckpointFormat,
+    Hint,
     KernelProvider,
     QuantScheme,
     Source,
@@ -23,6 +24,7 @@ T = TypeVar(
     AttentionBackend,
     CachePolicy,
     CheckpointFormat,
+    Hint,
     KernelProvider,
     QuantScheme,
     Source,
@@ -36,6 +38,7 @@ KINDS: Mapping[str, type] = {
     "inferno_attention_backends": AttentionBackend,
     "inferno_cache_policies": CachePolicy,
     "inferno_sources": Source,
+    "inferno_hints": Hint,
 }
 """What each hook returns a list of."""
 
@@ -46,6 +49,16 @@ class Offer(Generic[T]):
 
     item: T
     distribution: str
+
+
+@frozen
+class SetAside:
+    """A declaration that is not filed: it speaks another version of its hook's contract."""
+
+    hook: str
+    name: str
+    reason: str
+    remedy: str
 
 
 @frozen
@@ -60,8 +73,21 @@ class Plugin:
     disabled: bool = False
     error: str = ""
     """Why it was set aside, in a line."""
+    remedy: str = ""
+    """What to do about `error`."""
     detail: str = ""
     """The traceback behind `error`."""
+    set_aside: tuple[SetAside, ...] = ()
+    """Declarations of a plugin that loads, each set aside alone."""
+
+    @property
+    def reason(self) -> str:
+        """Why it, or a part of it, is set aside."""
+        return self.error or "; ".join(s.reason for s in self.set_aside)
+
+    def remedy_for(self, name: str) -> str:
+        """What to do where this declaration of the plugin is needed."""
+        return next((s.remedy for s in self.set_aside if s.name == name), self.remedy)
 
 
 @frozen

@@ -80,7 +80,6 @@ def _decisions(plan: Plan) -> list[Row]:
         *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
-        ("executor", plan.executor, ""),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
     ]
@@ -152,10 +151,10 @@ def _memory_rows(plan: Plan) -> list[Row]:
 def _origin(plan: Plan, what: str, name: str | None = None) -> str:
     """The distribution and version of what was chosen; of every one of the kind where `name` is
     None."""
-    if name is not None:
-        return plan.distributions.get(f"{what} {name}", "")
     origins = (
-        origin for chosen, origin in plan.distributions.items() if chosen.startswith(f"{what} ")
+        f"{c.distribution} {c.version}"
+        for c in plan.chosen
+        if c.kind == what and name in (None, c.name)
     )
     return ", ".join(dict.fromkeys(origins))
 

@@ -19,7 +19,7 @@ from inferno.core.sampling_params import SamplingParams
 from inferno.errors import OptionError
 from inferno.llm import LLM
 from inferno.llm.preprocessor import Preprocessor, Prompt
-from inferno.plan import resolve
+from inferno.plan import open_model
 from inferno.process.prepare import prepared
 
 _Result = TypeVar("_Result")
@@ -32,18 +32,18 @@ def opened(
     """Resolve, load, say what runs and where the time went; closed at the end."""
     options = plan_options(values)
     clock = Clock()
-    plan = resolve(chosen(ref), options)
+    opened = open_model(chosen(ref), options)
     clock.lap("plan")
-    with prepared(plan):
-        preprocessor = Preprocessor.open(plan, chat_template)
+    with opened, prepared(opened):
+        preprocessor = Preprocessor.open(opened, chat_template)
         clock.lap("text")
         from inferno.core.engine import Engine
 
         clock.lap("imports")
-        engine = Engine.load(plan)
+        engine = Engine.load(opened)
         clock.lap("load")
     with LLM.of(engine, preprocessor) as llm:
-        render.started(plan, clock.laps)
+        render.started(opened.plan, clock.laps)
         yield Run(llm, preprocessor)
 
 

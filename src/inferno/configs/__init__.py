@@ -8,7 +8,6 @@ from inferno.configs.decoder import (
     SwitchedWindowConfig,
     WindowedConfig,
 )
-from inferno.configs.gguf import GGUF_EXPERT_FIELDS, GGUF_EXPERT_MODULES, GGUF_FIELDS, GGUF_MODULES
 from inferno.configs.reader import (
     check_experts,
     check_known,
@@ -21,10 +20,6 @@ from inferno.configs.rope import RopeConfig
 __all__ = [
     "DecoderConfig",
     "FULL",
-    "GGUF_EXPERT_FIELDS",
-    "GGUF_EXPERT_MODULES",
-    "GGUF_FIELDS",
-    "GGUF_MODULES",
     "RopeConfig",
     "SLIDING",
     "SwitchedWindowConfig",

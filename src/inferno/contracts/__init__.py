@@ -27,7 +27,8 @@ from inferno.contracts.checkpoints import (
     TensorInfo,
     TextAssets,
 )
-from inferno.contracts.gguf import GgufNames
+from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
+from inferno.contracts.hints import Hint
 from inferno.contracts.kernels import (
     EXPERT_OPS,
     GROUPED,
@@ -37,6 +38,7 @@ from inferno.contracts.kernels import (
     KernelProvider,
     Recording,
 )
+from inferno.contracts.rows import RowRange, RowsView
 from inferno.contracts.sources import FetchOptions, Source
 
 __all__ = [
@@ -54,10 +56,11 @@ __all__ = [
     "CheckpointView",
     "DTYPE_BYTES",
     "DType",
+    "Dialect",
     "EXPERT_OPS",
     "FetchOptions",
     "GROUPED",
-    "GgufNames",
+    "Hint",
     "KernelNeed",
     "KernelProvider",
     "LINEAR",
@@ -67,6 +70,10 @@ __all__ = [
     "PrefixCache",
     "QuantScheme",
     "Recording",
+    "RowJoin",
+    "RowRange",
+    "RowSplit",
+    "RowsView",
     "Source",
     "TensorInfo",
     "TextAssets",

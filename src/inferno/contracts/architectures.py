@@ -10,7 +10,7 @@ from attrs import field, frozen
 from inferno.contracts import lazy
 from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.checkpoints import Checkpoint
-from inferno.contracts.gguf import GgufNames
+from inferno.contracts.dialect import Dialect
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -68,8 +68,9 @@ class Architecture:
     """Reads the checkpoint's config (plain JSON). Imports no torch. Raises CheckpointError."""
     build: Callable[[Any], nn.Module] = field(converter=lazy.function)
     """The model of that config, on whatever device is current (the kernel builds on meta)."""
-    gguf: GgufNames | None = None
-    """How its GGUF files are named; None: it loads from its own dialect only."""
+    dialects: Mapping[str, Dialect] = field(factory=dict)
+    """Name of a checkpoint format -> how its files are named: {"gguf": Dialect(...)}. Formats that
+    keep Hugging Face's names need no entry."""
     adapt: Callable[[Checkpoint], Checkpoint] | None = field(default=None, converter=lazy.optional)
     """A view of a checkpoint under the model's own names, where it has others (`CheckpointView`).
     Imports no torch before a tensor is read."""

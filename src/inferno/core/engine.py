@@ -9,7 +9,7 @@ from inferno.core.scheduler import Scheduler
 from inferno.core.types import EngineOutput, EngineStats, Request, Sampled, Step
 from inferno.core.validation import validate_request
 from inferno.errors import RequestError
-from inferno.plan import Plan
+from inferno.plan import Opened, Plan
 
 
 class Runner(Protocol):
@@ -26,20 +26,18 @@ class Engine:
         self._scheduler, self._runner = scheduler, runner
 
     @classmethod
-    def load(cls, plan: Plan) -> Engine:
-        """Load the plan's model and make room for its cache. Raises CheckpointError, PluginError,
-        OutOfMemoryError."""
+    def load(cls, opened: Opened) -> Engine:
+        """Load the plan's model and make room for its cache. The caller closes `opened` after.
+        Raises CheckpointError, PluginError, OutOfMemoryError."""
         from inferno.core.runner import ModelRunner
         from inferno.loading import load_model, ops_of, record_of
 
-        catalog = plan.catalog()
-        policy = catalog.cache_policy(plan.cache_policy).item
+        plan = opened.plan
+        policy = opened.parts.cache_policy
         pool = BlockPool(
             plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks
         )
-        runner = ModelRunner(
-            load_model(plan, catalog), plan, ops_of(plan, catalog), record_of(plan, catalog)
-        )
+        runner = ModelRunner(load_model(opened), plan, ops_of(opened), record_of(opened))
         return cls(plan, scheduler_of(plan, pool), runner)
 
     def submit(self, request: Request) -> None:

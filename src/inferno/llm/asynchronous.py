@@ -13,8 +13,8 @@ from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, EngineStats, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, plan_for
-from inferno.plan import Plan
+from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
+from inferno.plan import Opened, Plan
 
 
 class _Tokens(Protocol):
@@ -49,33 +49,37 @@ class AsyncLLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> None:
-        self._begin(plan_for(ref or model or "demo", options), chat_template)
+        self._begin(open_for(ref or model, options), chat_template)
 
     @classmethod
-    def planned(cls, plan: Plan, chat_template: str | None = None) -> Self:
-        """An AsyncLLM of a plan that is made already."""
+    def of_opened(cls, opened: Opened, chat_template: str | None = None) -> Self:
+        """An AsyncLLM of a model that is open already. Closes it once the tokenizer is read."""
         self = cls.__new__(cls)
-        self._begin(plan, chat_template)
+        self._begin(opened, chat_template)
         return self
 
     @classmethod
-    def of(cls, client: _Client, front: Preprocessor, plan: Plan) -> Self:
+    def of(cls, client: _Client, preprocessor: Preprocessor, plan: Plan) -> Self:
         """An AsyncLLM around a client that exists already."""
         self = cls.__new__(cls)
-        self._begin(plan, None, client)
-        self._preprocessor = front
+        self._client, self.plan, self._opened, self._live = client, plan, None, {}
+        self._preprocessor = preprocessor
         return self
 
-    def _begin(self, plan: Plan, chat_template: str | None, client: _Client | None = None) -> None:
+    def _begin(self, opened: Opened, chat_template: str | None) -> None:
         from inferno.process import EngineClient
 
-        self._client: _Client = client or EngineClient(plan)
-        self.plan, self._chat_template = plan, chat_template
+        self.plan = opened.plan
+        self._client: _Client = EngineClient(opened.plan)
+        self._opened: Opened | None = opened
+        self._chat_template = chat_template
         self._live: dict[str, ParentRequest] = {}
 
     @cached_property
     def _preprocessor(self) -> Preprocessor:
-        return Preprocessor.open(self.plan, self._chat_template)
+        assert self._opened is not None, "one that is given needs no opening"
+        with self._opened:
+            return Preprocessor.open(self._opened, self._chat_template)
 
     async def start(self) -> None:
         """Load the model. Raises whatever InfernoError the engine process or the tokenizer met."""

@@ -16,7 +16,7 @@ from inferno.core.sampling_params import SamplingParams, parameters
 from inferno.core.types import Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
-from inferno.plan import Options, Plan, open_text, resolve
+from inferno.plan import Opened, Options, open_model
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -30,18 +30,22 @@ DEFAULT_MAX_TOKENS = 256
 `max_new_tokens`."""
 
 
-def plan_for(ref: str, options: Mapping[str, Any]) -> Plan:
-    """The plan of a model reference. Raises OptionError for an option nobody knows, naming those
-    like it."""
+def open_for(ref: str | None, options: Mapping[str, Any]) -> Opened:
+    """Open the model of a reference. Raises OptionError without one, and for an unknown option,
+    naming those like it."""
+    if ref is None:
+        raise OptionError(
+            "no model is named", 'Name a directory, a file or a hub id; "demo" is always there.'
+        )
     known = [a.name for a in attrs.fields(Options)]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, cutoff=0.5)
-            hint = (
-                f"Did you mean {' or '.join(near)}?" if near else f"There are: {', '.join(known)}"
-            )
+            hint = f"There are: {', '.join(known)}"
+            if near:
+                hint = f"Did you mean {' or '.join(near)}?"
             raise OptionError(f"unknown option {name!r}", hint)
-    return resolve(ref, Options(**options))
+    return open_model(ref, Options(**options))
 
 
 @frozen
@@ -77,9 +81,11 @@ class Preprocessor:
     (`tokenizer_config.json`)."""
 
     @classmethod
-    def open(cls, plan: Plan, chat_template: str | None = None) -> Preprocessor:
-        assets, config = open_text(plan)
-        tokenizer = Tokenizer.from_assets(assets, config)
+    def open(cls, opened: Opened, chat_template: str | None = None) -> Preprocessor:
+        """Read the tokenizer and the chat template of an opened model."""
+        plan, assets, config = opened.plan, opened.text(), opened.plan.config
+        stop_tokens = opened.parts.architecture.stop_tokens
+        tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
         vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(

@@ -11,7 +11,7 @@ from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, plan_for
+from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
 from inferno.process.prepare import prepared
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -49,12 +49,11 @@ class LLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> None:
-        plan = plan_for(ref or model or "demo", options)
-        with prepared(plan):
+        with open_for(ref or model, options) as opened, prepared(opened):
             from inferno.core.engine import Engine  # torch comes with it
 
-            front = Preprocessor.open(plan, chat_template)
-            self._begin(Engine.load(plan), front)
+            preprocessor = Preprocessor.open(opened, chat_template)
+            self._begin(Engine.load(opened), preprocessor)
 
     @classmethod
     def of(cls, engine: _Engine, front: Preprocessor) -> Self:

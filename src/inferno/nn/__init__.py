@@ -9,7 +9,8 @@ from inferno.nn.decoder import (
     SandwichDecoderLayer,
 )
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
-from inferno.nn.linear import Linear, MergedLinear, Stack
+from inferno.nn.layer import Finalize, Layer, Stack, finalize
+from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
 from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing
 from inferno.nn.norm import LayerNorm, RMSNorm
@@ -26,9 +27,11 @@ __all__ = [
     "Dense",
     "Embedding",
     "Experts",
+    "Finalize",
     "FusedGatedMLP",
     "GatedMLP",
     "LMHead",
+    "Layer",
     "LayerNorm",
     "Linear",
     "MergedLinear",
@@ -45,4 +48,5 @@ __all__ = [
     "TiedLMHead",
     "Unloaded",
     "Weight",
+    "finalize",
 ]

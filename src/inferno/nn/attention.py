@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from inferno.contracts import Attend, AttentionSpec
 from inferno.nn.batch import Batch
+from inferno.nn.layer import Finalize, Layer
 
 
-class Attention(nn.Module):
+class Attention(Layer):
     """Causal attention over the cache. States what it computes; the loader binds a backend to it.
 
     `layer_id` counts the model's attention layers from 0, in the order of its config's
@@ -20,6 +21,9 @@ class Attention(nn.Module):
         self.layer_id = layer_id
         self.spec = spec
         self.attend: Attend = unbound
+
+    def finalize(self, to: Finalize) -> None:
+        self.attend = to.attend(self.layer_id)
 
     def forward(
         self,

@@ -10,16 +10,17 @@ import math
 
 import torch
 from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 
 from inferno.configs import RopeConfig
 from inferno.nn import ops
 from inferno.nn.batch import Batch
+from inferno.nn.layer import Finalize, Layer
 from inferno.nn.norm import RMSNorm
 from inferno.nn.ops import Ops
 
 
-class Rope(nn.Module):
+class Rope(Layer):
     """Rotates the first R dims of each head by its token's position. Pairs are (i, i + R/2), or,
     interleaved, (2 i, 2 i + 1).
 
@@ -46,6 +47,11 @@ class Rope(nn.Module):
         self.register_buffer("inv_freq_E", torch.empty(0), persistent=False)
         self._max_positions = max_position_embeddings
         self.serve(max_position_embeddings)
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
+        if to.max_model_len is not None:
+            self.serve(to.max_model_len)
 
     def serve(self, max_model_len: int) -> None:
         """Contexts are at most `max_model_len` tokens."""

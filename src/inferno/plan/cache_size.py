@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from attrs import field, frozen
 
 from inferno import host
-from inferno.plan.values import AttentionUse
+from inferno.plan.plan import AttentionUse
 
 
 @frozen

@@ -32,14 +32,13 @@ class Worker:
         self._told = EngineStats()
 
     def run(self, plan: Path) -> None:
-        from inferno.plan import plan_from_json
+        from inferno.plan import plan_from_json, reopen
         from inferno.process.prepare import prepared
 
-        found = plan_from_json(plan.read_bytes())
-        with prepared(found):
+        with reopen(plan_from_json(plan.read_bytes())) as opened, prepared(opened):
             from inferno.core.engine import Engine  # torch
 
-            self._engine = Engine.load(found)
+            self._engine = Engine.load(opened)
         gc.freeze()  # torch's modules and the model stay: no pause to look through them for garbage
         gc.enable()
         self._send(protocol.READY, protocol.encode(None))

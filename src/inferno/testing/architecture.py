@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
-from inferno.loading import fill, load_model
+from inferno.loading import build, fill, load_model
 from inferno.nn import Attention, Rope
-from inferno.plan import Options, Plan, open_checkpoint, resolve, unused_tensors
-from inferno.testing.gguf import check_names, write_gguf
+from inferno.plan import Options, open_model, reopen, unused_tensors
+from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import (
     Outcome,
@@ -50,7 +50,10 @@ class ArchitectureTests(Installed):
 
     config: ClassVar[dict[str, Any]]
     in_gguf: ClassVar[bool] = True
-    """Whether GGUF files can say this config; asked where the architecture has `GgufNames`."""
+    """Whether GGUF files can say this config; asked where the architecture has a dialect of
+    them."""
+    gguf_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
     rerouted: ClassVar[float] = 0.0
     """Share of bfloat16 choices that may lie further below: where layers have routed experts,
     rounding sends some tokens to others, in the reference too."""
@@ -153,18 +156,14 @@ class ArchitectureTests(Installed):
         """The same numbers from both formats, those that the file's types can hold, as torch
         computes them; with the kernels that are installed, which may round activations to 8 bits as
         llama.cpp does, the same choices wherever one is clear."""
-        names = catalog.architecture(toy.plan.architecture).item.gguf
-        formats = {offer.item.name for offer in catalog.of("inferno_checkpoint_formats")}
-        if not self.in_gguf or names is None or "gguf" not in formats:
+        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        if not self.in_gguf or dialect is None:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
-        config = (
-            {**reference.config.to_dict(), **self.config}
-            if hasattr(reference, "config")
-            else self.config
-        )
+        known = reference.config.to_dict() if hasattr(reference, "config") else {}
+        config = {**known, **self.config, **self.gguf_fields}
         twin = tmp_path / "twin"
         twin.mkdir()
-        held = write_gguf(tmp_path / "toy.gguf", names, config, _tensors(toy, catalog), kind)
+        held = write_gguf(tmp_path / "toy.gguf", dialect, config, _tensors(toy, catalog), kind)
         save_file(
             {name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors"
         )
@@ -194,11 +193,11 @@ class ArchitectureTests(Installed):
         )
 
     def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
-        names = catalog.architecture(self.config["architectures"][0]).item.gguf
-        if names is None:
-            pytest.skip("no map for GGUF files")
+        dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
+        if "gguf" not in dialects:
+            pytest.skip("no dialect of GGUF files")
         pytest.importorskip("gguf")
-        assert list(check_names(names)) == []
+        assert list(check_names(dialects["gguf"])) == []
 
     # --- what must change nothing -----------------------------------------------------------------
 
@@ -281,29 +280,20 @@ class ArchitectureTests(Installed):
     def test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it(
         self, toy: Toy, catalog: Catalog
     ) -> None:
-        architecture = catalog.architecture(toy.plan.architecture).item
-        config = architecture.config(toy.plan.config)
-        opened = open_checkpoint(toy.plan, catalog)
-        unused = unused_tensors(config)
-        wanted = {
-            n: i for n, i in opened.tensors.items() if not any(Path(n).match(p) for p in unused)
-        }
-        damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
-        damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
-        damages += [("foreign.weight", {**wanted, "foreign.weight": next(iter(wanted.values()))})]
-        for name, tensors in damages:
-            with torch.device("meta"):
-                model = architecture.build(config)
-            with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-                fill(
-                    model,
-                    _Damaged(opened, tensors),
-                    catalog,
-                    dtype="float32",
-                    device="cpu",
-                    unused=unused,
-                )
-        opened.close()
+        with reopen(toy.plan, catalog) as opened:
+            unused = unused_tensors(opened.config)
+            wanted = {
+                n: i
+                for n, i in opened.checkpoint.tensors.items()
+                if not any(Path(n).match(p) for p in unused)
+            }
+            damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
+            damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
+            foreign = {**wanted, "foreign.weight": next(iter(wanted.values()))}
+            for name, tensors in [*damages, ("foreign.weight", foreign)]:
+                damaged = attrs.evolve(opened, checkpoint=_Damaged(opened.checkpoint, tensors))
+                with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+                    fill(build(opened), damaged)
 
 
 def transformers_model(config: Mapping[str, Any]) -> nn.Module:
@@ -334,17 +324,10 @@ def _reshaped(info: TensorInfo) -> TensorInfo:
 
 def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
     """What the model reads of its checkpoint."""
-    opened = open_checkpoint(toy.plan, catalog)
-    unused = unused_tensors(
-        catalog.architecture(toy.plan.architecture).item.config(toy.plan.config)
-    )
-    found = {
-        name: opened.read(name)
-        for name in opened.tensors
-        if not any(fnmatchcase(name, p) for p in unused)
-    }
-    opened.close()
-    return found
+    with reopen(toy.plan, catalog) as opened:
+        checkpoint, unused = opened.checkpoint, unused_tensors(opened.config)
+        names = [n for n in checkpoint.tensors if not any(fnmatchcase(n, p) for p in unused)]
+        return {name: checkpoint.read(name) for name in names}
 
 
 def _load(
@@ -358,8 +341,8 @@ def _load(
         max_model_len=MAX_MODEL_LEN,
         device="cpu",
     )
-    plan: Plan = resolve(str(path), options, catalog)
-    return Toy(plan, load_model(plan, catalog))
+    with open_model(str(path), options, catalog) as opened:
+        return Toy(opened.plan, load_model(opened))
 
 
 def _held(model: nn.Module) -> int:

@@ -17,11 +17,10 @@ from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 from inferno.loading import check, checkpoint_path, load_model
 from inferno.nn import Rope, Unloaded
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import write_gguf
+from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.tiny import Toy, ragged_prompts, torch_only
-from inferno_deepseek import GGUF
 from inferno_deepseek.config import DeepseekConfig
 from inferno_deepseek.model import DeepseekForCausalLM
 
@@ -182,7 +181,7 @@ def load(path: Path) -> Toy:
         Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"),
         catalog,
     )
-    return Toy(plan, load_model(plan, catalog))
+    return Toy(plan, load_model(reopen(plan, catalog)))
 
 
 def saved(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
@@ -274,9 +273,11 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
         "v_head_dim": latent,
         "qk_head_dim_mla": nope + V3["qk_rope_head_dim"],
     }
+    dialect = gguf_dialect(torch_only(), "DeepseekV3ForCausalLM")
+    assert dialect is not None
     held = write_gguf(
         tmp_path / "toy.gguf",
-        GGUF,
+        dialect,
         {**V3, **widths, "v_head_dim_mla": V3["v_head_dim"]},
         stored,
         kind,
@@ -313,13 +314,13 @@ def test_layers_that_predict_further_tokens_are_left_alone(
         str(saved(tmp_path / "more", {**tensors, **extra}, V3)),
         Options(device="cpu", max_model_len=160),
     )
-    assert check(plan) == len(tensors) + 2
+    assert check(reopen(plan)) == len(tensors) + 2
     plan = resolve(
         str(saved(tmp_path / "none", {**tensors, **extra}, {**V3, "num_nextn_predict_layers": 0})),
         Options(device="cpu", max_model_len=160),
     )
     with pytest.raises(CheckpointError, match="eh_proj"):
-        check(plan)
+        check(reopen(plan))
 
 
 def test_a_token_costs_one_latent_and_one_rotated_key() -> None:

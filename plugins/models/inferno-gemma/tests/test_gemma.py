@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from inferno.configs import FULL, SLIDING
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.tiny import Toy
 from inferno_gemma.config import gemma, gemma2, gemma3, gemma3_text
@@ -168,7 +168,9 @@ class TestGemma3WithVision(ArchitectureTests):
         plan = resolve(
             str(tmp_path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
         )
-        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (Toy(plan, load_model(plan)), toy))
+        [ours], [theirs] = (
+            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(reopen(plan))), toy)
+        )
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
 

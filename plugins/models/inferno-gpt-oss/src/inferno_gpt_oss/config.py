@@ -28,8 +28,6 @@ class GptOssConfig(WindowedConfig):
     num_experts_per_tok: int
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
-    rope_truncate: bool | None = None
-    """`truncate` of the rotary scaling, which GGUF files have no key for."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -41,8 +39,7 @@ class GptOssConfig(WindowedConfig):
                 "config.json: rope_scaling is missing",
                 "Every gpt-oss is stretched, by 32 from 4096 tokens: say so there.",
             )
-        truncate = read.rope.truncate if read.rope_truncate is None else read.rope_truncate
-        return attrs.evolve(read, rope=attrs.evolve(read.rope, truncate=truncate))
+        return read
 
     @property
     def num_experts(self) -> int:

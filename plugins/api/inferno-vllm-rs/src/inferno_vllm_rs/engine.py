@@ -1,76 +1,32 @@
-"""The API of the projects inferno follows, vllm.rs first: `Engine`, `EngineConfig`, `Message` and
-friends.
-
-A thin layer over `LLM`; new code is better off with that. Prompts may be texts, as in its first
-versions, or lists of messages, as in later ones. `session_id` is accepted as what it is today, a
-hint: the prefix cache finds a conversation's beginning by its content, whoever asks.
-"""
+"""`Engine`: answers to prompts, whole or as they come, in the shapes of vllm.rs."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, NoReturn, Self, TypeAlias
 
 import attrs
 from attrs import frozen
 
-from inferno.core.sampling_params import SamplingParams as Params
-from inferno.errors import InfernoError, OptionError
-from inferno.llm import LLM, RequestOutput, TextDelta
+from inferno import LLM, InfernoError, RequestOutput
+from inferno import SamplingParams as Params
+from inferno_vllm_rs.config import EngineConfig, FieldError, SamplingParams
 
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
-@frozen(kw_only=True)
-class EngineConfig:
-    """What to load: a directory (`weight_path`), a file (`weight_file`) or a hub id (`model_id`),
-    and limits. None leaves a limit to the plan."""
-
-    weight_path: str | None = None
-    weight_file: str | None = None
-    model_id: str | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    num_shards: int | None = None
-    """Devices to split the model over."""
-    isq: str | None = None
-    seed: int | None = None
-
-    def ref(self) -> str:
-        given = [r for r in (self.weight_path, self.weight_file, self.model_id) if r]
-        if len(given) != 1:
-            raise OptionError(
-                f"EngineConfig names {len(given)} models",
-                "Give one of weight_path, weight_file and model_id.",
-            )
-        return given[0]
-
-    def options(self) -> dict[str, Any]:
-        names = {"tensor_parallel_size": "num_shards"} | {
-            name: name
-            for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "isq", "seed")
-        }
-        given = {option: getattr(self, name) for option, name in names.items()}
-        return {option: value for option, value in given.items() if value is not None}
-
-
-def SamplingParams(
-    *, max_tokens: int | None = 4096, session_id: str | None = None, **fields: Any
-) -> Params:
-    """inferno's, with the longer answers that API defaults to."""
-    return Params(max_tokens=max_tokens, **fields)
-
-
 @frozen
 class Message:
+    """One turn of a conversation."""
+
     role: str
     content: str
 
 
 Prompt: TypeAlias = str | Sequence[Message]
+"""Text, as in the first versions of that API, or messages, as in later ones."""
 
 
 @frozen(kw_only=True)
@@ -89,8 +45,8 @@ class GenerationOutput:
 
 @frozen
 class StreamItem:
-    """TOKEN: the next text. DONE: (prompt start, decode start, decode finish, tokens), milliseconds
-    since 1970. ERROR: what went wrong."""
+    """TOKEN: the next text. DONE: (prompt start, decode start, decode finish, tokens), times in
+    milliseconds since 1970. ERROR: the message."""
 
     datatype: Literal["TOKEN", "DONE", "ERROR"]
     data: str | tuple[int, int, int, int]
@@ -99,9 +55,7 @@ class StreamItem:
 class EngineStream:
     """One answer as it comes. Ends with a DONE or an ERROR item."""
 
-    def __init__(
-        self, seq_id: int, prompt_length: int, deltas: Generator[TextDelta, None, None]
-    ) -> None:
+    def __init__(self, seq_id: int, prompt_length: int, deltas: Generator[Any, None, None]) -> None:
         self.seq_id, self.prompt_length = seq_id, prompt_length
         self.cancelled = False
         self.finished = False
@@ -138,22 +92,22 @@ class EngineStream:
 
 
 class Engine:
-    """A loaded model. `dtype` is "bf16", "f16" or "f32"."""
+    """A loaded model. `dtype` is "bf16", "f16" or "f32". Params may be inferno's own, too."""
 
     def __init__(self, config: EngineConfig, dtype: str = "bf16") -> None:
         if dtype not in _DTYPES:
-            raise OptionError(f"dtype {dtype!r}", f"There are: {', '.join(_DTYPES)}")
-        self._begin(LLM(config.ref(), dtype=_DTYPES[dtype], **config.options()))
+            raise FieldError(f"dtype is {dtype!r}", f"Known: {', '.join(_DTYPES)}.")
+        self._begin(LLM(config.ref, dtype=_DTYPES[dtype], **config.options()), config)
 
     @classmethod
-    def of(cls, llm: LLM) -> Self:
-        """An Engine around an LLM that exists already."""
+    def of(cls, llm: LLM, config: EngineConfig | None = None) -> Self:
+        """An Engine around an LLM that is loaded already."""
         self = cls.__new__(cls)
-        self._begin(llm)
+        self._begin(llm, config or EngineConfig())
         return self
 
-    def _begin(self, llm: LLM) -> None:
-        self._llm = llm
+    def _begin(self, llm: LLM, config: EngineConfig) -> None:
+        self._llm, self._config = llm, config
         self._ids = itertools.count()
 
     def apply_chat_template(
@@ -165,21 +119,52 @@ class Engine:
         )
 
     def generate_sync(
-        self, params: Params | Sequence[Params], prompts: Sequence[Prompt]
+        self,
+        params: SamplingParams | Params | Sequence[SamplingParams | Params],
+        prompts: Sequence[Prompt],
     ) -> list[GenerationOutput]:
         """All answers, in the order of the prompts. `params` are one for all, or one for each."""
-        outputs = self._llm.generate([self._encode(p) for p in prompts], params)
+        wanted = (
+            [self._params(p) for p in params]
+            if isinstance(params, Sequence)
+            else self._params(params)
+        )
+        outputs = self._llm.generate([self._encode(p) for p in prompts], wanted)
         return [self._generated(output) for output in outputs]
 
-    def generate_stream(self, params: Params, prompt: Prompt) -> tuple[int, int, EngineStream]:
+    def generate_stream(
+        self, params: SamplingParams | Params, prompt: Prompt
+    ) -> tuple[int, int, EngineStream]:
         """(sequence id, prompt length in tokens, the answer as it comes)."""
         token_ids = self._encode(prompt)
-        stream = EngineStream(next(self._ids), len(token_ids), self._llm.stream(token_ids, params))
+        deltas = self._llm.stream(token_ids, self._params(params))
+        stream = EngineStream(next(self._ids), len(token_ids), deltas)
         return stream.seq_id, stream.prompt_length, stream
 
     def close(self) -> None:
         """Free the model's memory."""
         self._llm.close()
+
+    def start_server(self, port: int = 8000, with_ui_server: bool = False) -> NoReturn:
+        """Refused: a server is a process."""
+        raise FieldError("Engine.start_server is not offered", "Run `inferno serve REF`.")
+
+    def get_num_cached_tokens(self) -> NoReturn:
+        """Refused: the count is a server's metric."""
+        raise FieldError(
+            "Engine.get_num_cached_tokens is not offered", "Read /metrics of `inferno serve`."
+        )
+
+    def get_available_kv_tokens(self) -> NoReturn:
+        """Refused: the count is a server's metric."""
+        raise FieldError(
+            "Engine.get_available_kv_tokens is not offered", "Read /metrics of `inferno serve`."
+        )
+
+    def _params(self, params: SamplingParams | Params) -> Params:
+        if isinstance(params, Params):
+            return params
+        return params.merged(self._config, self._llm.preprocessor.default_params)
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -1,0 +1,88 @@
+"""Which backend serves each attention layer, and which provider computes each op."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from inferno.catalog import Catalog
+from inferno.contracts import (
+    EXPERT_OPS,
+    GROUPED,
+    LINEAR,
+    OPS,
+    AttentionNeed,
+    DType,
+    KernelNeed,
+    ModelConfig,
+)
+from inferno.errors import CheckpointError
+from inferno.plan.decided import Decided
+from inferno.plan.options import Options
+from inferno.plan.plan import AttentionUse, KernelUse
+
+
+def choose_attention(
+    catalog: Catalog, needs: Sequence[AttentionNeed], options: Options
+) -> Decided[tuple[tuple[AttentionUse, ...], int]]:
+    """The uses of attention backends, and the tokens of a block. Raises UnsupportedError with every
+    refusal."""
+    if not needs:
+        raise CheckpointError(
+            "the model has no attention layers", "Its config.json is not one inferno can run."
+        )
+    layers = defaultdict[AttentionNeed, list[int]](list)
+    for layer, need in enumerate(needs):
+        layers[need].append(layer)
+    chosen = {
+        need: catalog.attention(need, options.attention_backend, options.block_size)
+        for need in layers
+    }
+    block_size = options.block_size or max(choice.item.block_size for choice in chosen.values())
+    uses = tuple(
+        AttentionUse(
+            name=choice.item.name,
+            distribution=choice.offer.distribution,
+            need=need,
+            layers=tuple(layers[need]),
+            cache=dict(choice.item.cache(need, block_size)),
+        )
+        for need, choice in chosen.items()
+    )
+    return Decided(
+        (uses, block_size),
+        tuple(("attention", choice.offer) for choice in chosen.values()),
+        tuple(refusal for choice in chosen.values() for refusal in choice.refusals),
+    )
+
+
+def choose_kernels(
+    catalog: Catalog, layouts: Collection[str], model: ModelConfig, dtype: DType, device: str
+) -> Decided[tuple[KernelUse, ...]]:
+    """The provider of matrix products, for each layout the weights come in, and of the ops between.
+    What none provides, torch computes."""
+    experts = bool(getattr(model, "num_experts", 0))
+    products = (LINEAR, GROUPED) if experts else (LINEAR,)
+    needs = [
+        KernelNeed(op=op, layout=layout, dtype=dtype, device=device)
+        for op in products
+        for layout in sorted({*layouts, dtype})
+    ]
+    ops = OPS + EXPERT_OPS if experts else OPS
+    needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
+    asked = [(need, *catalog.kernel(need)) for need in needs]
+    uses = tuple(
+        KernelUse(op=need.op, layout=need.layout, name=o.item.name, distribution=o.distribution)
+        for need, o, _ in asked
+        if o is not None
+    )
+    notes = []
+    if device == "cpu" and not any(use.op == LINEAR for use in uses):
+        hint = catalog.hint("kernels", device)
+        notes.append(f"no native kernels: torch multiplies the matrices, slower. {hint}".rstrip())
+    return Decided(
+        uses,
+        tuple(("kernels", offer) for _, offer, _ in asked if offer is not None),
+        tuple(refusal for _, _, refusals in asked for refusal in refusals),
+        tuple(notes),
+    )
