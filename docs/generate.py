@@ -20,11 +20,10 @@ import click
 
 from inferno import cli, contracts, errors, hookspecs
 from inferno.catalog import ANY, KINDS, Catalog, load_catalog
-from inferno.core import types
+from inferno.core import sampling_params
 from inferno.llm import outputs
 from inferno.plan import options, plan
-from inferno.server import FIELDS, AddressError
-from inferno.server import errors as server_errors
+from inferno.server import FIELDS
 
 DOCS = Path(__file__).parent
 FLOORS = DOCS.parent / "tests" / "test_floors.py"
@@ -53,8 +52,6 @@ _UNSAID = {
     "Checkpoint.tensors": "Every stored tensor by name.",
     "Checkpoint.text": "Its tokenizer files and chat template.",
     "Checkpoint.close": "Closes its files.",
-    "SamplingParams.include_stop_str_in_output": "Keep the stop string in the output.",
-    "SamplingParams.skip_special_tokens": "Leave special tokens out of the output.",
     "Options.progress": "Draw progress bars on stderr.",
     "Options.served_model_name": "The model's name in responses.",
     "RequestOutput.request_id": "The caller's, or a new one.",
@@ -129,6 +126,22 @@ def fields(module: str, name: str) -> str:
                     meaning,
                 )
             )
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def sampling() -> str:
+    """Each sampling parameter, as its field describes it."""
+    meanings = {p.name: p.help for p in sampling_params.parameters()}
+    rows = [
+        (
+            f"`{(field := ast.unparse(statement.target))}`",
+            f"`{ast.unparse(statement.annotation)}`",
+            _default(statement),
+            meanings[field],
+        )
+        for statement in _class(sampling_params, "SamplingParams").body
+        if isinstance(statement, ast.AnnAssign)
+    ]
     return _table(("field", "type", "default", "meaning"), rows)
 
 
@@ -399,12 +412,6 @@ def endpoint(path: str) -> str:
 
 
 def error_table() -> str:
-    kinds: list[type[errors.InfernoError]] = [*errors.ERRORS.values(), AddressError]
-    kinds += [
-        k
-        for k in vars(server_errors).values()
-        if isinstance(k, type) and k.__module__ == server_errors.__name__
-    ]
     rows = [
         (
             f"`{k.__name__}`",
@@ -413,7 +420,7 @@ def error_table() -> str:
             f"`{k.code}`" if k.code else "",
             _clean(k.__doc__),
         )
-        for k in kinds
+        for k in errors.ERRORS.values()
     ]
     return _table(("error", "exit code", "HTTP status", "code", "meaning"), rows)
 
@@ -429,16 +436,11 @@ def floors() -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
 
 
-_MODULES = {
-    "contracts": contracts,
-    "types": types,
-    "plan": plan,
-    "options": options,
-    "outputs": outputs,
-}
+_MODULES = {"contracts": contracts, "plan": plan, "options": options, "outputs": outputs}
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook,
     "fields": fields,
+    "sampling": sampling,
     "protocol": protocol,
     "commands": commands,
     "endpoint": endpoint,

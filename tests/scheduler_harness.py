@@ -9,8 +9,9 @@ from attrs import define, field
 
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks
+from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import EngineOutput, Request, SamplingParams, Step
+from inferno.core.types import EngineOutput, Request, Step
 from inferno.testing import FakeRunner
 from inferno.testing.fake_runner import continuation
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from inferno.core.types import EngineOutput, FinishReason, Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, FinishReason, Request
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import EngineClient

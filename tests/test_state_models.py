@@ -18,7 +18,8 @@ from inferno.contracts import AttentionSpec, CacheTensor, StateSpec
 from inferno.core.engine import Engine
 from inferno.core.runner import Tables
 from inferno.core.runner.replay import Replays
-from inferno.core.types import BlockUpdate, NewSequence, Request, SamplingParams, Slice, Step
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import BlockUpdate, NewSequence, Request, Slice, Step
 from inferno.errors import CheckpointError, OutOfMemoryError
 from inferno.loading import load_model
 from inferno.nn.batch import Batch

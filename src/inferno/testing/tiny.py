@@ -22,7 +22,8 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.runner import ModelRunner
-from inferno.core.types import EngineStats, Request, Sampled, SamplingParams, Step
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineStats, Request, Sampled, Step
 from inferno.loading import check, load_model
 from inferno.plan import Options, Plan, open_model
 
