@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from inferno.catalog import Catalog
 from inferno.contracts import (
@@ -12,33 +12,56 @@ from inferno.contracts import (
     LINEAR,
     OPS,
     AttentionNeed,
+    AttentionSpec,
     DType,
     KernelNeed,
     ModelConfig,
+    StateSpec,
 )
 from inferno.errors import CheckpointError
+from inferno.plan.cache_groups import StateUse
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, KernelUse
 
+STATE_BLOCK_SIZE = 64
+"""Tokens per block of a model without attention, where blocks are only names of prefixes."""
+
+
+def state_uses(
+    specs: Mapping[int, AttentionSpec | StateSpec], dtype: DType
+) -> tuple[StateUse, ...]:
+    """The layers with recurrent states. Raises CheckpointError for a model that keeps nothing."""
+    if not specs:
+        raise CheckpointError(
+            "the model has neither attention layers nor recurrent states",
+            "Its config.json is not one inferno can run.",
+        )
+    layers = defaultdict[StateSpec, list[int]](list)
+    for layer, spec in specs.items():
+        if isinstance(spec, StateSpec):
+            layers[spec].append(layer)
+    return tuple(
+        StateUse(spec=spec, layers=tuple(ids), cache=spec.resolved(dtype))
+        for spec, ids in layers.items()
+    )
+
 
 def choose_attention(
-    catalog: Catalog, needs: Sequence[AttentionNeed], options: Options
+    catalog: Catalog, needs: Mapping[int, AttentionNeed], options: Options
 ) -> Decided[tuple[tuple[AttentionUse, ...], int]]:
-    """The uses of attention backends, and the tokens of a block. Raises UnsupportedError with every
-    refusal."""
-    if not needs:
-        raise CheckpointError(
-            "the model has no attention layers", "Its config.json is not one inferno can run."
-        )
+    """The backends of the layers with attention, and the tokens of a block. Raises UnsupportedError
+    with every refusal."""
     layers = defaultdict[AttentionNeed, list[int]](list)
-    for layer, need in enumerate(needs):
+    for layer, need in needs.items():
         layers[need].append(layer)
     chosen = {
         need: catalog.attention(need, options.attention_backend, options.block_size)
         for need in layers
     }
-    block_size = options.block_size or max(choice.item.block_size for choice in chosen.values())
+    block_size = options.block_size or max(
+        (choice.item.block_size for choice in chosen.values()), default=STATE_BLOCK_SIZE
+    )
     uses = tuple(
         AttentionUse(
             name=choice.item.name,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.core.engine import Engine, scheduler_of
-from inferno.core.kvcache import BlockPool
+from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.runner import ModelRunner
 from inferno.core.types import EngineStats, Request, Sampled, SamplingParams, Step
 from inferno.loading import check, load_model
@@ -60,18 +60,12 @@ class Toy:
         policy = (
             load_catalog(disable=plan.disable, only=plan.only).cache_policy(plan.cache_policy).item
         )
-        pool = BlockPool(
-            plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks
-        )
-        return Engine(plan, scheduler_of(plan, pool), Recorder(self.model, plan))
+        groups = CacheGroups.of_plan(plan, policy.build(plan.num_blocks))
+        return Engine(plan, scheduler_of(plan, groups), Recorder(self.model, plan))
 
     def cache(self) -> list[Tensor]:
         """The tensors of a fresh cache."""
-        return [
-            tensor
-            for layer in Recorder(self.model, self.plan)._cache.layers
-            for tensor in layer.values()
-        ]
+        return [tensor for layer in KVCache.of_plan(self.plan).layers for tensor in layer.values()]
 
 
 class Recorder(ModelRunner):
@@ -84,6 +78,7 @@ class Recorder(ModelRunner):
         self._latest_SV = torch.empty(0)
 
     def run(self, step: Step) -> Sampled:
+        self.cache.bind(self._model)  # another engine of the same toy may have bound its own
         self._owners.update((a.row, a.request.id) for a in step.new_sequences)
         sampled = super().run(step)
         rows = [s.row for s in step.slices if s.samples]
