@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import BlockPool
 from inferno.core.runner import ModelRunner
 from inferno.core.types import EngineStats, Request, Sampled, SamplingParams, Step
-from inferno.plan import Plan
+from inferno.loading import load_model
+from inferno.plan import Options, Plan, resolve
+
+MAX_MODEL_LEN = 160
 
 
 @frozen(eq=False)
@@ -112,6 +116,26 @@ def generate(
         Outcome(tuple(token_ids[i]), torch.stack(recorder.seen[i]), cached[i], engine.stats())
         for i in token_ids
     ]
+
+
+def load_toy(
+    path: Path, catalog: Catalog, *, dtype: str = "float32", block_size: int | None = None
+) -> Toy:
+    """The model at `path`, with room for a few short sequences."""
+    options = Options(
+        dtype=dtype,
+        block_size=block_size,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_model_len=MAX_MODEL_LEN,
+        device="cpu",
+    )
+    plan: Plan = resolve(str(path), options, catalog)
+    return Toy(plan, load_model(plan, catalog))
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def torch_only() -> Catalog:

@@ -44,7 +44,7 @@ OPTIONS = Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float3
 
 
 class TestGlm4(ArchitectureTests):
-    """GLM-4-9B-0414: norms on both sides, half of each head turned, biases of q, k and v."""
+    """GLM-4-9B-0414: norms on both sides, half of each head rotated, biases of q, k and v."""
 
     config = GLM_4
 
@@ -94,7 +94,7 @@ class TestGlm(ArchitectureTests):
 
 
 class TestGlmEdge(ArchitectureTests):
-    """glm-edge-1.5b-chat: whole heads turned, no biases, tied here."""
+    """glm-edge-1.5b-chat: whole heads rotated, no biases, tied here."""
 
     config = {
         **GLM,
