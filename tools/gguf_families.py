@@ -55,8 +55,8 @@ from inferno.errors import InfernoError
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests
-from inferno.testing.architecture import MAX_MODEL_LEN, transformers_model
-from inferno.testing.tiny import Toy, generate, ragged_prompts
+from inferno.testing.architecture import transformers_model
+from inferno.testing.tiny import MAX_MODEL_LEN, Toy, generate, ragged_prompts
 
 FAMILIES = ROOT / "plugins/models"
 NUM_TOKENS = 24
@@ -219,8 +219,7 @@ def with_packed_experts(model: Any, config: dict[str, Any]) -> tuple[Tensors, di
 
 
 def with_predict_layer(model: Any, config: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """GLM-4.5 as published: a layer behind the last, which guesses further tokens and is not
-    run."""
+    """GLM-4.5 as published: a multi-token-prediction layer after the last, which is not run."""
     tensors, width = stored_tensors(model), config["hidden_size"]
     last, behind = (f"model.layers.{config['num_hidden_layers'] - 1 + i}" for i in range(2))
     tensors |= {

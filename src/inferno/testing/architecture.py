@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,31 +19,27 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog
-from inferno.configs import RopeConfig
 from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
-from inferno.loading import build, fill, load_model
+from inferno.loading import build, fill
 from inferno.nn import Attention, Rope, State
-from inferno.plan import Options, open_model, reopen, unused_tensors
+from inferno.plan import reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
-from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
-from inferno.testing.installed import Installed
+from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.tiny import (
-    Outcome,
     Toy,
+    assert_close,
     generate,
+    load_toy,
     ragged_prompts,
     randomize,
     run_python,
-    torch_only,
 )
 
-MAX_MODEL_LEN = 160
 NUM_GREEDY = 64
-NUM_GGUF = 32
 
 
-class ArchitectureTests(Installed):
+class ArchitectureTests(GgufTwins):
     """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (they
     are multiplied often), a context of at least 160 tokens. It is written to disk as it stands. The
     reference is transformers' model of that config with random weights; override the fixture
@@ -53,13 +48,6 @@ class ArchitectureTests(Installed):
     """
 
     config: ClassVar[dict[str, Any]]
-    in_gguf: ClassVar[bool] = True
-    """Whether GGUF files can say this config; asked where the architecture has a dialect of
-    them."""
-    gguf_fields: ClassVar[Mapping[str, Any]] = {}
-    """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
-    gguf_unsaid: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the model's config that files do not store and that change no token."""
     rerouted: ClassVar[float] = 0.0
     """Share of bfloat16 choices that may lie further below: where layers have routed experts,
     rounding sends some tokens to others, in the reference too."""
@@ -87,7 +75,7 @@ class ArchitectureTests(Installed):
     @pytest.fixture(scope="class")
     @classmethod
     def toy(cls, checkpoint: Path, catalog: Catalog) -> Toy:
-        return _load(checkpoint, catalog)
+        return load_toy(checkpoint, catalog)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -100,7 +88,7 @@ class ArchitectureTests(Installed):
         self, toy: Toy, reference: nn.Module, prompts: list[list[int]]
     ) -> None:
         for prompt, outcome in zip(prompts, generate(toy, prompts), strict=True):
-            _assert_close(outcome.logits_NV[0], _reference_logits(reference, prompt)[-1])
+            assert_close(outcome.logits_NV[0], _reference_logits(reference, prompt)[-1])
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_greedy_tokens_equal_the_reference(
@@ -113,7 +101,7 @@ class ArchitectureTests(Installed):
     ) -> None:
         """Each token is the reference's choice after the tokens before it, wherever its choice is
         clear."""
-        outcomes = generate(_load(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
+        outcomes = generate(load_toy(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
         clear = total = beyond = 0
         for prompt, outcome in zip(prompts, outcomes, strict=True):
             theirs_NV = _reference_logits(reference, [*prompt, *outcome.token_ids])[
@@ -135,103 +123,19 @@ class ArchitectureTests(Installed):
         if not hasattr(reference, "config"):
             pytest.skip("the reference is not transformers'")
         reference.save_pretrained(tmp_path)
-        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (_load(tmp_path, catalog), toy))
-        _assert_close(ours.logits_NV, theirs.logits_NV)
+        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (load_toy(tmp_path, catalog), toy))
+        assert_close(ours.logits_NV, theirs.logits_NV)
 
     def test_tables_are_not_rounded_to_the_compute_type(
         self, checkpoint: Path, catalog: Catalog
     ) -> None:
         """Rotary frequencies in bfloat16 would turn distant tokens by wrong angles."""
-        model = _load(checkpoint, catalog, dtype="bfloat16").model
+        model = load_toy(checkpoint, catalog, dtype="bfloat16").model
         assert not [
             name
             for name, buffer in model.named_buffers()
             if "freq" in name and buffer.dtype != torch.float32
         ]
-
-    @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
-    def test_a_gguf_file_gives_the_same_tokens(
-        self,
-        kind: str,
-        toy: Toy,
-        reference: Any,
-        catalog: Catalog,
-        prompts: list[list[int]],
-        tmp_path: Path,
-    ) -> None:
-        """The same numbers from both formats, those that the file's types can hold, as torch
-        computes them; with the kernels that are installed, which may round activations to 8 bits as
-        llama.cpp does, the same choices wherever one is clear."""
-        dialect = gguf_dialect(catalog, toy.plan.architecture)
-        if not self.in_gguf or dialect is None:
-            pytest.skip("GGUF files cannot say this config, or no plugin reads them")
-        known = reference.config.to_dict() if hasattr(reference, "config") else {}
-        config = {**known, **self.config, **self.gguf_fields}
-        twin = tmp_path / "twin"
-        twin.mkdir()
-        held = write_gguf(tmp_path / "toy.gguf", dialect, config, _tensors(toy, catalog), kind)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors"
-        )
-        (twin / "config.json").write_text(json.dumps({**self.config, "dtype": "float32"}))
-        exact = torch_only()
-        fast, ours, theirs = (
-            generate(_load(tmp_path / path, offers), prompts, NUM_GGUF)
-            for path, offers in (("toy.gguf", catalog), ("toy.gguf", exact), ("twin", exact))
-        )
-        for one, other in zip(ours, theirs, strict=True):
-            _assert_close(one.logits_NV[0], other.logits_NV[0])
-            assert one.token_ids == other.token_ids
-        unclear = [
-            self.dtype_tolerance["bfloat16"] * float(outcome.logits_NV.std()) for outcome in theirs
-        ]
-        off = [
-            float((one.logits_NV[0] - other.logits_NV[0]).abs().max())
-            for one, other in zip(fast, theirs, strict=True)
-        ]
-        beyond = sum(difference > least for difference, least in zip(off, unclear, strict=True))
-        most = len(off) // 2 if self.rerouted else 0
-        assert beyond <= most, f"the first tokens' logits differ by {off}; {unclear} is unclear"
-        lost = [_lost(one, other) for one, other in zip(fast, theirs, strict=True)]
-        beyond = sum(loss > least for loss, least in zip(lost, unclear, strict=True))
-        assert not beyond or self.rerouted, (
-            f"first other choices lie {lost} below the best; {unclear} is unclear"
-        )
-
-    def test_a_gguf_file_has_the_config_that_the_model_reads(
-        self, toy: Toy, reference: Any, catalog: Catalog, tmp_path: Path
-    ) -> None:
-        """Field by field; rotary embeddings, of which files store other numbers, by the tokens."""
-        dialect = gguf_dialect(catalog, toy.plan.architecture)
-        architecture = catalog.architecture(toy.plan.architecture).item
-        read: Any = architecture.config(self.config)
-        if not self.in_gguf or dialect is None or not attrs.has(type(read)):
-            pytest.skip("GGUF files cannot say this config, or no plugin reads them")
-        known = reference.config.to_dict() if hasattr(reference, "config") else {}
-        fields = {**known, **self.config, **self.gguf_fields}
-        write_gguf(tmp_path / "toy.gguf", dialect, fields, _tensors(toy, catalog), "F16")
-        _, opened = catalog.open(tmp_path / "toy.gguf")
-        config = {**opened.config}
-        opened.close()
-        [name] = config["architectures"]
-        found: Any = catalog.architecture(name).item.config(config)
-        assert name == self.config["architectures"][0]
-        ours, theirs = (
-            {
-                field: value
-                for field, value in attrs.asdict(model, recurse=False).items()
-                if field not in self.gguf_unsaid and not isinstance(value, RopeConfig)
-            }
-            for model in (found, read)
-        )
-        assert ours == theirs
-
-    def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
-        dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
-        if "gguf" not in dialects:
-            pytest.skip("no dialect of GGUF files")
-        pytest.importorskip("gguf")
-        assert list(check_names(dialects["gguf"])) == []
 
     # --- what must change nothing -----------------------------------------------------------------
 
@@ -241,7 +145,7 @@ class ArchitectureTests(Installed):
         for prompt, together in zip(prompts, generate(toy, prompts, 8), strict=True):
             [alone] = generate(toy, [prompt], 8)
             assert together.token_ids == alone.token_ids
-            _assert_close(together.logits_NV, alone.logits_NV)
+            assert_close(together.logits_NV, alone.logits_NV)
 
     def test_chunked_prompts_change_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
         chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=7), toy.model)
@@ -249,16 +153,16 @@ class ArchitectureTests(Installed):
             generate(chunked, prompts, 8), generate(toy, prompts, 8), strict=True
         ):
             assert ours.token_ids == theirs.token_ids
-            _assert_close(ours.logits_NV, theirs.logits_NV)
+            assert_close(ours.logits_NV, theirs.logits_NV)
 
     def test_the_block_size_changes_nothing(
         self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
-        small = _load(checkpoint, catalog, block_size=4)
+        small = load_toy(checkpoint, catalog, block_size=4)
         for ours, theirs in zip(
             generate(small, prompts, 8), generate(toy, prompts, 8), strict=True
         ):
-            _assert_close(ours.logits_NV, theirs.logits_NV)
+            assert_close(ours.logits_NV, theirs.logits_NV)
 
     def test_a_prefix_found_in_the_cache_changes_nothing(
         self, toy: Toy, prompts: list[list[int]]
@@ -274,7 +178,7 @@ class ArchitectureTests(Installed):
         for hit, variant in zip(hits, variants, strict=True):
             [cold] = generate(toy, [variant], 8)
             assert hit.token_ids == cold.token_ids
-            _assert_close(hit.logits_NV, cold.logits_NV)
+            assert_close(hit.logits_NV, cold.logits_NV)
 
     def test_preemption_changes_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
         needed = -(-(len(prompts[-1]) + 40) // toy.plan.block_size)
@@ -370,29 +274,6 @@ def _reshaped(info: TensorInfo) -> TensorInfo:
     return attrs.evolve(info, shape=(info.shape[0] + 1, *info.shape[1:]))
 
 
-def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
-    """What the model reads of its checkpoint."""
-    with reopen(toy.plan, catalog) as opened:
-        checkpoint, unused = opened.checkpoint, unused_tensors(opened.config)
-        names = [n for n in checkpoint.tensors if not any(fnmatchcase(n, p) for p in unused)]
-        return {name: checkpoint.read(name) for name in names}
-
-
-def _load(
-    path: Path, catalog: Catalog, *, dtype: str = "float32", block_size: int | None = None
-) -> Toy:
-    options = Options(
-        dtype=dtype,
-        block_size=block_size,
-        max_num_seqs=8,
-        max_num_batched_tokens=512,
-        max_model_len=MAX_MODEL_LEN,
-        device="cpu",
-    )
-    with open_model(str(path), options, catalog) as opened:
-        return Toy(opened.plan, load_model(opened))
-
-
 def _held(model: nn.Module) -> int:
     """Bytes of weights. Tables that a model computes for itself grow with its context, not with its
     weights."""
@@ -406,21 +287,7 @@ def _held(model: nn.Module) -> int:
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
-def _lost(ours: Outcome, theirs: Outcome) -> float:
-    """How far below their choice their logits have ours, where the two first differ; 0 where they
-    never do."""
-    pairs = zip(ours.token_ids, theirs.token_ids, theirs.logits_NV, strict=True)
-    return next(
-        (float(logits_V[other] - logits_V[one]) for one, other, logits_V in pairs if one != other),
-        0.0,
-    )
-
-
 def _reference_logits(reference: nn.Module, token_ids: list[int]) -> Tensor:
     with torch.inference_mode():
         logits_LV: Tensor = reference(torch.tensor([token_ids])).logits[0].float()
     return logits_LV
-
-
-def _assert_close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -108,10 +108,10 @@ def _add_joined(
     parts = torch.split(matrix.view(-1, sum(rows), matrix.shape[1]), list(rows), 1)
     kept = []
     for stack, part in zip(join.stacks, parts, strict=True):
-        turned = stack in join.transposed
-        part = part.transpose(1, 2) if turned else part
+        transposed = stack in join.transposed
+        part = part.transpose(1, 2) if transposed else part
         values = add(f"{stack.replace('{n}', number)}.weight", part)
-        kept.append(values.transpose(1, 2) if turned else values)
+        kept.append(values.transpose(1, 2) if transposed else values)
     return torch.cat(kept, 1).flatten(0, 1)
 
 

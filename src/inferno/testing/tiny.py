@@ -27,6 +27,8 @@ from inferno.core.types import EngineStats, Request, Sampled, Step
 from inferno.loading import check, load_model
 from inferno.plan import Options, Plan, open_model
 
+MAX_MODEL_LEN = 160
+
 
 @frozen(eq=False)
 class Outcome:
@@ -142,8 +144,13 @@ def count_tensors(path: str | Path, catalog: Catalog | None = None, **options: A
 
 
 def _small(options: Mapping[str, Any]) -> Options:
-    few = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 160}
+    few = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": MAX_MODEL_LEN}
     return Options(**{"dtype": "float32", "device": "cpu", **few, **options})
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    """Compare logits with transformers'."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @cache

@@ -294,7 +294,7 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
         assert one.token_ids == other.token_ids
 
 
-def test_layers_that_predict_further_tokens_are_left_alone(
+def test_multi_token_prediction_layers_are_left_alone(
     tensors: dict[str, Tensor], tmp_path: Path
 ) -> None:
     """DeepSeek-V3 stores one after its last, and the first conversions of Kimi K2 rotary tables."""

@@ -67,7 +67,7 @@ class TestAir(ArchitectureTests):
     config = AIR
 
     @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-    def test_layers_that_guess_further_tokens_are_left_alone(
+    def test_multi_token_prediction_layers_are_left_alone(
         self,
         kind: str,
         toy: Toy,

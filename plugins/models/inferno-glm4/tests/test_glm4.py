@@ -46,7 +46,7 @@ GLM: dict[str, Any] = {
 
 
 class TestGlm4(ArchitectureTests):
-    """GLM-4-9B-0414: norms on both sides, half of each head turned, biases of q, k and v."""
+    """GLM-4-9B-0414: norms on both sides, half of each head rotated, biases of q, k and v."""
 
     config = GLM_4
 
@@ -95,7 +95,7 @@ class TestGlm(ArchitectureTests):
 
 
 class TestGlmEdge(ArchitectureTests):
-    """glm-edge-1.5b-chat: whole heads turned, no biases, tied here."""
+    """glm-edge-1.5b-chat: whole heads rotated, no biases, tied here."""
 
     config = {
         **GLM,

@@ -61,8 +61,8 @@ def longrope(pairs: int, kind: str = "longrope") -> dict[str, Any]:
 
 
 class TestPhi2(ArchitectureTests):
-    """Phi-2: attention and MLP side by side, 0.4 of each head turns, a bias on everything, the head
-    included."""
+    """Phi-2: attention and MLP side by side, 0.4 of each head rotated, a bias on everything, the
+    head included."""
 
     config = PHI
 
@@ -84,7 +84,7 @@ class TestPhi2(ArchitectureTests):
 
 
 class TestPhi15(ArchitectureTests):
-    """Phi-1 and 1.5: half of each head turns, as where config.json does not say; with grouped
+    """Phi-1 and 1.5: half of each head rotated, as where config.json does not say; with grouped
     queries and normed heads, which the architecture has and no published checkpoint."""
 
     in_gguf = False  # llama.cpp's phi2 has no norms of heads
@@ -137,7 +137,7 @@ class TestPhi4(ArchitectureTests):
 
 
 class TestPhi4Mini(LongPromptsTests):
-    """Phi-4-mini: a tied head, three quarters of each head turn, longrope."""
+    """Phi-4-mini: a tied head, three quarters of each head rotated, longrope."""
 
     config = {
         **PHI_3,

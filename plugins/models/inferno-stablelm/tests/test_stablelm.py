@@ -26,7 +26,7 @@ STABLELM: dict[str, Any] = {
 
 
 class TestStableLm3B(ArchitectureTests):
-    """stablelm-3b-4e1t and stablelm-zephyr-3b: a quarter of each head turns, as where config.json
+    """stablelm-3b-4e1t and stablelm-zephyr-3b: a quarter of each head rotated, as where config.json
     says nothing of it."""
 
     config = STABLELM
@@ -51,7 +51,7 @@ class TestStableLm2Of12B(ArchitectureTests):
 
 
 class TestTied(ArchitectureTests):
-    """Of no checkpoint: a tied head, whole heads that turn, norms for heads in a block that is not
+    """Of no checkpoint: a tied head, whole heads rotated, norms for heads in a block that is not
     parallel."""
 
     config = {

@@ -275,8 +275,44 @@ def test_the_config_is_the_original_one(write_gguf: Any, tmp_path: Path) -> None
     }
 
 
+def of_dialect(**fields: Any) -> Architecture:
+    dialect = Dialect(architecture="qwen3", **fields)
+    return Architecture(name="Toy", config=dict, build=dict, dialects={"gguf": dialect})
+
+
+def test_a_dialect_has_the_last_word_on_the_config(write_gguf: Any, tmp_path: Path) -> None:
+    toy = of_dialect(
+        fields={"width": "embedding_length", "head_dim": None},
+        constants={"window": None},
+        config=lambda fields: {"twice": 2 * fields["width"], "names": sorted(fields)},
+    )
+    path = write_gguf(tmp_path / "model.gguf", CONFIG, {})
+    config = GgufCheckpoint.open(path, [toy]).config
+    assert config["twice"] == 64
+    assert {"width", "hidden_size", "window", "rope_theta"} <= set(config["names"])
+    assert "head_dim" not in config["names"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda fields: fields["unsaid"],
+        lambda fields: fields["hidden_size"] // 0,
+        lambda fields: fields["hidden_size"] + None,
+    ],
+    ids=["missing", "zero", "type"],
+)
+def test_metadata_that_no_config_can_be_made_of_is_refused(
+    config: Any, write_gguf: Any, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", CONFIG, {})
+    with pytest.raises(CheckpointError, match="no config of Toy") as caught:
+        GgufCheckpoint.open(path, [of_dialect(config=config)])
+    assert "fetch it again" in caught.value.remedy
+
+
 def test_more_layers_than_tensors_are_refused(write_gguf: Any, tmp_path: Path) -> None:
-    """Nobody may begin to build them."""
+    """Before any is built."""
     with pytest.raises(CheckpointError, match="4294967295 layers of 0 tensors"):
         config_of(
             write_gguf(

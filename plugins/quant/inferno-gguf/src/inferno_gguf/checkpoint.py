@@ -69,7 +69,7 @@ class GgufCheckpoint:
         import torch
 
         stacks = [(self._dense(name), name in join.transposed) for name in join.stacks]
-        heads = [stack.transpose(1, 2) if turned else stack for stack, turned in stacks]
+        heads = [stack.transpose(1, 2) if transposed else stack for stack, transposed in stacks]
         return torch.cat(heads, 1).flatten(0, 1).to(getattr(torch, info.dtype))
 
     def _dense(self, name: str) -> Tensor:

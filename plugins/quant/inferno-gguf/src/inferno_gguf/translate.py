@@ -166,11 +166,11 @@ def _join(found: Translation, stored: StoredTensors, path: str, join: RowJoin) -
             for stack in join.stacks
         ]
         shapes = [stored[stack].shape for stack in stacks if stack in stored.tensors]
-        turned = [
+        ordered = [
             (shape[0], *reversed(shape[1:])) if stack in join.transposed else shape
             for stack, shape in zip(join.stacks, shapes, strict=False)
         ]
-        if len(shapes) < len(stacks) or len({(len(s), s[0], s[-1]) for s in turned}) > 1:
+        if len(shapes) < len(stacks) or len({(len(s), s[0], s[-1]) for s in ordered}) > 1:
             raise CheckpointError(
                 f"{stored.files[0].path.name}: {' and '.join(stacks)} of shapes "
                 f"{' and '.join(map(str, shapes))} are not the same heads",
@@ -179,7 +179,7 @@ def _join(found: Translation, stored: StoredTensors, path: str, join: RowJoin) -
         ours = _named(path, "weight", name, None)
         dtypes = {stored[stack].type.dtype or "float32" for stack in stacks}
         dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
-        shape = (turned[0][0] * sum(s[1] for s in turned), turned[0][-1])
+        shape = (ordered[0][0] * sum(s[1] for s in ordered), ordered[0][-1])
         nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
         found.joins[ours] = RowJoin(
             tuple(stacks),

@@ -1,0 +1,143 @@
+"""What an architecture must do with GGUF files of its models, where it has a dialect of them.
+
+Suffixes: N generated tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+from safetensors.torch import save_file
+from torch import Tensor
+
+from inferno.catalog import Catalog
+from inferno.configs import RopeConfig
+from inferno.plan import reopen, unused_tensors
+from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
+from inferno.testing.installed import Installed
+from inferno.testing.tiny import Outcome, Toy, assert_close, generate, load_toy, torch_only
+
+NUM_GGUF = 32
+
+
+class GgufTwins(Installed):
+    """The part of `ArchitectureTests` that writes the toy as a GGUF file."""
+
+    config: ClassVar[dict[str, Any]]
+    rerouted: ClassVar[float]
+    dtype_tolerance: ClassVar[Mapping[str, float]]
+    in_gguf: ClassVar[bool] = True
+    """Whether GGUF files can say this config; asked where the architecture has a dialect of
+    them."""
+    gguf_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
+    gguf_unsaid: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the model's config that files do not store and that change no token."""
+
+    @pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+    def test_a_gguf_file_gives_the_same_tokens(
+        self,
+        kind: str,
+        toy: Toy,
+        reference: Any,
+        catalog: Catalog,
+        prompts: list[list[int]],
+        tmp_path: Path,
+    ) -> None:
+        """The same numbers from both formats, those that the file's types can hold, as torch
+        computes them; with the kernels that are installed, which may round activations to 8 bits as
+        llama.cpp does, the same choices wherever one is clear."""
+        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        if not self.in_gguf or dialect is None:
+            pytest.skip("GGUF files cannot say this config, or no plugin reads them")
+        known = reference.config.to_dict() if hasattr(reference, "config") else {}
+        config = {**known, **self.config, **self.gguf_fields}
+        twin = tmp_path / "twin"
+        twin.mkdir()
+        held = write_gguf(tmp_path / "toy.gguf", dialect, config, _tensors(toy, catalog), kind)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors"
+        )
+        (twin / "config.json").write_text(json.dumps({**self.config, "dtype": "float32"}))
+        exact = torch_only()
+        fast, ours, theirs = (
+            generate(load_toy(tmp_path / path, offers), prompts, NUM_GGUF)
+            for path, offers in (("toy.gguf", catalog), ("toy.gguf", exact), ("twin", exact))
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one.logits_NV[0], other.logits_NV[0])
+            assert one.token_ids == other.token_ids
+        unclear = [
+            self.dtype_tolerance["bfloat16"] * float(outcome.logits_NV.std()) for outcome in theirs
+        ]
+        off = [
+            float((one.logits_NV[0] - other.logits_NV[0]).abs().max())
+            for one, other in zip(fast, theirs, strict=True)
+        ]
+        beyond = sum(difference > least for difference, least in zip(off, unclear, strict=True))
+        most = len(off) // 2 if self.rerouted else 0
+        assert beyond <= most, f"the first tokens' logits differ by {off}; {unclear} is unclear"
+        lost = [_lost(one, other) for one, other in zip(fast, theirs, strict=True)]
+        beyond = sum(loss > least for loss, least in zip(lost, unclear, strict=True))
+        assert not beyond or self.rerouted, (
+            f"first other choices lie {lost} below the best; {unclear} is unclear"
+        )
+
+    def test_a_gguf_file_has_the_config_that_the_model_reads(
+        self, toy: Toy, reference: Any, catalog: Catalog, tmp_path: Path
+    ) -> None:
+        """Field by field; rotary embeddings, of which files store other numbers, by the tokens."""
+        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        architecture = catalog.architecture(toy.plan.architecture).item
+        read: Any = architecture.config(self.config)
+        if not self.in_gguf or dialect is None or not attrs.has(type(read)):
+            pytest.skip("GGUF files cannot say this config, or no plugin reads them")
+        known = reference.config.to_dict() if hasattr(reference, "config") else {}
+        fields = {**known, **self.config, **self.gguf_fields}
+        write_gguf(tmp_path / "toy.gguf", dialect, fields, _tensors(toy, catalog), "F16")
+        _, opened = catalog.open(tmp_path / "toy.gguf")
+        config = {**opened.config}
+        opened.close()
+        [name] = config["architectures"]
+        found: Any = catalog.architecture(name).item.config(config)
+        assert name == self.config["architectures"][0]
+        ours, theirs = (
+            {
+                field: value
+                for field, value in attrs.asdict(model, recurse=False).items()
+                if field not in self.gguf_unsaid and not isinstance(value, RopeConfig)
+            }
+            for model in (found, read)
+        )
+        assert ours == theirs
+
+    def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
+        dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
+        if "gguf" not in dialects:
+            pytest.skip("no dialect of GGUF files")
+        pytest.importorskip("gguf")
+        assert list(check_names(dialects["gguf"])) == []
+
+
+def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
+    """What the model reads of its checkpoint."""
+    with reopen(toy.plan, catalog) as opened:
+        checkpoint, unused = opened.checkpoint, unused_tensors(opened.config)
+        names = [n for n in checkpoint.tensors if not any(fnmatchcase(n, p) for p in unused)]
+        return {name: checkpoint.read(name) for name in names}
+
+
+def _lost(ours: Outcome, theirs: Outcome) -> float:
+    """How far below their choice their logits have ours, where the two first differ; 0 where they
+    never do."""
+    pairs = zip(ours.token_ids, theirs.token_ids, theirs.logits_NV, strict=True)
+    return next(
+        (float(logits_V[other] - logits_V[one]) for one, other, logits_V in pairs if one != other),
+        0.0,
+    )
