@@ -228,21 +228,22 @@ class Scheduler:
         order."""
         answers = iter(sampled.token_ids)
         outputs: list[EngineOutput] = []
-        running, block_size = self._running, self._groups.block_size
+        running, groups, max_model_len = self._running, self._groups, self._max_model_len
+        block_size = groups.block_size
         logprobs, prompt_logprobs = sampled.logprobs, sampled.prompt_logprobs
         for row, start, count, samples in step.slices:
             sequence = running[row]
             sequence.num_computed = stop = start + count
             if stop // block_size > sequence.num_inserted:
-                self._updates += self._groups.insert(sequence)
-                self._groups.free_before(sequence)
+                self._updates += groups.insert(sequence)
+                groups.free_before(sequence)
             if not samples:
                 continue
             token_id = next(answers)
             sequence.token_ids.append(token_id)
             request = sequence.request
             generated = len(sequence.token_ids) - len(request.token_ids)
-            finish, stop_id = finish_of(request, token_id, generated, self._max_model_len)
+            finish, stop_id = finish_of(request, token_id, generated, max_model_len)
             outputs.append(
                 EngineOutput(
                     request.id,
