@@ -228,27 +228,28 @@ class Scheduler:
         order."""
         answers = iter(sampled.token_ids)
         outputs: list[EngineOutput] = []
-        running, block_size = self._running, self._groups.block_size
+        running, groups, max_model_len = self._running, self._groups, self._max_model_len
+        block_size = groups.block_size
         logprobs, prompt_logprobs = sampled.logprobs, sampled.prompt_logprobs
         for row, start, count, samples in step.slices:
             sequence = running[row]
             sequence.num_computed = stop = start + count
             if stop // block_size > sequence.num_inserted:
-                self._updates += self._groups.insert(sequence)
-                self._groups.free_before(sequence)
+                self._updates += groups.insert(sequence)
+                groups.free_before(sequence)
             if not samples:
                 continue
             token_id = next(answers)
-            sequence.token_ids.append(token_id)
-            request = sequence.request
-            generated = len(sequence.token_ids) - len(request.token_ids)
-            finish, stop_id = finish_of(request, token_id, generated, self._max_model_len)
+            request, token_ids = sequence.request, sequence.token_ids
+            token_ids.append(token_id)
+            generated = len(token_ids) - len(request.token_ids)
+            finish = finish_of(request, token_id, generated, len(token_ids) >= max_model_len)
             outputs.append(
                 EngineOutput(
                     request.id,
                     token_id,
                     finish,
-                    stop_id,
+                    None if finish is None else _stop_id(request, token_id, finish),
                     logprobs.get(len(outputs)) if logprobs else None,
                     prompt_logprobs.get(row) if prompt_logprobs and generated == 1 else None,
                     sequence.num_cached or 0 if generated == 1 else 0,
@@ -293,16 +294,20 @@ class Scheduler:
 
 
 def finish_of(
-    request: Request, token_id: int, generated: int, max_model_len: int
-) -> tuple[FinishReason | None, int | None]:
-    """Why a request ends with the token it was just given, its `generated`-th, and the entry of
-    `stop_token_ids` that ended it."""
+    request: Request, token_id: int, generated: int, is_full: bool
+) -> FinishReason | None:
+    """Why a request ends with the token it was just given, its `generated`-th, if it does."""
     params = request.params
-    if generated >= params.min_tokens:
-        if token_id in request.eos_token_ids:
-            return FinishReason.STOP, None
-        if token_id in params.stop_token_ids:
-            return FinishReason.STOP, token_id
-    if generated == params.max_tokens or len(request.token_ids) + generated >= max_model_len:
-        return FinishReason.LENGTH, None
-    return None, None
+    if generated >= params.min_tokens and (
+        token_id in request.eos_token_ids or token_id in params.stop_token_ids
+    ):
+        return FinishReason.STOP
+    if is_full or generated == params.max_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def _stop_id(request: Request, token_id: int, finish: FinishReason) -> int | None:
+    """The entry of `stop_token_ids` that ended a request: none for the model's own end token."""
+    own = finish is not FinishReason.STOP or token_id in request.eos_token_ids
+    return None if own else token_id

@@ -1,3 +1,8 @@
+"""Attention over the cache, as models call it.
+
+Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, X heads x head dim.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
