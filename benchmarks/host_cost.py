@@ -18,7 +18,7 @@ import statistics
 from time import perf_counter
 
 from inferno.builtin.lru import LRUPrefixCache
-from inferno.core.kvcache import BlockPool
+from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import Tables
 from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
@@ -38,7 +38,7 @@ class Loop:
         longest = context + num_steps + 2 * BLOCK_SIZE
         num_blocks = num_sequences * -(-longest // BLOCK_SIZE)
         self._scheduler = Scheduler(
-            BlockPool(num_blocks, BLOCK_SIZE, LRUPrefixCache(num_blocks)),
+            CacheGroups(num_blocks, BLOCK_SIZE, LRUPrefixCache(num_blocks)),
             max_model_len=longest,
             max_num_seqs=num_sequences,
             max_num_batched_tokens=num_sequences

@@ -33,13 +33,13 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # What the code leaves unsaid because the name says it; a table has no room for silence.
 _UNSAID = {
-    "name": "What it is chosen and shown by.",
+    "name": "How it is chosen and shown.",
     "priority": "The willing offer of the highest priority is taken; a tie is an error.",
     "api_version": "The version of the hook's contract that it speaks.",
     "vocab_size": "Columns of the logits.",
     "num_heads": "Query heads.",
     "num_kv_heads": "Key/value heads.",
-    "head_dim": "Numbers in a head.",
+    "head_dim": "Elements of a head's vector.",
     "AttentionNeed.dtype": "Of queries and outputs.",
     "AttentionNeed.device": "Where the layer computes: cpu, cuda.",
     "AttentionBackend.build": "build(need) -> the layer's `Attend`.",
@@ -47,23 +47,23 @@ _UNSAID = {
     "TensorInfo.nbytes": "As stored.",
     "CacheTensor.shape": "For one block.",
     "CacheTensor.dtype": "By torch's names.",
-    "TextAssets.chat_template": "A Jinja template, as text.",
+    "TextAssets.chat_template": "A Jinja template, as a string.",
     "FetchOptions.revision": "Branch, tag or commit.",
     "Checkpoint.tensors": "Every stored tensor by name.",
-    "Checkpoint.text": "What it says about text.",
-    "Checkpoint.close": "Lets go of its files.",
+    "Checkpoint.text": "Its tokenizer files and chat template.",
+    "Checkpoint.close": "Closes its files.",
     "Options.progress": "Draw progress bars on stderr.",
-    "Options.served_model_name": "What the model is called in answers.",
+    "Options.served_model_name": "The model's name in responses.",
     "RequestOutput.request_id": "The caller's, or a new one.",
     "RequestOutput.prompt_token_ids": "The prompt as the model saw it.",
     "RequestOutput.outputs": "One per `n`.",
-    "RequestOutput.finished": "Always true here, as at vLLM.",
+    "RequestOutput.finished": "Always true here, as in vLLM.",
     "RequestOutput.metrics": "When it arrived, had its first token and ended, in seconds "
     "since 1970.",
     "CompletionOutput.index": "Which of the `n` outputs.",
-    "CompletionOutput.text": "Without the stop text, unless asked for.",
-    "CompletionOutput.token_ids": "An ending token included.",
-    "CompletionOutput.cumulative_logprob": "The sum over its tokens, if asked for.",
+    "CompletionOutput.text": "Without the stop string, unless requested.",
+    "CompletionOutput.token_ids": "Includes a token that ended the output.",
+    "CompletionOutput.cumulative_logprob": "The sum over its tokens, if requested.",
 }
 
 

@@ -20,7 +20,7 @@ from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request
 from inferno.errors import RequestError
 from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
+from inferno.plan import Options, reopen, resolve, with_num_blocks
 from inferno.testing import randomize
 from inferno.testing.tiny import Toy
 
@@ -195,7 +195,10 @@ def test_a_preempted_request_goes_on_with_its_penalties_and_random_numbers(toy: 
     requests = [
         Request(id=str(i), token_ids=prompt_of(i, 9), params=p) for i, p in enumerate(REMEMBERING)
     ]
-    tight = Toy(attrs.evolve(toy.plan, num_blocks=9, max_model_len=64), toy.model).engine()
+    tight = Toy(
+        attrs.evolve(toy.plan, groups=with_num_blocks(toy.plan.groups, 9), max_model_len=64),
+        toy.model,
+    ).engine()
     squeezed, whole = run(tight, requests), run(toy.engine(), requests)
     assert tight.stats().preemptions >= len(requests) / 2
     for request in requests:

@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from tests.fake_engine import END, TOKENIZER, FakeEngine, echoes, forever, front, says
@@ -47,7 +48,8 @@ def test_an_output_has_what_vllm_s_has() -> None:
         None,
     )
     assert answer.token_ids == (*TOKENIZER.encode("yes"), END)
-    assert answer.logprobs is answer.cumulative_logprob is output.prompt_logprobs is None
+    assert answer.logprobs is None and answer.cumulative_logprob is None
+    assert output.prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -102,11 +104,11 @@ def test_each_prompt_may_have_its_own_params() -> None:
     ids=str,
 )
 def test_one_invalid_prompt_refuses_all_before_anything_runs(
-    prompt: object, params: SamplingParams, param: str
+    prompt: Any, params: SamplingParams, param: str
 ) -> None:
     model, engine = llm()
     with pytest.raises(RequestError) as caught:
-        model.generate(["fine", prompt], params)  # type: ignore[list-item]
+        model.generate(["fine", prompt], params)
     assert caught.value.param == param
     assert engine.submitted == []
 

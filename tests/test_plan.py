@@ -29,6 +29,7 @@ from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import (
     Chosen,
     Options,
+    Plan,
     open_model,
     plan_from_json,
     plan_to_json,
@@ -199,7 +200,7 @@ def test_the_plan_survives_its_own_document(write: Write) -> None:
     plan = resolve(
         write(sliding_window=8, use_sliding_window=True, max_window_layers=1), on_cpu(seed=3)
     )
-    assert len(plan.attention) == 2 and plan.window_blocks
+    assert len(plan.attention) == 2 and len(plan.groups) == 2
     assert plan_from_json(plan_to_json(plan)) == plan
     assert plan_from_json(plan_to_json(plan).encode()) == plan
 
@@ -380,10 +381,15 @@ def test_layers_of_different_need_are_served_apart(write: Write) -> None:
     }
 
 
+def windows_of(plan: Plan) -> dict[int, int]:
+    """Sliding window -> blocks of its group."""
+    return {group.window: group.num_blocks for group in plan.groups if group.window is not None}
+
+
 def test_layers_with_a_window_do_not_pay_for_the_whole_context(write: Write) -> None:
     windowed = {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1}
     plan, plain = resolve(write(**windowed), on_cpu()), resolve(write(), on_cpu())
-    assert plan.window_blocks == {40: 8 * (3 + 1 + 1) + 4}, (
+    assert windows_of(plan) == {40: 8 * (3 + 1 + 1) + 4}, (
         "three blocks, the one being filled, a spare one; and a step"
     )
     assert (plan.num_blocks, plan.kv_tokens) == (plain.num_blocks, plain.kv_tokens) == (512, 8192)
@@ -398,9 +404,8 @@ def test_layers_with_a_window_do_not_pay_for_the_whole_context(write: Write) -> 
     assert plan.fitting(1024) == plain.fitting(1024) == 8
     everywhere = resolve(write(**{**windowed, "max_window_layers": 0}), on_cpu())
     assert everywhere.kv_bytes == 16 * KV_BYTES * 44 and everywhere.kv_bytes_per_token == 0
-    assert resolve(write(**{**windowed, "sliding_window": 1024}), on_cpu()).window_blocks == {}, (
-        "no window, really"
-    )
+    wide = resolve(write(**{**windowed, "sliding_window": 1024}), on_cpu())
+    assert windows_of(wide) == {}, "no window, really"
 
 
 def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write: Write) -> None:
@@ -410,7 +415,7 @@ def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write
     for blocks in range(20, 600, 7):
         room = blocks * 16 * KV_BYTES
         plan = resolve(ref, on_cpu(memory=f"{fixed + room}B"))
-        [kept] = plan.window_blocks.values() or [plan.num_blocks]
+        [kept] = windows_of(plan).values() or [plan.num_blocks]
         assert plan.kv_bytes <= room and plan.num_blocks >= min(512, blocks)
         assert kept >= 3 + 1 + 1 + 4, "at least one sequence runs"
         assert kept == 44 or plan.num_blocks < kept + 64 + 3 * 5, (
@@ -420,7 +425,7 @@ def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write
             plan.max_model_len == min(1024, plan.num_blocks * 16)
             and plan.fitting(plan.max_model_len) >= 1
         )
-    assert plan.window_blocks == roomy.window_blocks
+    assert windows_of(plan) == windows_of(roomy)
 
 
 @pytest.mark.parametrize(
@@ -460,10 +465,10 @@ def test_what_one_long_context_takes(
                 cache=layout(need, 16),
             )
         )
-    sizes = CacheSizes(uses, 16, max_num_seqs=1, max_num_batched_tokens=2048, room=1 << 40)
-    num_blocks, window_blocks = sizes.choose(context)
-    assert num_blocks == context // 16
-    found = sizes.nbytes(num_blocks, {}), sizes.nbytes(num_blocks, window_blocks)
+    sizes = CacheSizes(uses, (), 16, max_num_seqs=1, max_num_batched_tokens=2048, room=1 << 40)
+    groups = sizes.choose(context)
+    assert groups[0].num_blocks == context // 16
+    found = sizes.per_token() * context, sum(group.nbytes for group in groups)
     assert tuple(round(n / (1 << 30), 1) for n in found) == gib
 
 

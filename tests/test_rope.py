@@ -11,7 +11,6 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from inferno.configs import RopeConfig
-from inferno.core.kvcache import KVCache
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
 
@@ -57,7 +56,6 @@ def turned(rope: Rope, position: int) -> tuple[torch.Tensor, torch.Tensor]:
         context_lens_S=one,
         blocks_SM=one[None],
         block_size=16,
-        cache=KVCache(()),
     )
     rotation = rope(batch)
     return rotation.cos_TE, rotation.sin_TE

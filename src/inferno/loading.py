@@ -30,6 +30,7 @@ from inferno.nn import (
     Layer,
     Linear,
     Stack,
+    State,
     Unloaded,
     Weight,
     finalize,
@@ -259,15 +260,16 @@ def attention_of(opened: Opened) -> dict[int, Attend]:
 
 
 def check_layers(model: nn.Module, plan: Plan) -> None:
-    """Raise PluginError unless the model has the attention layers that its config promised."""
-    built = sorted(m.layer_id for m in model.modules() if isinstance(m, Attention))
-    promised = sorted(layer for use in plan.attention for layer in use.layers)
-    if built != promised:
-        raise PluginError(
-            f"{plan.architecture} built {len(built)} attention layers, its config promised "
-            f"{len(promised)}",
-            "Report this to the plugin's authors.",
-        )
+    """Raise PluginError unless the model has the layers that its config promised."""
+    for kind, uses in ((Attention, plan.attention), (State, plan.states)):
+        built = sorted(m.layer_id for m in model.modules() if isinstance(m, kind))
+        promised = sorted(layer for use in uses for layer in use.layers)
+        if built != promised:
+            raise PluginError(
+                f"{plan.architecture} built {len(built)} {kind.__name__} layers, its config "
+                f"promised {len(promised)}, or others",
+                "Report this to the plugin's authors.",
+            )
 
 
 def record_of(opened: Opened) -> Callable[[], Recording] | None:

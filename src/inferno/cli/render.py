@@ -79,6 +79,7 @@ def _decisions(plan: Plan) -> list[Row]:
         ("compute", f"{plan.dtype} on {plan.device}", ""),
         *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
+        *_state_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
@@ -123,6 +124,14 @@ def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
         f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()
     )
     yield "KV layout", f"per layer and {plan.block_size} tokens: {tensors}", ""
+
+
+def _state_rows(plan: Plan) -> Iterable[Row]:
+    for use in plan.states:
+        tensors = "; ".join(
+            f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()
+        )
+        yield "states", f"per sequence: {tensors}, {_layers(use.layers)}", ""
 
 
 def _layers(layers: tuple[int, ...]) -> str:

@@ -40,6 +40,7 @@ from inferno.contracts.kernels import (
 )
 from inferno.contracts.rows import RowRange, RowsView
 from inferno.contracts.sources import FetchOptions, Source
+from inferno.contracts.states import StateSpec
 
 __all__ = [
     "Architecture",
@@ -75,6 +76,7 @@ __all__ = [
     "RowSplit",
     "RowsView",
     "Source",
+    "StateSpec",
     "TensorInfo",
     "TextAssets",
 ]

@@ -11,6 +11,7 @@ from inferno.contracts import lazy
 from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.checkpoints import Checkpoint
 from inferno.contracts.dialect import Dialect
+from inferno.contracts.states import StateSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,9 +37,9 @@ class ModelConfig(Protocol):
         """Longest context, in tokens, that the model was made for."""
         ...
 
-    def cache_specs(self) -> Sequence[AttentionSpec]:
-        """One per attention layer, in the order of their layer ids; dtype and device are filled in
-        by the plan."""
+    def cache_specs(self) -> Sequence[AttentionSpec | StateSpec]:
+        """What each layer with attention or a recurrent state keeps, in the order of the layer
+        ids."""
         ...
 
 

@@ -97,7 +97,8 @@ class AttentionNeed(AttentionSpec):
 
 @frozen
 class CacheTensor:
-    """One tensor a layer keeps for each block of tokens: its shape for one block, and its type."""
+    """One tensor a layer keeps for each block of tokens, or for each sequence: its shape for one of
+    them, and its type."""
 
     shape: tuple[int, ...]
     dtype: str

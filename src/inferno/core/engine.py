@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from inferno.core.kvcache import BlockPool
+from inferno.core.kvcache import CacheGroups
 from inferno.core.scheduler import Scheduler
 from inferno.core.types import EngineOutput, EngineStats, Request, Sampled, Step
 from inferno.core.validation import validate_request
@@ -33,12 +33,9 @@ class Engine:
         from inferno.loading import load_model, ops_of, record_of
 
         plan = opened.plan
-        policy = opened.parts.cache_policy
-        pool = BlockPool(
-            plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks
-        )
+        groups = CacheGroups.of_plan(plan, opened.parts.cache_policy.build(plan.num_blocks))
         runner = ModelRunner(load_model(opened), plan, ops_of(opened), record_of(opened))
-        return cls(plan, scheduler_of(plan, pool), runner)
+        return cls(plan, scheduler_of(plan, groups), runner)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError, and then nothing has changed."""
@@ -82,9 +79,9 @@ class _Closed:
         raise RequestError("the engine is closed", "Open another.")
 
 
-def scheduler_of(plan: Plan, pool: BlockPool) -> Scheduler:
+def scheduler_of(plan: Plan, groups: CacheGroups) -> Scheduler:
     return Scheduler(
-        pool,
+        groups,
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,

@@ -75,25 +75,35 @@ class Sequence:
     """Prompt and output so far."""
     arrival: int
     """Order of arrival: the tie-break of equal priorities, kept across preemptions."""
-    num_computed: int = 0
-    """Leading tokens whose keys and values are in the cache."""
-    block_ids: list[int] = field(factory=list)
-    keys: list[bytes] = field(factory=list)
-    """Content keys of the leading full blocks: see `cache.extend_keys`."""
-    num_kept: int = 0
-    """Leading blocks the prefix cache already knows."""
-    window_starts: list[int] = field(factory=list)
-    """For each of the pool's windows, the place of the first block that it holds a window block
-    of."""
-    row: int = -1
+    row: int | None = None
     """Its row in the runner's resident tables while it runs."""
-    num_cached: int = -1
-    """Prompt tokens found in the cache at first admission; -1 before it."""
+    num_computed: int = 0
+    """Leading tokens whose keys and values are in the cache, and that its states have seen."""
+    num_cached: int | None = None
+    """Prompt tokens found in the cache at first admission; None before it."""
+    keys: list[bytes] = field(factory=list)
+    """Content keys of the leading full blocks: see `kvcache.extend_keys`."""
+    block_ids: list[int] = field(factory=list)
+    """Its blocks in the full group."""
+    held_from: list[int] = field(factory=list)
+    """For each sliding window's group, the index of the first block that it holds there."""
+    num_inserted: int = 0
+    """Leading blocks that the prefix cache was told of."""
+    snapshots_at: tuple[int, ...] = ()
+    """Positions at which a snapshot of its recurrent states is wanted."""
+    last_snapshot: int | None = None
+    """Index of the block after which it took its last snapshot, if it took one."""
 
     @property
     def num_pending(self) -> int:
-        """Tokens whose keys and values are not in the cache yet."""
+        """Tokens that are still to be computed."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def held_row(self) -> int:
+        """The row of a sequence that runs."""
+        assert self.row is not None, "only running sequences have a row"
+        return self.row
 
 
 class Slice(NamedTuple):
@@ -117,23 +127,21 @@ class NewSequence:
     """Everything known so far: the prompt, and after a preemption the output too."""
 
 
-class BlockGrant(NamedTuple):
-    """Entry `place` of a row's block table is `block_id` from this step on."""
+class BlockUpdate(NamedTuple):
+    """Entry `index` of a row's block table in a cache group is `block_id` from this step on."""
 
+    group: int
     row: int
-    place: int
+    index: int  # type: ignore[assignment]  # tuple.index is not needed here
     block_id: int
 
 
-class WindowGrant(NamedTuple):
-    """The same for the layers of a sliding window that have window blocks of their own
-    (`cache.WindowPool`)."""
+class StateCopy(NamedTuple):
+    """The states in one slot are copied to another, in every layer that keeps some."""
 
-    window: int
-    """In tokens."""
-    row: int
-    place: int
-    block_id: int
+    source: int | None
+    """None: zeros."""
+    target: int
 
 
 @frozen(eq=False)
@@ -143,8 +151,11 @@ class Step:
 
     slices: tuple[Slice, ...]
     new_sequences: tuple[NewSequence, ...] = ()
-    grants: tuple[BlockGrant, ...] = ()
-    window_grants: tuple[WindowGrant, ...] = ()
+    block_updates: tuple[BlockUpdate, ...] = ()
+    copies_before: tuple[StateCopy, ...] = ()
+    """Before the forward pass: what the states of new sequences start from."""
+    copies_after: tuple[StateCopy, ...] = ()
+    """After it: snapshots."""
 
     @property
     def num_tokens(self) -> int:
@@ -169,8 +180,7 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
-    """Share of the cache that sequences hold, 0 to 1: of its blocks, or of a sliding window's,
-    whichever is fuller."""
+    """Share of the cache's blocks that sequences hold, 0 to 1, in the group that is fullest."""
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -16,6 +16,7 @@ from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing
 from inferno.nn.norm import LayerNorm, RMSNorm
 from inferno.nn.rope import Rope, Rotation
 from inferno.nn.self_attention import SelfAttention
+from inferno.nn.state import State
 from inferno.nn.weight import Dense, Unloaded, Weight
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "SandwichDecoderLayer",
     "SelfAttention",
     "Stack",
+    "State",
     "TiedLMHead",
     "Unloaded",
     "Weight",

@@ -10,9 +10,10 @@ from inferno.nn.layer import Finalize, Layer
 
 
 class Attention(Layer):
-    """Causal attention over the cache. States what it computes; the loader binds a backend to it.
+    """Causal attention over the cache. Says what it computes; the loader binds a backend to it, the
+    runner its tensors.
 
-    `layer_id` counts the model's attention layers from 0, in the order of its config's
+    `layer_id` counts the model's layers that keep something from 0, in the order of its config's
     `cache_specs()`.
     """
 
@@ -21,6 +22,8 @@ class Attention(Layer):
         self.layer_id = layer_id
         self.spec = spec
         self.attend: Attend = unbound
+        self.cache: Mapping[str, Tensor] = {}
+        """Each (blocks, *shape of one block)."""
 
     def finalize(self, to: Finalize) -> None:
         self.attend = to.attend(self.layer_id)
@@ -35,14 +38,14 @@ class Attention(Layer):
     ) -> Tensor:
         """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`spec.output_dim`). Latent attention has no values;
         `sinks_H` are the logits of `spec.sinks`."""
-        spec, batch = self.spec, batch.of(self.spec.sliding_window)
+        spec, batch = self.spec, batch.for_window(self.spec.sliding_window)
         q_THC, k_TKC = (x.view(len(x), -1, spec.head_dim) for x in (q_TX, k_TX))
         v_TKC = (
             k_TKC[..., : spec.latent_dim]
             if v_TX is None
             else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
         )
-        cache = batch.cache.layers[self.layer_id]
+        cache = self.cache
         if sinks_H is None:
             return self.attend(q_THC, k_TKC, v_TKC, cache, batch).flatten(1)
         return self.attend(q_THC, k_TKC, v_TKC, cache, batch, sinks_H).flatten(1)
@@ -56,4 +59,4 @@ def unbound(
     batch: Batch,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    raise AssertionError("inferno.loading binds every attention layer before the first step")
+    raise AssertionError("a backend is bound to every attention layer before the first step")

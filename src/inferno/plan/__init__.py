@@ -5,6 +5,7 @@
 one code path.
 """
 
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.opened import Opened, Parts, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
@@ -22,6 +23,7 @@ from inferno.plan.stored import modules_of, unused_tensors
 
 __all__ = [
     "AttentionUse",
+    "CacheGroupPlan",
     "Chosen",
     "KernelUse",
     "MemoryItem",
@@ -30,6 +32,7 @@ __all__ = [
     "Parts",
     "Plan",
     "SchemeUse",
+    "StateUse",
     "modules_of",
     "open_model",
     "plan_from_json",
@@ -37,4 +40,5 @@ __all__ = [
     "reopen",
     "resolve",
     "unused_tensors",
+    "with_num_blocks",
 ]

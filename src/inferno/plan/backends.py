@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from inferno.catalog import Catalog
 from inferno.contracts import (
@@ -16,29 +16,29 @@ from inferno.contracts import (
     KernelNeed,
     ModelConfig,
 )
-from inferno.errors import CheckpointError
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, KernelUse
 
+STATE_BLOCK_SIZE = 64
+"""Tokens per block of a model without attention, where blocks are only names of prefixes."""
+
 
 def choose_attention(
-    catalog: Catalog, needs: Sequence[AttentionNeed], options: Options
+    catalog: Catalog, needs: Mapping[int, AttentionNeed], options: Options
 ) -> Decided[tuple[tuple[AttentionUse, ...], int]]:
-    """The uses of attention backends, and the tokens of a block. Raises UnsupportedError with every
-    refusal."""
-    if not needs:
-        raise CheckpointError(
-            "the model has no attention layers", "Its config.json is not one inferno can run."
-        )
+    """The backends of the layers with attention, and the tokens of a block. Raises UnsupportedError
+    with every refusal."""
     layers = defaultdict[AttentionNeed, list[int]](list)
-    for layer, need in enumerate(needs):
+    for layer, need in needs.items():
         layers[need].append(layer)
     chosen = {
         need: catalog.attention(need, options.attention_backend, options.block_size)
         for need in layers
     }
-    block_size = options.block_size or max(choice.item.block_size for choice in chosen.values())
+    block_size = options.block_size or max(
+        (choice.item.block_size for choice in chosen.values()), default=STATE_BLOCK_SIZE
+    )
     uses = tuple(
         AttentionUse(
             name=choice.item.name,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
 from inferno import host
 from inferno.contracts import DTYPE_BYTES, Checkpoint, ModelConfig
 from inferno.errors import OptionError, OutOfMemoryError
-from inferno.plan.cache_size import CacheSizes
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+from inferno.plan.cache_size import CacheSizes, describe
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, MemoryItem
@@ -69,8 +70,7 @@ class CacheSize:
     """How much the cache holds."""
 
     max_model_len: int
-    num_blocks: int
-    window_blocks: Mapping[int, int]
+    groups: tuple[CacheGroupPlan, ...]
     memory: MemoryItem
 
 
@@ -78,6 +78,7 @@ def size_cache(
     options: Options,
     model: ModelConfig,
     attention: Sequence[AttentionUse],
+    states: Sequence[StateUse],
     block_size: int,
     *,
     limit: int,
@@ -93,13 +94,21 @@ def size_cache(
     wanted = options.max_model_len or longest
     sizes = CacheSizes(
         attention,
+        states,
         block_size,
         options.max_num_seqs,
         options.max_num_batched_tokens,
         room=max(0, limit - fixed),
     )
-    num_blocks, window_blocks = sizes.choose(wanted)
-    tokens = num_blocks * block_size
+    if sizes.state_bytes() > sizes.room:
+        raise OutOfMemoryError(
+            f"{host.format_bytes(fixed)} for weights and workspace leave "
+            f"{host.format_bytes(sizes.room)} of {host.format_bytes(limit)}; the states of "
+            f"{options.max_num_seqs} sequences take {host.format_bytes(sizes.state_bytes())}",
+            f"Lower --max-num-seqs, or raise --memory (it is {options.memory or DEFAULT_MEMORY}).",
+        )
+    groups = sizes.choose(wanted)
+    tokens = groups[0].num_blocks * block_size
     if tokens < min(wanted, options.max_model_len or block_size):
         raise OutOfMemoryError(
             f"{host.format_bytes(fixed)} for weights and workspace leave room for {tokens} tokens "
@@ -109,11 +118,6 @@ def size_cache(
             "--max-num-seqs or --max-num-batched-tokens.",
         )
     notes = (f"context lowered from {wanted} to {tokens} tokens: that is what fits",)
-    nbytes, why = (
-        sizes.nbytes(num_blocks, window_blocks),
-        sizes.describe(num_blocks, window_blocks),
-    )
-    size = CacheSize(
-        min(wanted, tokens), num_blocks, window_blocks, MemoryItem("KV cache", nbytes, why)
-    )
+    memory = MemoryItem("KV cache", sum(group.nbytes for group in groups), describe(groups))
+    size = CacheSize(min(wanted, tokens), groups, memory)
     return Decided(size, notes=notes if tokens < wanted else ())

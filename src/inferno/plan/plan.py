@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import cattrs
-from attrs import field, frozen
+from attrs import frozen
 from cattrs.preconf.msgspec import make_converter
 
 from inferno.catalog import Refusal
-from inferno.contracts import DTYPE_BYTES, AttentionNeed, CacheTensor
+from inferno.contracts import AttentionNeed, CacheTensor
 from inferno.errors import OptionError
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 
 
 @frozen(kw_only=True)
@@ -54,13 +54,6 @@ class AttentionUse:
     layers: tuple[int, ...]
     cache: Mapping[str, CacheTensor]
     """What each layer keeps per block."""
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block over all these layers."""
-        return len(self.layers) * sum(
-            math.prod(t.shape) * DTYPE_BYTES[t.dtype] for t in self.cache.values()
-        )
 
 
 @frozen
@@ -103,6 +96,8 @@ class Plan:
     kernels: tuple[KernelUse, ...]
     """What is not listed, torch computes."""
     attention: tuple[AttentionUse, ...]
+    states: tuple[StateUse, ...] = ()
+    """Layers with a recurrent state."""
     cache_policy: str
     dtype: str
     device: str
@@ -113,9 +108,8 @@ class Plan:
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
-    num_blocks: int
-    window_blocks: Mapping[int, int] = field(factory=dict)
-    """Sliding window -> blocks that its layers keep, where they need fewer than `num_blocks`."""
+    groups: tuple[CacheGroupPlan, ...]
+    """What layers keep in common. The first is the full group."""
     memory_limit: int
     memory: tuple[MemoryItem, ...]
     chosen: tuple[Chosen, ...]
@@ -132,40 +126,34 @@ class Plan:
         return self.modules.get(path) or self.modules.get(pattern_of(path))
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the full group: what sequences and the prefix cache name."""
+        return self.groups[0].num_blocks
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens of context the cache holds, over all sequences."""
         return self.num_blocks * self.block_size
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of a context's tokens beyond every window that has blocks of its own: what the other
-        layers keep."""
-        return (
-            sum(
-                u.block_bytes
-                for u in self.attention
-                if u.need.sliding_window not in self.window_blocks
-            )
-            / self.block_size
-        )
+        """Of a context's tokens beyond every window that has a group of its own."""
+        return sum(group.bytes_per_token for group in self.groups)
 
     @property
     def kv_bytes(self) -> int:
         """The whole cache."""
-        return sum(use.block_bytes * self.blocks_of(use) for use in self.attention)
-
-    def blocks_of(self, use: AttentionUse) -> int:
-        """Blocks that each of these layers keeps."""
-        return self.window_blocks.get(use.need.sliding_window or 0, self.num_blocks)
+        return sum(group.nbytes for group in self.groups)
 
     def fitting(self, tokens: int) -> int:
         """How many sequences of this length the cache holds at once, each computing its share of a
         step."""
-        blocks = -(-tokens // self.block_size)
         step = -(-self.max_num_batched_tokens // self.block_size)
-        found = [self.max_num_seqs, self.num_blocks // blocks]
-        for window, kept in self.window_blocks.items():
-            found.append((kept - step) // min(blocks, -(-window // self.block_size) + 1))
+        found = [self.max_num_seqs]
+        for group in self.groups:
+            if (blocks := group.blocks_of(tokens)) > 0:
+                spare = group.num_blocks - (step if group.kind == "window" else 0)
+                found.append(spare // blocks)
         return min(found)
 
 

@@ -13,6 +13,7 @@ from inferno.contracts import (
     COMPUTE_DTYPES,
     Architecture,
     AttentionNeed,
+    AttentionSpec,
     CacheDType,
     Checkpoint,
     DType,
@@ -20,6 +21,7 @@ from inferno.contracts import (
 )
 from inferno.errors import OptionError
 from inferno.plan.backends import choose_attention, choose_kernels
+from inferno.plan.cache_groups import state_uses
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
 from inferno.plan.opened import Opened, Parts, adapted, model_config
@@ -74,10 +76,13 @@ def _decide(
     schemes = choose_schemes(catalog, checkpoint, model, dtype)
     isq = choose_isq(catalog, options.isq) if options.isq is not None else None
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
-    needs = [
-        AttentionNeed.of(spec, dtype=dtype, device=device, cache_dtype=cache_dtype)
-        for spec in model.cache_specs()
-    ]
+    specs = dict(enumerate(model.cache_specs()))
+    states = state_uses(specs, dtype)
+    needs = {
+        layer: AttentionNeed.of(spec, dtype=dtype, device=device, cache_dtype=cache_dtype)
+        for layer, spec in specs.items()
+        if isinstance(spec, AttentionSpec)
+    }
     attention = choose_attention(catalog, needs, options)
     uses, block_size = attention.value
     policy = Decided.by("cache policy", catalog.cache_policy(options.cache_policy))
@@ -87,7 +92,7 @@ def _decide(
     limit = memory_limit(options, device)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     cache = size_cache(
-        options, model, uses, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
+        options, model, uses, states, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [*([isq] if isq else []), kernels, cache]
@@ -105,6 +110,7 @@ def _decide(
         isq=options.isq,
         kernels=kernels.value,
         attention=uses,
+        states=states,
         cache_policy=policy.value.name,
         dtype=dtype,
         device=device,
@@ -115,8 +121,7 @@ def _decide(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         block_size=block_size,
-        num_blocks=cache.value.num_blocks,
-        window_blocks=cache.value.window_blocks,
+        groups=cache.value.groups,
         memory_limit=limit,
         memory=(*fixed, cache.value.memory),
         chosen=chosen_of(decisions, catalog.plugins),

@@ -251,7 +251,6 @@ def _batch(
         context_lens=context_lens,
         blocks_SM=tensor([list(tables[i][:widest]) for i in active]),
         block_size=block_size,
-        cache=KVCache(()),
         query_starts_S1=tensor(query_starts, torch.int32),
         context_lens_S=tensor(context_lens, torch.int32),
     )

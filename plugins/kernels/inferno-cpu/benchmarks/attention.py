@@ -142,7 +142,6 @@ def run(
         context_lens=list(contexts),
         blocks_SM=tables_SM,
         block_size=BLOCK,
-        cache=KVCache(caches),
         query_starts_S1=torch.tensor(starts, dtype=torch.int32),
         context_lens_S=torch.tensor(contexts, dtype=torch.int32),
     )

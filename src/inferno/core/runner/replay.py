@@ -3,8 +3,8 @@
 With one or a few tokens in a step, the calls of a few hundred operators cost more than a packed
 model's arithmetic. A kernel provider that can record (`contracts.KernelProvider.record`) notes the
 operators of a step, each with the addresses it read and wrote; the next step of that shape writes
-its inputs to those addresses and runs the list again. A model of which anything but the provider's
-operators touches a tensor is not recorded: it would be left out.
+its inputs to those addresses and runs the list again. A step that runs any other torch operator is
+not recorded: a replay would skip it.
 
 What a recorded step computes on its way lies in an arena of which the recordings of all shapes use
 the same memory: one runs at a time, and within a step a result's memory is the next one's as soon
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from inferno.contracts import Recording
-from inferno.core.kvcache import KVCache
+from inferno.core.runner.tables import StepArrays
 from inferno.nn.batch import Batch
 
 MAX_TOKENS = 64
@@ -59,49 +59,58 @@ class Replays:
 
     compute: Compute
     record: Record
-    cache: KVCache
     block_size: int
     max_model_len: int
+    windows: Sequence[int] = ()
+    """Those with a cache group."""
+    trial_slot: int | None = None
+    """Where a step that is tried writes its recurrent states, in a model that has some: one that
+    cannot be recorded is computed again, and must find them as they were."""
     prepare: Callable[[Batch], None] = lambda batch: None
     """Makes what is made on first use, tables by context length: within a recorded step it would be
     foreign."""
+    possible: bool = True
+    """Whether nothing was foreign yet: what one step leaves to others, every step does."""
     _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
     _arena: Arena = field(factory=lambda: Arena())
-    _possible: bool = True
-    """Whether nothing was foreign yet: what one step leaves to others, every step does."""
 
-    def run(
-        self,
-        token_ids: Array,
-        positions: Array,
-        slots: Array,
-        context_lens: list[int],
-        tables: Array,
-        windows: Mapping[int, tuple[Array, Array]] = {},
-    ) -> Tensor | None:
+    @property
+    def shapes(self) -> set[tuple[int, int]]:
+        """(sequences, blocks of a table) of each recorded step."""
+        return set(self._shapes)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what recorded steps compute on their way."""
+        return self._arena.nbytes
+
+    def run(self, arrays: StepArrays) -> Tensor | None:
         """The step's logits, valid until the next step; None if it must be computed in the usual
-        way. `windows` has the slots and tables of each, the same ones in every step."""
-        if not self._possible:
+        way: it is large, or a sequence does not compute exactly one token and sample."""
+        tokens, blocks = arrays.tables.shape
+        if not self.possible or tokens > MAX_TOKENS:
             return None
-        tokens, blocks = tables.shape
+        if not tokens == len(arrays.token_ids) == len(arrays.last):
+            return None
         width = max(8, 1 << (blocks - 1).bit_length())
-        shape = self._shapes.get((tokens, width))
-        if shape is not None:
-            _write(shape.batch, token_ids, positions, slots, context_lens, tables, windows)
-            shape.recording.replay()
-            return shape.logits_TV
-        batch = self._batch(tokens, width, windows)
-        _write(batch, token_ids, positions, slots, context_lens, tables, windows)
-        shape = self._recorded(batch)
-        if shape is None:
-            self._possible = False
-            return None
-        self._shapes[tokens, width] = shape
+        if (shape := self._shapes.get((tokens, width))) is None:
+            batch = self._batch(tokens, width)
+            _write(batch, arrays)
+            if (shape := self._recorded(batch)) is None:
+                self.possible = False
+                return None
+            self._shapes[tokens, width] = shape
+            if self.trial_slot is None:
+                return shape.logits_TV
+        _write(shape.batch, arrays)
+        shape.recording.replay()
         return shape.logits_TV
 
     def _recorded(self, batch: Batch) -> Shape | None:
         self.prepare(batch)
         for _ in range(2):  # what is made on first use (a bias in float32) is foreign once
+            if batch.state_slots_S is not None and self.trial_slot is not None:
+                batch.state_slots_S.numpy()[:] = self.trial_slot
             watch = _Watch(self._arena)
             with self.record() as recording, watch:
                 logits_TV = self.compute(batch)
@@ -109,7 +118,7 @@ class Replays:
                 return Shape(batch, self._arena.borrowed(logits_TV), recording)
         return None
 
-    def _batch(self, tokens: int, width: int, windows: Collection[int]) -> Batch:
+    def _batch(self, tokens: int, width: int) -> Batch:
         longest = min(
             width * self.block_size, self.max_model_len
         )  # tables that depend on it are made for all its steps
@@ -125,27 +134,25 @@ class Replays:
             context_lens=[longest] * tokens,
             blocks_SM=zeros(tokens, width),
             block_size=self.block_size,
-            cache=self.cache,
             query_starts_S1=torch.arange(tokens + 1, dtype=torch.int32),
             context_lens_S=torch.zeros(tokens, dtype=torch.int32),
-        ).with_windows({window: (zeros(tokens), zeros(tokens, width)) for window in windows})
+            state_slots_S=None if self.trial_slot is None else zeros(tokens),
+        ).with_windows({window: (zeros(tokens), zeros(tokens, width)) for window in self.windows})
 
 
-def _write(
-    batch: Batch,
-    token_ids: Array,
-    positions: Array,
-    slots: Array,
-    context_lens: list[int],
-    tables: Array,
-    windows: Mapping[int, tuple[Array, Array]],
-) -> None:
-    batch.token_ids_T.numpy()[:] = token_ids
-    batch.positions_T.numpy()[:] = positions
-    batch.context_lens_S.numpy()[:] = context_lens
-    for window, (own_slots, own_tables) in [(None, (slots, tables)), *windows.items()]:
-        batch.of(window).slots_T.numpy()[:] = own_slots
-        batch.of(window).blocks_SM.numpy()[:, : tables.shape[1]] = own_tables
+def _write(batch: Batch, arrays: StepArrays) -> None:
+    batch.token_ids_T.numpy()[:] = arrays.token_ids
+    batch.positions_T.numpy()[:] = arrays.positions
+    batch.context_lens_S.numpy()[:] = arrays.context_lens
+    if batch.state_slots_S is not None:
+        batch.state_slots_S.numpy()[:] = arrays.rows
+    for window, slots, tables in (
+        (None, arrays.slots, arrays.tables),
+        *((window, *tables) for window, tables in arrays.windows.items()),
+    ):
+        group = batch.for_window(window)
+        group.slots_T.numpy()[:] = slots
+        group.blocks_SM.numpy()[:, : tables.shape[1]] = tables
 
 
 class Arena:
@@ -159,6 +166,10 @@ class Arena:
         self._given: list[tuple[int, int, int]] = []
         """Free, too. Whoever is the last to hold a piece may be in the middle of anything, `_take`
         included."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(chunk) for chunk in self._chunks)
 
     def like(self, tensor: Tensor) -> Tensor:
         """One of the same shape, strides and type, its values anything."""
@@ -206,7 +217,7 @@ class Arena:
         self._free.insert(i, (chunk, begin, end))
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):
     """Sees every torch operator: allocations are the arena's, views are free, anything else is
     `foreign`."""
 
