@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 
 from inferno.core.kvcache import extend_keys
 from inferno.core.types import FinishReason
 from inferno.testing.fake_runner import continuation
-
-from .scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 
 
 def test_sequences_join_and_leave_while_others_run() -> None:

@@ -12,6 +12,7 @@ import attrs
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.toy_states import ToyConfig, catalog_with_toy, naive_logits, write_toy
 
 from inferno.catalog import load_catalog
 from inferno.contracts import AttentionSpec, CacheTensor, StateSpec
@@ -35,8 +36,6 @@ from inferno.plan.cache_groups import StateUse
 from inferno.plan.cache_size import CacheSizes, describe
 from inferno.testing import generate
 from inferno.testing.tiny import Outcome, Toy
-
-from .toy_states import ToyConfig, catalog_with_toy, naive_logits, write_toy
 
 LAYERS = {
     "states only": ["state", "state"],

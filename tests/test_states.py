@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 
 from inferno.core.kvcache import Snapshots, extend_keys
 from inferno.core.types import StateCopy
 from inferno.testing.fake_runner import continuation
-
-from .scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 
 
 def harness_of(num_snapshots: int = 8, **changes: Any) -> Harness:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 from torch import Tensor
 
 from inferno.core.engine import Engine
@@ -25,8 +26,6 @@ from inferno.plan import Options, reopen, resolve
 from inferno.testing import generate, randomize
 from inferno.testing.fake_runner import continuation
 from inferno.testing.tiny import Outcome, Toy
-
-from .scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 
 
 def windowed(windows: Mapping[int, int], **changes: Any) -> Harness:
