@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,13 +28,12 @@ from inferno.plan import Options, open_model, reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
+from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
     Outcome,
     Toy,
     generate,
     ragged_prompts,
-    randomize,
-    run_python,
     torch_only,
 )
 
@@ -100,7 +98,7 @@ class ArchitectureTests(Installed):
         self, toy: Toy, reference: nn.Module, prompts: list[list[int]]
     ) -> None:
         for prompt, outcome in zip(prompts, generate(toy, prompts), strict=True):
-            _assert_close(outcome.logits_NV[0], _reference_logits(reference, prompt)[-1])
+            _assert_close(outcome.logits_NV[0], reference_logits(reference, prompt)[-1])
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_greedy_tokens_equal_the_reference(
@@ -116,7 +114,7 @@ class ArchitectureTests(Installed):
         outcomes = generate(_load(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
         clear = total = beyond = 0
         for prompt, outcome in zip(prompts, outcomes, strict=True):
-            theirs_NV = _reference_logits(reference, [*prompt, *outcome.token_ids])[
+            theirs_NV = reference_logits(reference, [*prompt, *outcome.token_ids])[
                 len(prompt) - 1 : -1
             ]
             tolerance = self.dtype_tolerance[dtype] * float(theirs_NV.std())
@@ -291,7 +289,7 @@ class ArchitectureTests(Installed):
         module = vars(sys.modules[type(self).__module__]).values()
         classes = [c for c in module if isinstance(c, type) and issubclass(c, ArchitectureTests)]
         configs = [c.config for c in {type(self), *classes} if hasattr(c, "config")]
-        _assert_torch_free(tuple(sorted(map(json.dumps, configs))))
+        assert_torch_free(tuple(sorted(map(json.dumps, configs))))
 
     def test_declared_cache_specs_are_those_it_builds(self, catalog: Catalog) -> None:
         architecture = catalog.architecture(self.config["architectures"][0]).item
@@ -328,32 +326,6 @@ class ArchitectureTests(Installed):
                 damaged = attrs.evolve(opened, checkpoint=_Damaged(opened.checkpoint, tensors))
                 with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
                     fill(build(opened), damaged)
-
-
-@cache
-def _assert_torch_free(configs: tuple[str, ...]) -> None:
-    """Discovery, and reading these configs, import no torch."""
-    code = (
-        "import json, sys; from inferno.catalog import load_catalog; catalog = load_catalog()\n"
-        "for config in map(json.loads, sys.argv[1:]):\n"
-        "    architecture = catalog.architecture(config['architectures'][0]).item\n"
-        "    architecture.config(config).cache_specs()\n"
-        "    if 'torch' in sys.modules: sys.exit(f'torch is imported: {config}')\n"
-    )
-    done = run_python(code, *configs)
-    assert done.returncode == 0, done.stderr
-
-
-def transformers_model(config: Mapping[str, Any]) -> nn.Module:
-    """transformers' model of a `config.json`, in float32, with random weights."""
-    import transformers
-
-    auto: Any = transformers
-    fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
-    read = auto.AutoConfig.for_model(config["model_type"], **json.loads(json.dumps(fields)))
-    model: nn.Module = auto.AutoModelForCausalLM.from_config(read, dtype=torch.float32)
-    randomize(model)
-    return model.eval()
 
 
 @attrs.frozen(eq=False)
@@ -414,12 +386,6 @@ def _lost(ours: Outcome, theirs: Outcome) -> float:
         (float(logits_V[other] - logits_V[one]) for one, other, logits_V in pairs if one != other),
         0.0,
     )
-
-
-def _reference_logits(reference: nn.Module, token_ids: list[int]) -> Tensor:
-    with torch.inference_mode():
-        logits_LV: Tensor = reference(torch.tensor([token_ids])).logits[0].float()
-    return logits_LV
 
 
 def _assert_close(ours: Tensor, theirs: Tensor) -> None:
