@@ -183,7 +183,7 @@ def naive_logits(
             hidden_LL = back_LL < 0
             if kind == "window":
                 hidden_LL |= back_LL >= config.window
-            q_HLC, v_HLC = (t.unflatten(-1, (HEADS, -1)).transpose(0, 1) for t in (h_LD, v_LD))
+            q_HLC, v_HLC = (t.view(len(t), HEADS, -1).transpose(0, 1) for t in (h_LD, v_LD))
             scores_HLL = 0.3 * q_HLC @ v_HLC.transpose(1, 2)
             weights_HLL = scores_HLL.masked_fill(hidden_LL, float("-inf")).softmax(-1)
             y_LD = (weights_HLL @ v_HLC).transpose(0, 1).flatten(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,14 +25,13 @@ from inferno.nn import Attention, Rope, State
 from inferno.plan import reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf_twins import GgufTwins
+from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
     Toy,
     assert_close,
     generate,
     load_toy,
     ragged_prompts,
-    randomize,
-    run_python,
 )
 
 NUM_GREEDY = 64
@@ -88,7 +86,7 @@ class ArchitectureTests(GgufTwins):
         self, toy: Toy, reference: nn.Module, prompts: list[list[int]]
     ) -> None:
         for prompt, outcome in zip(prompts, generate(toy, prompts), strict=True):
-            assert_close(outcome.logits_NV[0], _reference_logits(reference, prompt)[-1])
+            assert_close(outcome.logits_NV[0], reference_logits(reference, prompt)[-1])
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_greedy_tokens_equal_the_reference(
@@ -104,7 +102,7 @@ class ArchitectureTests(GgufTwins):
         outcomes = generate(load_toy(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
         clear = total = beyond = 0
         for prompt, outcome in zip(prompts, outcomes, strict=True):
-            theirs_NV = _reference_logits(reference, [*prompt, *outcome.token_ids])[
+            theirs_NV = reference_logits(reference, [*prompt, *outcome.token_ids])[
                 len(prompt) - 1 : -1
             ]
             tolerance = self.dtype_tolerance[dtype] * float(theirs_NV.std())
@@ -195,7 +193,7 @@ class ArchitectureTests(GgufTwins):
         module = vars(sys.modules[type(self).__module__]).values()
         classes = [c for c in module if isinstance(c, type) and issubclass(c, ArchitectureTests)]
         configs = [c.config for c in {type(self), *classes} if hasattr(c, "config")]
-        _assert_torch_free(tuple(sorted(map(json.dumps, configs))))
+        assert_torch_free(tuple(sorted(map(json.dumps, configs))))
 
     def test_declared_cache_specs_are_those_it_builds(self, catalog: Catalog) -> None:
         architecture = catalog.architecture(self.config["architectures"][0]).item
@@ -234,32 +232,6 @@ class ArchitectureTests(GgufTwins):
                     fill(build(opened), damaged)
 
 
-@cache
-def _assert_torch_free(configs: tuple[str, ...]) -> None:
-    """Discovery, and reading these configs, import no torch."""
-    code = (
-        "import json, sys; from inferno.catalog import load_catalog; catalog = load_catalog()\n"
-        "for config in map(json.loads, sys.argv[1:]):\n"
-        "    architecture = catalog.architecture(config['architectures'][0]).item\n"
-        "    architecture.config(config).cache_specs()\n"
-        "    if 'torch' in sys.modules: sys.exit(f'torch is imported: {config}')\n"
-    )
-    done = run_python(code, *configs)
-    assert done.returncode == 0, done.stderr
-
-
-def transformers_model(config: Mapping[str, Any]) -> nn.Module:
-    """transformers' model of a `config.json`, in float32, with random weights."""
-    import transformers
-
-    auto: Any = transformers
-    fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
-    read = auto.AutoConfig.for_model(config["model_type"], **json.loads(json.dumps(fields)))
-    model: nn.Module = auto.AutoModelForCausalLM.from_config(read, dtype=torch.float32)
-    randomize(model)
-    return model.eval()
-
-
 @attrs.frozen(eq=False)
 class _Damaged(CheckpointView):
     """A checkpoint whose headers say something else. Reading it is the failure."""
@@ -285,9 +257,3 @@ def _held(model: nn.Module) -> int:
     }
     tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in tables]
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
-
-
-def _reference_logits(reference: nn.Module, token_ids: list[int]) -> Tensor:
-    with torch.inference_mode():
-        logits_LV: Tensor = reference(torch.tensor([token_ids])).logits[0].float()
-    return logits_LV

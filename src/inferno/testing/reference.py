@@ -1,0 +1,49 @@
+"""What an architecture is compared with: transformers' model of its config, and a Python without
+torch.
+
+Suffixes: L tokens of a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inferno.testing.tiny import randomize, run_python
+
+
+@cache
+def assert_torch_free(configs: tuple[str, ...]) -> None:
+    """Discovery, and reading these configs, import no torch."""
+    code = (
+        "import json, sys; from inferno.catalog import load_catalog; catalog = load_catalog()\n"
+        "for config in map(json.loads, sys.argv[1:]):\n"
+        "    architecture = catalog.architecture(config['architectures'][0]).item\n"
+        "    architecture.config(config).cache_specs()\n"
+        "    if 'torch' in sys.modules: sys.exit(f'torch is imported: {config}')\n"
+    )
+    done = run_python(code, *configs)
+    assert done.returncode == 0, done.stderr
+
+
+def transformers_model(config: Mapping[str, Any]) -> nn.Module:
+    """transformers' model of a `config.json`, in float32, with random weights."""
+    import transformers
+
+    auto: Any = transformers
+    fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
+    read = auto.AutoConfig.for_model(config["model_type"], **json.loads(json.dumps(fields)))
+    model: nn.Module = auto.AutoModelForCausalLM.from_config(read, dtype=torch.float32)
+    randomize(model)
+    return model.eval()
+
+
+def reference_logits(reference: nn.Module, token_ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits_LV: Tensor = reference(torch.tensor([token_ids])).logits[0].float()
+    return logits_LV
