@@ -37,6 +37,7 @@ from inferno.contracts.kernels import (
     Recording,
 )
 from inferno.contracts.sources import FetchOptions, Source
+from inferno.contracts.states import StateNeed
 
 __all__ = [
     "Architecture",
@@ -66,6 +67,7 @@ __all__ = [
     "QuantScheme",
     "Recording",
     "Source",
+    "StateNeed",
     "TensorInfo",
     "TextAssets",
 ]
