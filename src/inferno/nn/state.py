@@ -24,6 +24,6 @@ class State(nn.Module):
         with this step."""
         raise AssertionError("inferno.loading binds every state before the first step")
 
-    def store(self, batch: Batch, **new: Tensor) -> None:
+    def store(self, batch: Batch, /, **new: Tensor) -> None:
         """Keep the step's sequences' new tensors, each (S, ...)."""
         raise AssertionError("inferno.loading binds every state before the first step")
