@@ -48,7 +48,7 @@ def _taps(shifted: Sequence[Tensor], weight_DK: Tensor, bias_D: Tensor | None) -
     weight_KD = weight_DK.float().t().contiguous()
     y_ND = shifted[0].float() * weight_KD[0]
     for x_ND, weight_D in zip(shifted[1:], weight_KD[1:], strict=True):
-        y_ND = torch.addcmul(y_ND, x_ND.float(), weight_D)
+        y_ND.addcmul_(x_ND.float(), weight_D)
     return y_ND if bias_D is None else y_ND + bias_D
 
 

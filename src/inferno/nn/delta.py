@@ -6,7 +6,7 @@ Prompts are computed in chunks, as products of matrices (arXiv:2406.06484); sing
 All is float32.
 
 Suffixes: T packed tokens, S sequences, H heads, J query/key heads (H is a multiple), K width of a
-key, V width of a value, C chunks, L tokens of a chunk, W = V + K.
+key, V width of a value, C chunks, L tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -67,17 +67,18 @@ def _scan(
     """Several tokens of one sequence. What chunks can compute without the state before them, all
     compute at once."""
     length = len(q_THK)
-    q_CHLK, k_CHLK, v_CHLV = (in_chunks(x, CHUNK).transpose(1, 2) for x in (q_THK, k_THK, v_THV))
-    g_CHL, beta_CHL = (in_chunks(x, CHUNK).transpose(1, 2) for x in (g_TH, beta_TH))
+    q_CHLK, k_CHLK, v_CHLV = (in_chunks(x, CHUNK) for x in (q_THK, k_THK, v_THV))
+    g_CHL, beta_CHL = in_chunks(g_TH, CHUNK), in_chunks(beta_TH, CHUNK)
     decay_CHLL, grown_CHL, left_CHL = decays(g_CHL)
 
     # Within a chunk what a token writes depends on what those before it wrote: a triangular system.
     kb_CHLK = k_CHLK * beta_CHL[..., None]
-    right_CHLW = torch.cat([v_CHLV * beta_CHL[..., None], kb_CHLK * grown_CHL[..., None]], -1)
-    written_CHLW = torch.linalg.solve_triangular(
-        (kb_CHLK @ k_CHLK.mT) * decay_CHLL, right_CHLW, upper=False, unitriangular=True
+    one_LL = torch.eye(k_CHLK.shape[2], device=k_CHLK.device)
+    solved_CHLL = torch.linalg.solve_triangular(
+        (kb_CHLK @ k_CHLK.mT) * decay_CHLL, one_LL, upper=False, unitriangular=True
     )
-    new_CHLV, known_CHLK = torch.split(written_CHLW, [v_CHLV.shape[-1], k_CHLK.shape[-1]], -1)
+    new_CHLV = solved_CHLL @ (v_CHLV * beta_CHL[..., None])
+    known_CHLK = solved_CHLL @ (kb_CHLK * grown_CHL[..., None])
     within_CHLL = (q_CHLK @ k_CHLK.mT) * decay_CHLL
     q_CHLK, k_CHLK = q_CHLK * grown_CHL[..., None], k_CHLK * left_CHL[..., None]
 
@@ -89,14 +90,15 @@ def _scan(
     return y_CHLV.transpose(1, 2).flatten(0, 1)[:length], state_HKV[None]
 
 
-def in_chunks(x_T: Tensor, size: int) -> Tensor:
-    """(T, ...) as (C, L, ...), zeros behind the last token. Less than a chunk is one of its own
-    length."""
-    size = min(size, len(x_T))
-    padding = -len(x_T) % size
+def in_chunks(x_TH: Tensor, size: int) -> Tensor:
+    """(T, H, ...) as (C, H, L, ...), zeros behind the last token. Less than a chunk is one of its
+    own length."""
+    size = min(size, len(x_TH))
+    padding = -len(x_TH) % size
     if padding:
-        x_T = F.pad(x_T, (0, 0) * (x_T.ndim - 1) + (0, padding))
-    return x_T.reshape(-1, size, *x_T.shape[1:])
+        x_TH = F.pad(x_TH, (0, 0) * (x_TH.ndim - 1) + (0, padding))
+    # Dense, as products of matrices copy what is not, each time.
+    return x_TH.reshape(-1, size, *x_TH.shape[1:]).transpose(1, 2).contiguous()
 
 
 def decays(g_CHL: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -58,7 +58,7 @@ def _step(
     b_SHN, c_SHN = (x.repeat_interleave(shared, 1) for x in (b_SGN, c_SGN))
     state_SHPN = state_SHPN * g_SH.exp()[..., None, None]
     state_SHPN = state_SHPN.addcmul_(x_SHP[..., None], b_SHN[..., None, :])
-    return (state_SHPN @ c_SHN[..., None])[..., 0], state_SHPN
+    return (c_SHN[..., None, :] @ state_SHPN.mT)[..., 0, :], state_SHPN
 
 
 def _scan(
@@ -67,10 +67,10 @@ def _scan(
     """Several tokens of one sequence. What chunks can compute without the state before them, all
     compute at once."""
     length, groups = len(x_THP), b_TGN.shape[1]
-    x_CGRLP = per_group(in_chunks(x_THP, CHUNK).transpose(1, 2), groups)
-    b_CGLN, c_CGLN = (in_chunks(x, CHUNK).transpose(1, 2) for x in (b_TGN, c_TGN))
+    x_CGRLP = per_group(in_chunks(x_THP, CHUNK), groups)
+    b_CGLN, c_CGLN = (in_chunks(x, CHUNK) for x in (b_TGN, c_TGN))
     decay_CGRLL, grown_CGRL, left_CGRL = (
-        per_group(x, groups) for x in decays(in_chunks(g_TH, CHUNK).transpose(1, 2))
+        per_group(x, groups) for x in decays(in_chunks(g_TH, CHUNK))
     )
     y_CGRLP = ((c_CGLN @ b_CGLN.mT)[:, :, None] * decay_CGRLL) @ x_CGRLP
     added_CGRPN = (x_CGRLP * left_CGRL[..., None]).mT @ b_CGLN[:, :, None]
