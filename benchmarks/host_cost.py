@@ -18,10 +18,10 @@ import statistics
 from time import perf_counter
 
 from inferno.builtin.lru import LRUPrefixCache
-from inferno.cache import BlockPool
-from inferno.runner import Tables
-from inferno.scheduler import Scheduler
-from inferno.types import Request, Sampled, SamplingParams
+from inferno.core.kvcache import CacheGroups
+from inferno.core.runner import Tables
+from inferno.core.scheduler import Scheduler
+from inferno.core.types import Request, Sampled, SamplingParams
 
 BLOCK_SIZE = 16
 PARTS = ("plan", "update", "lay out", "append", "commit")
@@ -37,7 +37,7 @@ class Loop:
         longest = context + num_steps + 2 * BLOCK_SIZE
         num_blocks = num_sequences * -(-longest // BLOCK_SIZE)
         self._scheduler = Scheduler(
-            BlockPool(num_blocks, BLOCK_SIZE, LRUPrefixCache(num_blocks)),
+            CacheGroups(num_blocks, BLOCK_SIZE, LRUPrefixCache(num_blocks)),
             max_model_len=longest,
             max_num_seqs=num_sequences,
             max_num_batched_tokens=num_sequences

@@ -18,10 +18,11 @@ from types import ModuleType
 
 import click
 
-from inferno import cli, contracts, errors, hookspecs, types
-from inferno.catalog import ANY, KINDS, load_catalog
+from inferno import cli, contracts, errors, hookspecs
+from inferno.catalog import ANY, KINDS, Catalog, load_catalog
+from inferno.core import types
 from inferno.llm import outputs
-from inferno.plan import values
+from inferno.plan import options, plan
 from inferno.server import FIELDS, AddressError
 from inferno.server import errors as server_errors
 
@@ -40,8 +41,8 @@ _UNSAID = {
     "num_heads": "Query heads.",
     "num_kv_heads": "Key/value heads.",
     "head_dim": "Numbers in a head.",
-    "AttentionNeed.dtype": "Filled in by the plan.",
-    "AttentionNeed.device": "Filled in by the plan.",
+    "AttentionNeed.dtype": "Of queries and outputs.",
+    "AttentionNeed.device": "Where the layer computes: cpu, cuda.",
     "AttentionBackend.build": "build(need) -> the layer's `Attend`.",
     "TensorInfo.shape": "As stored.",
     "TensorInfo.nbytes": "As stored.",
@@ -69,8 +70,9 @@ _UNSAID = {
 }
 
 
-INDEX = DOCS.parent / "src" / "inferno" / "index.json"
-FAMILIES = DOCS.parent / "plugins" / "models"
+PLUGINS = DOCS.parent / "plugins"
+FAMILIES = PLUGINS / "models"
+INDEX = PLUGINS / "index" / "inferno-index" / "src" / "inferno_index" / "hints.json"
 
 
 def main() -> None:
@@ -103,11 +105,12 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def hook(name: str) -> str:
-    doc = _clean(getattr(hookspecs, name).__doc__)
-    version = hookspecs.API_VERSIONS[name]
+    doc = _clean(hookspecs.HOOKS[name].__doc__)
+    oldest, newest = hookspecs.API_VERSIONS[name]
+    version = f"version {newest}" if oldest == newest else f"versions {oldest} and {newest}"
     return (
         f"```python\n@hookimpl\ndef {name}() -> list[{KINDS[name].__name__}]: "
-        f"...\n```\n\n{doc} API version {version}."
+        f"...\n```\n\n{doc} API {version}."
     )
 
 
@@ -255,18 +258,51 @@ def _architectures() -> dict[str, list[contracts.Architecture]]:
 
 
 def index() -> str:
-    """Architecture, or name of its GGUF files, to the distribution that has it."""
-    names: dict[str, str] = {}
+    """What the plugins of this repository provide, by kind and name, each with its distribution."""
+    catalog = load_catalog()
+    hints: dict[str, dict[str, str]] = {
+        "architecture": _named_architectures(),
+        "format": _declared(catalog, "inferno_checkpoint_formats"),
+        "scheme": _declared(catalog, "inferno_quant_schemes") | _quant_methods(),
+        "kernels": _declared(catalog, "inferno_kernels"),
+        "attention": _declared(catalog, "inferno_attention_backends"),
+        "cache policy": _declared(catalog, "inferno_cache_policies"),
+        "model": {
+            ref: offer.distribution
+            for offer in catalog.of("inferno_sources")
+            if _is_ours(offer.distribution)
+            for ref in offer.item.list()
+        },
+    }
+    held = {kind: dict(sorted(names.items())) for kind, names in hints.items() if names}
+    return json.dumps(held, indent=1) + "\n"
+
+
+def _is_ours(distribution: str) -> bool:
+    return any(PLUGINS.glob(f"*/{distribution}/pyproject.toml"))
+
+
+def _declared(catalog: Catalog, hook: str) -> dict[str, str]:
+    return {o.item.name: o.distribution for o in catalog.of(hook) if _is_ours(o.distribution)}
+
+
+def _quant_methods() -> dict[str, str]:
+    """A quantization plugin is called after the `quant_method` that it reads."""
+    names = [path.name for path in (PLUGINS / "quant").iterdir()]
+    return {name.removeprefix("inferno-"): name for name in sorted(names)}
+
+
+def _named_architectures() -> dict[str, str]:
+    """By the names of every format: `config.json`'s, and those of its dialects."""
+    names = _declared(load_catalog(), "inferno_architectures")
     by_priority = [
-        (a.gguf.priority if a.gguf else 0, d, a)
-        for d, held in _architectures().items()
+        (dialect.priority, dialect.architecture, distribution)
+        for distribution, held in _architectures().items()
         for a in held
+        for dialect in a.dialects.values()
     ]
-    for _, distribution, architecture in sorted(by_priority, key=lambda entry: entry[0]):
-        names[architecture.name] = distribution
-        if architecture.gguf is not None:
-            names[architecture.gguf.architecture] = distribution
-    return json.dumps(dict(sorted(names.items())), indent=1) + "\n"
+    ordered = sorted(by_priority, key=lambda entry: entry[0])
+    return names | {name: distribution for _, name, distribution in ordered}
 
 
 def families() -> str:
@@ -275,11 +311,10 @@ def families() -> str:
     parts = []
     for distribution, architectures in _architectures().items():
         names = ", ".join(f"`{a.name}`" for a in architectures)
-        gguf = (
-            ", ".join(dict.fromkeys(f"`{a.gguf.architecture}`" for a in architectures if a.gguf))
-            or "no"
-        )
-        rows = [("architectures", names), ("GGUF", gguf)]
+        rows = [("architectures", names)]
+        for name in dict.fromkeys(name for a in architectures for name in a.dialects):
+            theirs = [a.dialects[name].architecture for a in architectures if name in a.dialects]
+            rows.append((name.upper(), ", ".join(f"`{n}`" for n in dict.fromkeys(theirs))))
         if checkpoints := [c for a in architectures for c in a.checkpoints]:
             rows.append(("checkpoints", ", ".join(checkpoints)))
         rows += [("checked as", doc) for doc in _checked(FAMILIES / distribution / "tests")]
@@ -394,7 +429,13 @@ def floors() -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
 
 
-_MODULES = {"contracts": contracts, "types": types, "plan": values, "outputs": outputs}
+_MODULES = {
+    "contracts": contracts,
+    "types": types,
+    "plan": plan,
+    "options": options,
+    "outputs": outputs,
+}
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook,
     "fields": fields,

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from inferno.core.types import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.errors import EngineDeadError
-from inferno.llm.front import Front
+from inferno.llm.preprocessor import Preprocessor
 from inferno.text import ChatTemplate, Tokenizer
-from inferno.types import EngineStats, FinishReason, Logprobs, Request, Token
 
 END = 256
 Script = Callable[[Request], Iterable[int]]
@@ -38,7 +38,7 @@ def byte_tokenizer() -> Tokenizer:
 TOKENIZER = byte_tokenizer()
 
 
-def front(**changes: object) -> Front:
+def front(**changes: object) -> Preprocessor:
     fields: dict[str, object] = {
         "tokenizer": TOKENIZER,
         "template": ChatTemplate({"default": TEMPLATE}),
@@ -46,7 +46,7 @@ def front(**changes: object) -> Front:
         "vocab_size": 260,
         "eos_token_ids": (END,),
     }
-    return Front(**(fields | changes))  # type: ignore[arg-type]
+    return Preprocessor(**(fields | changes))  # type: ignore[arg-type]
 
 
 def says(text: str) -> Script:
@@ -87,7 +87,7 @@ class FakeEngine:
     def busy(self) -> bool:
         return bool(self._running)
 
-    def step(self) -> list[Token]:
+    def step(self) -> list[EngineOutput]:
         if self.fails is not None:
             raise self.fails
         self.steps += 1
@@ -96,7 +96,7 @@ class FakeEngine:
     def close(self) -> None:
         self.closed = True
 
-    def _next(self, request: Request, script: Iterable[int], count: int) -> Token:
+    def _next(self, request: Request, script: Iterable[int], count: int) -> EngineOutput:
         params, token_id = request.params, next(iter(script))
         finish = stop_id = None
         if token_id in params.stop_token_ids:
@@ -109,7 +109,7 @@ class FakeEngine:
             self._running[request.id] = (request, script, count + 1)
         else:
             del self._running[request.id]
-        return Token(
+        return EngineOutput(
             request.id,
             token_id,
             finish,
@@ -135,7 +135,7 @@ class FakeClient:
         self.engine = engine
         self.alive = self.closed = False
         self.stats = EngineStats()
-        self._queues: dict[str, asyncio.Queue[list[Token] | None]] = {}
+        self._queues: dict[str, asyncio.Queue[list[EngineOutput] | None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -154,9 +154,11 @@ class FakeClient:
     def abort(self, request_id: str) -> None:
         self.engine.abort(request_id)
         if request_id in self._queues:
-            self._queues[request_id].put_nowait([Token(request_id, -1, FinishReason.ABORT)])
+            self._queues[request_id].put_nowait(
+                [EngineOutput(request_id, None, FinishReason.ABORT)]
+            )
 
-    async def submit(self, request: Request) -> AsyncIterator[list[Token]]:
+    async def submit(self, request: Request) -> AsyncIterator[list[EngineOutput]]:
         queue = self._queues[request.id] = asyncio.Queue()
         self.engine.submit(request)
         if self._task is None or self._task.done():

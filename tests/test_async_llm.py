@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from inferno.core.types import SamplingParams
 from inferno.errors import CheckpointError, EngineDeadError, RequestError
 from inferno.llm import AsyncLLM, TextDelta
-from inferno.llm.front import Front
-from inferno.plan import Plan
-from inferno.types import SamplingParams
+from inferno.llm.preprocessor import Preprocessor
+from inferno.plan import Opened, Plan
 
 from .fake_engine import FakeClient, FakeEngine, Script, echoes, forever, front, says
 
@@ -196,20 +196,32 @@ def test_importing_llm_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+class FakeCheckpoint:
+    def close(self) -> None: ...
+
+
+FAKE = Opened(
+    plan=cast(Plan, SimpleNamespace(model_id="fake")),
+    parts=cast(Any, None),
+    config=cast(Any, None),
+    checkpoint=cast(Any, FakeCheckpoint()),
+)
+
+
 def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def body() -> None:
         client = FakeClient(FakeEngine(echoes))
-        monkeypatch.setattr("inferno.engine.EngineClient", lambda plan: client, raising=False)
+        monkeypatch.setattr("inferno.process.EngineClient", lambda plan: client, raising=False)
         opened: list[bool] = []
 
-        def fails(plan: Plan, chat_template: str | None) -> Front:
+        def fails(model: Opened, chat_template: str | None) -> Preprocessor:
             opened.append(client.alive)
             raise CheckpointError("tokenizer.json cannot be read", "Fetch it again.")
 
-        monkeypatch.setattr(Front, "open", fails)
-        llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")))
+        monkeypatch.setattr(Preprocessor, "open", fails)
+        llm = AsyncLLM.of_opened(FAKE)
         assert not opened
         with pytest.raises(CheckpointError, match="tokenizer.json"):
             await llm.start()
@@ -225,9 +237,9 @@ def test_the_tokenizer_can_be_used_before_the_engine_starts(
     async def body() -> None:
         opened: list[str | None] = []
         monkeypatch.setattr(
-            Front, "open", lambda plan, template: opened.append(template) or front()
+            Preprocessor, "open", lambda model, template: opened.append(template) or front()
         )
-        llm = AsyncLLM.planned(cast(Plan, SimpleNamespace(model_id="fake")), "a template")
+        llm = AsyncLLM.of_opened(FAKE, "a template")
         assert llm.encode_prompt("hi") == front().encode_prompt("hi")
         llm._client = FakeClient(FakeEngine(echoes))
         async with llm:

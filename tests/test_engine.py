@@ -15,13 +15,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferno.engine import Engine
+from inferno.core.engine import Engine
+from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request, SamplingParams
 from inferno.errors import RequestError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve, with_num_blocks
 from inferno.testing import randomize
 from inferno.testing.tiny import Toy
-from inferno.types import FinishReason, Logprobs, Request, SamplingParams, Token
 
 VOCAB = 120
 CONFIG = {
@@ -65,14 +65,14 @@ def toy(checkpoint: Path) -> Toy:
         str(checkpoint),
         Options(max_num_seqs=32, max_num_batched_tokens=256, block_size=8, device="cpu"),
     )
-    return Toy(plan, load_model(plan))
+    return Toy(plan, load_model(reopen(plan)))
 
 
 def prompt_of(seed: int, length: int) -> tuple[int, ...]:
     return tuple((seed * 31 + i * i * 7 + i * 13) % VOCAB for i in range(length))
 
 
-Found = defaultdict[str, list[Token]]
+Found = defaultdict[str, list[EngineOutput]]
 
 
 def step(engine: Engine, found: Found) -> None:
@@ -91,11 +91,11 @@ def run(engine: Engine, requests: Sequence[Request] = (), found: Found | None = 
     return found
 
 
-def ids(tokens: Sequence[Token]) -> list[int]:
-    return [token.id for token in tokens]
+def ids(tokens: Sequence[EngineOutput]) -> list[int]:
+    return [token.token_id for token in tokens]
 
 
-def assert_same(ours: Sequence[Token], theirs: Sequence[Token]) -> None:
+def assert_same(ours: Sequence[EngineOutput], theirs: Sequence[EngineOutput]) -> None:
     assert ids(ours) == ids(theirs)
     assert [(t.finish, t.stop_id) for t in ours] == [(t.finish, t.stop_id) for t in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -194,7 +194,10 @@ def test_a_preempted_request_goes_on_with_its_penalties_and_random_numbers(toy: 
     requests = [
         Request(id=str(i), token_ids=prompt_of(i, 9), params=p) for i, p in enumerate(REMEMBERING)
     ]
-    tight = Toy(attrs.evolve(toy.plan, num_blocks=9, max_model_len=64), toy.model).engine()
+    tight = Toy(
+        attrs.evolve(toy.plan, groups=with_num_blocks(toy.plan.groups, 9), max_model_len=64),
+        toy.model,
+    ).engine()
     squeezed, whole = run(tight, requests), run(toy.engine(), requests)
     assert tight.stats().preemptions >= len(requests) / 2
     for request in requests:
@@ -302,7 +305,7 @@ def test_logprobs_are_the_models_own_whatever_the_parameters(toy: Toy, reference
     for i, token in enumerate(tokens):
         assert token.logprobs is not None
         own_V = expected_LV[len(prompt) - 1 + i]
-        assert token.logprobs.logprob == pytest.approx(float(own_V[token.id]), abs=1e-4)
+        assert token.logprobs.logprob == pytest.approx(float(own_V[token.token_id]), abs=1e-4)
         assert [t for t, _ in token.logprobs.top] == own_V.topk(2).indices.tolist()
 
 
@@ -372,7 +375,7 @@ def test_an_idle_engine_has_nothing_to_say(toy: Toy) -> None:
 
 
 def test_loading_a_plan_gives_an_engine_that_a_close_ends(toy: Toy, checkpoint: Path) -> None:
-    engine = Engine.load(toy.plan)
+    engine = Engine.load(reopen(toy.plan))
     request = mixed_requests()[1]
     assert_same(run(engine, [request])[request.id], run(toy.engine(), [request])[request.id])
     engine.close()

@@ -15,10 +15,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from inferno.engine import EngineClient
+from inferno.core.types import EngineOutput, FinishReason, Request, SamplingParams
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
-from inferno.plan import Options, Plan, resolve
-from inferno.types import FinishReason, Request, SamplingParams, Token
+from inferno.plan import Chosen, Options, Plan, resolve
+from inferno.process import EngineClient
 
 pytest.importorskip("inferno_demo")
 
@@ -36,7 +36,7 @@ def request(
     return Request(id=name, token_ids=token_ids, params=params)
 
 
-async def collect(stream: AsyncIterator[list[Token]] | object) -> list[Token]:
+async def collect(stream: AsyncIterator[list[EngineOutput]] | object) -> list[EngineOutput]:
     return [token for tokens in [batch async for batch in stream] for token in tokens]  # type: ignore[attr-defined]
 
 
@@ -59,7 +59,7 @@ def test_tokens_come_in_order_and_the_stream_ends(plan: Plan) -> None:
             collect(client.submit(request("a", params))),
             collect(client.submit(request("b", params))),
         )
-        assert [t.id for t in one] == [t.id for t in two]
+        assert [t.token_id for t in one] == [t.token_id for t in two]
         assert [t.finish for t in one] == [None] * 8 + [FinishReason.LENGTH]
 
     with_client(plan, body)
@@ -165,7 +165,7 @@ def test_an_engine_that_cannot_load_says_why_with_its_traceback(plan: Plan, tmp_
 
 def test_a_plan_of_other_versions_is_refused(plan: Plan) -> None:
     other = attrs.evolve(
-        plan, distributions={**plan.distributions, "architecture X": "inferno-qwen3 0.0.1"}
+        plan, chosen=(*plan.chosen, Chosen("architecture", "X", "inferno-qwen3", "0.0.1"))
     )
     with pytest.raises(PluginError, match="inferno-qwen3 0.0.1"):
         asyncio.run(asyncio.wait_for(EngineClient(other).start(), 60))
@@ -174,7 +174,7 @@ def test_a_plan_of_other_versions_is_refused(plan: Plan) -> None:
 def test_the_engine_goes_when_its_parent_is_killed(plan: Plan) -> None:
     code = """
         import asyncio
-        from inferno.engine import EngineClient
+        from inferno.process import EngineClient
         from inferno.plan import Options, resolve
 
         async def main():

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 import pytest
 
 from inferno.contracts import TextAssets
+from inferno.core.types import EngineOutput, FinishReason, Request, SamplingParams
 from inferno.errors import InfernoError, OptionError, RequestError
 from inferno.llm import LLM, Logprob
-from inferno.llm.front import default_params, plan_for
 from inferno.llm.outputs import OutputBuilder
-from inferno.types import FinishReason, Request, SamplingParams, Token
+from inferno.llm.preprocessor import default_params, open_for
 
 from .fake_engine import END, TOKENIZER, FakeEngine, echoes, forever, front, says
 
@@ -201,7 +201,7 @@ def test_tokens_that_come_after_the_end_are_dropped() -> None:
     request = Request(id="x", token_ids=(1,), params=SamplingParams(stop="b", max_tokens=90))
     builder = OutputBuilder(request, 0, TOKENIZER)
     for token_id in TOKENIZER.encode("abc"):
-        builder.push(Token("x", token_id))
+        builder.push(EngineOutput("x", token_id))
     delta = builder.take()
     assert delta is not None
     assert (delta.text, delta.token_ids, delta.stop_reason) == (
@@ -209,7 +209,7 @@ def test_tokens_that_come_after_the_end_are_dropped() -> None:
         tuple(TOKENIZER.encode("ab")),
         "b",
     )
-    builder.push(Token("x", -1, FinishReason.ABORT))
+    builder.push(EngineOutput("x", -1, FinishReason.ABORT))
     assert builder.ended
     assert builder.take() is None
 
@@ -218,7 +218,7 @@ def test_an_engine_stream_that_just_closes_is_an_abort_and_gives_up_what_was_hel
     request = Request(id="x", token_ids=(1,), params=SamplingParams(stop="abc", max_tokens=90))
     builder = OutputBuilder(request, 0, TOKENIZER)
     for token_id in TOKENIZER.encode("ab"):
-        builder.push(Token("x", token_id))
+        builder.push(EngineOutput("x", token_id))
     builder.end()
     delta = builder.take()
     assert delta is not None
@@ -319,10 +319,10 @@ def test_ctrl_c_aborts_all_that_was_begun() -> None:
 
 
 class FailingEngine(FakeEngine):
-    def _next(self, request: Request, script: Iterable[int], count: int) -> Token:
+    def _next(self, request: Request, script: Iterable[int], count: int) -> EngineOutput:
         if request.token_ids == HI:
             del self._running[request.id]
-            return Token(request.id, -1, FinishReason.ERROR, error="no room")
+            return EngineOutput(request.id, None, FinishReason.ERROR, error="no room")
         return super()._next(request, script, count)
 
 
@@ -351,12 +351,17 @@ def test_closing_frees_the_engine() -> None:
 
 def test_an_unknown_option_names_those_like_it() -> None:
     with pytest.raises(OptionError, match="max_model_len"):
-        plan_for("demo", {"max_modellen": 5})
+        open_for("demo", {"max_modellen": 5})
 
 
 def test_an_option_like_no_other_lists_what_there_is() -> None:
     with pytest.raises(OptionError, match="There are: dtype"):
-        plan_for("demo", {"zzz": 5})
+        open_for("demo", {"zzz": 5})
+
+
+def test_a_model_must_be_named() -> None:
+    with pytest.raises(OptionError, match="no model is named"):
+        LLM()
 
 
 def test_there_is_no_progress_bar_to_ask_for() -> None:

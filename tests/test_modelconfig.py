@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from attrs import field, frozen, make_class
 
-from inferno.errors import CheckpointError
-from inferno.modelconfig import (
+from inferno.configs import (
     FULL,
     SLIDING,
     DecoderConfig,
-    RopeScaling,
+    RopeConfig,
     WindowedConfig,
     check_experts,
     read_config,
 )
+from inferno.errors import CheckpointError
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 100,
@@ -41,14 +41,14 @@ def test_what_is_left_out_follows_from_the_rest() -> None:
         {**FIELDS, "num_key_value_heads": None, "rope_theta": 5e5, "of_another": "family"}
     )
     assert (config.num_key_value_heads, config.head_dim, config.rope.rope_theta) == (8, 8, 5e5)
-    need = config.attention_need(0)
+    need = config.attention_spec(0)
     assert (need.num_heads, need.num_kv_heads, need.head_dim, need.scale) == (8, 8, 8, 8**-0.5)
-    assert config.attention_needs() == [need] * 4
+    assert config.cache_specs() == [need] * 4
 
 
 def test_a_family_has_defaults_of_its_own_and_the_file_wins() -> None:
-    assert Alternating.from_json(FIELDS).attention_need(0).head_dim == 24
-    assert Alternating.from_json({**FIELDS, "head_dim": 12}).attention_need(0).head_dim == 12
+    assert Alternating.from_json(FIELDS).attention_spec(0).head_dim == 24
+    assert Alternating.from_json({**FIELDS, "head_dim": 12}).attention_spec(0).head_dim == 12
 
 
 def test_a_tied_head_may_be_stored_and_is_not_read() -> None:
@@ -72,7 +72,7 @@ def test_a_tied_head_may_be_stored_and_is_not_read() -> None:
 )
 def test_windows(given: dict[str, Any], windows: list[int | None]) -> None:
     config = Alternating.from_json({**FIELDS, **given})
-    assert [need.sliding_window for need in config.attention_needs()] == windows
+    assert [need.sliding_window for need in config.cache_specs()] == windows
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_rotations_that_can_be_computed_are_not() -> None:
 
 
 def test_a_rotary_base_of_null_is_none_and_a_key_called_rope_is_not_read() -> None:
-    assert RopeScaling.from_json({"rope_theta": None}, theta=5e5).rope_theta == 5e5
-    assert DecoderConfig.from_json({**FIELDS, "rope": {"rope_theta": 7.0}}).rope == RopeScaling()
+    assert RopeConfig.from_json({"rope_theta": None}, theta=5e5).rope_theta == 5e5
+    assert DecoderConfig.from_json({**FIELDS, "rope": {"rope_theta": 7.0}}).rope == RopeConfig()
 
 
 @pytest.mark.parametrize(

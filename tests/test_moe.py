@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferno.nn import Dense, Experts, Router, Routing, Weight, ops
+from inferno.nn import Dense, Experts, Finalize, Router, Routing, Weight, ops
 from inferno.nn.moe import Separate
 
 HIDDEN, INNER, EXPERTS = 32, 24, 5
@@ -47,7 +47,7 @@ class Loner(Rows):
         return None
 
 
-def stack(weights: Sequence[Weight], *, grouped: bool = False) -> Weight | None:
+def stack(weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False) -> Weight | None:
     assert grouped, "experts are multiplied group by group"
     return weights[0].concatenate(weights[1:])
 
@@ -70,7 +70,7 @@ def experts_of(
             if bias:
                 own.append(torch.nn.init.normal_(linear.bias))  # type: ignore[arg-type]
         numbers.append(own)
-    experts.requires_grad_(False).fuse(stack)
+    experts.requires_grad_(False).finalize(Finalize(stack=stack))
     return experts, numbers
 
 
@@ -169,7 +169,7 @@ def test_a_group_of_one_expert_is_worth_its_score() -> None:
 
 def test_a_router_computes_in_float32() -> None:
     router = Router(HIDDEN, EXPERTS, Routing(top_k=2), correction=True).requires_grad_(False)
-    assert set(router.exact) == {"weight", "bias", "e_score_correction_bias"}
+    assert set(router.keep_fp32) == {"weight", "bias", "e_score_correction_bias"}
     for param in router.parameters():
         torch.nn.init.normal_(param)
     x_TD = torch.randn(4, HIDDEN).bfloat16()

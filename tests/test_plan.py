@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-import inferno
-from inferno import memory
+from inferno import host
 from inferno.builtin.torch_cache import layout
-from inferno.catalog import ANY, Catalog, load_catalog
-from inferno.contracts import AttentionNeed
+from inferno.catalog import ANY, Catalog, Offer, load_catalog
+from inferno.contracts import AttentionNeed, Checkpoint, CheckpointFormat
 from inferno.errors import (
     CheckpointError,
     InfernoError,
@@ -26,10 +25,21 @@ from inferno.errors import (
     PluginError,
     UnsupportedError,
 )
-from inferno.llm.front import Front
-from inferno.plan import Options, open_text, plan_from_json, plan_to_json, resolve
+from inferno.llm.preprocessor import Preprocessor
+from inferno.plan import (
+    Chosen,
+    Options,
+    Plan,
+    open_model,
+    plan_from_json,
+    plan_to_json,
+    reopen,
+    resolve,
+)
+from inferno.plan import opened as opened_module
 from inferno.plan.cache_size import CacheSizes
-from inferno.plan.values import AttentionUse
+from inferno.plan.plan import AttentionUse
+from inferno.plan.schemes import _by_pattern
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -108,7 +118,7 @@ def test_a_plan_names_everything_that_will_run(write: Write) -> None:
     )
     [attention] = plan.attention
     assert attention.layers == (0, 1, 2) and attention.need.dtype == "bfloat16"
-    assert plan.distributions["architecture Qwen3ForCausalLM"].startswith("inferno-qwen3 ")
+    assert "inferno-qwen3" in {c.distribution for c in plan.chosen if c.kind == "architecture"}
     assert {r.name for r in plan.considered} >= {"none"}, "the other cache policy, and why not"
 
 
@@ -173,9 +183,9 @@ def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(
 def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
     if nbytes is None:
         with pytest.raises(OutOfMemoryError, match="more than the device"):
-            memory.parse(text, 100 << 30)
+            host.parse_memory(text, 100 << 30)
     else:
-        assert memory.parse(text, 100 << 30) == nbytes
+        assert host.parse_memory(text, 100 << 30) == nbytes
 
 
 @pytest.mark.parametrize(
@@ -183,14 +193,14 @@ def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
 )
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(OptionError):
-        memory.parse(text, 100 << 30)
+        host.parse_memory(text, 100 << 30)
 
 
 def test_the_plan_survives_its_own_document(write: Write) -> None:
     plan = resolve(
         write(sliding_window=8, use_sliding_window=True, max_window_layers=1), on_cpu(seed=3)
     )
-    assert len(plan.attention) == 2 and plan.window_blocks
+    assert len(plan.attention) == 2 and len(plan.groups) == 2
     assert plan_from_json(plan_to_json(plan)) == plan
     assert plan_from_json(plan_to_json(plan).encode()) == plan
 
@@ -215,7 +225,6 @@ def test_a_document_that_is_no_plan_is_refused(text: str) -> None:
         ({"isq": "dense"}, "cannot quantize while loading"),
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"device": "tpu"}, "device 'tpu'"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2"),
         ({"gpu_memory_utilization": 0.9}, "on the CPU"),
         ({"gpu_memory_utilization": 0.9, "memory": "1GiB"}, "exclude each other"),
         ({"memory": "plenty"}, "no amount"),
@@ -232,22 +241,61 @@ def test_an_option_that_cannot_be_honoured_is_refused_with_a_way_out(
 
 
 def test_an_architecture_that_is_not_installed_names_the_package_that_has_it(write: Write) -> None:
+    ref = write(architectures=["LlamaForCausalLM"])
     with pytest.raises(UnsupportedError, match="'LlamaForCausalLM'") as caught:
-        resolve(write(architectures=["LlamaForCausalLM"]), on_cpu(only=["qwen3"]))
+        resolve(ref, on_cpu(), installed("qwen3", "index"))
     assert "`pip install inferno-llama`" in caught.value.remedy
     assert "Qwen3ForCausalLM" in caught.value.remedy, "and what is installed"
+    with pytest.raises(UnsupportedError, match="'LlamaForCausalLM'") as caught:
+        resolve(ref, on_cpu(only=["qwen3", "index"]))
+    assert "inferno-llama has it and is switched off" in caught.value.remedy
+
+
+def test_without_an_index_an_error_names_no_package(write: Write) -> None:
+    with pytest.raises(UnsupportedError, match="'LlamaForCausalLM'") as caught:
+        resolve(write(architectures=["LlamaForCausalLM"]), on_cpu(), installed("qwen3"))
+    assert caught.value.remedy.startswith("Install a plugin that provides it.")
+    assert "pip" not in caught.value.remedy
 
 
 def test_an_unknown_architecture_is_not_guessed_at(write: Write) -> None:
     with pytest.raises(UnsupportedError, match="'Gemma9ForCausalLM'") as caught:
-        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu(only=["qwen3"]))
-    assert "inferno-transformers may run it" in caught.value.remedy
+        resolve(write(architectures=["Gemma9ForCausalLM"]), on_cpu(), installed("qwen3", "index"))
+    assert "a fallback may run it. Try `pip install inferno-transformers`" in caught.value.remedy
     assert caught.value.remedy.count("pip install") == 1
+
+
+def test_a_format_of_no_plugin_names_the_package_that_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(UnsupportedError, match="no installed format reads this") as caught:
+        resolve(str(file), on_cpu(), installed("index"))
+    assert "`pip install inferno-gguf`" in caught.value.remedy
+
+
+def test_what_a_format_finds_missing_is_hinted_at(tmp_path: Path) -> None:
+    def opens(path: Path, architectures: object) -> Checkpoint:
+        raise CheckpointError("it holds a qwen3", "Look again.").for_lack_of(
+            "architecture", "qwen3"
+        )
+
+    catalog = installed("index")
+    odd = CheckpointFormat(name="odd", matches=lambda path: path.suffix == ".odd", open=opens)
+    offers = {**catalog.offers, "inferno_checkpoint_formats": (Offer(odd, "inferno-odd"),)}
+    with pytest.raises(CheckpointError) as caught:
+        attrs.evolve(catalog, offers=offers).open(tmp_path / "model.odd")
+    assert caught.value.remedy == "Try `pip install inferno-qwen3`. Look again."
+
+
+def installed(*plugins: str) -> Catalog:
+    """The catalog as it would be were only these installed, and what is built in."""
+    catalog = load_catalog(only=plugins)
+    return attrs.evolve(catalog, plugins=tuple(p for p in catalog.plugins if not p.disabled))
 
 
 def with_fallback() -> Catalog:
     """Qwen3, and a plugin that takes any other name for it."""
-    catalog = load_catalog(only=["qwen3"])
+    catalog = installed("qwen3", "index")
     [qwen3] = catalog.of("inferno_architectures")
     fallback = attrs.evolve(qwen3, item=attrs.evolve(qwen3.item, name=ANY, note="somehow, slowly"))
     return attrs.evolve(
@@ -268,16 +316,6 @@ def test_a_fallback_is_taken_only_where_no_plugin_has_the_name_and_says_so(write
     )
 
 
-def test_the_index_of_packages_names_each_architecture_of_this_repository_once() -> None:
-    index = json.loads((Path(inferno.__file__).parent / "index.json").read_text())
-    assert index["Qwen3ForCausalLM"] == index["qwen3"] == "inferno-qwen3"
-    assert not [
-        name
-        for name in index.values()
-        if not list(Path(__file__).parents[1].glob(f"plugins/*/{name}"))
-    ]
-
-
 @pytest.mark.parametrize("architectures", [None, [], "Qwen3ForCausalLM", [3]])
 def test_a_config_without_architecture_says_so(write: Write, architectures: Any) -> None:
     with pytest.raises(CheckpointError, match="architectures"):
@@ -296,10 +334,11 @@ def test_a_layout_no_scheme_reads_names_the_matrix_and_the_package(write: Write)
         "model.layers.0.mlp.up_proj.qweight": (4, 8),
         "model.layers.0.mlp.up_proj.scales": (4, 2),
     }
-    ref = write(tensors, stored="I16", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(UnsupportedError, match="model.layers.0.mlp.up_proj.*qweight") as caught:
-        resolve(ref, on_cpu())
-    assert "pip install inferno-gptq" in caught.value.remedy
+    for method, remedy in (("mxfp4", "`pip install inferno-mxfp4`"), ("odd", "Install a plugin")):
+        ref = write(tensors, stored="I16", quantization_config={"quant_method": method})
+        with pytest.raises(UnsupportedError, match="model.layers.0.mlp.up_proj.*qweight") as caught:
+            resolve(ref, on_cpu(), installed("qwen3", "index"))
+        assert remedy in caught.value.remedy
 
 
 def test_a_reference_nobody_knows_lists_where_it_was_looked_for() -> None:
@@ -342,10 +381,15 @@ def test_layers_of_different_need_are_served_apart(write: Write) -> None:
     }
 
 
+def windows_of(plan: Plan) -> dict[int, int]:
+    """Sliding window -> blocks of its group."""
+    return {group.window: group.num_blocks for group in plan.groups if group.window is not None}
+
+
 def test_layers_with_a_window_do_not_pay_for_the_whole_context(write: Write) -> None:
     windowed = {"sliding_window": 40, "use_sliding_window": True, "max_window_layers": 1}
     plan, plain = resolve(write(**windowed), on_cpu()), resolve(write(), on_cpu())
-    assert plan.window_blocks == {40: 8 * (3 + 1 + 1) + 4}, (
+    assert windows_of(plan) == {40: 8 * (3 + 1 + 1) + 4}, (
         "three blocks, the one being filled, a spare one; and a step"
     )
     assert (plan.num_blocks, plan.kv_tokens) == (plain.num_blocks, plain.kv_tokens) == (512, 8192)
@@ -360,9 +404,8 @@ def test_layers_with_a_window_do_not_pay_for_the_whole_context(write: Write) -> 
     assert plan.fitting(1024) == plain.fitting(1024) == 8
     everywhere = resolve(write(**{**windowed, "max_window_layers": 0}), on_cpu())
     assert everywhere.kv_bytes == 16 * KV_BYTES * 44 and everywhere.kv_bytes_per_token == 0
-    assert resolve(write(**{**windowed, "sliding_window": 1024}), on_cpu()).window_blocks == {}, (
-        "no window, really"
-    )
+    wide = resolve(write(**{**windowed, "sliding_window": 1024}), on_cpu())
+    assert windows_of(wide) == {}, "no window, really"
 
 
 def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write: Write) -> None:
@@ -372,7 +415,7 @@ def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write
     for blocks in range(20, 600, 7):
         room = blocks * 16 * KV_BYTES
         plan = resolve(ref, on_cpu(memory=f"{fixed + room}B"))
-        [kept] = plan.window_blocks.values() or [plan.num_blocks]
+        [kept] = windows_of(plan).values() or [plan.num_blocks]
         assert plan.kv_bytes <= room and plan.num_blocks >= min(512, blocks)
         assert kept >= 3 + 1 + 1 + 4, "at least one sequence runs"
         assert kept == 44 or plan.num_blocks < kept + 64 + 3 * 5, (
@@ -382,7 +425,7 @@ def test_where_memory_is_short_a_long_context_comes_before_windows_for_all(write
             plan.max_model_len == min(1024, plan.num_blocks * 16)
             and plan.fitting(plan.max_model_len) >= 1
         )
-    assert plan.window_blocks == roomy.window_blocks
+    assert windows_of(plan) == windows_of(roomy)
 
 
 @pytest.mark.parametrize(
@@ -410,6 +453,7 @@ def test_what_one_long_context_takes(
             head_dim=head_dim,
             scale=1.0,
             dtype="bfloat16",
+            device="cpu",
             sliding_window=window,
         )
         uses.append(
@@ -421,40 +465,74 @@ def test_what_one_long_context_takes(
                 cache=layout(need, 16),
             )
         )
-    sizes = CacheSizes(uses, 16, max_num_seqs=1, max_num_batched_tokens=2048, room=1 << 40)
-    num_blocks, window_blocks = sizes.choose(context)
-    assert num_blocks == context // 16
-    found = sizes.nbytes(num_blocks, {}), sizes.nbytes(num_blocks, window_blocks)
+    sizes = CacheSizes(uses, (), 16, max_num_seqs=1, max_num_batched_tokens=2048, room=1 << 40)
+    groups = sizes.choose(context)
+    assert groups[0].num_blocks == context // 16
+    found = sizes.per_token() * context, sum(group.nbytes for group in groups)
     assert tuple(round(n / (1 << 30), 1) for n in found) == gib
 
 
-def test_switched_off_plugins_stay_off_wherever_the_plan_goes(write: Write) -> None:
+def test_switched_off_plugins_stay_off_wherever_the_plan_goes(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_from_json(plan_to_json(resolve(write(), on_cpu(disable=("llama",)))))
-    assert [p.name for p in plan.catalog().plugins if p.disabled] == ["llama"]
+    assert plan.disable == ("llama",)
+    loaded: list[Collection[str]] = []
+
+    def load(*, disable: Collection[str], only: Collection[str]) -> Catalog:
+        loaded.append(disable)
+        return load_catalog(disable=disable, only=only)
+
+    monkeypatch.setattr(opened_module, "load_catalog", load)
+    reopen(plan).close()
+    assert loaded == [("llama",)]
 
 
 def test_an_engine_of_other_plugins_refuses_the_plan(write: Write) -> None:
-    from inferno.loading import agree
-
     plan = resolve(write(), on_cpu())
-    agree(plan, plan.catalog())
-    elsewhere = attrs.evolve(
-        plan, distributions={"architecture Qwen3ForCausalLM": "inferno-qwen3 9.9"}
-    )
+    reopen(plan).close()
+    other = Chosen("architecture", "Qwen3ForCausalLM", "inferno-qwen3", "9.9")
     with pytest.raises(PluginError, match="inferno-qwen3 9.9"):
-        agree(elsewhere, plan.catalog())
+        reopen(attrs.evolve(plan, chosen=(*plan.chosen, other)))
 
 
 def test_a_checkpoint_without_a_tokenizer_has_no_text(write: Write) -> None:
-    assets, config = open_text(resolve(write(), on_cpu()))
+    with open_model(write(), on_cpu()) as opened:
+        assets = opened.text()
     assert assets.tokenizer_json is None and assets.chat_template is None
-    assert config["hidden_size"] == 32
 
 
 def test_a_checkpoint_says_how_its_model_writes_calls(write: Write) -> None:
     ref = write()
     (Path(ref) / "tokenizer_config.json").write_text('{"response_template": {"version": 1}}')
-    assert Front.open(resolve(ref, on_cpu())).response_template == {"version": 1}
+    with open_model(ref, on_cpu()) as opened:
+        assert Preprocessor.open(opened).response_template == {"version": 1}
+
+
+def test_a_reopened_plan_has_what_was_opened(write: Write) -> None:
+    with open_model(write(), on_cpu()) as opened:
+        with reopen(plan_from_json(plan_to_json(opened.plan))) as again:
+            assert again.plan == opened.plan and again.config == opened.config
+            names = [
+                (parts.architecture.name, parts.cache_policy.name, *parts.schemes, *parts.attention)
+                for parts in (opened.parts, again.parts)
+            ]
+            assert names[0] == names[1]
+            assert opened.parts.kernels.keys() == again.parts.kernels.keys()
+
+
+def test_the_plan_names_the_scheme_of_every_matrix(write: Write) -> None:
+    with open_model(write(), on_cpu()) as opened:
+        stored = {name.removesuffix(".weight") for name in opened.checkpoint.tensors}
+        named = {path for path in stored if opened.plan.scheme_of(path)}
+    assert named == {path for path in stored if "norm" not in path and not path.endswith(".bias")}
+    assert opened.plan.scheme_of("model.layers.0.self_attn.q_proj") == "dense"
+
+
+def test_exceptions_of_a_pattern_are_named_whole() -> None:
+    paths = {f"layers.{n}.v_proj": "q6_k" if n == 2 else "q4_k" for n in range(4)}
+    modules = _by_pattern(paths)
+    assert modules == {"layers.*.v_proj": "q4_k", "layers.2.v_proj": "q6_k"}
 
 
 def test_picked_experts_have_rows_of_their_own_in_the_memory_plan(write: Write) -> None:

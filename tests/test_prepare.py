@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from inferno.catalog import Catalog, Offer
-from inferno.contracts import KernelProvider, QuantScheme
-from inferno.engine.prepare import prepared
-from inferno.plan import Plan
+from inferno.contracts import KernelProvider
+from inferno.plan import Opened
+from inferno.process.prepare import prepared
 
 
 class Asked:
@@ -21,41 +20,26 @@ class Asked:
 
     def __init__(self, *, isq: str | None = None) -> None:
         self.seen: list[str] = []
-        offers = tuple(Offer(self._provider(name), "tests") for name in ("one", "other"))
-        silent = Offer(KernelProvider(name="silent", ops={}, refuses=lambda need: None), "tests")
-        schemes = tuple(
-            Offer(self._scheme(name, layout), "tests")
-            for name, layout in (("plain", ""), ("a", "a"), ("b", "b"))
-        )
-        catalog = Catalog(
-            (), {"inferno_kernels": (*offers, silent), "inferno_quant_schemes": schemes}
-        )
+        providers = {name: self._provider(name) for name in ("one", "other")}
+        silent = KernelProvider(name="silent", ops={}, refuses=lambda need: None)
         kernels = [
             ("linear", "bfloat16", "one"),
             ("linear", "a", "one"),
             ("linear", "b", "silent"),
             ("rms_norm", "", "other"),
         ]
-        self.plan = cast(
-            Plan,
-            SimpleNamespace(
-                schemes=[
-                    SimpleNamespace(name=n, nbytes=nbytes)
-                    for n, nbytes in (("plain", 4), ("a", 20), ("b", 100))
-                ],
-                kernels=[
-                    SimpleNamespace(op=op, layout=layout, name=name) for op, layout, name in kernels
-                ],
-                dtype="bfloat16",
-                isq=isq,
-                catalog=lambda: catalog,
-            ),
+        plan = SimpleNamespace(
+            schemes=[
+                SimpleNamespace(layout=layout, nbytes=nbytes)
+                for layout, nbytes in (("bfloat16", 4), ("a", 20), ("b", 100))
+            ],
+            kernels=[
+                SimpleNamespace(op=op, layout=layout, name=name) for op, layout, name in kernels
+            ],
+            isq=isq,
         )
-
-    def _scheme(self, name: str, layout: str) -> QuantScheme:
-        return QuantScheme(
-            name=name, owns="tests:no", load="tests:no", nbytes="tests:no", layout=layout
-        )
+        parts = SimpleNamespace(kernels={**providers, "silent": silent})
+        self.opened = cast(Opened, SimpleNamespace(plan=plan, parts=parts))
 
     def _provider(self, name: str) -> KernelProvider:
         @contextmanager
@@ -71,19 +55,19 @@ class Asked:
 
 def test_who_multiplies_weights_is_asked_once_with_their_bytes() -> None:
     asked = Asked()
-    with prepared(asked.plan):
+    with prepared(asked.opened):
         assert asked.seen == ["one 24"]
     assert asked.seen == ["one 24", "one ends"]
 
 
 def test_it_ends_when_loading_fails() -> None:
     asked = Asked()
-    with pytest.raises(KeyError), prepared(asked.plan):
+    with pytest.raises(KeyError), prepared(asked.opened):
         raise KeyError
     assert asked.seen[-1] == "one ends"
 
 
 def test_weights_that_are_quantized_while_loading_are_not_prepared_for() -> None:
     asked: Any = Asked(isq="q8_0")
-    with prepared(asked.plan):
+    with prepared(asked.opened):
         assert not asked.seen

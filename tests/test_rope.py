@@ -10,10 +10,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from inferno.batch import Batch
-from inferno.cache import KVCache
-from inferno.modelconfig import RopeScaling
+from inferno.configs import RopeConfig
 from inferno.nn import Rope
+from inferno.nn.batch import Batch
 
 HEAD_DIM, LONGEST, ORIGINAL = 32, 4096, 512
 SHORT, LONG = [1.0 + i / 8 for i in range(HEAD_DIM // 2)], [2.0 + i for i in range(HEAD_DIM // 2)]
@@ -57,7 +56,6 @@ def turned(rope: Rope, position: int) -> tuple[torch.Tensor, torch.Tensor]:
         context_lens_S=one,
         blocks_SM=one[None],
         block_size=16,
-        cache=KVCache(()),
     )
     rotation = rope(batch)
     return rotation.cos_TE, rotation.sin_TE
@@ -77,7 +75,7 @@ def test_frequencies_are_those_of_transformers(kind: str, served: int) -> None:
     )
     rope = Rope(
         HEAD_DIM,
-        RopeScaling.from_json({"rope_parameters": config(kind)}),
+        RopeConfig.from_json({"rope_parameters": config(kind)}),
         max_position_embeddings=LONGEST,
     )
     rope.serve(served)
@@ -88,7 +86,7 @@ def test_frequencies_are_those_of_transformers(kind: str, served: int) -> None:
 def test_longrope_takes_the_short_factors_where_no_longer_context_is_served() -> None:
     rope = Rope(
         HEAD_DIM,
-        RopeScaling.from_json({"rope_parameters": config("longrope")}),
+        RopeConfig.from_json({"rope_parameters": config("longrope")}),
         max_position_embeddings=LONGEST,
     )
     long, _ = turned(rope, 100)
@@ -104,7 +102,7 @@ def test_longrope_takes_the_short_factors_where_no_longer_context_is_served() ->
 
 
 def test_a_distant_token_turns_as_far_whenever_the_tables_are_filled() -> None:
-    scaling = RopeScaling()
+    scaling = RopeConfig()
     near_first, far_first = (
         Rope(HEAD_DIM, scaling, max_position_embeddings=LONGEST) for _ in range(2)
     )
@@ -119,7 +117,7 @@ def test_a_distant_token_turns_as_far_whenever_the_tables_are_filled() -> None:
 
 def test_tables_are_as_long_as_what_is_served() -> None:
     """A model made for a million tokens that serves a thousand has no tables of gigabytes."""
-    rope = Rope(HEAD_DIM, RopeScaling(), max_position_embeddings=2**31 - 1)
+    rope = Rope(HEAD_DIM, RopeConfig(), max_position_embeddings=2**31 - 1)
     rope.serve(64)
     turned(rope, 63)
     assert rope._tables is not None and [len(table_NE) for table_NE in rope._tables] == [64, 64]

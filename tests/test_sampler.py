@@ -14,11 +14,12 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from inferno import sampler as sampler_module
+from inferno.core.sampling import Sampler, logprobs_of
+from inferno.core.sampling.draw import floor_share
+from inferno.core.sampling.state import RowState, TokenCounts, uniform
+from inferno.core.types import Request, SamplingParams
+from inferno.core.validation import validate_request
 from inferno.errors import RequestError
-from inferno.sampler import Sampler, check, logprobs_of
-from inferno.sampling_state import Row, Tally, uniform
-from inferno.types import Request, SamplingParams
 
 VOCAB = 700
 """More than the candidates of a first look, and no multiple of a block."""
@@ -109,7 +110,7 @@ def assume_rounding_decides_nothing(x: np.ndarray, params: SamplingParams) -> No
 
 
 def assert_is_a_right_draw(
-    token_id: int, logits: torch.Tensor, request: Request, known: Sequence[int], row: Row
+    token_id: int, logits: torch.Tensor, request: Request, known: Sequence[int], row: RowState
 ) -> None:
     """Greedy: the first best token. Otherwise the one whose stretch of the CDF holds the uniform
     number."""
@@ -240,7 +241,7 @@ def test_penalties_are_the_naive_ones(request_: Request, output: list[int]) -> N
         assert state.generated == position
         sampler._count([2], [state], [token_id])
         state.generated = position + 1
-        state.settle()
+        state._plan_draws()
     logits = some_logits(len(output))
     adjusted = sampler._adjusted(logits[None], torch.tensor([2]), [sampler._rows[2]])[0]
     assert np.array_equal(adjusted.numpy(), naive_adjusted(logits, request_, known))
@@ -298,7 +299,8 @@ def test_draws_follow_the_distribution(params: dict[str, Any], vocab: int) -> No
 
 def test_uniform_numbers_of_near_seeds_and_positions_do_not_resemble_each_other() -> None:
     keys = [
-        Row.of(make_request(seed=seed), 9, torch.device("cpu"), seed, 0).key for seed in range(100)
+        RowState.of(make_request(seed=seed), 9, torch.device("cpu"), seed, 0).key
+        for seed in range(100)
     ]
     u = np.array([[uniform(key, position) for position in range(100)] for key in keys]) / 2**31
     for neighbour in (u[1:, :].ravel(), u[:, 1:].T.ravel()):
@@ -306,7 +308,7 @@ def test_uniform_numbers_of_near_seeds_and_positions_do_not_resemble_each_other(
         assert abs(np.corrcoef(neighbour, mate)[0, 1]) < 0.05
     assert abs(np.corrcoef(u[:, :-1].T.ravel(), u[:, 1:].T.ravel())[0, 1]) < 0.05
     step = 0x9E3779B97F4A7C15
-    shifted = Row.of(make_request(seed=step), 9, torch.device("cpu"), step, 0).key
+    shifted = RowState.of(make_request(seed=step), 9, torch.device("cpu"), step, 0).key
     assert uniform(shifted, 0) != uniform(keys[0], 1)  # no seed continues another's sequence
     assert np.all(np.histogram(u, bins=10, range=(0, 1))[0] > 850)
 
@@ -321,11 +323,11 @@ def test_all_greedy_is_one_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
         request = make_request(temperature=0, top_p=0.5, top_k=3, seed=row)
         sampler.admit(row, request, request.token_ids)
     monkeypatch.setattr(sampler, "_draw", None)  # calling it would fail
-    monkeypatch.setattr(Tally, "add", lambda tally, entries: [][0] if entries else None)
+    monkeypatch.setattr(TokenCounts, "add", lambda tally, entries: [][0] if entries else None)
     assert sampler.sample(logits, range(5)).token_ids == logits.argmax(-1).tolist()
 
 
-def test_a_greedy_row_is_plain_again_when_min_tokens_are_reached() -> None:
+def test_a_greedy_row_is_an_argmax_again_when_min_tokens_are_reached() -> None:
     logits = torch.zeros(VOCAB)
     logits[9], logits[8] = 2, 1
     sampler = Sampler(1, VOCAB)
@@ -333,7 +335,7 @@ def test_a_greedy_row_is_plain_again_when_min_tokens_are_reached() -> None:
     sampler.admit(0, request, request.token_ids)
     drawn = []
     for _ in range(4):
-        plain = sampler._rows[0].plain
+        plain = sampler._rows[0].is_argmax
         drawn.append((plain, *sampler.sample(logits[None], [0]).token_ids))
     assert drawn == [(False, 8), (False, 8), (True, 9), (True, 9)]
 
@@ -493,7 +495,7 @@ def test_a_seeded_request_does_not_care_for_the_samplers_seed() -> None:
 def test_extreme_uniform_numbers_draw_no_impossible_token(
     u: int, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferno.sampling_state.uniform", lambda key, position: u)
+    monkeypatch.setattr("inferno.core.sampling.state.uniform", lambda key, position: u)
     logits = torch.full((VOCAB,), -math.inf)
     logits[[3, 130, 690]] = torch.tensor([0.0, -200.0, 1.0])
     assert draw_once(logits, **params) in {3, 690}
@@ -591,20 +593,17 @@ def test_logprobs_ignore_what_the_request_does_to_the_logits_and_go_to_who_asked
 )
 def test_a_token_the_model_does_not_have_is_refused_by_name(param: str, request_: Request) -> None:
     with pytest.raises(RequestError) as error:
-        check(request_, 10)
+        validate_request(request_, vocab_size=10, max_model_len=10)
     assert error.value.param == param
 
 
 def test_every_token_the_model_has_is_accepted() -> None:
-    check(make_request(prompt=[0, 9], stop_token_ids=[9], logit_bias={0: -math.inf, 9: 100.0}), 10)
-    check(make_request(prompt=[]), 10)
+    good = make_request(prompt=[0, 9], stop_token_ids=[9], logit_bias={0: -math.inf, 9: 100.0})
+    validate_request(good, vocab_size=10, max_model_len=10)
 
 
 def test_integer_shares_are_exact() -> None:
     for part, whole in itertools.product(
         [0, 1, 12345, 2**31 - 1, 2**31], [1, 2**31 - 1, 2**40 + 7, 2**62 + 12345]
     ):
-        assert (
-            sampler_module._share(torch.tensor(part), torch.tensor(whole)).item()
-            == (part * whole) >> 31
-        )
+        assert floor_share(torch.tensor(part), torch.tensor(whole)).item() == (part * whole) >> 31

@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from inferno.catalog import load_catalog
+from inferno.contracts import KernelProvider
 from inferno.errors import OptionError, PluginError, UnsupportedError
+from inferno.hookspecs import API_VERSIONS
 from inferno.plan import Options, resolve
 
 STRANGER = Path(__file__).parent / "thirdparty" / "inferno-stranger"
@@ -93,7 +95,9 @@ def test_explain_says_what_it_takes_from_the_plugin(installed: Path, checkpoint:
     )
     plan = json.loads(out)
     assert plan["architecture"] == "PebbleForCausalLM" and plan["cache_policy"] == "loyal"
-    assert plan["distributions"]["architecture PebbleForCausalLM"] == "inferno-stranger 0.3.0"
+    chosen = {c["kind"]: c for c in plan["chosen"]}
+    assert chosen["architecture"]["distribution"] == "inferno-stranger"
+    assert chosen["architecture"]["version"] == "0.3.0"
 
 
 def test_it_generates(installed: Path, checkpoint: Path) -> None:
@@ -144,7 +148,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 OFFER = """
 from inferno import hookimpl
-from inferno.contracts import Architecture, AttentionBackend, CachePolicy
+from inferno.contracts import (
+    Architecture, AttentionBackend, CachePolicy, Hint, KernelProvider
+)
 @hookimpl
 def inferno_architectures():
     return [{}]
@@ -164,17 +170,17 @@ PEBBLE = "Architecture(name='PebbleForCausalLM', config='nowhere:x', build='nowh
         ("crash", "raise RuntimeError('no licence key')", "RuntimeError: no licence key"),
         ("raises", OFFER.format("1 / 0"), "ZeroDivisionError"),
         (
-            "version",
-            OFFER.format(PEBBLE[:-1] + ", api_version=99)"),
-            "speaks version 99 of inferno_architectures",
-        ),
-        (
             "kind",
             OFFER.format("CachePolicy(name='x', build='a:b')"),
             "inferno_architectures returned CachePolicy",
         ),
         ("number", OFFER.replace("[{}]", "42"), "TypeError"),
         ("missing", OFFER.format("Architecture(name='x')"), "TypeError"),
+        (
+            "path",
+            OFFER.format("Architecture(name='x', config='nowhere.x', build='nowhere:y')"),
+            "'nowhere.x' names no function",
+        ),
         (
             "misspelt",
             "from inferno import hookimpl\n@hookimpl\ndef inferno_architecture():\n    return []",
@@ -190,12 +196,71 @@ def test_a_broken_plugin_is_set_aside_with_its_own_error(
     [broken] = catalog.broken
     assert broken.distribution == f"inferno-{name}" and error in broken.error
     assert "Traceback" in broken.detail or "Error" in broken.detail
+    assert broken.remedy
     assert catalog.cache_policy().item.name == "lru", "the others are not harmed"
 
 
-def test_an_older_contract_tells_who_must_be_upgraded(site: Site) -> None:
-    site.install("old", OFFER.format(PEBBLE[:-1] + ", api_version=0)"))
-    assert "Upgrade the plugin" in load_catalog().broken[0].detail
+@pytest.mark.parametrize(
+    ("version", "remedy"), [("0", "Upgrade the plugin."), ("99", "Upgrade inferno."), ("'1'", "Up")]
+)
+def test_a_declaration_of_another_version_is_set_aside_alone(
+    site: Site, version: str, remedy: str
+) -> None:
+    other = f"{PEBBLE[:-1]}, api_version={version})"
+    site.install("odd", OFFER.format(f"{other}, {PEBBLE.replace('Pebble', 'Stone')}"))
+    catalog = load_catalog(disable=["transformers"])
+    assert catalog.architecture("StoneForCausalLM").offer.distribution == "inferno-odd"
+    [plugin] = catalog.aside
+    [aside] = plugin.set_aside
+    assert (aside.hook, aside.name) == ("inferno_architectures", "PebbleForCausalLM")
+    assert aside.remedy.startswith(remedy) and not catalog.broken
+    with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*speaks version") as caught:
+        catalog.architecture("PebbleForCausalLM")
+    assert remedy in caught.value.remedy and "--disable odd" in caught.value.remedy
+
+
+def test_a_contract_is_understood_in_its_present_version_and_the_one_before(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(API_VERSIONS, "inferno_architectures", (2, 3))
+    versions = [
+        f"Architecture(name='V{v}', config='a:b', build='a:b', api_version={v})"
+        for v in (1, 2, 3, 4)
+    ]
+    site.install("many", OFFER.format(", ".join(versions)))
+    [plugin] = [p for p in load_catalog().plugins if p.name == "many"]
+    assert plugin.offers["inferno_architectures"] == ("V2", "V3")
+    assert [(a.name, a.remedy) for a in plugin.set_aside] == [
+        ("V1", "Upgrade the plugin."),
+        ("V4", "Upgrade inferno."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [("nowhere:build", "No module named 'nowhere'"), ("broken_lost:nme", "no attribute 'nme'")],
+)
+def test_a_path_that_leads_nowhere_names_its_plugin_and_field_when_it_is_called(
+    site: Site, target: str, reason: str
+) -> None:
+    source = f"Architecture(name='Lost', config=dict, build={target!r})"
+    site.install("lost", OFFER.format(source))
+    declared = load_catalog(disable=["transformers"]).architecture("Lost").item
+    with pytest.raises(
+        PluginError, match="inferno-lost: Architecture 'Lost', field build"
+    ) as caught:
+        declared.build({})
+    assert target in caught.value.cause and reason in caught.value.cause and caught.value.remedy
+
+
+def test_a_path_of_a_provider_names_the_op(site: Site) -> None:
+    source = OFFER.replace("inferno_architectures", "inferno_kernels").format(
+        "KernelProvider(name='lost', refuses=str, ops=dict(silu_mul='nowhere:silu'))"
+    )
+    site.install("lost", source)
+    provider = load_catalog().named(KernelProvider, "lost").item
+    with pytest.raises(PluginError, match=r"inferno-lost: KernelProvider 'lost', field ops\['silu"):
+        provider.ops["silu_mul"]()
 
 
 def test_a_broken_plugin_is_fatal_only_when_it_may_be_what_is_needed(
@@ -205,28 +270,38 @@ def test_a_broken_plugin_is_fatal_only_when_it_may_be_what_is_needed(
     with pytest.raises(
         UnsupportedError, match="PebbleForCausalLM.*inferno-crash.*no licence key"
     ) as caught:
-        resolve(str(checkpoint), Options(device="cpu"))
+        resolve(str(checkpoint), Options(device="cpu", disable=("transformers",)))
     assert "raise RuntimeError('no licence key')" in caught.value.detail, (
         "its own traceback is shown"
     )
     assert load_catalog().architecture("Qwen3ForCausalLM").item.name == "Qwen3ForCausalLM"
 
 
-def test_a_broken_plugin_is_not_passed_over_for_the_fallback(site: Site, checkpoint: Path) -> None:
+def test_a_broken_plugin_that_nothing_needs_does_not_stop_the_fallback(site: Site) -> None:
     site.install("crash", "raise RuntimeError('no licence key')")
     site.install("any", OFFER.format("Architecture(name='*', config=dict, build=dict)"))
-    with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*no licence key") as caught:
-        resolve(str(checkpoint), Options(device="cpu"))
-    assert "--disable crash" in caught.value.remedy
-    assert (
-        load_catalog(disable=["crash", "transformers"]).architecture("PebbleForCausalLM").item.name
-        == "*"
-    )
+    catalog = load_catalog(disable=["transformers"])
+    choice = catalog.architecture("PebbleForCausalLM")
+    assert choice.item.name == "*"
+    assert {r.name: r.reason for r in choice.refusals} == {
+        "crash": "set aside: RuntimeError: no licence key"
+    }
+
+
+def test_a_broken_plugin_that_is_known_to_have_it_is_not_passed_over_for_the_fallback(
+    site: Site,
+) -> None:
+    hint = "Hint(kind='architecture', name='PebbleForCausalLM', distribution='inferno-crash')"
+    site.install("crash", "raise RuntimeError('no licence key')")
     site.install("fall", "raise RuntimeError('again')")
-    with pytest.raises(UnsupportedError) as caught:
-        load_catalog(only=["crash", "fall", "any"]).architecture("LlamaForCausalLM")
-    assert "--disable crash --disable fall" in caught.value.remedy, "one is not enough"
-    assert "`pip install inferno-llama`" in caught.value.remedy, "the best way out"
+    site.install("any", OFFER.format("Architecture(name='*', config=dict, build=dict)"))
+    site.install("hints", OFFER.replace("inferno_architectures", "inferno_hints").format(hint))
+    with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*no licence key") as caught:
+        load_catalog(disable=["transformers"]).architecture("PebbleForCausalLM")
+    assert "Repair or upgrade inferno-crash." in caught.value.remedy
+    assert "--disable crash" in caught.value.remedy and "fall" not in caught.value.remedy
+    catalog = load_catalog(disable=["crash", "transformers"])
+    assert catalog.architecture("PebbleForCausalLM").item.name == "*"
 
 
 def test_a_disabled_plugin_is_not_even_imported(site: Site) -> None:

@@ -37,11 +37,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "code",
     [
         "import inferno; inferno.__version__, inferno.hookimpl, inferno.SamplingParams",
-        "import inferno.contracts, inferno.hookspecs, inferno.types, inferno.errors, "
-        "inferno.modelconfig",
+        "import inferno.contracts, inferno.hookspecs, inferno.core.types, inferno.errors, "
+        "inferno.configs",
         "import inferno.catalog; inferno.catalog.load_catalog()",
-        "import inferno.engine.client, inferno.scheduler, inferno.cache",
-        "from inferno.engine import EngineClient",
+        "import inferno.process.client, inferno.core.scheduler, inferno.core.kvcache",
+        "from inferno.process import EngineClient",
         "from inferno.plan import *; plan_from_json(plan_to_json(resolve(sys.argv[1], "
         "Options(device='cpu'))))",
     ],

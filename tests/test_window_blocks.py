@@ -1,5 +1,4 @@
-"""Layers with a sliding window keep their window's blocks only, and nobody can tell from the
-tokens."""
+"""Layers with a sliding window keep their window's blocks only, and give the same tokens."""
 
 from __future__ import annotations
 
@@ -16,82 +15,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferno.builtin.lru import LRUPrefixCache
-from inferno.cache import BlockPool
-from inferno.engine.core import Engine
+from inferno.core.engine import Engine
+from inferno.core.kvcache import WindowBlocks, extend_keys
+from inferno.core.runner import ModelRunner
+from inferno.core.types import BlockUpdate, Request, SamplingParams, Step
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
-from inferno.runner import ModelRunner
-from inferno.scheduler import Scheduler
-from inferno.testing import FakeRunner, generate, randomize
+from inferno.plan import Options, reopen, resolve
+from inferno.testing import generate, randomize
 from inferno.testing.fake_runner import continuation
 from inferno.testing.tiny import Outcome, Toy
-from inferno.types import Request, SamplingParams, Step
 
-VOCAB = 50
-
-
-class House:
-    """A scheduler whose pool has window blocks, and a runner that knows what each must hold."""
-
-    def __init__(
-        self,
-        windows: Mapping[int, int],
-        *,
-        block: int = 4,
-        num_blocks: int = 64,
-        budget: int = 16,
-        seqs: int = 8,
-        prefix: bool = True,
-    ) -> None:
-        self.pool = BlockPool(
-            num_blocks, block, LRUPrefixCache(num_blocks) if prefix else None, windows
-        )
-        self.scheduler = Scheduler(
-            self.pool,
-            max_model_len=num_blocks * block,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=budget,
-        )
-        self.runner = FakeRunner(block, VOCAB, tuple(windows))
-        self.output: dict[str, list[int]] = {}
-        self.cached: dict[str, int] = {}
-
-    def add(self, name: str, prompt: Sequence[int], max_tokens: int = 1, priority: int = 0) -> None:
-        self.output[name] = []
-        params = SamplingParams(max_tokens=max_tokens)
-        self.scheduler.add(
-            Request(id=name, token_ids=tuple(prompt), params=params, priority=priority)
-        )
-
-    def step(self) -> Step:
-        step = self.scheduler.plan()
-        assert {g.row for g in step.window_grants} <= self.scheduler._running.keys()
-        for token in self.scheduler.commit(step, self.runner.run(step)):
-            self.output[token.request_id].append(token.id)
-            self.cached.setdefault(token.request_id, token.num_cached)
-        self.scheduler.check()
-        return step
-
-    def run(self) -> None:
-        while self.scheduler.busy:
-            assert self.step().slices, "requests wait and nothing runs"
-        assert self.pool.usage == 0, "a block is not given back"
-
-    def ask(self, name: str, prompt: Sequence[int], max_tokens: int = 1) -> int:
-        """Run one request to its end, alone; how many of its tokens were found."""
-        self.add(name, prompt, max_tokens)
-        self.run()
-        assert self.output[name] == continuation(prompt, max_tokens, VOCAB)
-        return self.cached[name]
+from .scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 
 
-def prompt_of(seed: int, length: int) -> list[int]:
-    draw = random.Random(seed)
-    return [draw.randrange(VOCAB) for _ in range(length)]
+def windowed(windows: Mapping[int, int], **changes: Any) -> Harness:
+    """With a group for each sliding window: window -> blocks. A context may fill all blocks."""
+    sizes = {"num_blocks": 64, "block_size": BLOCK, "budget": 16, **changes}
+    longest = sizes["num_blocks"] * sizes["block_size"]
+    return Harness(**sizes, windows=windows, max_model_len=longest)
 
 
-# --- the pool and the scheduler -------------------------------------------------------------------
+def window_updates(step: Step) -> list[BlockUpdate]:
+    return [update for update in step.block_updates if update.group > 0]
+
+
+# --- the groups and the scheduler ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,99 +47,100 @@ def prompt_of(seed: int, length: int) -> list[int]:
     [(1, 0, 0), (1, 4, 1), (5, 7, 0), (5, 8, 1), (5, 11, 1), (5, 12, 2), (6, 8, 0), (20, 8, 0)],
 )
 def test_the_first_block_a_query_looks_at(window: int, position: int, first: int) -> None:
-    [pool] = BlockPool(9, 4, window_blocks={window: 5}).windows
-    assert pool.first(position) == first == max(0, position + 1 - window) // 4
+    assert WindowBlocks(5, 4, window).first(position) == first == max(0, position + 1 - window) // 4
 
 
 def test_a_long_sequence_holds_no_more_than_its_window() -> None:
-    house = House({8: 7})
-    house.add("long", prompt_of(0, 100), 100)
-    [window] = house.pool.windows
-    while house.scheduler.busy:
-        house.step()
-        assert window.num_held <= 3, "eight tokens lie in three blocks of four"
-    assert house.output["long"] == continuation(prompt_of(0, 100), 100, VOCAB)
+    harness = windowed({8: 7})
+    harness.add("long", prompt_of(0, 100), 100)
+    [window] = harness.groups.windows
+    while harness.scheduler.busy:
+        harness.step()
+        assert window.num_used <= 3, "eight tokens lie in three blocks of four"
+    assert harness.output("long") == continuation(prompt_of(0, 100), 100, VOCAB)
 
 
 def test_a_step_names_only_the_window_blocks_that_are_new() -> None:
-    house = House({8: 16}, budget=40)
-    house.add("a", prompt_of(0, 40), 30)
-    assert len(house.step().window_grants) == 10, "a prompt computed at once needs them all"
-    house.step()
-    assert sum(len(house.step().window_grants) for _ in range(20)) == 5, "one for every four tokens"
-    house.run()
-    house.add("again", [*prompt_of(0, 40), 1, 2])
-    assert [g.place for g in house.step().window_grants] == [8, 9, 10], (
+    harness = windowed({8: 16}, budget=40)
+    harness.add("a", prompt_of(0, 40), 30)
+    assert len(window_updates(harness.step())) == 10, "a prompt computed at once needs them all"
+    harness.step()
+    assert sum(len(window_updates(harness.step())) for _ in range(20)) == 5, (
+        "one for every four tokens"
+    )
+    harness.run()
+    harness.add("again", [*prompt_of(0, 40), 1, 2])
+    assert [u.index for u in window_updates(harness.step())] == [8, 9, 10], (
         "of what was found the last eight tokens only"
     )
 
 
 def test_a_prompt_is_found_as_long_as_its_window_is() -> None:
-    house = House({8: 16})
+    harness = windowed({8: 16})
     prompt = prompt_of(0, 42)
-    assert [house.ask(name, prompt) for name in ("first", "again")] == [0, 40]
-    assert house.ask("longer", [*prompt, 1, 2, 3]) == 40
-    assert house.ask("other", [1, *prompt]) == 0
-    assert house.ask("still", prompt) == 40, "what slid out of a window goes first"
-    assert house.ask("large", prompt_of(1, 64)) == 0, "and takes all window blocks"
-    assert house.ask("after", prompt) == 0
-    assert house.ask("at last", prompt) == 40, (
+    assert [harness.ask(name, prompt) for name in ("first", "again")] == [0, 40]
+    assert harness.ask("longer", [*prompt, 1, 2, 3]) == 40
+    assert harness.ask("other", [1, *prompt]) == 0
+    assert harness.ask("still", prompt) == 40, "what slid out of a window goes first"
+    assert harness.ask("large", prompt_of(1, 64)) == 0, "and takes all window blocks"
+    assert harness.ask("after", prompt) == 0
+    assert harness.ask("at last", prompt) == 40, (
         "what was computed again is found again, in the blocks that were known"
     )
-    assert house.pool.prefix is not None and house.pool.prefix.num_idle == 10 + 1 + 10 + 16, (
-        "no content has two blocks"
-    )
+    assert (
+        harness.groups.prefix is not None and harness.groups.prefix.num_idle == 10 + 1 + 10 + 16
+    ), "no content has two blocks"
 
 
 def test_a_hit_is_shortened_to_where_all_windows_are_whole() -> None:
     """Of 15 blocks, the one window has lost the sixth and the last, the other the third."""
-    house = House({8: 30, 12: 30})
+    harness = windowed({8: 30, 12: 30})
     prompt = prompt_of(0, 61)
-    assert [house.ask("first", prompt), house.ask("again", prompt)] == [0, 60]
-    blocks = house.pool.prefix.match(_keys(prompt))  # type: ignore[union-attr]
-    narrow, wide = house.pool.windows
+    assert [harness.ask("first", prompt), harness.ask("again", prompt)] == [0, 60]
+    blocks = harness.groups.prefix.match(_keys(prompt))  # type: ignore[union-attr]
+    narrow, wide = harness.groups.windows
     narrow.drop(blocks[14])
-    assert len(house.pool.usable(blocks)) == 14
+    assert len(harness.groups.resumable(blocks)) == 14
     for place, left in ((13, 13), (12, 12), (2, 12), (11, 11)):
         wide.drop(blocks[place])
-        assert len(house.pool.usable(blocks)) == left
+        assert len(harness.groups.resumable(blocks)) == left
     narrow.drop(blocks[10])
-    assert len(house.pool.usable(blocks)) == 10
+    assert len(harness.groups.resumable(blocks)) == 10
     narrow.drop(blocks[9])
     wide.drop(blocks[5])
-    assert len(house.pool.usable(blocks)) == 9, "the three blocks before it are there"
+    assert len(harness.groups.resumable(blocks)) == 9, "the three blocks before it are there"
     wide.drop(blocks[7])
-    assert len(house.pool.usable(blocks)) == 2, "the first two, complete from the beginning on"
-    assert house.ask("shortened", prompt) == 8
+    assert len(harness.groups.resumable(blocks)) == 2, (
+        "the first two, complete from the beginning on"
+    )
+    assert harness.ask("shortened", prompt) == 8
 
 
 def _keys(prompt: Sequence[int]) -> list[bytes]:
-    from inferno.cache import extend_keys
-
     keys: list[bytes] = []
     extend_keys(keys, prompt, 4)
     return keys
 
 
 def test_too_few_window_blocks_preempt_although_there_are_blocks() -> None:
-    house = House({16: 14}, num_blocks=200, budget=16, seqs=6)
+    harness = windowed({16: 14}, num_blocks=200, budget=16, max_num_seqs=6)
     prompts = {str(i): prompt_of(i, 4 + i) for i in range(6)}
     for name, prompt in prompts.items():
-        house.add(name, prompt, 40)
-    house.run()
-    assert house.scheduler.stats.preemptions > 0
+        harness.add(name, prompt, 40)
+    harness.run()
+    assert harness.scheduler.stats.preemptions > 0
     assert all(
-        house.output[name] == continuation(prompt, 40, VOCAB) for name, prompt in prompts.items()
+        harness.output(name) == continuation(prompt, 40, VOCAB) for name, prompt in prompts.items()
     )
 
 
 def test_usage_is_that_of_the_fuller_storage() -> None:
-    house = House({8: 7}, num_blocks=50)
-    house.add("a", prompt_of(0, 9), 20)
-    house.step()
-    assert house.scheduler.stats.kv_usage == 3 / 7
-    house.add("b", prompt_of(1, 7), 1)
-    house.run()
+    harness = windowed({8: 7}, num_blocks=50)
+    harness.add("a", prompt_of(0, 9), 20)
+    harness.step()
+    assert harness.scheduler.stats.kv_usage == 3 / 7
+    harness.add("b", prompt_of(1, 7), 1)
+    harness.run()
 
 
 @settings(
@@ -211,12 +160,12 @@ def test_whatever_runs_every_token_finds_what_it_looks_at(data: st.DataObject) -
     spare = draw(st.integers(0, 12))
     windows = {w: -(-w // block) + 1 + -(-budget // block) + spare for w in sizes}
     num_blocks = -(-60 // block) + draw(st.integers(0, 40))
-    house = House(
+    harness = windowed(
         windows,
-        block=block,
+        block_size=block,
         num_blocks=num_blocks,
         budget=budget,
-        seqs=6,
+        max_num_seqs=6,
         prefix=draw(st.booleans()),
     )
     beginnings = [prompt_of(seed, 30) for seed in range(2)]
@@ -227,23 +176,23 @@ def test_whatever_runs_every_token_finds_what_it_looks_at(data: st.DataObject) -
             *prompt_of(i, draw(st.integers(0, 8))),
         ]
         wanted[str(i)] = prompt, draw(st.integers(1, 20))
-        house.add(str(i), *wanted[str(i)], priority=draw(st.integers(0, 1)))
+        harness.add(str(i), *wanted[str(i)], priority=draw(st.integers(0, 1)))
         for _ in range(draw(st.integers(0, 12))):
-            house.step()
+            harness.step()
         if draw(st.integers(0, 9)) == 0:
-            house.scheduler.abort(str(i))
-            house.scheduler.check()
+            harness.scheduler.abort(str(i))
+            harness.scheduler.check()
             wanted.pop(str(i))
         if draw(st.integers(0, 9)) == 0:
-            house.pool.forget()
-    house.run()
+            harness.groups.reset()
+    harness.run()
     for name, (prompt, count) in wanted.items():
-        assert house.output[name] == continuation(prompt, count, VOCAB)
+        assert harness.output(name) == continuation(prompt, count, VOCAB)
 
 
 # --- a model --------------------------------------------------------------------------------------
 
-WINDOW, BLOCK, BUDGET = 20, 8, 48
+WINDOW, BLOCK_SIZE, BUDGET = 20, 8, 48
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -292,20 +241,28 @@ def toy(checkpoint: Path) -> Toy:
     options = Options(
         device="cpu",
         dtype="float32",
-        block_size=BLOCK,
+        block_size=BLOCK_SIZE,
         max_num_seqs=6,
         max_num_batched_tokens=BUDGET,
         attention_backend="torch",
     )
     plan = resolve(str(checkpoint), options)
-    assert plan.window_blocks == {WINDOW: 6 * (3 + 1 + 1) + 6}
-    return Toy(plan, load_model(plan))
+    assert plan.groups[1].window == WINDOW and plan.groups[1].num_blocks == 6 * (3 + 1 + 1) + 6
+    return Toy(plan, load_model(reopen(plan)))
 
 
 @pytest.fixture(scope="module")
 def whole(toy: Toy) -> Toy:
     """The same, every layer with all blocks."""
-    return Toy(attrs.evolve(toy.plan, window_blocks={}), toy.model)
+    full, window = toy.plan.groups
+    groups = (
+        attrs.evolve(
+            full,
+            layers=(0, 1, 2, 3),
+            unit_bytes=full.unit_bytes + window.unit_bytes,
+        ),
+    )
+    return Toy(attrs.evolve(toy.plan, groups=groups), toy.model)
 
 
 @pytest.fixture(scope="module")
@@ -350,10 +307,9 @@ def test_chunks_of_a_prompt_change_nothing(
 
 def tight(toy: Toy, **changes: Any) -> Engine:
     """As few window blocks as one sequence needs."""
-    return Toy(
-        attrs.evolve(toy.plan, window_blocks={WINDOW: 3 + 1 + BUDGET // BLOCK}, **changes),
-        toy.model,
-    ).engine()
+    full, window = toy.plan.groups
+    groups = full, attrs.evolve(window, num_blocks=3 + 1 + BUDGET // BLOCK_SIZE)
+    return Toy(attrs.evolve(toy.plan, groups=groups, **changes), toy.model).engine()
 
 
 def test_a_prefix_found_or_lost_changes_nothing(toy: Toy, whole: Toy) -> None:
@@ -405,7 +361,7 @@ def test_samples_of_one_prompt_share_window_blocks(
         found: dict[str, list[int]] = {str(i): [] for i in range(4)}
         while engine.busy:
             for token in engine.step():
-                found[token.request_id].append(token.id)
+                found[token.request_id].append(token.token_id)
             engine.check()
         return found
 
@@ -416,7 +372,7 @@ def test_the_plan_says_what_the_cache_takes(toy: Toy, whole: Toy) -> None:
     for plan in (toy.plan, whole.plan):
         runner = ModelRunner(toy.model, plan)
         assert plan.kv_bytes == sum(
-            t.nbytes for layer in runner._cache.layers for t in layer.values()
+            t.nbytes for layer in runner.cache.layers for t in layer.values()
         )
     assert (
         {i.name: i.nbytes for i in toy.plan.memory}["KV cache"]

@@ -53,7 +53,7 @@ from torch import Tensor, nn
 from inferno.catalog import load_catalog
 from inferno.errors import InfernoError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests
 from inferno.testing.architecture import MAX_MODEL_LEN, transformers_model
 from inferno.testing.tiny import Toy, generate, ragged_prompts
@@ -322,7 +322,7 @@ def by_inferno(path: Path, task: Task, disable: frozenset[str]) -> Answer:
     plan = resolve(
         str(path), Options(**{**OPTIONS, "max_model_len": MAX_MODEL_LEN, "disable": disable})
     )
-    outcomes = generate(Toy(plan, load_model(plan)), task.prompts, NUM_TOKENS)
+    outcomes = generate(Toy(plan, load_model(reopen(plan))), task.prompts, NUM_TOKENS)
     logits: list[Array] = [outcome.logits_NV.numpy() for outcome in outcomes]
     return Answer([], [list(outcome.token_ids) for outcome in outcomes], logits, 0.0)
 

@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 
 from inferno.catalog import load_catalog
+from inferno.core.types import Request, SamplingParams
 from inferno.errors import InfernoError
 from inferno.loading import load_model
-from inferno.plan import Options, open_text, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing.tiny import Toy, generate
 from inferno.text.tokenizer import Tokenizer
-from inferno.types import Request, SamplingParams
 
 Array = np.ndarray[Any, Any]
 
@@ -250,9 +250,10 @@ def ours(path: str, task: Task, *, native: bool = False) -> Answer:
         raise SystemExit(
             f"--kernels: no plugin computes this file with native kernels; install {NATIVE}"
         )
-    tokenizer = Tokenizer.from_assets(*open_text(plan))
+    with reopen(plan) as opened:
+        tokenizer = Tokenizer.from_assets(opened.text(), plan.config)
+        toy = Toy(plan, load_model(opened))
     assert tokenizer is not None
-    toy = Toy(plan, load_model(plan))
     outcomes = generate(toy, task.prompts, NUM_TOKENS) if task.prompts else []
     return Answer(
         [tokenizer.encode(text) for text in task.texts],

@@ -3,30 +3,30 @@ plugin."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
+if TYPE_CHECKING:
+    from inferno.core.types import SamplingParams
+    from inferno.errors import InfernoError
+    from inferno.hookspecs import HookImpl
+    from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
+
 __version__ = "1.0.0"
 
-hookimpl = pluggy.HookimplMarker("inferno")
-"""Marks a plugin function as an implementation of a hook in `inferno.hookspecs`."""
+hookimpl = cast("HookImpl", pluggy.HookimplMarker("inferno"))
+"""Marks a plugin's function as an implementation of the hook of its name (`inferno.hookspecs`), or
+of the hook that `specname` names."""
 
 _LAZY = {
-    "SamplingParams": "inferno.types",
+    "SamplingParams": "inferno.core.types",
     "LLM": "inferno.llm",
     "AsyncLLM": "inferno.llm",
     "RequestOutput": "inferno.llm",
     "CompletionOutput": "inferno.llm",
-    "Engine": "inferno.compat",
-    "EngineConfig": "inferno.compat",
-    "Message": "inferno.compat",
+    "InfernoError": "inferno.errors",
 }
-
-if TYPE_CHECKING:
-    from inferno.compat import Engine, EngineConfig, Message
-    from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
-    from inferno.types import SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -42,9 +42,7 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
-    "Engine",
-    "EngineConfig",
-    "Message",
+    "InfernoError",
     "RequestOutput",
     "SamplingParams",
     "__version__",

@@ -3,7 +3,22 @@ code."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
+
+from attrs import frozen
+
+MissingKind = Literal[
+    "architecture", "format", "scheme", "kernels", "attention", "cache policy", "model"
+]
+"""Kinds of things that a distribution may provide."""
+
+
+@frozen
+class Missing:
+    """Something that no installed plugin provides, by the name it was asked for."""
+
+    kind: MissingKind
+    name: str
 
 
 class InfernoError(Exception):
@@ -11,16 +26,24 @@ class InfernoError(Exception):
 
     `cause` says what is wrong, `remedy` what to do next. `exit_code` is the command line's,
     `status` the HTTP status and `code` OpenAI's error code for it. `detail` is the traceback of
-    another process, printed last.
+    another process, printed last. `missing` is what an installed plugin would have to provide; the
+    catalog adds to the remedy which distribution does.
     """
 
     exit_code: ClassVar[int] = 1
     status: ClassVar[int] = 500
     code: ClassVar[str | None] = None
 
+    missing: Missing | None = None
+
     def __init__(self, cause: str, remedy: str = "", *, detail: str = "") -> None:
         super().__init__(cause, remedy)
         self.cause, self.remedy, self.detail = cause, remedy, detail
+
+    def for_lack_of(self, kind: MissingKind, name: str) -> Self:
+        """The same error, naming what is not installed."""
+        self.missing = Missing(kind, name)
+        return self
 
     def with_detail(self, detail: str) -> Self:
         """The same error, carrying the traceback of where it happened."""

@@ -4,11 +4,15 @@ Hooks declare, the kernel decides. Each takes no argument and returns a list of 
 (`inferno.contracts`); `inferno.catalog` files them by name. No hook is called again after start-up,
 none by the engine loop, and none imports torch: declarations name their heavy parts as
 `"package.module:name"`.
+
+Each hook is the method of a Protocol, which a plugin's module satisfies by a function of that name:
+`plugin: ProvidesSources = inferno_mine` in a test, and a type checker finds a misspelt name.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, overload
 
 import pluggy
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
         AttentionBackend,
         CachePolicy,
         CheckpointFormat,
+        Hint,
         KernelProvider,
         QuantScheme,
         Source,
@@ -25,57 +30,137 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker("inferno")
 
-API_VERSIONS = {
-    "inferno_architectures": 1,
-    "inferno_checkpoint_formats": 1,
-    "inferno_quant_schemes": 1,
-    "inferno_kernels": 1,
-    "inferno_attention_backends": 1,
-    "inferno_cache_policies": 1,
-    "inferno_sources": 1,
+API_VERSIONS: dict[str, tuple[int, int]] = {
+    "inferno_architectures": (1, 1),
+    "inferno_checkpoint_formats": (1, 1),
+    "inferno_quant_schemes": (1, 1),
+    "inferno_kernels": (1, 1),
+    "inferno_attention_backends": (1, 1),
+    "inferno_cache_policies": (1, 1),
+    "inferno_sources": (1, 1),
+    "inferno_hints": (1, 1),
 }
-"""The contract each hook speaks today. A declaration of another `api_version` is set aside with a
-reason."""
+"""The oldest and the newest version of each hook's contract that is understood: the present one and
+the one before. A declaration of another `api_version` is set aside, alone, with a remedy."""
 
 
-@hookspec
-def inferno_architectures() -> list[Architecture]:
-    """Model architectures, each named as in `config.json`'s "architectures"."""
-    raise NotImplementedError
+class ProvidesArchitectures(Protocol):
+    @hookspec
+    def inferno_architectures(self) -> list[Architecture]:
+        """Model architectures, each named as in `config.json`'s "architectures"."""
+        ...
 
 
-@hookspec
-def inferno_checkpoint_formats() -> list[CheckpointFormat]:
-    """Ways a model lies on disk: safetensors, GGUF."""
-    raise NotImplementedError
+class ProvidesCheckpointFormats(Protocol):
+    @hookspec
+    def inferno_checkpoint_formats(self) -> list[CheckpointFormat]:
+        """Formats of whole checkpoints on disk: safetensors, GGUF."""
+        ...
 
 
-@hookspec
-def inferno_quant_schemes() -> list[QuantScheme]:
-    """Layouts of a stored matrix that a linear layer can compute with: dense, Q8_0, GPTQ, AWQ."""
-    raise NotImplementedError
+class ProvidesQuantSchemes(Protocol):
+    @hookspec
+    def inferno_quant_schemes(self) -> list[QuantScheme]:
+        """Layouts of a stored matrix that a linear layer computes with: dense, Q8_0, GPTQ, AWQ."""
+        ...
 
 
-@hookspec
-def inferno_kernels() -> list[KernelProvider]:
-    """Faster implementations of the ops that `inferno.nn` computes with torch: matrix products,
-    norms, activations."""
-    raise NotImplementedError
+class ProvidesKernels(Protocol):
+    @hookspec
+    def inferno_kernels(self) -> list[KernelProvider]:
+        """Faster implementations of the ops that `inferno.nn` computes with torch: matrix products,
+        norms, activations."""
+        ...
 
 
-@hookspec
-def inferno_attention_backends() -> list[AttentionBackend]:
-    """Implementations of paged attention, each with the cache layout it reads."""
-    raise NotImplementedError
+class ProvidesAttentionBackends(Protocol):
+    @hookspec
+    def inferno_attention_backends(self) -> list[AttentionBackend]:
+        """Implementations of paged attention, each with the cache layout it reads."""
+        ...
 
 
-@hookspec
-def inferno_cache_policies() -> list[CachePolicy]:
-    """Which finished blocks to remember, find again and evict: none, LRU."""
-    raise NotImplementedError
+class ProvidesCachePolicies(Protocol):
+    @hookspec
+    def inferno_cache_policies(self) -> list[CachePolicy]:
+        """Which finished blocks to remember, find again and evict: none, LRU."""
+        ...
 
 
-@hookspec
-def inferno_sources() -> list[Source]:
-    """Where a model reference is looked for: this machine, a hub, a package."""
-    raise NotImplementedError
+class ProvidesSources(Protocol):
+    @hookspec
+    def inferno_sources(self) -> list[Source]:
+        """Where a model reference is looked for: this machine, a hub, a package."""
+        ...
+
+
+class ProvidesHints(Protocol):
+    @hookspec
+    def inferno_hints(self) -> list[Hint]:
+        """Which distribution provides what is not installed: data for the remedies of errors."""
+        ...
+
+
+PROTOCOLS: tuple[type, ...] = (
+    ProvidesArchitectures,
+    ProvidesCheckpointFormats,
+    ProvidesQuantSchemes,
+    ProvidesKernels,
+    ProvidesAttentionBackends,
+    ProvidesCachePolicies,
+    ProvidesSources,
+    ProvidesHints,
+)
+HOOKS: Mapping[str, Callable[..., object]] = {
+    name: function
+    for protocol in PROTOCOLS
+    for name, function in vars(protocol).items()
+    if name.startswith("inferno_")
+}
+"""Every hook by its name."""
+
+if TYPE_CHECKING:
+    _D = TypeVar(
+        "_D",
+        Architecture,
+        AttentionBackend,
+        CachePolicy,
+        CheckpointFormat,
+        Hint,
+        KernelProvider,
+        QuantScheme,
+        Source,
+    )
+    _Hook = Callable[[], list[_D]]
+    _Mark = Callable[[_Hook[_D]], _Hook[_D]]
+
+    class HookImpl(Protocol):
+        """The type of `inferno.hookimpl`: what it marks returns a list of declarations; with
+        `specname`, of that hook's."""
+
+        @overload
+        def __call__(self, function: _Hook[_D], /) -> _Hook[_D]: ...
+        @overload
+        def __call__(
+            self, *, specname: Literal["inferno_architectures"]
+        ) -> _Mark[Architecture]: ...
+        @overload
+        def __call__(
+            self, *, specname: Literal["inferno_checkpoint_formats"]
+        ) -> _Mark[CheckpointFormat]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_quant_schemes"]) -> _Mark[QuantScheme]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_kernels"]) -> _Mark[KernelProvider]: ...
+        @overload
+        def __call__(
+            self, *, specname: Literal["inferno_attention_backends"]
+        ) -> _Mark[AttentionBackend]: ...
+        @overload
+        def __call__(
+            self, *, specname: Literal["inferno_cache_policies"]
+        ) -> _Mark[CachePolicy]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_sources"]) -> _Mark[Source]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_hints"]) -> _Mark[Hint]: ...

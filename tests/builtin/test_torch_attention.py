@@ -6,7 +6,9 @@ from inferno.catalog import load_catalog
 from inferno.contracts import AttentionNeed
 from inferno.testing import AttentionBackendTests
 
-PLAIN = AttentionNeed(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+PLAIN = AttentionNeed(
+    num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, dtype="float32", device="cpu"
+)
 
 
 class TestTorchAttention(AttentionBackendTests):

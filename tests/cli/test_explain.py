@@ -19,15 +19,15 @@ Inferno = Callable[..., subprocess.CompletedProcess[str]]
 TOY = """
 from attrs import frozen
 from inferno import hookimpl
-from inferno.contracts import Architecture, AttentionBackend, AttentionNeed
+from inferno.contracts import Architecture, AttentionBackend, AttentionSpec
 
 @frozen
 class Config:
     vocab_size: int = 32
     max_position_embeddings: int = 256
 
-    def attention_needs(self):
-        return [AttentionNeed(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)] * 3
+    def cache_specs(self):
+        return [AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)] * 3
 
 @hookimpl
 def inferno_architectures():
@@ -160,7 +160,8 @@ def test_an_unknown_architecture_is_named(inferno: Inferno, tmp_path: Path) -> N
         "explain", str(checkpoint(tmp_path / "alien", "AlienForCausalLM")), "--only", "qwen3"
     )
     assert done.returncode == 3
-    assert "AlienForCausalLM" in done.stderr and "inferno-transformers may run it" in done.stderr
+    assert "AlienForCausalLM" in done.stderr
+    assert "Install a plugin that provides it. Installed: Qwen3ForCausalLM." in done.stderr
 
 
 def test_a_corrupt_checkpoint_is_no_traceback(inferno: Inferno, model: Path) -> None:
@@ -174,7 +175,6 @@ def test_a_corrupt_checkpoint_is_no_traceback(inferno: Inferno, model: Path) -> 
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--tensor-parallel-size", "2"],
         ["--isq", "q4_k"],
         ["--gpu-memory-utilization", "0.5", "--device", "cpu"],
         ["--attention-backend", "warp"],

@@ -60,7 +60,19 @@ def test_the_list_for_people_says_the_same(inferno: Inferno) -> None:
     shown = inferno("plugins").stdout
     assert "toy-good 2.5" in shown and "shelf" in shown
     assert "broken" in shown and "a_module_nobody_has" in shown and "Traceback" not in shown
+    assert "Install a_module_nobody_has, or repair toy-bad." in shown
+    assert "--disable toy-bad" in shown
     assert "Traceback" in inferno("plugins", "--debug").stdout
+
+
+def test_a_declaration_that_is_set_aside_is_listed_with_its_remedy(
+    inferno: Inferno, install: Callable[[str, str], None]
+) -> None:
+    install("toy-old", GOOD.replace("priority=99", "priority=98, api_version=0"))
+    shown = inferno("plugins").stdout
+    assert "'shelf' speaks version 0 of inferno_sources" in shown and "Upgrade the plugin." in shown
+    [aside] = listed(inferno)["toy-old"]["set_aside"]
+    assert (aside["name"], aside["hook"]) == ("shelf", "inferno_sources")
 
 
 def test_disabled_plugins_are_listed_as_such(inferno: Inferno) -> None:

@@ -12,12 +12,12 @@ from attrs import define, field
 from click.testing import CliRunner, Result
 
 from inferno.cli import cli
-from inferno.cli.run import Run
+from inferno.cli.session import Run
+from inferno.core.types import SamplingParams
 from inferno.errors import RequestError
 from inferno.llm import CompletionOutput, RequestOutput, TextDelta
-from inferno.llm.front import Front
 from inferno.llm.outputs import RequestMetrics
-from inferno.types import SamplingParams
+from inferno.llm.preprocessor import Preprocessor
 
 
 @define
@@ -71,9 +71,9 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     def opened(
         ref: str | None, values: dict[str, Any], chat_template: str | None = None
     ) -> Iterator[Run]:
-        yield Run(llm, Front(tokenizer=None, max_model_len=64, vocab_size=10))  # type: ignore[arg-type]
+        yield Run(llm, Preprocessor(tokenizer=None, max_model_len=64, vocab_size=10))  # type: ignore[arg-type]
 
-    monkeypatch.setattr("inferno.cli.run.opened", opened)
+    monkeypatch.setattr("inferno.cli.session.opened", opened)
     return llm
 
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferno.nn import Dense, Linear, MergedLinear, weight
+from inferno.nn import Dense, Finalize, MergedLinear, finalize, weight
+from inferno.nn.weight import OneDNN
 
 
 def _reorder(data_OI: Tensor, rows: int) -> Tensor:
@@ -24,33 +25,29 @@ def packs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     """Whether oneDNN's layout is used; where this processor has none, plain torch stands in for its
     two operators."""
     wanted: bool = request.param
-    if wanted and not weight._has_packed_bfloat16():
+    if wanted and not weight.onednn_packs_bfloat16():
         monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", _reorder, raising=False)
         monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", _multiply, raising=False)
-    monkeypatch.setattr(weight, "_has_packed_bfloat16", lambda: wanted)
+    monkeypatch.setattr(weight, "onednn_packs_bfloat16", lambda: wanted)
     return wanted
 
 
-def test_a_settled_matrix_may_be_settled_again(packs: bool) -> None:
-    data_OI = torch.randn(8, 16).bfloat16()
-    held, x_TI = Dense(data_OI), torch.randn(3, 16).bfloat16()
-    held.settle()
-    held.settle()
-    assert (held.data.numel() == 0) == packs, "a packed matrix gives its plain copy back"
+def test_a_matrix_in_onednns_layout_multiplies_as_before(packs: bool) -> None:
+    data_OI, x_TI = torch.randn(8, 16).bfloat16(), torch.randn(3, 16).bfloat16()
+    held = Dense(data_OI).for_matmul()
+    assert isinstance(held, OneDNN) == packs
+    assert held.for_matmul() is held, "it is in its final layout"
     torch.testing.assert_close(held.matmul(x_TI), F.linear(x_TI, data_OI))
 
 
-def test_fused_linears_are_settled_once_and_compute_the_same(packs: bool) -> None:
-    from inferno.loading import settle
-
+def test_merged_linears_are_finalized_once_and_compute_the_same(packs: bool) -> None:
     merged = MergedLinear(16, q_proj=8, k_proj=4)
-    data = {
-        name: torch.randn(size, 16).bfloat16() for name, size in {"q_proj": 8, "k_proj": 4}.items()
-    }
+    sizes = {"q_proj": 8, "k_proj": 4}
+    data = {name: torch.randn(size, 16).bfloat16() for name, size in sizes.items()}
     for name, data_OI in data.items():
         merged.linears[name].weight = Dense(data_OI)
-    settle(merged, {})
-    assert isinstance(merged.fused, Linear)
+    finalize(merged, Finalize())
+    assert isinstance(merged.merged, OneDNN) == packs and not merged.linears
     x_TI = torch.randn(3, 16).bfloat16()
     for y_TO, data_OI in zip(merged(x_TI), data.values(), strict=True):
         torch.testing.assert_close(y_TO, F.linear(x_TI, data_OI))

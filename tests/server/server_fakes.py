@@ -9,10 +9,10 @@ from typing import Any
 
 from attrs import define, field
 
+from inferno.core.types import EngineStats, Logprobs, SamplingParams
 from inferno.errors import EngineDeadError, RequestError
 from inferno.llm import TextDelta
 from inferno.text import ChatTemplate
-from inferno.types import EngineStats, Logprobs, SamplingParams
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

@@ -10,13 +10,13 @@ from litestar import Litestar, asgi
 from litestar.testing import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from inferno.core.types import EngineStats
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.server import create_app
 from inferno.server.app import service_of
-from inferno.types import EngineStats
 
 from .server_fakes import FakeLLM
-from .test_wire import JSON
+from .test_schema import JSON
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from inferno.core.types import SamplingParams
 from inferno.text import ChatTemplate
-from inferno.types import SamplingParams
 
 from .server_fakes import RESPONSE_TEMPLATE, FakeLLM
 

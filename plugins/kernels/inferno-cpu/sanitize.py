@@ -1,4 +1,4 @@
-"""Builds the native part with AddressSanitizer and UndefinedBehaviorSanitizer, and runs this
+"""Build the native module with AddressSanitizer and UndefinedBehaviorSanitizer, and run this
 plugin's tests on it.
 
 python sanitize.py [arguments for pytest]
@@ -29,8 +29,8 @@ def main() -> int:
     for file in [*(HERE / "src" / "inferno_cpu").glob("*.py"), *BUILD.glob("_native*.so")]:
         (package / file.name).unlink(missing_ok=True)
         (package / file.name).symlink_to(file)
-    # Python itself is not instrumented: the runtime must come first, and what the interpreter never
-    # frees is no finding.
+    # Python itself is not instrumented: the runtime must be loaded first, and leaks of the
+    # interpreter are not reported.
     runtimes = [_runtime("libasan.so"), _runtime("libubsan.so")]
     env = os.environ | {
         "LD_PRELOAD": " ".join(runtimes),

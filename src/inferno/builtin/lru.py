@@ -33,16 +33,16 @@ class LRUPrefixCache:
             blocks.append(block)
         return blocks
 
-    def keep(self, key: bytes, block_id: int) -> int:
+    def insert(self, key: bytes, block_id: int) -> int:
         known = self._block_of.setdefault(key, block_id)
         if known == block_id:
             self._key_of[block_id] = key
         return known
 
-    def keeps(self, block_id: int) -> bool:
+    def contains(self, block_id: int) -> bool:
         return block_id in self._key_of
 
-    def use(self, block_id: int) -> None:
+    def touch(self, block_id: int) -> None:
         del self._idle[block_id]
 
     def release(self, block_id: int) -> None:

@@ -176,7 +176,7 @@ def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
         ) from error
     except errors.HFValidationError as error:
         raise ModelNotFoundError(
-            f"{repo} is no model id: {error}", "An id looks like Qwen/Qwen3-0.6B."
+            f"{repo} is no model id: {error}", "An id looks like OWNER/NAME."
         ) from error
     except InfernoError:
         raise

@@ -13,8 +13,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.batch import Batch
 from inferno.contracts import AttentionNeed
+from inferno.nn.batch import Batch
 
 _MAX_ELEMENTS = 1 << 24
 """Scores, or gathered keys, held at once: long prompts and large batches are taken in parts."""

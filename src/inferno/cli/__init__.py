@@ -17,6 +17,7 @@ from click.exceptions import Exit
 
 from inferno import __version__
 from inferno.errors import InfernoError
+from inferno.host import sleep_at_barriers
 
 COMMANDS = ("serve", "chat", "generate", "bench", "explain", "plugins", "pull")
 """In the order of the help. Each is `inferno.cli.<name>:command`."""
@@ -72,6 +73,7 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> None:
     """The `inferno` command. Does not return."""
     arm_interrupt()
+    sleep_at_barriers()
     cli.main(args, prog_name="inferno")
 
 

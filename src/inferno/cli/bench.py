@@ -12,7 +12,7 @@ import rich_click as click
 from inferno.cli.options import declare, engine_options, ref_argument
 
 if TYPE_CHECKING:
-    from inferno.cli.run import Run
+    from inferno.cli.session import Run
 
 
 @declare
@@ -39,7 +39,7 @@ def command(
     **values: Any,
 ) -> None:
     """Measure REF with random tokens: nothing is cached, nothing stops early."""
-    from inferno.cli.run import opened
+    from inferno.cli.session import opened
 
     with opened(ref, values) as run:
         _round(run, 1, input_len, 2)  # the first step of a process allocates and compiles

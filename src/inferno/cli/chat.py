@@ -15,7 +15,7 @@ from inferno.cli.sampling import sampling_options, take_sampling
 from inferno.errors import RequestError
 
 if TYPE_CHECKING:
-    from inferno.cli.run import Run
+    from inferno.cli.session import Run
 
 
 @declare
@@ -33,7 +33,7 @@ def command(
     **values: Any,
 ) -> None:
     """Talk with REF. Lines may also be piped in: one question each."""
-    from inferno.cli.run import opened
+    from inferno.cli.session import opened
 
     sampling = take_sampling(values)
     with opened(ref, values, chat_template) as run:

@@ -25,14 +25,16 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 @engine_options
 def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **values: Any) -> None:
     """Say what would run REF, in how much memory, and why nothing else was chosen."""
-    from inferno.cli import lock, show
-    from inferno.plan import plan_to_json, resolve
+    from inferno.cli import lock, render
+    from inferno.plan import open_model, plan_to_json
 
-    plan = resolve(chosen(ref), plan_options(values))
-    click.echo(plan_to_json(plan) if as_json else show.explained(plan))
-    if checked:
-        from inferno.loading import check
+    with open_model(chosen(ref), plan_options(values)) as opened:
+        plan = opened.plan
+        click.echo(plan_to_json(plan) if as_json else render.explained(plan))
+        if checked:
+            from inferno.loading import check
 
-        click.echo(f"Checked: all {check(plan)} tensors are as the model wants them.", err=True)
+            count = check(opened)
+            click.echo(f"Checked: all {count} tensors are as the model wants them.", err=True)
     if locked:
         click.echo(f"Written to {lock.write(plan)}.", err=True)

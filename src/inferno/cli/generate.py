@@ -47,7 +47,7 @@ def command(
     **values: Any,
 ) -> None:
     """Answer prompts with REF: a directory, a file, or a hub id."""
-    from inferno.cli.run import opened, speed
+    from inferno.cli.session import opened, speed
 
     texts = _texts(given, prompts) * batch
     sampling = take_sampling(values)

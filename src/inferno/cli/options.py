@@ -145,7 +145,6 @@ engine_options = together(
             default=None,
             help="The same as a switch.",
         ),
-        _engine("--tensor-parallel-size", "-tp", type=int, help="Devices that share every layer."),
         _engine(
             "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
         ),

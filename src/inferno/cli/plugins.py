@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import rich_click as click
 
 from inferno.catalog import Plugin, load_catalog
 from inferno.cli import DEBUG
 from inferno.cli.options import debug_option, declare, plugin_options
+
+MOST_NAMES = 24
 
 
 @declare
@@ -31,10 +34,14 @@ def command(
             f"{plugin.version}{_state(plugin)}"
         )
         for hook, names in plugin.offers.items():
-            click.echo(f"  {_noun(hook):<20} {', '.join(names)}")
+            click.echo(f"  {_noun(hook):<20} {_listed(names)}")
         if plugin.error:
-            click.echo(f"  {plugin.error}")
+            click.echo(
+                f"  {plugin.error}\n  {plugin.remedy} (--disable {plugin.name} goes on without.)"
+            )
             click.echo(plugin.detail if ctx.meta.get(DEBUG) else "  (--debug shows where)")
+        for aside in plugin.set_aside:
+            click.echo(f"  {click.style('set aside', fg='red')}: {aside.reason}. {aside.remedy}")
 
 
 def _entry(plugin: Plugin) -> dict[str, object]:
@@ -46,13 +53,23 @@ def _entry(plugin: Plugin) -> dict[str, object]:
         "state": state,
         "offers": {hook: list(names) for hook, names in plugin.offers.items()},
     }
-    return entry | ({"error": plugin.error, "detail": plugin.detail} if plugin.error else {})
+    if plugin.set_aside:
+        entry["set_aside"] = [attrs.asdict(aside) for aside in plugin.set_aside]
+    if plugin.error:
+        entry |= {"error": plugin.error, "remedy": plugin.remedy, "detail": plugin.detail}
+    return entry
 
 
 def _state(plugin: Plugin) -> str:
     if plugin.error:
         return click.style("  broken", fg="red")
     return click.style("  disabled", fg="yellow") if plugin.disabled else ""
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """The names, or the first of very many; `--json` has them all."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _noun(hook: str) -> str:

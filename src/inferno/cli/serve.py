@@ -75,23 +75,26 @@ def command(
     **values: Any,
 ) -> None:
     """Serve REF over HTTP, as OpenAI does, at http://HOST:PORT/v1."""
-    from inferno.cli import lock, show
-    from inferno.cli.run import Clock
+    from inferno.cli import lock, render
+    from inferno.cli.session import Clock
     from inferno.llm import AsyncLLM
-    from inferno.plan import resolve
+    from inferno.plan import open_model, reopen
 
     clock = Clock()
-    plan = lock.read(ref, values) if locked else resolve(chosen(ref), plan_options(values))
+    opened = (
+        reopen(lock.read(ref, values)) if locked else open_model(chosen(ref), plan_options(values))
+    )
+    plan = opened.plan
     clock.lap("plan")
     from inferno.server import run_server
     from inferno.server.app import OPEN_PATHS
 
     clock.lap("imports")
-    llm = AsyncLLM.planned(plan, chat_template)
+    llm = AsyncLLM.of_opened(opened, chat_template)
 
     def ready(url: str, llm: AsyncLLM) -> None:
         clock.lap("engine")
-        show.started(plan, clock.laps)
+        render.started(plan, clock.laps)
         click.echo(
             f"Serving at {url}/v1. "
             f"Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}",

@@ -13,6 +13,7 @@ from inferno.contracts.attention import (
     Attend,
     AttentionBackend,
     AttentionNeed,
+    AttentionSpec,
     CacheDType,
     CacheTensor,
     DType,
@@ -26,7 +27,8 @@ from inferno.contracts.checkpoints import (
     TensorInfo,
     TextAssets,
 )
-from inferno.contracts.gguf import GgufNames
+from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
+from inferno.contracts.hints import Hint
 from inferno.contracts.kernels import (
     EXPERT_OPS,
     GROUPED,
@@ -36,14 +38,16 @@ from inferno.contracts.kernels import (
     KernelProvider,
     Recording,
 )
+from inferno.contracts.rows import RowRange, RowsView
 from inferno.contracts.sources import FetchOptions, Source
-from inferno.contracts.states import StateNeed
+from inferno.contracts.states import StateSpec
 
 __all__ = [
     "Architecture",
     "Attend",
     "AttentionBackend",
     "AttentionNeed",
+    "AttentionSpec",
     "COMPUTE_DTYPES",
     "CacheDType",
     "CachePolicy",
@@ -53,10 +57,11 @@ __all__ = [
     "CheckpointView",
     "DTYPE_BYTES",
     "DType",
+    "Dialect",
     "EXPERT_OPS",
     "FetchOptions",
     "GROUPED",
-    "GgufNames",
+    "Hint",
     "KernelNeed",
     "KernelProvider",
     "LINEAR",
@@ -66,8 +71,12 @@ __all__ = [
     "PrefixCache",
     "QuantScheme",
     "Recording",
+    "RowJoin",
+    "RowRange",
+    "RowSplit",
+    "RowsView",
     "Source",
-    "StateNeed",
+    "StateSpec",
     "TensorInfo",
     "TextAssets",
 ]

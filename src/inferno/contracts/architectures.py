@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
-from inferno import lazy
-from inferno.contracts.attention import AttentionNeed
+from inferno.contracts import lazy
+from inferno.contracts.attention import AttentionSpec
 from inferno.contracts.checkpoints import Checkpoint
-from inferno.contracts.gguf import GgufNames
+from inferno.contracts.dialect import Dialect
+from inferno.contracts.states import StateSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from inferno.batch import Batch
+    from inferno.nn.batch import Batch
 
 
 def _texts(texts: Iterable[str]) -> tuple[str, ...]:
@@ -36,9 +37,9 @@ class ModelConfig(Protocol):
         """Longest context, in tokens, that the model was made for."""
         ...
 
-    def attention_needs(self) -> Sequence[AttentionNeed]:
-        """One per attention layer, in the order of their layer ids; dtype and device are filled in
-        by the plan."""
+    def cache_specs(self) -> Sequence[AttentionSpec | StateSpec]:
+        """What each layer with attention or a recurrent state keeps, in the order of the layer
+        ids."""
         ...
 
 
@@ -68,8 +69,9 @@ class Architecture:
     """Reads the checkpoint's config (plain JSON). Imports no torch. Raises CheckpointError."""
     build: Callable[[Any], nn.Module] = field(converter=lazy.function)
     """The model of that config, on whatever device is current (the kernel builds on meta)."""
-    gguf: GgufNames | None = None
-    """How its GGUF files are named; None: it loads from its own dialect only."""
+    dialects: Mapping[str, Dialect] = field(factory=dict)
+    """Name of a checkpoint format -> how its files are named: {"gguf": Dialect(...)}. Formats that
+    keep Hugging Face's names need no entry."""
     adapt: Callable[[Checkpoint], Checkpoint] | None = field(default=None, converter=lazy.optional)
     """A view of a checkpoint under the model's own names, where it has others (`CheckpointView`).
     Imports no torch before a tensor is read."""

@@ -1,4 +1,4 @@
-"""Attention: what a layer asks for, and what a backend offers.
+"""Attention: what a layer computes, what a backend is asked for, and what it offers.
 
 Suffixes: T packed tokens, H query heads, K key/value heads, C head dim.
 """
@@ -6,17 +6,17 @@ Suffixes: T packed tokens, H query heads, K key/value heads, C head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 
 import attrs
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inferno.batch import Batch
+    from inferno.nn.batch import Batch
 
 DType = Literal["float32", "bfloat16", "float16"]
 """Compute types, by torch's names."""
@@ -41,52 +41,64 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 @frozen(kw_only=True)
-class AttentionNeed:
-    """What one attention layer asks of a backend. Fields with a default are *features*: a backend
-    that does not list a feature in use is refused by the kernel, so a new one can never be ignored
-    silently."""
+class AttentionSpec:
+    """What one attention layer computes, as its model says it.
+
+    Fields with a default are *features*: a backend that does not list a feature in use is refused
+    by the kernel, so a new one can never be ignored silently.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
     """Factor on q·k before the softmax."""
-    dtype: DType = "float32"
-    device: str = "cpu"
     sliding_window: int | None = None
     """Attend to this many tokens, the current one included; None to all before it."""
     soft_cap: float | None = None
     """Scores become cap · tanh(score / cap)."""
     value_dim: int | None = None
-    """Numbers in a value's head, where it is not `head_dim`."""
+    """Elements of a value's head, where it is not `head_dim`."""
     latent_dim: int | None = None
-    """Multi-head latent attention (arXiv:2405.04434): values are the first `latent_dim` numbers of
+    """Multi-head latent attention (arXiv:2405.04434): values are the first `latent_dim` elements of
     the keys, and not stored."""
     sinks: bool = False
-    """Each query head has a learned logit in its softmax that stands for no token
+    """Each query head has a learned logit in its softmax that belongs to no token
     (arXiv:2309.17453)."""
-    cache_dtype: CacheDType = "auto"
-    """What keys and values are stored as: auto is `dtype`; the others hold a scale beside each
-    head's vector."""
 
     @property
     def output_dim(self) -> int:
-        """Numbers in a value's head, and in the output's."""
+        """Elements of a value's head, and of the output's."""
         return self.latent_dim or self.value_dim or self.head_dim
 
     @property
     def features(self) -> frozenset[str]:
-        """Names of the optional features this layer uses."""
+        """Names of the optional features in use."""
         optional = [a for a in attrs.fields(type(self)) if a.default is not attrs.NOTHING]
-        return frozenset(a.name for a in optional if getattr(self, a.name) != a.default) - {
-            "dtype",
-            "device",
-        }
+        return frozenset(a.name for a in optional if getattr(self, a.name) != a.default)
+
+
+@frozen(kw_only=True)
+class AttentionNeed(AttentionSpec):
+    """What a backend is asked for: a layer's spec, and what the plan decided about its place."""
+
+    dtype: DType
+    device: str
+    cache_dtype: CacheDType = "auto"
+    """What keys and values are stored as: auto is `dtype`; the others hold a scale beside each
+    head's vector."""
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, *, dtype: DType, device: str, cache_dtype: CacheDType) -> Self:
+        """The need of a layer with this spec."""
+        fields = {a.name: getattr(spec, a.name) for a in attrs.fields(AttentionSpec)}
+        return cls(**fields, dtype=dtype, device=device, cache_dtype=cache_dtype)
 
 
 @frozen
 class CacheTensor:
-    """One tensor a layer keeps for each block of tokens: its shape for one block, and its type."""
+    """One tensor a layer keeps for each block of tokens, or for each sequence: its shape for one of
+    them, and its type."""
 
     shape: tuple[int, ...]
     dtype: str

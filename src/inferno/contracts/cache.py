@@ -7,15 +7,15 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
 
 
 class PrefixCache(Protocol):
-    """Remembers which block holds which content. Knows ids and keys, no tokens and no tensors; the
-    pool owns the blocks. A key names a full block's tokens *and everything before them*
-    (`cache.extend_keys`).
+    """Maps content keys to blocks. It sees ids and keys, neither tokens nor tensors; the kernel
+    owns the blocks. A key names a full block's tokens *and everything before them*
+    (`extend_keys`).
 
-    A kept block is *used* while some sequence holds it, else *idle*: still findable, and evictable.
+    A cached block is *used* while some sequence holds it, else *idle*: still found, and evictable.
     """
 
     @property
@@ -24,36 +24,36 @@ class PrefixCache(Protocol):
         ...
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of `keys`. Changes nothing; valid until the next
+        """Blocks of the longest cached prefix of `keys`. Changes nothing; valid until the next
         `evict`."""
         ...
 
-    def keep(self, key: bytes, block_id: int) -> int:
-        """Remember a full, used block. Returns the block that holds the key from now on:
-        `block_id`, or one that was known before, in which case nothing changes and the caller uses
-        that one."""
+    def insert(self, key: bytes, block_id: int) -> int:
+        """Cache a full, used block. Returns the block that holds the key from now on: `block_id`,
+        or one that was cached before, in which case nothing changes and the caller uses that
+        one."""
         ...
 
-    def keeps(self, block_id: int) -> bool:
-        """Whether the block is remembered. Changes nothing."""
+    def contains(self, block_id: int) -> bool:
+        """Whether the block is cached. Changes nothing."""
         ...
 
-    def use(self, block_id: int) -> None:
+    def touch(self, block_id: int) -> None:
         """The idle block is used again: it can no longer be evicted."""
         ...
 
     def release(self, block_id: int) -> None:
-        """No sequence uses the kept block any more: it becomes idle. A sequence's blocks come last
-        to first."""
+        """No sequence uses the cached block any more: it becomes idle. A sequence's blocks come
+        last to first."""
         ...
 
     def evict(self, count: int) -> list[int]:
-        """Forget `count` idle blocks (all, when fewer), least useful first and never one whose
-        continuation is still kept; returns them."""
+        """Remove `count` idle blocks (all, when fewer), least useful first and never one whose
+        continuation is still cached; returns them."""
         ...
 
     def clear(self) -> list[int]:
-        """Forget every idle block; returns them."""
+        """Remove every idle block; returns them."""
         ...
 
 
@@ -63,6 +63,6 @@ class CachePolicy:
 
     name: str
     build: Callable[[int], PrefixCache | None] = field(converter=lazy.function)
-    """build(num_blocks); None remembers nothing. Imports no torch."""
+    """build(num_blocks); None caches nothing. Imports no torch."""
     priority: int = 0
     api_version: int = 1

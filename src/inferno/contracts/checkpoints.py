@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
+from inferno.contracts.dialect import Dialect
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +42,6 @@ class TextAssets:
     chat_template: str | None = None
     generation_config: Mapping[str, Any] = field(factory=dict)
     """`generation_config.json`: default sampling and `eos_token_id`."""
-    stop_tokens: tuple[str, ...] = ()
-    """The architecture's (filled in by the plan)."""
 
 
 class Checkpoint(Protocol):
@@ -96,6 +95,9 @@ class CheckpointFormat:
     """open(path, architectures): reads and checks the headers. Imports no torch. A format with
     names of its own finds their translation in the installed architectures. Raises CheckpointError
     on anything damaged."""
+    dialect: Dialect | None = None
+    """What its files call the fields and modules of most architectures: `Architecture.dialects`
+    say where theirs differ. None: files have Hugging Face's names."""
     priority: int = 0
     api_version: int = 1
 

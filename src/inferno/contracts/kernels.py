@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
 from inferno.contracts.attention import DType
 
 LINEAR, GROUPED = "linear", "grouped"

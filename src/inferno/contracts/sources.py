@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from inferno import lazy
+from inferno.contracts import lazy
 
 
 @frozen(kw_only=True)

@@ -1,17 +1,33 @@
-"""Recurrent states: what a layer keeps of a sequence, however long it is."""
+"""Recurrent states: what a layer keeps of a sequence, however long the sequence is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
-from inferno.contracts.attention import CacheTensor
+from inferno.contracts.attention import CacheTensor, DType
+
+COMPUTE = "compute"
+"""As a state tensor's type: that of the activations."""
+
+
+def _items(tensors: Mapping[str, CacheTensor]) -> Hashable:
+    return frozenset(tensors.items())
 
 
 @frozen(kw_only=True)
-class StateNeed:
-    """A fixed-size recurrent state per sequence: what one layer keeps."""
+class StateSpec:
+    """A fixed-size recurrent state that a layer keeps for each sequence: a short convolution's last
+    inputs, the matrix of a Mamba or a gated delta rule."""
 
-    tensors: Mapping[str, CacheTensor]
-    """By name, shape and type for one sequence."""
+    tensors: Mapping[str, CacheTensor] = field(converter=dict, eq=_items)
+    """Name -> shape and type of one sequence's state; the type may be `COMPUTE`. A sequence begins
+    with zeros."""
+
+    def resolved(self, dtype: DType) -> dict[str, CacheTensor]:
+        """The tensors, with the compute type filled in."""
+        return {
+            name: evolve(tensor, dtype=dtype) if tensor.dtype == COMPUTE else tensor
+            for name, tensor in self.tensors.items()
+        }

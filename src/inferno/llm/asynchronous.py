@@ -9,19 +9,19 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from inferno.core.types import EngineOutput, EngineStats, Request, SamplingParams
 from inferno.errors import RequestError
-from inferno.llm.front import Front, Job, Messages, Prompt, Prompting, plan_for
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.plan import Plan
-from inferno.types import EngineStats, Request, SamplingParams, Token
+from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, open_for
+from inferno.plan import Opened, Plan
 
 
 class _Client(Protocol):
-    """What `AsyncLLM` needs of `inferno.engine.EngineClient`."""
+    """What `AsyncLLM` needs of `inferno.process.EngineClient`."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
-    def submit(self, request: Request) -> AsyncIterable[list[Token]]: ...
+    def submit(self, request: Request) -> AsyncIterable[list[EngineOutput]]: ...
     def abort(self, request_id: str) -> None: ...
     @property
     def alive(self) -> bool: ...
@@ -42,40 +42,44 @@ class AsyncLLM(Prompting):
         chat_template: str | None = None,
         **options: Any,
     ) -> None:
-        self._begin(plan_for(ref or model or "demo", options), chat_template)
+        self._begin(open_for(ref or model, options), chat_template)
 
     @classmethod
-    def planned(cls, plan: Plan, chat_template: str | None = None) -> Self:
-        """An AsyncLLM of a plan that is made already."""
+    def of_opened(cls, opened: Opened, chat_template: str | None = None) -> Self:
+        """An AsyncLLM of a model that is open already. Closes it once the tokenizer is read."""
         self = cls.__new__(cls)
-        self._begin(plan, chat_template)
+        self._begin(opened, chat_template)
         return self
 
     @classmethod
-    def of(cls, client: _Client, front: Front, plan: Plan) -> Self:
+    def of(cls, client: _Client, preprocessor: Preprocessor, plan: Plan) -> Self:
         """An AsyncLLM around a client that exists already."""
         self = cls.__new__(cls)
-        self._begin(plan, None, client)
-        self._front = front
+        self._client, self.plan, self._opened, self._live = client, plan, None, {}
+        self._preprocessor = preprocessor
         return self
 
-    def _begin(self, plan: Plan, chat_template: str | None, client: _Client | None = None) -> None:
-        from inferno.engine import EngineClient
+    def _begin(self, opened: Opened, chat_template: str | None) -> None:
+        from inferno.process import EngineClient
 
-        self._client: _Client = client or EngineClient(plan)
-        self.plan, self._chat_template = plan, chat_template
+        self.plan = opened.plan
+        self._client: _Client = EngineClient(opened.plan)
+        self._opened: Opened | None = opened
+        self._chat_template = chat_template
         self._live: dict[str, Job] = {}
 
     @cached_property
-    def _front(self) -> Front:  # type: ignore[override]  # mypy knows of no properties that can be set
-        return Front.open(self.plan, self._chat_template)
+    def _preprocessor(self) -> Preprocessor:  # type: ignore[override]  # mypy: no settable properties
+        assert self._opened is not None, "one that is given needs no opening"
+        with self._opened:
+            return Preprocessor.open(self._opened, self._chat_template)
 
     async def start(self) -> None:
         """Load the model. Raises whatever InfernoError the engine process or the tokenizer met."""
         engine = asyncio.create_task(self._client.start())
         try:
             await asyncio.to_thread(
-                lambda: self._front
+                lambda: self._preprocessor
             )  # a second's work, and the engine's process has a core of its own
         except BaseException:
             engine.cancel()
@@ -171,7 +175,7 @@ class AsyncLLM(Prompting):
             raise RequestError(
                 f"request id {request_id!r} is in use", "Choose another one.", param="request_id"
             )
-        return self._front.job(
+        return self._preprocessor.job(
             prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
+from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request, SamplingParams
 from inferno.errors import InfernoError
 from inferno.text import TextStream, Tokenizer
-from inferno.types import FinishReason, Logprobs, Request, SamplingParams, Token
 
 
 @frozen(kw_only=True)
@@ -117,7 +117,7 @@ class OutputBuilder:
         """Nothing more will come: the engine has ended the request, or a stop string has."""
         return self._finish is not None or self.error is not None
 
-    def push(self, token: Token) -> None:
+    def push(self, token: EngineOutput) -> None:
         """Take the request's next token. Tokens past the end are dropped: the engine may be some
         ahead."""
         self.ended = self.ended or token.finish is not None
@@ -131,8 +131,8 @@ class OutputBuilder:
         self._num_cached = self._num_cached or token.num_cached
         self._prompt_logprobs = token.prompt_logprobs or self._prompt_logprobs
         self.first_token_at = self.first_token_at or time.time()
-        if token.id >= 0:
-            self._ids.append(token.id)
+        if token.token_id is not None:
+            self._ids.append(token.token_id)
             if token.logprobs is not None:
                 self._logprobs.append(token.logprobs)
         self._add_text(token)
@@ -141,15 +141,15 @@ class OutputBuilder:
 
     def end(self) -> None:
         """The engine's stream closed without a last token: the request was aborted."""
-        self.push(Token(self.request.id, -1, FinishReason.ABORT))
+        self.push(EngineOutput(self.request.id, None, FinishReason.ABORT))
 
-    def _add_text(self, token: Token) -> None:
+    def _add_text(self, token: EngineOutput) -> None:
         finish = token.finish
         if self._text is not None:
             # An end token ends the text without being part of it, even where special tokens are
             # shown.
-            if token.id >= 0 and (finish is not FinishReason.STOP or self._keeps_end):
-                self._pieces.append(self._text.feed((token.id,)))
+            if token.token_id is not None and (finish is not FinishReason.STOP or self._keeps_end):
+                self._pieces.append(self._text.feed((token.token_id,)))
             if finish is not None:
                 self._pieces.append(self._text.finish())
             if self._text.stopped is not None:

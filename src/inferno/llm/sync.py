@@ -7,21 +7,21 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from inferno.engine.prepare import prepared
+from inferno.core.types import EngineOutput, Request, SamplingParams
 from inferno.errors import RequestError
-from inferno.llm.front import Front, Job, Messages, Prompt, Prompting, plan_for
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.types import Request, SamplingParams, Token
+from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, open_for
+from inferno.process.prepare import prepared
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class _Engine(Protocol):
-    """What `LLM` needs of `inferno.engine.Engine`."""
+    """What `LLM` needs of `inferno.process.Engine`."""
 
     def submit(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
-    def step(self) -> list[Token]: ...
+    def step(self) -> list[EngineOutput]: ...
     @property
     def busy(self) -> bool: ...
     def close(self) -> None: ...
@@ -48,22 +48,21 @@ class LLM(Prompting):
         chat_template: str | None = None,
         **options: Any,
     ) -> None:
-        plan = plan_for(ref or model or "demo", options)
-        with prepared(plan):
-            from inferno.engine import Engine  # torch comes with it
+        with open_for(ref or model, options) as opened, prepared(opened):
+            from inferno.core.engine import Engine  # torch comes with it
 
-            front = Front.open(plan, chat_template)
-            self._begin(Engine.load(plan), front)
+            preprocessor = Preprocessor.open(opened, chat_template)
+            self._begin(Engine.load(opened), preprocessor)
 
     @classmethod
-    def of(cls, engine: _Engine, front: Front) -> Self:
+    def of(cls, engine: _Engine, front: Preprocessor) -> Self:
         """An LLM around an engine that exists already."""
         self = cls.__new__(cls)
         self._begin(engine, front)
         return self
 
-    def _begin(self, engine: _Engine, front: Front) -> None:
-        self._engine, self._front = engine, front
+    def _begin(self, engine: _Engine, front: Preprocessor) -> None:
+        self._engine, self._preprocessor = engine, front
         self._live: dict[str, OutputBuilder] = {}
 
     def generate(
@@ -81,7 +80,7 @@ class LLM(Prompting):
         many = _prompts(prompts)
         return self._run(
             [
-                self._front.job(p, s)
+                self._preprocessor.job(p, s)
                 for p, s in zip(many, _each(sampling_params, len(many)), strict=True)
             ]
         )
@@ -112,7 +111,7 @@ class LLM(Prompting):
     ) -> Generator[TextDelta, None, None]:
         """The answer as it comes; the `n` outputs interleave. Leaving the loop aborts the request.
         Several streams may be open at once: each step of one computes all."""
-        return self._deltas(self._front.job(prompt, sampling_params))
+        return self._deltas(self._preprocessor.job(prompt, sampling_params))
 
     def close(self) -> None:
         """Free the model's memory. The LLM is of no use afterwards."""

@@ -11,7 +11,8 @@ from inferno.nn.decoder import (
 )
 from inferno.nn.delta import gated_delta
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
-from inferno.nn.linear import Linear, MergedLinear, Stack
+from inferno.nn.layer import Finalize, Layer, Stack, finalize
+from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
 from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing
 from inferno.nn.norm import LayerNorm, RMSNorm
@@ -31,9 +32,11 @@ __all__ = [
     "Dense",
     "Embedding",
     "Experts",
+    "Finalize",
     "FusedGatedMLP",
     "GatedMLP",
     "LMHead",
+    "Layer",
     "LayerNorm",
     "Linear",
     "Mamba2Mixer",
@@ -55,4 +58,5 @@ __all__ = [
     "causal_conv",
     "gated_delta",
     "ssd",
+    "finalize",
 ]

@@ -2,24 +2,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from inferno.batch import Batch
-from inferno.contracts import Attend, AttentionNeed
+from inferno.contracts import Attend, AttentionSpec
+from inferno.nn.batch import Batch
+from inferno.nn.layer import Finalize, Layer
 
 
-class Attention(nn.Module):
-    """Causal attention over the cache. States its need; the loader binds a backend to it.
+class Attention(Layer):
+    """Causal attention over the cache. Says what it computes; the loader binds a backend to it, the
+    runner its tensors.
 
-    `layer_id` counts the model's attention layers from 0, in the order of its config's
-    `attention_needs()`.
+    `layer_id` counts the model's layers that keep something from 0, in the order of its config's
+    `cache_specs()`.
     """
 
-    def __init__(self, layer_id: int, need: AttentionNeed) -> None:
+    def __init__(self, layer_id: int, spec: AttentionSpec) -> None:
         super().__init__()
         self.layer_id = layer_id
-        self.need = need
+        self.spec = spec
         self.attend: Attend = unbound
+        self.cache: Mapping[str, Tensor] = {}
+        """Each (blocks, *shape of one block)."""
+
+    def finalize(self, to: Finalize) -> None:
+        self.attend = to.attend(self.layer_id)
 
     def forward(
         self,
@@ -29,16 +36,16 @@ class Attention(nn.Module):
         batch: Batch,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`need.output_dim`). Latent attention has no values;
-        `sinks_H` are the logits of `need.sinks`."""
-        need, batch = self.need, batch.of(self.need.sliding_window)
-        q_THC, k_TKC = (x.view(len(x), -1, need.head_dim) for x in (q_TX, k_TX))
+        """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`spec.output_dim`). Latent attention has no values;
+        `sinks_H` are the logits of `spec.sinks`."""
+        spec, batch = self.spec, batch.for_window(self.spec.sliding_window)
+        q_THC, k_TKC = (x.view(len(x), -1, spec.head_dim) for x in (q_TX, k_TX))
         v_TKC = (
-            k_TKC[..., : need.latent_dim]
+            k_TKC[..., : spec.latent_dim]
             if v_TX is None
             else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
         )
-        cache = batch.cache.layers[self.layer_id]
+        cache = self.cache
         if sinks_H is None:
             return self.attend(q_THC, k_TKC, v_TKC, cache, batch).flatten(1)
         return self.attend(q_THC, k_TKC, v_TKC, cache, batch, sinks_H).flatten(1)
@@ -52,4 +59,4 @@ def unbound(
     batch: Batch,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    raise AssertionError("inferno.loading binds every attention layer before the first step")
+    raise AssertionError("a backend is bound to every attention layer before the first step")

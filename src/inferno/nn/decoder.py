@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.modelconfig import DecoderConfig
+from inferno.configs import DecoderConfig
+from inferno.nn.batch import Batch
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rope
@@ -118,21 +118,34 @@ class Decoder(nn.Module):
         hidden_size: int,
         eps: float,
         norm: Norm = RMSNorm,
+        norm_name: str = "norm",
         embedding_scale: float = 1.0,
     ) -> None:
+        """`norm_name` is what checkpoints call the last norm."""
         super().__init__()
         self.embed_tokens = Embedding(vocab_size, hidden_size)
         self.layers = nn.ModuleList(layers)
-        self.norm = norm(hidden_size, eps)
+        self.norm_name = norm_name
+        self.add_module(norm_name, norm(hidden_size, eps))
         self.rope = rope
         self.embedding_scale = embedding_scale
 
     @classmethod
     def of(
-        cls, config: DecoderConfig, layers: Iterable[nn.Module], *, interleaved: bool = False
+        cls,
+        config: DecoderConfig,
+        layers: Iterable[nn.Module],
+        *,
+        rope: nn.Module | None = None,
+        interleaved: bool = False,
+        eps: float | None = None,
+        norm: Norm = RMSNorm,
+        norm_name: str = "norm",
+        embedding_scale: float = 1.0,
     ) -> Decoder:
-        """With RMSNorm and one rotary embedding, of neighbouring pairs where `interleaved`."""
-        rope = Rope(
+        """With the config's sizes. Left out, `rope` is one rotary embedding, of neighbouring pairs
+        where `interleaved`, and `eps` is `rms_norm_eps`."""
+        rope = rope or Rope(
             config.head_dim,
             config.rope,
             max_position_embeddings=config.max_position_embeddings,
@@ -143,7 +156,10 @@ class Decoder(nn.Module):
             rope,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            eps=config.rms_norm_eps,
+            eps=config.rms_norm_eps if eps is None else eps,
+            norm=norm,
+            norm_name=norm_name,
+            embedding_scale=embedding_scale,
         )
 
     def forward(self, batch: Batch) -> Tensor:
@@ -156,7 +172,7 @@ class Decoder(nn.Module):
         delta_TD: Tensor | None = None
         for layer in self.layers:
             x_TD, delta_TD = layer(x_TD, delta_TD, rotation, batch)
-        y_TD: Tensor = self.norm.after(x_TD, delta_TD)[1]
+        y_TD: Tensor = getattr(self, self.norm_name).after(x_TD, delta_TD)[1]
         return y_TD
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear
-from inferno.nn.weight import Unloaded, Weight
+from inferno.nn.weight import Dense, Unloaded, Weight
 
 
-class Embedding(nn.Module):
+class Embedding(Layer):
     """Token ids to hidden states: rows of its weight."""
 
     weight: Weight
@@ -15,6 +16,12 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = Unloaded(vocab_size, hidden_size)
 
+    def finalize(self, to: Finalize) -> None:
+        if isinstance(self.weight, Dense):  # where it is: most of a mapped file is never read
+            self.weight.ops = to.ops
+        else:
+            self.weight = to.stack([self.weight], rows=True) or self.weight
+
     def forward(self, token_ids_T: Tensor) -> Tensor:
         return self.weight.rows(token_ids_T)
 
@@ -22,8 +29,10 @@ class Embedding(nn.Module):
 class LMHead(Linear):
     """Hidden states to logits."""
 
+    quantizable = False
 
-class TiedLMHead(nn.Module):
+
+class TiedLMHead(Layer):
     """Hidden states to logits, with the embedding's weight. Loads nothing of its own; a config
     whose checkpoints store the tied matrix twice lists it in `unused_tensors`."""
 
@@ -35,6 +44,11 @@ class TiedLMHead(nn.Module):
     @property
     def embedding(self) -> Embedding:
         return self._embedding[0]
+
+    def finalize(self, to: Finalize) -> None:
+        if isinstance(self.embedding.weight, Dense):  # else the embedding has done it
+            weight = self.embedding.weight
+            self.embedding.weight = to.stack([weight], rows=True) or weight
 
     def forward(self, x_SD: Tensor) -> Tensor:
         return self.embedding.weight.matmul(x_SD)

@@ -5,27 +5,21 @@ Suffixes: T tokens, I input features, O output features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from inferno.nn.layer import Finalize, Layer
 from inferno.nn.weight import Unloaded, Weight
 
 
-class Stack(Protocol):
-    """What a module's `fuse` is given, once every tensor is in place."""
-
-    def __call__(self, weights: Sequence[Weight], *, grouped: bool = False) -> Weight | None:
-        """One weight for these, one below the other, in its final layout; None when they do not go
-        together. `grouped` ones are asked for `Weight.grouped`, others for `Weight.matmul`."""
-        ...
-
-
-class Linear(nn.Module):
+class Linear(Layer):
     """y_TO = x_TI @ weight_OI.T + bias_O"""
 
+    quantizable: ClassVar[bool] = True
+    """Whether in-situ quantization packs it."""
     weight: Weight
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
@@ -33,17 +27,24 @@ class Linear(nn.Module):
         self.weight = Unloaded(out_features, in_features)
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
+    def finalize(self, to: Finalize) -> None:
+        self.weight = to.stack([self.weight]) or self.weight
+
     def forward(self, x_TI: Tensor) -> Tensor:
         return self.weight.matmul(x_TI, self.bias)
 
 
-class MergedLinear(nn.Module):
+class MergedLinear(Layer):
     """Linears that share their input, each under its own checkpoint name.
 
     `qkv = MergedLinear(d, q_proj=a, k_proj=b, v_proj=c)` returns (q, k, v); at `self_attn.qkv` it
-    loads `self_attn.q_proj`, `self_attn.k_proj`, `self_attn.v_proj`. `fuse()` makes them one matmul
-    when their weights allow it.
+    loads `self_attn.q_proj`, `self_attn.k_proj`, `self_attn.v_proj`. Where their layouts allow it,
+    they become one matrix at load.
     """
+
+    merged: Weight | None
+    """All parts, stacked; None: each is multiplied by itself."""
+    bias: Tensor | None
 
     def __init__(self, in_features: int, *, bias: bool = False, **out_features: int) -> None:
         super().__init__()
@@ -51,27 +52,23 @@ class MergedLinear(nn.Module):
             {name: Linear(in_features, size, bias=bias) for name, size in out_features.items()}
         )
         self.sizes = list(out_features.values())
-        self.fused: Linear | None = None
+        self.merged = None
+        self.register_buffer("bias", None, persistent=False)
 
     @property
     def linears(self) -> Mapping[str, Linear]:
         return {name: part for name, part in self.parts.items() if isinstance(part, Linear)}
 
-    def fuse(self, stack: Stack) -> None:
-        """One weight instead of several, if `stack` can make one of them. The parts' own memory is
-        given back."""
+    def finalize(self, to: Finalize) -> None:
         parts = list(self.linears.values())
-        weight = stack([p.weight for p in parts])
+        weight = to.stack([part.weight for part in parts])
         if weight is None:
             return
-        fused = Linear(weight.shape[1], weight.shape[0])
-        fused.weight = weight
-        biases = [p.bias for p in parts if p.bias is not None]
-        if biases:
-            fused.bias = nn.Parameter(torch.cat(list(biases)), requires_grad=False)
-        self.fused, self.parts = fused, nn.ModuleDict()
+        biases = [part.bias for part in parts if part.bias is not None]
+        self.merged, self.bias = weight, torch.cat(list(biases)) if biases else None
+        self.parts = nn.ModuleDict()  # gives their memory back
 
     def forward(self, x_TI: Tensor) -> tuple[Tensor, ...]:
-        if self.fused is not None:
-            return torch.split(self.fused(x_TI), self.sizes, dim=-1)
+        if self.merged is not None:
+            return torch.split(self.merged.matmul(x_TI, self.bias), self.sizes, dim=-1)
         return tuple(part(x_TI) for part in self.parts.values())

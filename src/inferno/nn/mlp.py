@@ -3,15 +3,16 @@ from __future__ import annotations
 from typing import Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from inferno.nn import ops
+from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear, MergedLinear
 
 Activation = Literal["silu", "gelu_tanh"]
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Layer):
     """down(act(gate(x)) · up(x)): SwiGLU, or GeGLU (arXiv:2002.05202)."""
 
     def __init__(
@@ -30,13 +31,16 @@ class GatedMLP(nn.Module):
         self.activation = activation
         self.ops = ops.TORCH
 
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
+
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_TI, up_TI = self.gate_up(x_TD)
         y_TD: Tensor = self.down_proj(gated(self.ops, self.activation, gate_TI, up_TI))
         return y_TD
 
 
-class FusedGatedMLP(nn.Module):
+class FusedGatedMLP(Layer):
     """A `GatedMLP` whose checkpoints store gate and up as one matrix, `gate_up_proj`: the gate's
     rows first."""
 
@@ -48,6 +52,9 @@ class FusedGatedMLP(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size)
         self.activation = activation
         self.ops = ops.TORCH
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_TI, up_TI = self.gate_up_proj(x_TD).chunk(2, dim=-1)

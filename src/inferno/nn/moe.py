@@ -16,7 +16,8 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from inferno.nn import ops
-from inferno.nn.linear import Linear, Stack
+from inferno.nn.layer import Finalize, Layer, Stack
+from inferno.nn.linear import Linear
 from inferno.nn.mlp import GatedMLP
 from inferno.nn.weight import Weight, with_biases
 
@@ -50,8 +51,10 @@ def in_groups(choice_TE: Tensor, routing: Routing) -> Tensor:
     return choice_TGX.masked_fill(~kept_TG[..., None], float("-inf")).flatten(1)
 
 
-class Router(nn.Module):
+class Router(Layer):
     """Picks each token's experts, by logits in float32."""
+
+    keep_fp32 = ("weight", "bias", "e_score_correction_bias")
 
     def __init__(
         self,
@@ -70,8 +73,10 @@ class Router(nn.Module):
         self.e_score_correction_bias = (
             nn.Parameter(torch.empty(num_experts)) if correction else None
         )
-        self.exact = ("weight", "bias", "e_score_correction_bias")
         self.ops = ops.TORCH
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each token and their weights, (T, K) int64 and float32. The correction
@@ -99,7 +104,7 @@ class Expert(nn.Module):
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
 
 
-class Experts(nn.Module):
+class Experts(Layer):
     """Gated MLPs, of which each token uses a few. Expert e is stored under its number:
     `experts.3.gate_proj`.
 
@@ -124,9 +129,10 @@ class Experts(nn.Module):
         for number in range(num_experts):
             self.add_module(str(number), Expert(hidden_size, intermediate_size, bias=bias))
 
-    def fuse(self, stack: Stack) -> None:
+    def finalize(self, to: Finalize) -> None:
         """Make one weight of all gates and ups, and one of all downs. The experts' own memory is
         given back."""
+        self.ops, stack = to.ops, to.stack
         experts = [self.get_submodule(str(number)) for number in range(self.num_experts)]
         for number in range(self.num_experts):
             delattr(self, str(number))
@@ -230,7 +236,6 @@ class Separate(Weight):
         for expert, (start, stop) in enumerate(itertools.pairwise(starts_E1.tolist())):
             if stop > start:
                 own = self.weights[expert * each : (expert + 1) * each]
-                y_NO[start:stop] = torch.cat(
-                    [weight.matmul(x_NI[start:stop]) for weight in own], -1
-                )  # type: ignore[operator]
+                parts = [weight.matmul(x_NI[start:stop]) for weight in own]  # type: ignore[operator]
+                y_NO[start:stop] = torch.cat(parts, -1)
         return with_biases(y_NO, starts_E1, bias_O)

@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inferno.nn import ops
+from inferno.nn.layer import Finalize, Layer
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """x / rms(x) · (offset + weight) over the last dimension, computed in float32
     (arXiv:1910.07467).
 
@@ -18,11 +19,11 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps, self.offset = eps, offset
         self.weight = nn.Parameter(torch.empty(size))
-        self.exact = ("weight",) if offset else ()
+        self.keep_fp32 = ("weight",) if offset else ()
         self.ops = ops.TORCH
 
-    def fuse(self, stack: object) -> None:
-        """Add the offset, once and for all."""
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
         if self.offset:
             self.weight = nn.Parameter(self.weight + self.offset, requires_grad=False)
 

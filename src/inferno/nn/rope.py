@@ -10,16 +10,17 @@ import math
 
 import torch
 from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 
-from inferno.batch import Batch
-from inferno.modelconfig import RopeScaling
+from inferno.configs import RopeConfig
 from inferno.nn import ops
+from inferno.nn.batch import Batch
+from inferno.nn.layer import Finalize, Layer
 from inferno.nn.norm import RMSNorm
 from inferno.nn.ops import Ops
 
 
-class Rope(nn.Module):
+class Rope(Layer):
     """Rotates the first R dims of each head by its token's position. Pairs are (i, i + R/2), or,
     interleaved, (2 i, 2 i + 1).
 
@@ -33,7 +34,7 @@ class Rope(nn.Module):
     def __init__(
         self,
         head_dim: int,
-        scaling: RopeScaling,
+        scaling: RopeConfig,
         *,
         max_position_embeddings: int,
         interleaved: bool = False,
@@ -46,6 +47,11 @@ class Rope(nn.Module):
         self.register_buffer("inv_freq_E", torch.empty(0), persistent=False)
         self._max_positions = max_position_embeddings
         self.serve(max_position_embeddings)
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
+        if to.max_model_len is not None:
+            self.serve(to.max_model_len)
 
     def serve(self, max_model_len: int) -> None:
         """Contexts are at most `max_model_len` tokens."""
@@ -103,7 +109,7 @@ class Rotation:
 
 
 def _frequencies(
-    rotated: int, scaling: RopeScaling, max_position_embeddings: int, max_model_len: int
+    rotated: int, scaling: RopeConfig, max_position_embeddings: int, max_model_len: int
 ) -> tuple[Tensor, float]:
     """Inverse frequencies of the E pairs, and the factor on cos and sin. Same rules as
     transformers' `modeling_rope_utils`."""
@@ -122,7 +128,7 @@ def _frequencies(
             return plain_E, 1.0
 
 
-def _llama3(plain_E: Tensor, scaling: RopeScaling, max_positions: int) -> Tensor:
+def _llama3(plain_E: Tensor, scaling: RopeConfig, max_positions: int) -> Tensor:
     """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
     original = scaling.original_max_position_embeddings or max_positions
     wavelength_E = 2 * math.pi / plain_E
@@ -134,7 +140,7 @@ def _llama3(plain_E: Tensor, scaling: RopeScaling, max_positions: int) -> Tensor
 
 
 def _yarn(
-    exponents_E: Tensor, scaling: RopeScaling, rotated: int, max_positions: int
+    exponents_E: Tensor, scaling: RopeConfig, rotated: int, max_positions: int
 ) -> tuple[Tensor, float]:
     original = scaling.original_max_position_embeddings or max_positions
     factor = scaling.factor
@@ -168,7 +174,7 @@ def _yarn(
 
 
 def _longrope(
-    exponents_E: Tensor, scaling: RopeScaling, max_positions: int, max_model_len: int
+    exponents_E: Tensor, scaling: RopeConfig, max_positions: int, max_model_len: int
 ) -> tuple[Tensor, float]:
     original = scaling.original_max_position_embeddings or max_positions
     factors = scaling.long_factor if max_model_len > original else scaling.short_factor

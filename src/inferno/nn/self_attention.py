@@ -10,35 +10,38 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.nn.attention import Attention
+from inferno.nn.batch import Batch
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rotation
 
 
 class SelfAttention(nn.Module):
-    """q_proj, k_proj and v_proj, heads turned to their positions, attention over the cache,
+    """q_proj, k_proj and v_proj, heads rotated to their positions, attention over the cache,
     o_proj."""
 
     def __init__(
         self,
         layer_id: int,
-        need: AttentionNeed,
+        spec: AttentionSpec,
         hidden_size: int,
         *,
         bias: bool = False,
         output_bias: bool = False,
         head_norm: Callable[[], RMSNorm] | None = None,
+        layernorms: tuple[nn.Module, nn.Module] | None = None,
         fused: bool = False,
+        output: str = "o_proj",
     ) -> None:
         """`bias` is that of q, k and v. `head_norm` makes q_norm and k_norm, which norm each head
-        before it is turned. With `need.sinks` there is a parameter `sinks`, (H,). `fused`: the
-        checkpoint has q, k and v in one matrix, qkv_proj."""
+        before it is rotated; `layernorms` are q_layernorm and k_layernorm, called with (T, H, C).
+        With `spec.sinks` there is a parameter `sinks`, (H,). `fused`: the checkpoint has q, k and v
+        in one matrix, qkv_proj. `output` is what it calls the last projection."""
         super().__init__()
-        heads_X, kv_heads_X = need.num_heads * need.head_dim, need.num_kv_heads * need.head_dim
-        self.head_dim = need.head_dim
+        heads_X, kv_heads_X = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.head_dim = spec.head_dim
         self.sizes, self.fused = [heads_X, kv_heads_X, kv_heads_X], fused
         if fused:
             self.qkv_proj = Linear(hidden_size, sum(self.sizes), bias=bias)
@@ -48,17 +51,23 @@ class SelfAttention(nn.Module):
             )
         self.q_norm = head_norm() if head_norm else None
         self.k_norm = head_norm() if head_norm else None
-        self.sinks = nn.Parameter(torch.empty(need.num_heads)) if need.sinks else None
-        self.attention = Attention(layer_id, need)
-        self.o_proj = Linear(heads_X, hidden_size, bias=output_bias)
+        self.q_layernorm = layernorms[0] if layernorms else None
+        self.k_layernorm = layernorms[1] if layernorms else None
+        self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.sinks else None
+        self.attention = Attention(layer_id, spec)
+        self.output = output
+        self.add_module(output, Linear(heads_X, hidden_size, bias=output_bias))
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
         q_TX, k_TX, v_TX = (
             self.qkv_proj(x_TD).split(self.sizes, dim=-1) if self.fused else self.qkv(x_TD)
         )
-        q_THC = rotate(q_TX.unflatten(-1, (-1, self.head_dim)), self.q_norm)
-        k_THC = rotate(k_TX.unflatten(-1, (-1, self.head_dim)), self.k_norm)
-        y_TD: Tensor = self.o_proj(
+        q_THC = q_TX.unflatten(-1, (-1, self.head_dim))
+        k_THC = k_TX.unflatten(-1, (-1, self.head_dim))
+        if self.q_layernorm is not None and self.k_layernorm is not None:
+            q_THC, k_THC = self.q_layernorm(q_THC), self.k_layernorm(k_THC)
+        q_THC, k_THC = rotate(q_THC, self.q_norm), rotate(k_THC, self.k_norm)
+        y_TD: Tensor = getattr(self, self.output)(
             self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch, self.sinks)
         )
         return y_TD

@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.contracts import StateNeed
+from inferno.contracts import StateSpec
+from inferno.nn.batch import Batch
 from inferno.nn.conv import CausalConv
 from inferno.nn.delta import decays, in_chunks
+from inferno.nn.layer import Layer
 from inferno.nn.linear import Linear
 from inferno.nn.recurrence import over_sequences
 from inferno.nn.state import State
@@ -106,14 +107,16 @@ class GatedGroupNorm(nn.Module):
         return (y_TGX.flatten(1) * self.weight).to(gate_TI.dtype)
 
 
-class Mamba2Mixer(nn.Module):
+class Mamba2Mixer(Layer):
     """Projection, short convolution, recurrence, gated norm, projection: a Mamba-2 layer, under
     the names that checkpoints have."""
+
+    keep_fp32 = ("dt_bias", "A_log", "D")
 
     def __init__(
         self,
         layer_id: int,
-        need: StateNeed,
+        spec: StateSpec,
         hidden_size: int,
         *,
         eps: float,
@@ -121,11 +124,11 @@ class Mamba2Mixer(nn.Module):
         conv_bias: bool = True,
         time_step_limit: tuple[float, float] = (0.0, float("inf")),
     ) -> None:
-        """`need` keeps `conv`, (taps - 1, channels), and `state`, (heads, width of a head, state
+        """`spec` keeps `conv`, (taps - 1, channels), and `state`, (heads, width of a head, state
         size): the layer's other sizes follow. dt is kept within `time_step_limit`."""
         super().__init__()
-        heads, width, self.state_size = need.tensors["state"].shape
-        before, channels = need.tensors["conv"].shape
+        heads, width, self.state_size = spec.tensors["state"].shape
+        before, channels = spec.tensors["conv"].shape
         inner = heads * width
         groups = (channels - inner) // (2 * self.state_size)
         self.width, self.limit = width, time_step_limit
@@ -134,10 +137,9 @@ class Mamba2Mixer(nn.Module):
         self.in_proj = Linear(hidden_size, sum(self.sizes), bias=bias)
         self.conv1d = CausalConv(channels, before + 1, bias=conv_bias)
         self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(heads)) for _ in range(3))
-        self.exact = ("dt_bias", "A_log", "D")
         self.norm = GatedGroupNorm(inner, groups, eps)
         self.out_proj = Linear(inner, hidden_size, bias=bias)
-        self.state = State(layer_id, need)
+        self.state = State(layer_id, spec)
 
     def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
         """As a decoder layer calls its attention. Nothing is rotated."""

@@ -1,29 +1,49 @@
+"""Recurrent states: what a layer keeps of each sequence, whatever its length.
+
+Suffixes: S sequences of the step.
+"""
+
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.contracts import StateNeed
+from inferno.contracts import StateSpec
+from inferno.nn.batch import Batch
 
 
 class State(nn.Module):
-    """What a recurrent layer keeps of each sequence. States its need; the loader binds it to the
-    cache.
+    """The recurrent state of one layer. Says what it keeps; the runner binds its tensors.
 
     `layer_id` counts the model's layers that keep something from 0, in the order of its config's
-    `cache_needs()`.
+    `cache_specs()`.
     """
 
-    def __init__(self, layer_id: int, need: StateNeed) -> None:
+    def __init__(self, layer_id: int, spec: StateSpec) -> None:
         super().__init__()
         self.layer_id = layer_id
-        self.need = need
+        self.spec = spec
+        self.cache: Mapping[str, Tensor] = {}
+        """Each (slots, *shape of one sequence's state)."""
 
     def load(self, batch: Batch) -> dict[str, Tensor]:
-        """Each tensor of the need for the step's sequences, (S, ...); zeros for those that begin
-        with this step."""
-        raise AssertionError("inferno.loading binds every state before the first step")
+        """Copies of the step's sequences' tensors, each (S, *shape); zeros for a sequence that
+        begins with this step."""
+        slots_S = self._slots(batch)
+        return {name: self.cache[name].index_select(0, slots_S) for name in self.spec.tensors}
 
     def store(self, batch: Batch, /, **new: Tensor) -> None:
-        """Keep the step's sequences' new tensors, each (S, ...)."""
-        raise AssertionError("inferno.loading binds every state before the first step")
+        """Keep the step's sequences' new tensors, each (S, *shape)."""
+        assert new.keys() == self.spec.tensors.keys(), (
+            f"a state has {', '.join(self.spec.tensors)}; given are {', '.join(new)}"
+        )
+        slots_S = self._slots(batch)
+        for name, new_S in new.items():
+            kept = self.cache[name]
+            kept.index_copy_(0, slots_S, new_S.to(kept.dtype))
+
+    def _slots(self, batch: Batch) -> Tensor:
+        assert self.cache, "a runner binds every state before the first step"
+        assert batch.state_slots_S is not None, "the plan has a group of states"
+        return batch.state_slots_S

@@ -39,7 +39,7 @@ class Weight(nn.Module):
         many."""
         num_experts, num_rows = len(starts_E1) - 1, self.shape[0] // (len(starts_E1) - 1)
         rows_O = torch.arange(num_rows, device=x_NI.device)
-        if len(x_NI) <= _FEW:
+        if len(x_NI) <= _UNPACK_ROWS:
             counts_E = starts_E1.diff()
             expert_N = torch.repeat_interleave(
                 torch.arange(num_experts, device=x_NI.device), counts_E, output_size=len(x_NI)
@@ -63,12 +63,13 @@ class Weight(nn.Module):
         it."""
         return None
 
-    def settle(self) -> None:
-        """Called once, when the weight is in its final place and only `matmul` will be asked of it:
-        it may repack itself, in place of what it held."""
+    def for_matmul(self) -> Weight:
+        """Return this matrix as torch multiplies by it fastest, for `matmul` only. May take its
+        memory over: the caller drops this one."""
+        return self
 
 
-_FEW = 32
+_UNPACK_ROWS = 32
 """Rows up to which a matrix of each row's own is unpacked."""
 
 
@@ -99,14 +100,8 @@ class Dense(Weight):
         self.register_buffer("data", weight_OI)
         self.ops = ops.TORCH
         self.layout = str(weight_OI.dtype).removeprefix("torch.")
-        self._packed: Tensor | None = None
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        if self._packed is not None:
-            y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x_TI, self._packed, bias_O, "none", [], ""
-            )
-            return y_TO
         return F.linear(x_TI, self.data, bias_O)
 
     def rows(self, ids_T: Tensor) -> Tensor:
@@ -126,25 +121,36 @@ class Dense(Weight):
             return None
         return Dense(torch.cat([self.data, *(w.data for w in others if isinstance(w, Dense))]))
 
-    def settle(self) -> None:
-        """On a CPU with bfloat16 instructions: oneDNN's own blocked layout, which a few rows are
-        multiplied by at twice the speed of the plain one."""
-        if self._packed is not None:
-            return
-        if (
-            self.data.device.type == "cpu"
-            and self.data.dtype == torch.bfloat16
-            and _has_packed_bfloat16()
-        ):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.data, _PACKED_FOR)
-            self.data = self.data.new_empty(0)
+    def for_matmul(self) -> Weight:
+        """On a CPU with bfloat16 instructions: oneDNN's layout, by which a few rows are multiplied
+        at twice the speed of the plain one."""
+        data = self.data
+        if data.device.type == "cpu" and data.dtype == torch.bfloat16 and onednn_packs_bfloat16():
+            return OneDNN(data)
+        return self
 
 
-_PACKED_FOR = 1
-"""Rows that the layout is chosen for; others work, at their usual speed."""
+class OneDNN(Weight):
+    """A bfloat16 matrix in oneDNN's blocked layout. It has no rows to give."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        super().__init__()
+        out_features, in_features = weight_OI.shape
+        self.shape = (out_features, in_features)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, _PACK_FOR_ROWS)
+
+    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        y_TO: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x_TI, self._packed, bias_O, "none", [], ""
+        )
+        return y_TO
 
 
-def _has_packed_bfloat16() -> bool:
+_PACK_FOR_ROWS = 1
+"""Rows of x that the layout is chosen for; others work, at their usual speed."""
+
+
+def onednn_packs_bfloat16() -> bool:
     """Whether this torch can, on this CPU. The operators are those that torch's own compiler
     emits."""
     operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")

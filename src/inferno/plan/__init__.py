@@ -1,37 +1,44 @@
 """The plan: one value between "what do you want" and "what runs".
 
-`resolve` reads headers only and imports no torch. `explain` prints the value, `serve`, `chat`,
+`open_model` reads headers only and imports no torch. `explain` prints the plan, `serve`, `chat`,
 `generate` and `bench` execute exactly it, and an engine process receives it serialised: there is
 one code path.
 """
 
-from inferno.plan.resolver import resolve
-from inferno.plan.stored import modules_of, unused_tensors
-from inferno.plan.values import (
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
+from inferno.plan.opened import Opened, Parts, reopen
+from inferno.plan.options import Options
+from inferno.plan.plan import (
     AttentionUse,
+    Chosen,
     KernelUse,
     MemoryItem,
-    Options,
     Plan,
     SchemeUse,
-    open_checkpoint,
-    open_text,
     plan_from_json,
     plan_to_json,
 )
+from inferno.plan.resolver import open_model, resolve
+from inferno.plan.stored import modules_of, unused_tensors
 
 __all__ = [
     "AttentionUse",
+    "CacheGroupPlan",
+    "Chosen",
     "KernelUse",
     "MemoryItem",
+    "Opened",
     "Options",
+    "Parts",
     "Plan",
     "SchemeUse",
+    "StateUse",
     "modules_of",
-    "open_checkpoint",
-    "open_text",
+    "open_model",
     "plan_from_json",
     "plan_to_json",
+    "reopen",
     "resolve",
     "unused_tensors",
+    "with_num_blocks",
 ]

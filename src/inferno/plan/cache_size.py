@@ -1,91 +1,168 @@
-"""How many blocks, and how many window blocks for layers with a sliding window."""
+"""How many blocks and slots each cache group is given."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from attrs import field, frozen
 
-from inferno import memory
-from inferno.plan.values import AttentionUse
+from inferno import host
+from inferno.contracts import AttentionNeed, CacheTensor
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse, nbytes_of
+
+SNAPSHOT_BYTES = 256 * host.UNITS["MI"]
+"""Snapshots of states may take so much, or the sixteenth of what running sequences take."""
+
+
+class AttentionLayers(Protocol):
+    """Layers with one need, as a plan has them."""
+
+    @property
+    def need(self) -> AttentionNeed: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def cache(self) -> Mapping[str, CacheTensor]: ...
 
 
 @frozen
 class CacheSizes:
-    """What fits into `room` bytes. `window_blocks` are as in `Plan`."""
+    """What fits into `room` bytes."""
 
-    attention: Sequence[AttentionUse]
+    attention: Sequence[AttentionLayers]
+    states: Sequence[StateUse]
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     room: int
-    _by_window: Mapping[int | None, int] = field(init=False)
-    """Bytes of a block over all layers of a window; of those without at None."""
+    _layers: Mapping[int | None, tuple[int, ...]] = field(init=False)
+    """By window; of those without at None."""
+    _block_bytes: Mapping[int | None, int] = field(init=False)
+    """Bytes of a block over all these layers."""
 
     def __attrs_post_init__(self) -> None:
-        by_window: dict[int | None, int] = {}
+        layers: dict[int | None, tuple[int, ...]] = {None: ()}
+        nbytes: dict[int | None, int] = {None: 0}
         for use in self.attention:
             window = use.need.sliding_window
-            by_window[window] = by_window.get(window, 0) + use.block_bytes
-        object.__setattr__(self, "_by_window", by_window)
+            layers[window] = (*layers.get(window, ()), *use.layers)
+            nbytes[window] = nbytes.get(window, 0) + len(use.layers) * nbytes_of(use.cache)
+        object.__setattr__(self, "_layers", layers)
+        object.__setattr__(self, "_block_bytes", nbytes)
 
-    def choose(self, context: int) -> tuple[int, dict[int, int]]:
-        """Blocks and window blocks for contexts of up to so many tokens: as many as could be used,
-        or as fit.
+    def choose(self, context: int) -> tuple[CacheGroupPlan, ...]:
+        """Groups for contexts of up to so many tokens: as many blocks as could be used, or as fit
+        beside the states.
 
         There are windows for all sequences that may run, or for fewer, so that one of the whole
         context fits beside those that fill the windows, if it can be had."""
+        states = self._states()
+        room = self.room - sum(group.nbytes for group in states)
         wanted = self._blocks(context)
         count, windows = 0, dict[int, int]()
         for sequences in range(self.max_num_seqs, 0, -1):
             windows = self._windows(wanted, sequences)
-            count = self._fitting(wanted, windows)
+            count = self._fitting(wanted, windows, room)
             if count >= min(max(windows.values(), default=0) + wanted, self.max_num_seqs * wanted):
                 break
-        return count, {window: kept for window, kept in windows.items() if kept < count}
-
-    def nbytes(self, num_blocks: int, window_blocks: Mapping[int, int]) -> int:
-        return sum(
-            n * window_blocks.get(window or 0, num_blocks) for window, n in self._by_window.items()
-        )
-
-    def describe(self, num_blocks: int, window_blocks: Mapping[int, int]) -> str:
-        """As in: 64 blocks of 16 tokens, 2.0 KiB per token; for window 128 40 blocks, 6.0 KiB per
-        token."""
-        whole = sum(n for window, n in self._by_window.items() if window not in window_blocks)
-        parts = [(f"{num_blocks} blocks of {self.block_size} tokens", whole)] if whole else []
-        for window, kept in window_blocks.items():
-            unit = "blocks" if parts else f"blocks of {self.block_size} tokens"
-            parts.append((f"for window {window} {kept} {unit}", self._by_window[window]))
-        return "; ".join(
-            f"{text}, {memory.show(n / self.block_size)} per token" for text, n in parts
-        )
+        windows = {window: blocks for window, blocks in windows.items() if blocks < count}
+        return self._groups(count, windows) + states
 
     def per_token(self) -> float:
-        """Bytes of one token in all layers."""
-        return sum(self._by_window.values()) / self.block_size
+        """Bytes of one token in all layers with attention."""
+        return sum(self._block_bytes.values()) / self.block_size
+
+    def state_bytes(self) -> int:
+        """Bytes of all running sequences' states."""
+        return (self.max_num_seqs + 1) * self._slot_bytes()
+
+    def _groups(self, num_blocks: int, windows: Mapping[int, int]) -> tuple[CacheGroupPlan, ...]:
+        """The full group, which has the layers of every window without a group of its own, and
+        those of `windows`: window -> blocks."""
+        whole = [window for window in self._layers if window not in windows]
+        full = CacheGroupPlan(
+            kind="full",
+            layers=tuple(sorted(layer for window in whole for layer in self._layers[window])),
+            block_size=self.block_size,
+            unit_bytes=sum(self._block_bytes[window] for window in whole),
+            num_blocks=num_blocks,
+        )
+        return full, *(
+            CacheGroupPlan(
+                kind="window",
+                layers=self._layers[window],
+                block_size=self.block_size,
+                unit_bytes=self._block_bytes[window],
+                num_blocks=blocks,
+                window=window,
+            )
+            for window, blocks in windows.items()
+        )
+
+    def _slot_bytes(self) -> int:
+        return sum(len(use.layers) * nbytes_of(use.cache) for use in self.states)
+
+    def _states(self) -> tuple[CacheGroupPlan, ...]:
+        """One slot per row, one for trial steps, and snapshots in what is left, of which half is
+        for blocks."""
+        if not self.states:
+            return ()
+        each, rows = max(1, self._slot_bytes()), self.max_num_seqs
+        budget = max(SNAPSHOT_BYTES, 2 * each, rows // 16 * each)
+        spare = max(0, self.room - self.state_bytes()) // 2
+        return (
+            CacheGroupPlan(
+                kind="state",
+                layers=tuple(sorted(layer for use in self.states for layer in use.layers)),
+                block_size=self.block_size,
+                unit_bytes=each,
+                num_slots=rows + 1,
+                num_snapshots=min(min(budget, spare) // each, 4 * rows),
+            ),
+        )
 
     def _windows(self, wanted: int, sequences: int) -> dict[int, int]:
         """For each sequence its window, the block that it grows into, and a quarter more for
         prefixes to be found again; beside them the tokens of a step."""
         found = {}
-        for window in self._by_window:
+        for window in self._layers:
             if window is not None and (blocks := self._blocks(window)) < wanted:
                 found[window] = sequences * (blocks + 1 + max(1, blocks // 4)) + self._blocks(
                     self.max_num_batched_tokens
                 )
         return found
 
-    def _fitting(self, wanted: int, windows: Mapping[int, int]) -> int:
-        """The most blocks that could be used and fit beside these window blocks."""
+    def _fitting(self, wanted: int, windows: Mapping[int, int], room: int) -> int:
+        """The most blocks that could be used and fit beside these blocks of windows."""
 
         def nbytes(num_blocks: int) -> int:
-            return self.nbytes(
-                num_blocks, {w: min(kept, num_blocks) for w, kept in windows.items()}
+            return sum(
+                unit * min(num_blocks, windows.get(window, num_blocks) if window else num_blocks)
+                for window, unit in self._block_bytes.items()
             )
 
-        return bisect_right(range(1, self.max_num_seqs * wanted + 1), self.room, key=nbytes)
+        return bisect_right(range(1, self.max_num_seqs * wanted + 1), room, key=nbytes)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+
+def describe(groups: Sequence[CacheGroupPlan]) -> str:
+    """As in: 64 blocks of 16 tokens, 2.0 KiB per token; for window 128 40 blocks, 6.0 KiB per
+    token; 65 states and 4 snapshots, 3.0 MiB each."""
+    parts: list[str] = []
+    for group in groups:
+        unit = host.format_bytes(group.unit_bytes / group.block_size)
+        blocks = f"{group.num_blocks} blocks" + ("" if parts else f" of {group.block_size} tokens")
+        if group.kind == "window":
+            parts.append(f"for window {group.window} {blocks}, {unit} per token")
+        elif group.kind == "full" and group.unit_bytes:
+            parts.append(f"{blocks}, {unit} per token")
+        elif group.kind == "state":
+            each = host.format_bytes(group.unit_bytes)
+            parts.append(
+                f"{group.num_slots} states and {group.num_snapshots} snapshots, {each} each"
+            )
+    return "; ".join(parts)

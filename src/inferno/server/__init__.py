@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno.server.app import create_app
-from inferno.server.fields import FIELDS, Field
 from inferno.server.serve import AddressError, run_server
+from inferno.server.support import FIELDS, Field
 
 __all__ = ["FIELDS", "AddressError", "Field", "create_app", "run_server"]

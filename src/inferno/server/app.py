@@ -28,9 +28,9 @@ from inferno.server.chat import chat_completions
 from inferno.server.completions import completions
 from inferno.server.errors import AuthenticationError, log, respond
 from inferno.server.events import PING_SECONDS
-from inferno.server.job import Gate
+from inferno.server.generation import Limiter
 from inferno.server.metrics import Metrics
-from inferno.server.reply import Dialect
+from inferno.server.output_parser import Dialect
 from inferno.server.service import Service
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def create_app(
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     service = Service(
         llm=llm,
-        gate=Gate(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting),
+        gate=Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting),
         metrics=metrics,
         served_names=tuple(served_names),
         strict_params=strict_params,

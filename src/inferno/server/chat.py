@@ -11,17 +11,17 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
+from inferno.core.types import Logprobs, SamplingParams
 from inferno.errors import RequestError
 from inferno.server import logprobs
 from inferno.server.chunks import Chunks, encode, members
-from inferno.server.decode import CattrsDTO
 from inferno.server.errors import frame, unsupported
 from inferno.server.events import Events, on_disconnect
-from inferno.server.job import Job
-from inferno.server.reply import Parser, Piece
+from inferno.server.generation import Job
+from inferno.server.output_parser import Parser, Piece
+from inferno.server.parsing import CattrsDTO
+from inferno.server.schema import ERROR_RESPONSES, ChatRequest, Message, TokenizeRequest
 from inferno.server.service import Service, check_salt, sampling
-from inferno.server.wire import ERROR_RESPONSES, ChatRequest, Message, TokenizeRequest
-from inferno.types import Logprobs, SamplingParams
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _LONG = 20_000

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from inferno.server.job import Job
-from inferno.server.wire import Generation
+from inferno.server.generation import Job
+from inferno.server.schema import Generation
 
 encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"

@@ -11,16 +11,16 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
+from inferno.core.types import Logprobs, SamplingParams
 from inferno.errors import RequestError
 from inferno.server import logprobs
 from inferno.server.chunks import Chunks, encode, members
-from inferno.server.decode import CattrsDTO
 from inferno.server.errors import frame, unsupported
 from inferno.server.events import Events, on_disconnect
-from inferno.server.job import Job
+from inferno.server.generation import Job
+from inferno.server.parsing import CattrsDTO
+from inferno.server.schema import ERROR_RESPONSES, CompletionRequest
 from inferno.server.service import Service, check_salt, sampling
-from inferno.server.wire import ERROR_RESPONSES, CompletionRequest
-from inferno.types import Logprobs, SamplingParams
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for this endpoint only."""

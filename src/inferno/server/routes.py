@@ -11,11 +11,11 @@ from litestar.params import FromPath, JSONBody
 import inferno
 from inferno.errors import RequestError
 from inferno.server.chat import encode_chat
-from inferno.server.decode import CattrsDTO
 from inferno.server.errors import RETRY_AFTER
 from inferno.server.logprobs import token_text
+from inferno.server.parsing import CattrsDTO
+from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
 from inferno.server.service import Service
-from inferno.server.wire import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
 
 
 @get("/v1/models", sync_to_thread=False)

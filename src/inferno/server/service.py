@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from inferno.core.types import SamplingParams
 from inferno.errors import RequestError
 from inferno.server.errors import UnknownModelError
-from inferno.server.reply import Dialect
-from inferno.types import SamplingParams
+from inferno.server.output_parser import Dialect
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
-    from inferno.server.job import Gate
+    from inferno.server.generation import Limiter
     from inferno.server.metrics import Metrics
-    from inferno.server.wire import Generation
+    from inferno.server.schema import Generation
 
 
 class Service:
@@ -26,7 +26,7 @@ class Service:
         self,
         *,
         llm: AsyncLLM,
-        gate: Gate,
+        gate: Limiter,
         metrics: Metrics,
         served_names: tuple[str, ...],
         strict_params: bool,

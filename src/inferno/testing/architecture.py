@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
-from inferno.loading import fill, load_model
-from inferno.nn import Attention, Rope
-from inferno.plan import Options, Plan, open_checkpoint, resolve, unused_tensors
-from inferno.testing.gguf import check_names, write_gguf
+from inferno.loading import build, fill, load_model
+from inferno.nn import Attention, Rope, State
+from inferno.plan import Options, open_model, reopen, unused_tensors, with_num_blocks
+from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import (
     Outcome,
@@ -50,7 +50,10 @@ class ArchitectureTests(Installed):
 
     config: ClassVar[dict[str, Any]]
     in_gguf: ClassVar[bool] = True
-    """Whether GGUF files can say this config; asked where the architecture has `GgufNames`."""
+    """Whether GGUF files can say this config; asked where the architecture has a dialect of
+    them."""
+    gguf_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
     rerouted: ClassVar[float] = 0.0
     """Share of bfloat16 choices that may lie further below: where layers have routed experts,
     rounding sends some tokens to others, in the reference too."""
@@ -153,18 +156,14 @@ class ArchitectureTests(Installed):
         """The same numbers from both formats, those that the file's types can hold, as torch
         computes them; with the kernels that are installed, which may round activations to 8 bits as
         llama.cpp does, the same choices wherever one is clear."""
-        names = catalog.architecture(toy.plan.architecture).item.gguf
-        formats = {offer.item.name for offer in catalog.of("inferno_checkpoint_formats")}
-        if not self.in_gguf or names is None or "gguf" not in formats:
+        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        if not self.in_gguf or dialect is None:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
-        config = (
-            {**reference.config.to_dict(), **self.config}
-            if hasattr(reference, "config")
-            else self.config
-        )
+        known = reference.config.to_dict() if hasattr(reference, "config") else {}
+        config = {**known, **self.config, **self.gguf_fields}
         twin = tmp_path / "twin"
         twin.mkdir()
-        held = write_gguf(tmp_path / "toy.gguf", names, config, _tensors(toy, catalog), kind)
+        held = write_gguf(tmp_path / "toy.gguf", dialect, config, _tensors(toy, catalog), kind)
         save_file(
             {name: tensor.contiguous() for name, tensor in held.items()}, twin / "model.safetensors"
         )
@@ -194,11 +193,11 @@ class ArchitectureTests(Installed):
         )
 
     def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
-        names = catalog.architecture(self.config["architectures"][0]).item.gguf
-        if names is None:
-            pytest.skip("no map for GGUF files")
+        dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
+        if "gguf" not in dialects:
+            pytest.skip("no dialect of GGUF files")
         pytest.importorskip("gguf")
-        assert list(check_names(names)) == []
+        assert list(check_names(dialects["gguf"])) == []
 
     # --- what must change nothing -----------------------------------------------------------------
 
@@ -235,6 +234,8 @@ class ArchitectureTests(Installed):
         engine = toy.engine()
         [first] = generate(toy, [long], 8, engine=engine)
         hits = generate(toy, variants, 8, engine=engine)
+        if toy.plan.states:  # where two prompts part, only the second one leaves a snapshot
+            hits[-1:] = generate(toy, variants[-1:], 8, engine=engine)
         assert first.num_cached == 0 and all(hit.num_cached >= 32 for hit in hits)
         for hit, variant in zip(hits, variants, strict=True):
             [cold] = generate(toy, [variant], 8)
@@ -243,7 +244,8 @@ class ArchitectureTests(Installed):
 
     def test_preemption_changes_nothing(self, toy: Toy, prompts: list[list[int]]) -> None:
         needed = -(-(len(prompts[-1]) + 40) // toy.plan.block_size)
-        tight = Toy(attrs.evolve(toy.plan, num_blocks=needed + 1, cache_policy="none"), toy.model)
+        groups = with_num_blocks(toy.plan.groups, needed + 1)
+        tight = Toy(attrs.evolve(toy.plan, groups=groups, cache_policy="none"), toy.model)
         squeezed, roomy = generate(tight, prompts, 40), generate(toy, prompts, 40)
         assert squeezed[0].stats.preemptions > 0
         assert [o.token_ids for o in squeezed] == [o.token_ids for o in roomy]
@@ -254,23 +256,23 @@ class ArchitectureTests(Installed):
         code = (
             "import json, sys; from inferno.catalog import load_catalog; config = "
             "json.loads(sys.argv[1])\n"
-            "load_catalog().architecture(config['architectures'][0]).item.config(config).attention_needs()\n"
+            "load_catalog().architecture(config['architectures'][0]).item.config(config).cache_specs()\n"
             "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
         )
         done = run_python(code, json.dumps(self.config))
         assert done.returncode == 0, done.stderr
 
-    def test_declared_attention_needs_are_those_it_builds(self, catalog: Catalog) -> None:
+    def test_declared_cache_specs_are_those_it_builds(self, catalog: Catalog) -> None:
         architecture = catalog.architecture(self.config["architectures"][0]).item
         config = architecture.config(self.config)
         with torch.device("meta"):
             model = architecture.build(config)
         layers = sorted(
-            (m for m in model.modules() if isinstance(m, Attention)),
+            (m for m in model.modules() if isinstance(m, Attention | State)),
             key=lambda layer: layer.layer_id,
         )
         assert [layer.layer_id for layer in layers] == list(range(len(layers)))
-        assert [layer.need for layer in layers] == list(config.attention_needs())
+        assert [layer.spec for layer in layers] == list(config.cache_specs())
 
     def test_the_memory_plan_is_what_it_takes(self, toy: Toy) -> None:
         """Weights and cache, within 5 % of the tensors that hold them."""
@@ -281,29 +283,20 @@ class ArchitectureTests(Installed):
     def test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it(
         self, toy: Toy, catalog: Catalog
     ) -> None:
-        architecture = catalog.architecture(toy.plan.architecture).item
-        config = architecture.config(toy.plan.config)
-        opened = open_checkpoint(toy.plan, catalog)
-        unused = unused_tensors(config)
-        wanted = {
-            n: i for n, i in opened.tensors.items() if not any(Path(n).match(p) for p in unused)
-        }
-        damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
-        damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
-        damages += [("foreign.weight", {**wanted, "foreign.weight": next(iter(wanted.values()))})]
-        for name, tensors in damages:
-            with torch.device("meta"):
-                model = architecture.build(config)
-            with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-                fill(
-                    model,
-                    _Damaged(opened, tensors),
-                    catalog,
-                    dtype="float32",
-                    device="cpu",
-                    unused=unused,
-                )
-        opened.close()
+        with reopen(toy.plan, catalog) as opened:
+            unused = unused_tensors(opened.config)
+            wanted = {
+                n: i
+                for n, i in opened.checkpoint.tensors.items()
+                if not any(Path(n).match(p) for p in unused)
+            }
+            damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
+            damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
+            foreign = {**wanted, "foreign.weight": next(iter(wanted.values()))}
+            for name, tensors in [*damages, ("foreign.weight", foreign)]:
+                damaged = attrs.evolve(opened, checkpoint=_Damaged(opened.checkpoint, tensors))
+                with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+                    fill(build(opened), damaged)
 
 
 def transformers_model(config: Mapping[str, Any]) -> nn.Module:
@@ -334,17 +327,10 @@ def _reshaped(info: TensorInfo) -> TensorInfo:
 
 def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
     """What the model reads of its checkpoint."""
-    opened = open_checkpoint(toy.plan, catalog)
-    unused = unused_tensors(
-        catalog.architecture(toy.plan.architecture).item.config(toy.plan.config)
-    )
-    found = {
-        name: opened.read(name)
-        for name in opened.tensors
-        if not any(fnmatchcase(name, p) for p in unused)
-    }
-    opened.close()
-    return found
+    with reopen(toy.plan, catalog) as opened:
+        checkpoint, unused = opened.checkpoint, unused_tensors(opened.config)
+        names = [n for n in checkpoint.tensors if not any(fnmatchcase(n, p) for p in unused)]
+        return {name: checkpoint.read(name) for name in names}
 
 
 def _load(
@@ -358,8 +344,8 @@ def _load(
         max_model_len=MAX_MODEL_LEN,
         device="cpu",
     )
-    plan: Plan = resolve(str(path), options, catalog)
-    return Toy(plan, load_model(plan, catalog))
+    with open_model(str(path), options, catalog) as opened:
+        return Toy(opened.plan, load_model(opened))
 
 
 def _held(model: nn.Module) -> int:

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferno.batch import Batch
-from inferno.cache import KVCache
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed
+from inferno.core.kvcache import KVCache
 from inferno.errors import UnsupportedError
+from inferno.nn.batch import Batch
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 
@@ -112,7 +112,14 @@ class AttentionBackendTests(Installed):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
 
     def test_a_refusal_is_a_sentence(self, catalog: Catalog) -> None:
-        odd = AttentionNeed(num_heads=5, num_kv_heads=3, head_dim=7, scale=1.0, device=self.device)
+        odd = AttentionNeed(
+            num_heads=5,
+            num_kv_heads=3,
+            head_dim=7,
+            scale=1.0,
+            dtype="float32",
+            device=self.device,
+        )
         reasons = [self._refusal(catalog, need) for need in (*self.grid(), odd)]
         assert reasons[-1] is not None, "5 query heads cannot share 3 key/value heads"
         for reason in filter(None, reasons):
@@ -141,7 +148,8 @@ class AttentionBackendTests(Installed):
         code = (
             "import sys; from inferno.catalog import load_catalog\n"
             "from inferno.contracts import AttentionBackend, AttentionNeed\n"
-            "need = AttentionNeed(num_heads=2, num_kv_heads=1, head_dim=64, scale=1.0)\n"
+            "need = AttentionNeed(num_heads=2, num_kv_heads=1, head_dim=64, scale=1.0,"
+            " dtype='float32', device='cpu')\n"
             "item = load_catalog().named(AttentionBackend, sys.argv[1]).item\n"
             "item.refuses(need); item.cache(need, 16)\n"
             "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
@@ -243,7 +251,6 @@ def _batch(
         context_lens=context_lens,
         blocks_SM=tensor([list(tables[i][:widest]) for i in active]),
         block_size=block_size,
-        cache=KVCache(()),
         query_starts_S1=tensor(query_starts, torch.int32),
         context_lens_S=tensor(context_lens, torch.int32),
     )

@@ -4,6 +4,7 @@ another's keys and values."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
@@ -19,20 +20,26 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from inferno.cache import BlockPool, extend_keys
 from inferno.catalog import Catalog
 from inferno.contracts import CachePolicy, PrefixCache
-from inferno.scheduler import Scheduler
+from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks, extend_keys
+from inferno.core.scheduler import Scheduler
+from inferno.core.types import FinishReason, Request, SamplingParams
 from inferno.testing.fake_runner import FakeRunner, continuation
 from inferno.testing.installed import Installed
-from inferno.types import FinishReason, Request, SamplingParams
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_MODEL_LEN, VOCAB_SIZE = 2, 14, 20, 2
 SALTS = ("", "other")
 BUDGET = 6
-NO_WINDOWS: Mapping[int, int] = {}
+ROWS = 4
 WINDOWS: Mapping[int, int] = {3: 6, 5: 8}
-"""Window blocks for little more than one sequence."""
+"""Window -> blocks of its group: for little more than one sequence."""
+GROUPS: Mapping[str, Mapping[str, Any]] = {
+    "full": {},
+    "windows": {"windows": WINDOWS},
+    "states": {"num_snapshots": 3},
+    "all": {"windows": WINDOWS, "num_snapshots": 1},
+}
 
 
 class CachePolicyTests(Installed):
@@ -48,12 +55,12 @@ class CachePolicyTests(Installed):
     def item(cls, catalog: Catalog) -> CachePolicy:
         return catalog.named(CachePolicy, cls.policy).item
 
-    @pytest.mark.parametrize("windows", [NO_WINDOWS, WINDOWS], ids=["blocks", "window blocks"])
+    @pytest.mark.parametrize("groups", GROUPS)
     def test_no_leak_no_double_owner_and_right_content_whatever_happens(
-        self, item: CachePolicy, windows: Mapping[int, int]
+        self, item: CachePolicy, groups: str
     ) -> None:
         run_state_machine_as_test(
-            lambda: _Machine(item.build, windows),  # type: ignore[arg-type]  # whatever makes one will do
+            lambda: _Machine(item.build, **GROUPS[groups]),  # type: ignore[arg-type]  # whatever makes one will do
             settings=settings(
                 max_examples=self.max_examples,
                 stateful_step_count=30,
@@ -80,16 +87,16 @@ class CachePolicyTests(Installed):
             [],
             [],
         )
-        assert not any(prefix.keeps(block) for block in range(NUM_BLOCKS))
+        assert not any(prefix.contains(block) for block in range(NUM_BLOCKS))
 
     def test_clearing_gives_every_idle_block_back(self, item: CachePolicy) -> None:
         machine = _Machine(item.build)
         machine.add([0, 1, 1, 0, 1], 4, 0, "")
         machine.drain()
-        machine.pool.forget()
-        assert machine.pool.prefix is not None and machine.pool.prefix.num_idle == 0
-        machine.pool.check()
-        assert len(machine.pool.allocate(NUM_BLOCKS)) == NUM_BLOCKS
+        machine.groups.reset()
+        assert machine.groups.prefix is not None and machine.groups.prefix.num_idle == 0
+        machine.groups.check()
+        assert machine.groups.num_available == NUM_BLOCKS
 
 
 def _built(build: Callable[[int], PrefixCache | None]) -> PrefixCache:
@@ -105,7 +112,7 @@ class _Watched:
 
     cache: PrefixCache
     runner: FakeRunner
-    kept: dict[int, bytes] = field(factory=dict)
+    cached: dict[int, bytes] = field(factory=dict)
     idle: set[int] = field(factory=set)
     parents: dict[bytes, bytes | None] = field(factory=dict)
 
@@ -116,42 +123,42 @@ class _Watched:
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         blocks = self.cache.match(keys)
-        assert [self.kept.get(block) for block in blocks] == list(keys[: len(blocks)]), (
+        assert [self.cached.get(block) for block in blocks] == list(keys[: len(blocks)]), (
             "a block of another key"
         )
         return blocks
 
-    def keep(self, key: bytes, block_id: int) -> int:
+    def insert(self, key: bytes, block_id: int) -> int:
         self.parents[key] = self._parent(key, block_id)
-        known = self.cache.keep(key, block_id)
+        known = self.cache.insert(key, block_id)
         if known != block_id:
-            assert self.kept.get(known) == key, "the block it names does not hold the key"
-        elif self.cache.keeps(block_id):
-            assert key not in self.kept.values() or self.kept.get(block_id) == key, (
+            assert self.cached.get(known) == key, "the block it names does not hold the key"
+        elif self.cache.contains(block_id):
+            assert key not in self.cached.values() or self.cached.get(block_id) == key, (
                 "a key has two blocks"
             )
-            self.kept[block_id] = key
+            self.cached[block_id] = key
         return known
 
     def _parent(self, key: bytes, block_id: int) -> bytes | None:
         """The key before this one; the block's content must be what the key names."""
-        tokens = self.runner.content[block_id * BLOCK_SIZE + BLOCK_SIZE - 1]
+        tokens = self.runner.content(block_id)
         chains: list[list[bytes]] = [[] for _ in SALTS]
         for chain, salt in zip(chains, SALTS, strict=True):
             extend_keys(chain, tokens, BLOCK_SIZE, salt)
         [chain] = [chain for chain in chains if chain[-1] == key]
         return chain[-2] if len(chain) > 1 else None
 
-    def keeps(self, block_id: int) -> bool:
-        assert self.cache.keeps(block_id) == (block_id in self.kept)
-        return block_id in self.kept
+    def contains(self, block_id: int) -> bool:
+        assert self.cache.contains(block_id) == (block_id in self.cached)
+        return block_id in self.cached
 
-    def use(self, block_id: int) -> None:
+    def touch(self, block_id: int) -> None:
         self.idle.remove(block_id)
-        self.cache.use(block_id)
+        self.cache.touch(block_id)
 
     def release(self, block_id: int) -> None:
-        assert block_id in self.kept
+        assert block_id in self.cached
         self.idle.add(block_id)
         self.cache.release(block_id)
 
@@ -167,8 +174,8 @@ class _Watched:
         )
         assert set(blocks) <= self.idle, "it evicts a block that is in use"
         self.idle -= set(blocks)
-        gone = {self.kept.pop(block) for block in blocks}
-        assert not gone & {self.parents[key] for key in self.kept.values()}, (
+        gone = {self.cached.pop(block) for block in blocks}
+        assert not gone & {self.parents[key] for key in self.cached.values()}, (
             "it evicts what a kept block continues"
         )
         return blocks
@@ -180,13 +187,26 @@ class _Machine(RuleBasedStateMachine):
     requests: Bundle[str] = Bundle("requests")
 
     def __init__(
-        self, build: Callable[[int], PrefixCache | None], windows: Mapping[int, int] = NO_WINDOWS
+        self,
+        build: Callable[[int], PrefixCache | None],
+        windows: Mapping[int, int] = MappingProxyType({}),
+        num_snapshots: int | None = None,
     ) -> None:
         super().__init__()
-        self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE, tuple(windows))
-        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, _Watched(_built(build), self.runner), windows)
+        has_states = num_snapshots is not None
+        self.runner = FakeRunner(BLOCK_SIZE, VOCAB_SIZE, tuple(windows), has_states)
+        self.groups = CacheGroups(
+            NUM_BLOCKS,
+            BLOCK_SIZE,
+            _Watched(_built(build), self.runner),
+            [WindowBlocks(count, BLOCK_SIZE, window) for window, count in windows.items()],
+            Snapshots(ROWS, num_snapshots, interval=6) if num_snapshots is not None else None,
+        )
         self.scheduler = Scheduler(
-            self.pool, max_model_len=MAX_MODEL_LEN, max_num_seqs=4, max_num_batched_tokens=BUDGET
+            self.groups,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=ROWS,
+            max_num_batched_tokens=BUDGET,
         )
         self.open: dict[str, Request] = {}
         self.output: dict[str, list[int]] = {}
@@ -224,7 +244,8 @@ class _Machine(RuleBasedStateMachine):
             if not step.slices:
                 return
             for token in self.scheduler.commit(step, self.runner.run(step)):
-                self.output[token.request_id].append(token.id)
+                assert token.token_id is not None, "these requests end with a token"
+                self.output[token.request_id].append(token.token_id)
                 if token.finish is not None:
                     self._finished(self.open.pop(token.request_id), token.finish)
 
@@ -234,8 +255,8 @@ class _Machine(RuleBasedStateMachine):
         assert finish == FinishReason.LENGTH
 
     @rule()
-    def forget(self) -> None:
-        self.pool.forget()
+    def reset(self) -> None:
+        self.groups.reset()
 
     @rule()
     def drain(self) -> None:
@@ -244,7 +265,7 @@ class _Machine(RuleBasedStateMachine):
             if self.open:
                 self.step(1)
         assert not self.open, "requests never end"
-        assert self.pool.usage == 0
+        assert self.groups.usage == 0
 
     @invariant()
     def nothing_is_lost(self) -> None:

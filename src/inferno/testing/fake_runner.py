@@ -1,13 +1,15 @@
-"""A runner without a model: what stands in a cache slot is the text it was computed from."""
+"""A runner without a model: a cache slot holds the tokens that it was computed from."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from attrs import define, field
 
-from inferno.types import Sampled, Step
+from inferno.core.types import Sampled, StateCopy, Step
+
+Tokens = tuple[int, ...]
 
 
 @define(eq=False)
@@ -16,61 +18,79 @@ class FakeRunner:
 
     A slot of the cache holds the tokens up to its own: what keys and values depend on. When a
     step's tokens are stored, all slots that they attend to must hold their own prefix: all before
-    them in the blocks, and in the window blocks of each of `windows` those that it reaches. The
-    next token is a hash of all tokens before it, so every sequence has one right continuation:
-    `continuation`.
+    them in the full group, and in the group of each of `windows` those that it covers. A recurrent
+    state holds all tokens that it has seen, and a slice must find those before it. The next token
+    is a hash of all tokens before it, so every sequence has one right continuation: `continuation`.
     """
 
     block_size: int
     vocab_size: int = 4
-    windows: Collection[int] = ()
-    content: dict[int, tuple[int, ...]] = field(factory=dict)
-    """Slot -> the tokens up to the one it was computed for."""
+    windows: Sequence[int] = ()
+    has_states: bool = False
+    states: dict[int, Tokens] = field(factory=dict)
+    """Slot -> the tokens that its state has seen."""
     computed: list[int] = field(factory=list)
     """Tokens of each step."""
     _tokens: dict[int, list[int]] = field(factory=dict)
-    _tables: dict[tuple[int | None, int], dict[int, int]] = field(factory=dict)
-    """By window (None: the blocks themselves) and row."""
-    _contents: dict[int | None, dict[int, tuple[int, ...]]] = field(init=False)
+    _tables: dict[tuple[int, int], dict[int, int]] = field(factory=dict)
+    """By group and row."""
+    _contents: list[dict[int, Tokens]] = field(init=False)
+    """By group: slot -> the tokens up to the one it was computed for."""
 
     def __attrs_post_init__(self) -> None:
-        self._contents = {None: self.content, **{window: {} for window in self.windows}}
+        self._contents = [{} for _ in (None, *self.windows)]
+
+    def content(self, block_id: int) -> Tokens:
+        """The tokens up to the end of a full group's block."""
+        return self._contents[0][block_id * self.block_size + self.block_size - 1]
 
     def run(self, step: Step) -> Sampled:
-        for admission in step.admissions:
-            self._tokens[admission.row] = list(admission.token_ids)
-            for window in self._contents:
-                self._tables[window, admission.row] = {}
-        for row, place, block in step.grants:
-            self._tables[None, row][place] = block
-        for window, row, place, block in step.window_grants:
-            self._tables[window, row][place] = block
+        for new in step.new_sequences:
+            self._tokens[new.row] = list(new.token_ids)
+            for group in range(len(self._contents)):
+                self._tables[group, new.row] = {}
+        for group, row, index, block in step.block_updates:
+            self._tables[group, row][index] = block
+        self._copy(step.copies_before)
         rows = [s.row for s in step.slices]
         assert len(set(rows)) == len(rows), "a row has two slices"
         for row, start, count, _ in step.slices:
             assert count > 0, "an empty slice"
             assert start + count <= len(self._tokens[row]), "a token is computed that is not known"
-        for window, content in self._contents.items():
-            self._store(step, window, content)
+            if self.has_states:
+                assert self.states[row] == tuple(self._tokens[row][:start]), (
+                    f"row {row}'s state has not seen the tokens before its slice"
+                )
+                self.states[row] = tuple(self._tokens[row][: start + count])
+        for group, window in enumerate((None, *self.windows)):
+            self._store(step, group, window)
+        self._copy(step.copies_after)
         drawn = [self._draw(s.row, s.start + s.num_tokens) for s in step.slices if s.samples]
         self.computed.append(step.num_tokens)
         return Sampled(drawn)
 
-    def _store(self, step: Step, window: int | None, content: dict[int, tuple[int, ...]]) -> None:
+    def _copy(self, copies: tuple[StateCopy, ...]) -> None:
+        sources = {c.target: () if c.source is None else self.states[c.source] for c in copies}
+        assert not copies or self.has_states, "a state is copied, but no layer has one"
+        assert not sources.keys() & {c.source for c in copies}, "a slot is copied and overwritten"
+        assert len(sources) == len(copies), "two states are copied to one slot"
+        self.states.update(sources)
+
+    def _store(self, step: Step, group: int, window: int | None) -> None:
+        content = self._contents[group]
         written: set[int] = set()
         for row, start, count, _ in step.slices:
             for position in range(start, start + count):
-                slot = self._slot(window, row, position)
+                slot = self._slot(group, row, position)
                 assert slot not in written, "two tokens are stored in one slot"
                 written.add(slot)
                 content[slot] = tuple(self._tokens[row][: position + 1])
         for row, start, count, _ in step.slices:
-            for position in range(
-                0 if window is None else max(0, start - window + 1), start + count
-            ):
-                assert content.get(self._slot(window, row, position)) == tuple(
+            first = 0 if window is None else max(0, start - window + 1)
+            for position in range(first, start + count):
+                assert content.get(self._slot(group, row, position)) == tuple(
                     self._tokens[row][: position + 1]
-                ), f"row {row} would attend to what another text left at position {position}"
+                ), f"row {row} would attend to another prompt's token at position {position}"
 
     def _draw(self, row: int, stop: int) -> int:
         tokens = self._tokens[row]
@@ -78,9 +98,9 @@ class FakeRunner:
         tokens.append(next_token(tokens, self.vocab_size))
         return tokens[-1]
 
-    def _slot(self, window: int | None, row: int, position: int) -> int:
+    def _slot(self, group: int, row: int, position: int) -> int:
         return (
-            self._tables[window, row][position // self.block_size] * self.block_size
+            self._tables[group, row][position // self.block_size] * self.block_size
             + position % self.block_size
         )
 

@@ -1,57 +1,94 @@
 """A GGUF file of a toy model, as llama.cpp's converters would have written it; gguf-py writes it.
 
-Names and keys come from the architecture's own map (`contracts.GgufNames`), turned around;
-`check_names` holds that map against gguf-py's.
+Names and keys come from the architecture's own dialect (`contracts.Dialect`), inverted;
+`check_names` compares that dialect with gguf-py's lists.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
-from inferno.contracts import GgufNames
-from inferno.modelconfig import RopeScaling
+from inferno.catalog import Catalog
+from inferno.configs import RopeConfig
+from inferno.contracts import CheckpointFormat, Dialect
 
 _NOT_QUANTIZED = ("ffn_gate_inp",)
 """Matrices that llama.cpp leaves in float32."""
 
 
+def gguf_dialect(catalog: Catalog, architecture: str) -> Dialect | None:
+    """How GGUF files name the architecture: its own dialect over the format's. None where it has
+    none, or no plugin reads GGUF files."""
+    own = catalog.architecture(architecture).item.dialects.get("gguf")
+    formats = [o.item for o in catalog.of("inferno_checkpoint_formats") if o.item.name == "gguf"]
+    if own is None or not formats:
+        return None
+    defaults = catalog.named(CheckpointFormat, "gguf").item.dialect
+    return own if defaults is None else own.over(defaults)
+
+
 def write_gguf(
     path: Path,
-    names: GgufNames,
+    dialect: Dialect,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     kind: str,
+    *,
+    fused: Collection[str] = (),
+    joined: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Tensor]:
     """Write `tensors`, named as in the checkpoint, with their matrices as `kind`, F16 or Q8_0.
-    Returns what the file holds, in float32 and under the same names."""
+
+    `config` holds the dialect's fields. `fused` are those of its `rows` that the file stores as one
+    matrix; `joined` are those of its `joins` that it stores as stacks, with the rows of one head in
+    each stack. Returns what the file holds, in float32 and by the names of `tensors`.
+    """
     import gguf
 
-    writer = gguf.GGUFWriter(path, names.architecture)
-    _write_config(writer, names, config)
+    writer = gguf.GGUFWriter(path, dialect.architecture)
+    _write_config(writer, dialect, config)
     held: dict[str, Tensor] = {}
-    stacks: defaultdict[str, dict[int, tuple[str, Tensor]]] = defaultdict(dict)
+
+    def add(stored: str, tensor: Tensor) -> Tensor:
+        data, numbered, values = _encode(stored, tensor, kind)
+        writer.add_tensor(stored, data, raw_dtype=numbered)
+        return values
+
+    layout: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        stored, member = gguf_name(names, name)
-        stacks[stored][member or 0] = (name, tensor.float())
-    for stored, members in stacks.items():
-        ordered = [members[i] for i in range(len(members))]
-        is_stack = gguf_name(names, ordered[0][0])[1] is not None
-        rows = [_as_stored(names, config, stored, tensor) for _, tensor in ordered]
-        whole = torch.stack(rows) if is_stack else rows[0]
-        if _module(stored) in names.single_rows:
-            whole = whole.squeeze(0)
-        data, numbers = _encode(stored, whole, kind)
-        writer.add_tensor(stored, data[0], raw_dtype=data[1])
-        for i, (name, tensor) in enumerate(ordered):
-            kept = numbers[i] if is_stack else numbers
-            held[name] = _as_loaded(names, config, stored, kept).view(tensor.shape)
+        if (rows := (joined or {}).get(_pattern(name))) is not None:
+            held[name] = _add_joined(add, dialect, name, tensor.float(), rows)
+            continue
+        place = place_of(dialect, name, fused)
+        layout[place.stored][place.member or 0, place.part] = name
+    for stored, names in layout.items():
+        is_stack = place_of(dialect, next(iter(names.values())), fused).member is not None
+        members = [
+            torch.cat(
+                [
+                    _as_stored(dialect, config, stored, name, tensors[name].float())
+                    for (m, _), name in sorted(names.items())
+                    if m == member
+                ]
+            )
+            for member in sorted({member for member, _ in names})
+        ]
+        whole = torch.stack(members) if is_stack else members[0]
+        single = _pattern(stored) in dialect.single_rows
+        values = add(stored, whole.squeeze(0) if single else whole).view(whole.shape)
+        rest = {member: values[member] if is_stack else values for member, _ in names}
+        for (member, _), name in sorted(names.items()):
+            size = len(tensors[name])
+            kept, rest[member] = rest[member][:size], rest[member][size:]
+            held[name] = _as_loaded(dialect, config, stored, name, kept)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -59,34 +96,80 @@ def write_gguf(
     return held
 
 
-def gguf_name(names: GgufNames, name: str) -> tuple[str, int | None]:
-    """What the file calls a tensor of the checkpoint, and which of a stack it is."""
+def _add_joined(
+    add: Callable[[str, Tensor], Tensor],
+    dialect: Dialect,
+    name: str,
+    matrix: Tensor,
+    rows: Sequence[int],
+) -> Tensor:
+    """Write a matrix as stacks of heads, the rows of each head divided among them."""
+    join, number = dialect.joins[_pattern(name)], _number(name)
+    parts = torch.split(matrix.view(-1, sum(rows), matrix.shape[1]), list(rows), 1)
+    kept = []
+    for stack, part in zip(join.stacks, parts, strict=True):
+        turned = stack in join.transposed
+        part = part.transpose(1, 2) if turned else part
+        values = add(f"{stack.replace('{n}', number)}.weight", part)
+        kept.append(values.transpose(1, 2) if turned else values)
+    return torch.cat(kept, 1).flatten(0, 1)
+
+
+@frozen
+class Place:
+    """Where a file stores a tensor of the checkpoint."""
+
+    stored: str
+    member: int | None
+    """Which of a stack; None: not a stack."""
+    part: int
+    """Which of the modules whose rows the stored matrix holds."""
+
+
+def place_of(dialect: Dialect, name: str, fused: Collection[str] = ()) -> Place:
     path, _, part = name.rpartition(".")
-    for stored, ours in names.modules.items():
-        pattern = re.escape(ours).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{e\}", r"(?P<e>\d+)")
-        whole = stored.endswith((".weight", ".bias"))
-        if match := re.fullmatch(pattern, name if whole else path):
-            found = match.groupdict()
-            stored = stored.replace("{n}", found.get("n") or "")
-            return stored if whole else f"{stored}.{part}", int(
-                found["e"]
-            ) if "e" in found else None
-    raise AssertionError(f"{name}: GgufNames.modules has no name for it in a file")
+    for stored, ours in dialect.modules.items():
+        if ours is not None and stored.endswith((".weight", ".bias")):
+            if (place := _matched(stored, ours, name, 0)) is not None:
+                return place
+    modules = {stored: (ours,) for stored, ours in dialect.modules.items() if ours is not None}
+    rows = {stored: tuple(split.shares) for stored, split in dialect.rows.items()}
+    for stored, targets in {
+        **{stored: rows[stored] for stored in fused},
+        **modules,
+        **{stored: targets for stored, targets in rows.items() if stored not in modules},
+    }.items():
+        for number, ours in enumerate(targets):
+            if (place := _matched(f"{stored}.{part}", ours, path, number)) is not None:
+                return place
+    raise AssertionError(f"{name}: the dialect has no name for it in a file")
 
 
-def check_names(names: GgufNames) -> Iterator[str]:
-    """What gguf-py, llama.cpp's own list of names, does not know of an architecture's map."""
+def _matched(stored: str, ours: str, name: str, part: int) -> Place | None:
+    pattern = re.escape(ours).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{e\}", r"(?P<e>\d+)")
+    if (match := re.fullmatch(pattern, name)) is None:
+        return None
+    found = match.groupdict()
+    member = int(found["e"]) if "e" in found else None
+    return Place(stored.replace("{n}", found.get("n") or ""), member, part)
+
+
+def check_names(dialect: Dialect) -> Iterator[str]:
+    """What gguf-py, llama.cpp's own list of names, does not know of an architecture's dialect
+    (without the format's defaults)."""
     import gguf
 
     known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-    if names.architecture not in known:
-        yield f"architecture {names.architecture}"
+    if dialect.architecture not in known:
+        yield f"architecture {dialect.architecture}"
         return
     tensors = {
         gguf.TENSOR_NAMES[t].format(bid="{n}")
-        for t in gguf.MODEL_TENSORS[known[names.architecture]]
+        for t in gguf.MODEL_TENSORS[known[dialect.architecture]]
     }
-    for module in names.modules:
+    stacks = [stack for join in dialect.joins.values() for stack in join.stacks]
+    own = [stored for stored, ours in dialect.modules.items() if ours is not None]
+    for module in (*own, *dialect.rows, *stacks, *dialect.added, *dialect.single_rows):
         if module not in tensors and module.rpartition(".")[0] not in tensors:
             yield f"tensor {module}"
     keys = {
@@ -95,23 +178,23 @@ def check_names(names: GgufNames) -> Iterator[str]:
         for value in getattr(group, "__dict__", {}).values()
         if isinstance(value, str)
     }
-    for key in (*names.fields.values(), *names.rotary_pairs.values()):
-        if key not in keys:
+    for key in (*dialect.fields.values(), *dialect.rotary_pairs.values()):
+        if key is not None and key not in keys:
             yield f"key {key}"
 
 
-def _write_config(writer: Any, names: GgufNames, config: Mapping[str, Any]) -> None:
-    for name, key in names.fields.items():
+def _write_config(writer: Any, dialect: Dialect, config: Mapping[str, Any]) -> None:
+    for name, key in dialect.fields.items():
         value = config.get(name)
-        if value is None:
+        if value is None or key is None:
             continue
-        spelt = {theirs: ours for ours, theirs in names.values.get(name, {}).items()}
-        _add(writer, f"{names.architecture}.{key}", spelt.get(value, value) if spelt else value)
-    rope, prefix = RopeScaling.from_json(config), f"{names.architecture}.rope"
+        spelt = {theirs: ours for ours, theirs in dialect.values.get(name, {}).items()}
+        _add(writer, f"{dialect.architecture}.{key}", spelt.get(value, value) if spelt else value)
+    rope, prefix = RopeConfig.from_json(config), f"{dialect.architecture}.rope"
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     _add(writer, f"{prefix}.freq_base", float(rope.rope_theta))
     if f"{prefix}.dimension_count" not in {
-        f"{names.architecture}.{key}" for key in names.fields.values()
+        f"{dialect.architecture}.{key}" for key in dialect.fields.values()
     }:
         _add(writer, f"{prefix}.dimension_count", int(head_dim * rope.partial_rotary_factor))
     if rope.original_max_position_embeddings:
@@ -133,7 +216,7 @@ def _write_config(writer: Any, names: GgufNames, config: Mapping[str, Any]) -> N
     if rope.rope_type == "llama3":
         from inferno.nn import Rope
 
-        plain = Rope(head_dim, RopeScaling(rope_theta=rope.rope_theta), max_position_embeddings=1)
+        plain = Rope(head_dim, RopeConfig(rope_theta=rope.rope_theta), max_position_embeddings=1)
         stretched = Rope(head_dim, rope, max_position_embeddings=config["max_position_embeddings"])
         writer.add_tensor("rope_freqs.weight", (plain.inv_freq_E / stretched.inv_freq_E).numpy())
 
@@ -152,35 +235,46 @@ def _add(writer: Any, key: str, value: Any) -> None:
             writer.add_array(key, list(value))
 
 
-def _as_stored(names: GgufNames, config: Mapping[str, Any], stored: str, tensor: Tensor) -> Tensor:
-    heads = _rotary_heads(names, config, stored)
+def _as_stored(
+    dialect: Dialect, config: Mapping[str, Any], stored: str, name: str, tensor: Tensor
+) -> Tensor:
+    heads = _rotary_heads(dialect, config, name)
     if heads:
         tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-    return tensor + names.added.get(_module(stored), 0.0)
+    return tensor + dialect.added.get(_pattern(stored), 0.0)
 
 
-def _as_loaded(names: GgufNames, config: Mapping[str, Any], stored: str, tensor: Tensor) -> Tensor:
-    tensor = tensor - names.added.get(_module(stored), 0.0)
-    heads = _rotary_heads(names, config, stored)
+def _as_loaded(
+    dialect: Dialect, config: Mapping[str, Any], stored: str, name: str, tensor: Tensor
+) -> Tensor:
+    tensor = tensor - dialect.added.get(_pattern(stored), 0.0)
+    heads = _rotary_heads(dialect, config, name)
     if heads:
         tensor = tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
     return tensor
 
 
-def _rotary_heads(names: GgufNames, config: Mapping[str, Any], stored: str) -> int:
-    key = names.rotary_pairs.get(_module(stored))
+def _rotary_heads(dialect: Dialect, config: Mapping[str, Any], name: str) -> int:
+    keys = {dialect.modules[path]: key for path, key in dialect.rotary_pairs.items()}
+    key = keys.get(_pattern(name))
     if key is None:
         return 0
-    [field] = [name for name, theirs in names.fields.items() if theirs == key]
+    [field] = [ours for ours, theirs in dialect.fields.items() if theirs == key]
     return int(config.get(field) or config["num_attention_heads"])
 
 
-def _module(stored: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", stored.rpartition(".")[0] + ".", count=1).rstrip(".")
+def _pattern(name: str) -> str:
+    """A tensor's module, `{n}` in the place of the layer's number."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", name.rpartition(".")[0] + ".", count=1).rstrip(".")
 
 
-def _encode(stored: str, tensor: Tensor, kind: str) -> tuple[tuple[Any, Any], Tensor]:
-    """What is written, with its type, and the numbers that it stands for."""
+def _number(name: str) -> str:
+    found = re.search(r"(?<=\.)\d+(?=\.)", name)
+    return "" if found is None else found[0]
+
+
+def _encode(stored: str, tensor: Tensor, kind: str) -> tuple[Any, Any, Tensor]:
+    """What is written, its type, and the values it stands for."""
     import gguf
 
     kept = (
@@ -189,7 +283,7 @@ def _encode(stored: str, tensor: Tensor, kind: str) -> tuple[tuple[Any, Any], Te
         or stored.endswith("_norm.weight")
     )
     if tensor.ndim < 2 or kept or (kind == "Q8_0" and tensor.shape[-1] % 32):
-        return (tensor.numpy(), gguf.GGMLQuantizationType.F32), tensor
+        return tensor.contiguous().numpy(), gguf.GGMLQuantizationType.F32, tensor
     numbered = gguf.GGMLQuantizationType[kind]
     data = gguf.quantize(tensor.contiguous().numpy(), numbered)
-    return (data, numbered), torch.from_numpy(gguf.dequantize(data, numbered)).view(tensor.shape)
+    return data, numbered, torch.from_numpy(gguf.dequantize(data, numbered)).view(tensor.shape)

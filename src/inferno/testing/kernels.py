@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferno import lazy
 from inferno.catalog import Catalog
 from inferno.contracts import (
     COMPUTE_DTYPES,
@@ -26,6 +25,7 @@ from inferno.contracts import (
     DType,
     KernelNeed,
     KernelProvider,
+    lazy,
 )
 from inferno.nn import Dense, Weight, ops
 from inferno.testing.installed import Installed

@@ -16,12 +16,12 @@ import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 
-from inferno.cache import BlockPool
 from inferno.catalog import Catalog, load_catalog
-from inferno.engine.core import Engine, scheduler_of
+from inferno.core.engine import Engine, scheduler_of
+from inferno.core.kvcache import CacheGroups, KVCache
+from inferno.core.runner import ModelRunner
+from inferno.core.types import EngineStats, Request, Sampled, SamplingParams, Step
 from inferno.plan import Plan
-from inferno.runner import ModelRunner
-from inferno.types import EngineStats, Request, Sampled, SamplingParams, Step
 
 
 @frozen(eq=False)
@@ -49,18 +49,12 @@ class Toy:
         policy = (
             load_catalog(disable=plan.disable, only=plan.only).cache_policy(plan.cache_policy).item
         )
-        pool = BlockPool(
-            plan.num_blocks, plan.block_size, policy.build(plan.num_blocks), plan.window_blocks
-        )
-        return Engine(plan, scheduler_of(plan, pool), Recorder(self.model, plan))
+        groups = CacheGroups.of_plan(plan, policy.build(plan.num_blocks))
+        return Engine(plan, scheduler_of(plan, groups), Recorder(self.model, plan))
 
     def cache(self) -> list[Tensor]:
         """The tensors of a fresh cache."""
-        return [
-            tensor
-            for layer in Recorder(self.model, self.plan)._cache.layers
-            for tensor in layer.values()
-        ]
+        return [tensor for layer in KVCache.of_plan(self.plan).layers for tensor in layer.values()]
 
 
 class Recorder(ModelRunner):
@@ -73,7 +67,8 @@ class Recorder(ModelRunner):
         self._latest_SV = torch.empty(0)
 
     def run(self, step: Step) -> Sampled:
-        self._owners.update((a.row, a.request.id) for a in step.admissions)
+        self.cache.bind(self._model)  # another engine of the same toy may have bound its own
+        self._owners.update((a.row, a.request.id) for a in step.new_sequences)
         sampled = super().run(step)
         rows = [s.row for s in step.slices if s.samples]
         for row, logits_V in zip(rows, self._latest_SV if rows else (), strict=True):
@@ -104,7 +99,8 @@ def generate(
     cached: dict[str, int] = {}
     while engine.busy:
         for token in engine.step():
-            token_ids[token.request_id].append(token.id)
+            assert token.token_id is not None, "these requests end with a token"
+            token_ids[token.request_id].append(token.token_id)
             cached.setdefault(token.request_id, token.num_cached)
         engine.check()
     return [

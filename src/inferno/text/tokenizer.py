@@ -55,9 +55,14 @@ class Tokenizer:
 
     @classmethod
     def from_assets(
-        cls, assets: TextAssets, config: Mapping[str, Any] | None = None
+        cls,
+        assets: TextAssets,
+        config: Mapping[str, Any] | None = None,
+        *,
+        stop_tokens: Sequence[str] = (),
     ) -> Tokenizer | None:
-        """The checkpoint's tokenizer, or None where it has none. `config` is its config.json.
+        """The checkpoint's tokenizer, or None where it has none. `config` is its config.json,
+        `stop_tokens` are the architecture's.
 
         Raises CheckpointError when there is one and it cannot be read."""
         if assets.tokenizer_json is not None:
@@ -72,7 +77,7 @@ class Tokenizer:
             backend = _from_directory(assets.tokenizer_dir)
         else:
             return None
-        return cls(backend, eos_token_ids=eos_token_ids(assets, config, backend))
+        return cls(backend, eos_token_ids=eos_token_ids(assets, config, backend, stop_tokens))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens are those the tokenizer itself would add, such as a leading
@@ -164,6 +169,7 @@ def eos_token_ids(
     assets: TextAssets,
     config: Mapping[str, Any] | None = None,
     backend: tokenizers.Tokenizer | None = None,
+    stop_tokens: Sequence[str] = (),
 ) -> tuple[int, ...]:
     """A model's end tokens: the union of what generation_config.json, config.json, the tokenizer's
     own `eos_token` and the architecture say, in that order. Llama 3 names its end of turn only in
@@ -174,7 +180,7 @@ def eos_token_ids(
         ids += [
             i for i in (value if isinstance(value, list | tuple) else [value]) if isinstance(i, int)
         ]
-    for token in (special_token(assets.tokenizer_config, "eos_token"), *assets.stop_tokens):
+    for token in (special_token(assets.tokenizer_config, "eos_token"), *stop_tokens):
         if (
             backend is not None
             and token is not None

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from inferno.batch import Batch
 from inferno.builtin import torch_attention, torch_cache
-from inferno.cache import KVCache
 from inferno.contracts import Attend, AttentionNeed
+from inferno.core.kvcache import KVCache
+from inferno.nn.batch import Batch
 from inferno_cpu import _native, attend, attention
 
 BLOCK = 16
@@ -52,6 +52,7 @@ def main() -> None:
             head_dim=args.head_dim,
             scale=args.head_dim**-0.5,
             dtype=args.dtype,
+            device="cpu",
             cache_dtype=cache_dtype,
         )
         torch_too = cache_dtype == "auto" and not args.no_torch
@@ -118,7 +119,7 @@ def run(
     contexts: Sequence[int],
     layers: int,
 ) -> Callable[[], None]:
-    """A step of these sequences through `layers` layers."""
+    """Return a step of these sequences through `layers` layers."""
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
     widest = -(-max(contexts) // BLOCK)
     tables_SM = torch.randperm(len(counts) * widest).view(len(counts), widest)
@@ -127,7 +128,7 @@ def run(
     caches = KVCache.allocate([layout(need, BLOCK)] * layers, len(counts) * widest, "cpu").layers
     for cache in caches:
         for tensor in cache.values():
-            tensor.view(torch.uint8).fill_(0x3A)  # some small number, whatever the type
+            tensor.view(torch.uint8).fill_(0x3A)  # a small value in every type
     dtype = getattr(torch, need.dtype)
     qkv = torch.randn(len(places), need.num_heads + 2 * need.num_kv_heads, need.head_dim).to(dtype)
     q_THC, k_TKC, v_TKC = torch.split(
@@ -141,7 +142,6 @@ def run(
         context_lens=list(contexts),
         blocks_SM=tables_SM,
         block_size=BLOCK,
-        cache=KVCache(caches),
         query_starts_S1=torch.tensor(starts, dtype=torch.int32),
         context_lens_S=torch.tensor(contexts, dtype=torch.int32),
     )
@@ -155,17 +155,17 @@ def run(
 
 
 def probe_of(size: int) -> Callable[[], None]:
-    """Reads so many bytes."""
-    numbers = torch.ones(size // 4)
+    """Return a step that reads `size` bytes."""
+    elements = torch.ones(size // 4)
 
     def read() -> None:
-        numbers.sum()
+        elements.sum()
 
     return read
 
 
 def interleaved(*steps: Callable[[], None], rounds: int = 7) -> list[float]:
-    """Median seconds of each, taken in turns."""
+    """Return the median seconds of each step, run in turns."""
     for step in steps:
         step()
     samples: list[list[float]] = [[] for _ in steps]

@@ -34,7 +34,7 @@ Call = Callable[[], object]
 
 
 def seconds(call: Call) -> float:
-    """Of one call, over enough of them to be seen."""
+    """Return the seconds of one call, averaged over enough calls to measure."""
     start, calls, elapsed = time.perf_counter(), 0, 0.0
     while elapsed < _SECONDS:
         call()
@@ -51,7 +51,7 @@ def medians(calls: dict[str, Call]) -> dict[str, float]:
 
 
 def in_turn(function: Callable[..., object], *arguments: tuple[object, ...]) -> Call:
-    """Each call takes the next of the arguments."""
+    """Return a call that passes the next of the arguments each time."""
     turns = cycle(arguments)
     return lambda: function(*next(turns))
 

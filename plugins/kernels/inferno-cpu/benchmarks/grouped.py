@@ -1,6 +1,5 @@
-"""Experts: GB/s of those in use beside a plain read of memory, for a few tokens; GFLOP/s for a
-prompt; and what is around their matrices: the router, sorting, gathering, silu · up, the weighted
-sum.
+"""Experts: GB/s of the experts in use beside a plain read of memory, for a few tokens; GFLOP/s for
+a prompt; and the time of the rest: router, sorting, gathering, silu · up, weighted sum.
 
 `python grouped.py [--layouts q4_k ...] [--tokens 1 4 ...] [--experts 128] [--top 8] [--hidden 2048]
 [--inner 768]`, on as many threads as torch has. Each call draws its tokens' experts anew, so that

@@ -2,77 +2,78 @@
 #include "attention.hpp"
 
 #include "attention_cache.hpp"
-#include "attention_plan.hpp"
 #include "attention_tile.hpp"
+#include "attention_work.hpp"
 #include "parallel.hpp"
 
 namespace {
 
-// Panels, some of keys and as many of values, and their scales.
+// Up to kPanels panels of keys and of values, and their scales.
 template <class E>
 struct Panels {
   const E *keys[kPanels], *values[kPanels];
   const float *k_scales[kPanels], *v_scales[kPanels];
 
-  void locate(const AttentionStep& step, const Item& item, int64_t first) {
-    int64_t count = least(kPanels, item.end - first), size = int64_t(16) * step.C;
+  void locate(const AttentionStep& step, const Tile& tile, int64_t first) {
+    int64_t count = min(kPanels, tile.end - first), size = int64_t(16) * step.C;
     for (int64_t p = 0; p < kPanels; p++) {
-      int64_t panel = panel_of(step, item.sequence, item.head, first + least(p, count - 1));
-      keys[p] = (const E*)step.k_cache + panel * size, values[p] = (const E*)step.v_cache + panel * size;
+      int64_t panel = panel_of(step, tile.sequence, tile.head, first + min(p, count - 1));
+      keys[p] = (const E*)step.k_cache + panel * size,
+      values[p] = (const E*)step.v_cache + panel * size;
       k_scales[p] = sizeof(E) == 1 ? step.k_scales + panel * 16 : nullptr;
       v_scales[p] = sizeof(E) == 1 ? step.v_scales + panel * 16 : nullptr;
     }
   }
 };
 
-// The rows that are computed together, and which of the panels at hand they see.
-struct Group {
-  int start, rows, first, stop;
-};
+// Rows computed at once, and the range of panels they see.
+struct Group { int start, rows, first, stop; };
 
-// Scores, softmax and weighted values of `count` panels. P: the panels' type now.
+// Compute scores, softmax and weighted values of `count` panels of type P.
 template <bool Ahead, class X, class P>
-void attend_panels(const AttentionStep& step, const Item& item, int64_t base, int count, const Softmax& softmax,
-                   const P* const* keys, const P* const* values, const P* const* keys_ahead, const P* const* values_ahead,
-                   Scratch& own) {
-  const int heads = step.H / step.K, rows = item.tokens * heads, blocks = step.C / 16;
+void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, int count,
+                   const Softmax& softmax, const P* const* keys, const P* const* values,
+                   const P* const* keys_ahead, const P* const* values_ahead, Scratch& own) {
+  const int heads = step.H / step.K, rows = tile.tokens * heads, blocks = step.C / 16;
   const X* q = (const X*)own.q;
   X* weights = sizeof(X) == 2 ? (X*)own.weights : (X*)own.scores;
   Group groups[kTileRows / kGroup + 1];
   int num_groups = 0;
   for (int start = 0; start < rows; start += kGroup) {
-    Group group = {start, int(least(kGroup, rows - start)), 0, 0};
-    int64_t low = step.window ? item.position + start / heads + 1 - step.window - base : 0;
-    int64_t high = item.position + (start + group.rows - 1) / heads + 1 - base;
-    group.first = int(most(0, low) / 16), group.stop = int(least(count, (most(0, high) + 15) / 16));
+    Group group = {start, int(min(kGroup, rows - start)), 0, 0};
+    int64_t low = step.window ? tile.position + start / heads + 1 - step.window - base : 0;
+    int64_t high = tile.position + (start + group.rows - 1) / heads + 1 - base;
+    group.first = int(max(0, low) / 16), group.stop = int(min(count, (max(0, high) + 15) / 16));
     if (group.first < group.stop) groups[num_groups++] = group;
   }
-  const int together = num_groups == 1 ? count : panels_at_once(kGroup);
-  for (int p = 0; p < count; p += together)
+  const int per_pass = num_groups == 1 ? count : panels_at_once(kGroup);
+  for (int p = 0; p < count; p += per_pass)
     for (int g = 0; g < num_groups; g++) {
       const Group& group = groups[g];
-      int first = int(most(p, group.first)), stop = int(least(p + together, group.stop));
+      int first = int(max(p, group.first)), stop = int(min(p + per_pass, group.stop));
       if (first < stop)
         with_rows(group.rows, [&](auto n) {
-          score_panels<decltype(n)::value, Ahead>(q + group.start * kStride, step.C, keys, keys_ahead, first, stop,
+          score_panels<decltype(n)::value, Ahead>(q + group.start * kStride, step.C, keys,
+                                                  keys_ahead, first, stop,
                                                   own.scores + group.start * kKeys);
         });
     }
   for (int g = 0; g < num_groups; g++)
     for (int r = groups[g].start; r < groups[g].start + groups[g].rows; r++) {
-      int64_t high = item.position + r / heads + 1 - base, low = step.window ? high - step.window : 0;
-      own.fade[r] = softmax(own.scores + r * kKeys, weights + r * kKeys, groups[g].first, groups[g].stop, low, high,
-                            own.best + r, own.sums + r * 16);
+      int64_t high = tile.position + r / heads + 1 - base,
+              low = step.window ? high - step.window : 0;
+      own.fade[r] = softmax(own.scores + r * kKeys, weights + r * kKeys, groups[g].first,
+                            groups[g].stop, low, high, own.best + r, own.sums + r * 16);
     }
   const int columns = num_groups == 1 ? blocks : columns_at_once(kGroup);
   for (int b = 0; b < blocks; b += columns)
     for (int g = 0; g < num_groups; g++) {
       const Group& group = groups[g];
       with_rows(group.rows, [&](auto n) {
-        weigh_panels<decltype(n)::value, Ahead>(weights + group.start * kKeys + 16 * group.first, values + group.first,
-                                                values_ahead + group.first, group.stop - group.first, b,
-                                                int(least(blocks, b + columns)), own.fade + group.start,
-                                                own.out + group.start * kStride);
+        weigh_panels<decltype(n)::value, Ahead>(
+            weights + group.start * kKeys + 16 * group.first, values + group.first,
+            values_ahead + group.first, group.stop - group.first, b, int(min(blocks, b + columns)),
+            own.fade + group.start, own.out + group.start * kStride);
       });
     }
 }
@@ -91,13 +92,15 @@ void store_one(const AttentionStep& step, int64_t t, int head) {
 }
 
 template <class X, class E>
-void attend_item(const AttentionStep& step, const Item& item, const Item* next, const Plan& plan) {
+void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
+                 const WorkList& work) {
   Scratch& own = own_scratch();
-  const int rows = item.tokens * (step.H / step.K), C = step.C;
+  const int rows = tile.tokens * (step.H / step.K), C = step.C;
   const int64_t size = int64_t(16) * C;
-  if (item.part == item.parts - 1 && step.query_starts[item.sequence + 1] - step.query_starts[item.sequence] == 1)
-    store_one<E>(step, item.query, item.head);
-  read_queries(step, item, (X*)own.q);
+  if (tile.split == tile.num_splits - 1 &&
+      step.query_starts[tile.sequence + 1] - step.query_starts[tile.sequence] == 1)
+    store_one<E>(step, tile.query, tile.head);
+  read_queries(step, tile, (X*)own.q);
   for (int r = 0; r < rows; r++) {
     own.best[r] = kNothing;
     memset(own.sums + 16 * r, 0, 64);
@@ -107,29 +110,32 @@ void attend_item(const AttentionStep& step, const Item& item, const Item* next, 
   softmax.soft_cap = step.soft_cap;
   softmax.scale = step.soft_cap > 0 ? step.scale / step.soft_cap : step.scale * kLog2e;
   Panels<E> now, then;
-  if (item.begin < item.end) then.locate(step, item, item.begin);
-  for (int64_t begin = item.begin; begin < item.end; begin += kPanels) {
-    const int count = int(least(kPanels, item.end - begin));
+  if (tile.begin < tile.end) then.locate(step, tile, tile.begin);
+  for (int64_t begin = tile.begin; begin < tile.end; begin += kPanels) {
+    const int count = int(min(kPanels, tile.end - begin));
     now = then;
-    if (begin + kPanels < item.end) {
-      then.locate(step, item, begin + kPanels);
+    if (begin + kPanels < tile.end) {
+      then.locate(step, tile, begin + kPanels);
     } else if (next && next->begin < next->end) {
       then.locate(step, *next, next->begin);
     }
-    for (int p = 0; p < kPanels; p++) softmax.k_scales[p] = now.k_scales[p], softmax.v_scales[p] = now.v_scales[p];
-    const int known = int(item.context - 16 * (begin + count - 1));
+    for (int p = 0; p < kPanels; p++)
+      softmax.k_scales[p] = now.k_scales[p], softmax.v_scales[p] = now.v_scales[p];
+    const int known = int(tile.context - 16 * (begin + count - 1));
     if (known < 16) {
       copy_known(now.values[count - 1], C, known, (E*)own.padded);
       now.values[count - 1] = (const E*)own.padded;
     }
     if constexpr (sizeof(X) == 4) {
       if (rows <= kDirect) {
-        attend_panels<true, X>(step, item, 16 * begin, count, softmax, now.keys, now.values, then.keys, then.values, own);
+        attend_panels<true, X>(step, tile, 16 * begin, count, softmax, now.keys, now.values,
+                               then.keys, then.values, own);
         continue;
       }
     } else if constexpr (__is_same(E, bf16)) {
       auto attend = rows <= kGroup ? attend_panels<true, X, E> : attend_panels<false, X, E>;
-      attend(step, item, 16 * begin, count, softmax, now.keys, now.values, then.keys, then.values, own);
+      attend(step, tile, 16 * begin, count, softmax, now.keys, now.values, then.keys, then.values,
+             own);
       continue;
     }
     const X *keys[kPanels], *values[kPanels];
@@ -138,41 +144,45 @@ void attend_item(const AttentionStep& step, const Item& item, const Item* next, 
       expand(now.keys[p], then.keys[p], size, k), expand(now.values[p], then.values[p], size, v);
       keys[p] = k, values[p] = v;
     }
-    attend_panels<false, X>(step, item, 16 * begin, count, softmax, keys, values, keys, values, own);
+    attend_panels<false, X>(step, tile, 16 * begin, count, softmax, keys, values, keys, values,
+                            own);
   }
-  finish(step, item, plan, own);
+  finish(step, tile, work, own);
 }
 
 template <class X, class E>
 void attend_in(const AttentionStep& step) {
-  Plan& plan = own_plan;
-  make_plan(step, plan);
-  // Prompts see their own keys: these must all be there first. A single token's are stored by who attends for it.
+  WorkList& work = own_work;
+  list_work(step, work);
+  // Tokens of a prompt see each other's keys: store them all first. A single token is stored by the
+  // tile that attends from it.
   for (int64_t s = 0; s < step.S; s++) {
     int64_t first = step.query_starts[s], tokens = step.query_starts[s + 1] - first;
     if (tokens > 1)
       parallel_for(tokens * step.K, 64, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) store_one<E>(step, first + i % tokens, int(i / tokens));
+        for (int64_t i = begin; i < end; i++)
+          store_one<E>(step, first + i % tokens, int(i / tokens));
       });
   }
-  const int threads = int(least(inferno_threads, plan.count));
+  const int threads = int(min(inferno_threads, work.count));
   int64_t taken = 0;
   auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };
-  // The next item is known while there are many left: its first panels are fetched before the current one is done.
-  auto work = [&] {
-    for (int64_t i = take(), next; i < plan.count; i = next >= 0 ? next : take()) {
-      next = __atomic_load_n(&taken, __ATOMIC_RELAXED) + 2 * threads <= plan.count ? take() : -1;
-      attend_item<X, E>(step, plan.items[i], next >= 0 && next < plan.count ? plan.items + next : nullptr, plan);
+  // While many tiles are left, take the next one early and prefetch its first panels.
+  auto run_tiles = [&] {
+    for (int64_t i = take(), next; i < work.count; i = next >= 0 ? next : take()) {
+      next = __atomic_load_n(&taken, __ATOMIC_RELAXED) + 2 * threads <= work.count ? take() : -1;
+      attend_tile<X, E>(step, work.tiles[i],
+                        next >= 0 && next < work.count ? work.tiles + next : nullptr, work);
     }
   };
   parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) work();
+    for (int64_t i = begin; i < end; i++) run_tiles();
   });
 }
 
 void attend(const AttentionStep& step) {
-#if defined(INFERNO_AVX512)
-  using Wide = bf16;  // what bfloat16 is computed in
+#if defined(INFERNO_AVX512_BF16)
+  using Wide = bf16;  // type in which bfloat16 is computed
 #else
   using Wide = float;
 #endif

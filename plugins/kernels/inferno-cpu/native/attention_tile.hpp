@@ -1,19 +1,20 @@
-// A few rows of queries against up to four panels: scores, their softmax, and the weighted values. Rows are queries of
+// Rows of queries against up to four panels: scores, softmax, weighted values. Rows are queries of
 // one key/value head: tokens x the query heads that share it.
 #pragma once
 #include "simd_attention.hpp"
 
 namespace {
 
-constexpr int kPanels = 4;              // taken at once
-constexpr int kKeys = 16 * kPanels;     // what a row of scores holds
+constexpr int kPanels = 4;           // processed at once
+constexpr int kKeys = 16 * kPanels;  // in a row of scores
 constexpr int kMaxHeadDim = 256;
-constexpr int kStride = kMaxHeadDim + 16;  // of rows of queries and of outputs: not a power of two, for the cache's sake
+// Stride of rows of queries and outputs: not a power of two, to avoid cache conflicts.
+constexpr int kStride = kMaxHeadDim + 16;
 
 #if defined(INFERNO_AVX512)
-constexpr int kGroup = 12;  // rows computed at once: what the registers hold
-constexpr int kRows = 72;   // of a tile
-constexpr int kDirect = 12;  // up to so many rows, numbers are converted as they are read, not beforehand
+constexpr int kGroup = 12;   // rows computed at once, limited by registers
+constexpr int kRows = 72;    // of a tile
+constexpr int kDirect = 12;  // up to this many rows, elements are converted as they are read
 constexpr int padded(int rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : rows <= 8 ? 8 : 12; }
 constexpr int panels_at_once(int rows) { return rows <= 4 ? 4 : 2; }
 constexpr int columns_at_once(int rows) { return rows <= 4 ? 4 : 2; }
@@ -25,14 +26,15 @@ constexpr int padded(int rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : 6; }
 constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 constexpr int columns_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #endif
-constexpr int kTileRows = 132;  // of a tile of one token, at most: 128 heads that share one of keys, in whole groups
+// Maximum rows of a tile: one token of 128 heads that share a key head, in whole groups.
+constexpr int kTileRows = 132;
 
-constexpr float kNothing = -1e30f;  // the score of what may not be seen
+constexpr float kNothing = -1e30f;  // score of a masked key
 constexpr float kLog2e = 1.44269504f;
 
 template <int Bytes>
 INL void fetch(const void* p) {
-  UNROLL for (int i = 0; i < Bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
+  UNROLL_FOR (int i = 0; i < Bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
 }
 
 INL Pairs pair(const bf16* p) {
@@ -41,94 +43,104 @@ INL Pairs pair(const bf16* p) {
   return splat_pair(u);
 }
 
-// scores[r][16 p + i] = q[r] . key i of panel p. `ahead`: panels to fetch meanwhile.
+// scores[r][16 p + i] = q[r] . key i of panel p. `ahead`: panels to prefetch meanwhile.
 template <int Rows, int Panels, bool Ahead, class X, class E>
 INL void score(const X* q, int C, const E* const* keys, const E* const* ahead, float* scores) {
   F32 sums[Rows][Panels];
-  UNROLL for (int r = 0; r < Rows; r++)
-    UNROLL for (int p = 0; p < Panels; p++) sums[r][p] = splat(0.0f);
+  UNROLL_FOR (int r = 0; r < Rows; r++)
+    UNROLL_FOR (int p = 0; p < Panels; p++) sums[r][p] = splat(0.0f);
   for (int c = 0; c < C; c += 2) {
-    if constexpr (Ahead) UNROLL for (int p = 0; p < Panels; p++) fetch<int(32 * sizeof(E))>(ahead[p] + 16 * c);
+    if constexpr (Ahead)
+      UNROLL_FOR (int p = 0; p < Panels; p++) fetch<int(32 * sizeof(E))>(ahead[p] + 16 * c);
     if constexpr (sizeof(X) == 2) {
       Pairs two[Panels];
-      UNROLL for (int p = 0; p < Panels; p++) two[p] = load_pairs(keys[p] + 16 * c);
-      UNROLL for (int r = 0; r < Rows; r++) {
+      UNROLL_FOR (int p = 0; p < Panels; p++) two[p] = load_pairs(keys[p] + 16 * c);
+      UNROLL_FOR (int r = 0; r < Rows; r++) {
         Pairs x = pair(q + r * kStride + c);
-        UNROLL for (int p = 0; p < Panels; p++) sums[r][p] = dot2(sums[r][p], two[p], x);
+        UNROLL_FOR (int p = 0; p < Panels; p++) sums[r][p] = dot2(sums[r][p], two[p], x);
       }
     } else {
-      UNROLL for (int half = 0; half < 2; half++) {
+      UNROLL_FOR (int half = 0; half < 2; half++) {
         F32 one[Panels];
-        UNROLL for (int p = 0; p < Panels; p++) one[p] = row(keys[p] + 16 * c, half);
-        UNROLL for (int r = 0; r < Rows; r++) {
+        UNROLL_FOR (int p = 0; p < Panels; p++) one[p] = row(keys[p] + 16 * c, half);
+        UNROLL_FOR (int r = 0; r < Rows; r++) {
           F32 x = splat(q[r * kStride + c + half]);
-          UNROLL for (int p = 0; p < Panels; p++) sums[r][p] = fma(x, one[p], sums[r][p]);
+          UNROLL_FOR (int p = 0; p < Panels; p++) sums[r][p] = fma(x, one[p], sums[r][p]);
         }
       }
     }
   }
-  UNROLL for (int r = 0; r < Rows; r++)
-    UNROLL for (int p = 0; p < Panels; p++) store(scores + r * kKeys + 16 * p, sums[r][p]);
+  UNROLL_FOR (int r = 0; r < Rows; r++)
+    UNROLL_FOR (int p = 0; p < Panels; p++) store(scores + r * kKeys + 16 * p, sums[r][p]);
 }
 
-// out[r] = fade[r] * out[r] + the sum over the panels' tokens of weights[r][token] * value, for `Columns` times 16 channels.
+// out[r] = fade[r] * out[r] + the sum over the panels' tokens of weights[r][token] * value, for
+// `Columns` times 16 channels.
 template <int Rows, int Columns, bool Ahead, class X, class E>
-INL void weigh(const X* weights, const E* const* values, const E* const* ahead, int panels, int64_t at, const float* fade,
-               float* out) {
+INL void weigh(const X* weights, const E* const* values, const E* const* ahead, int panels,
+               int64_t at, const float* fade, float* out) {
   F32 sums[Rows][Columns];
-  UNROLL for (int r = 0; r < Rows; r++)
-    UNROLL for (int b = 0; b < Columns; b++) sums[r][b] = load(out + r * kStride + 16 * b) * splat(fade[r]);
+  UNROLL_FOR (int r = 0; r < Rows; r++)
+    UNROLL_FOR (int b = 0; b < Columns; b++)
+      sums[r][b] = load(out + r * kStride + 16 * b) * splat(fade[r]);
   for (int p = 0; p < panels; p++) {
     const E* v = values[p] + at;
     for (int t = 0; t < 16; t += 2) {
       if constexpr (Ahead)
-        UNROLL for (int b = 0; b < Columns; b++) fetch<int(32 * sizeof(E))>(ahead[p] + at + 256 * b + 16 * t);
+        UNROLL_FOR (int b = 0; b < Columns; b++)
+          fetch<int(32 * sizeof(E))>(ahead[p] + at + 256 * b + 16 * t);
       if constexpr (sizeof(X) == 2) {
         Pairs two[Columns];
-        UNROLL for (int b = 0; b < Columns; b++) two[b] = load_pairs(v + 256 * b + 16 * t);
-        UNROLL for (int r = 0; r < Rows; r++) {
+        UNROLL_FOR (int b = 0; b < Columns; b++) two[b] = load_pairs(v + 256 * b + 16 * t);
+        UNROLL_FOR (int r = 0; r < Rows; r++) {
           Pairs w = pair(weights + r * kKeys + 16 * p + t);
-          UNROLL for (int b = 0; b < Columns; b++) sums[r][b] = dot2(sums[r][b], two[b], w);
+          UNROLL_FOR (int b = 0; b < Columns; b++) sums[r][b] = dot2(sums[r][b], two[b], w);
         }
       } else {
-        UNROLL for (int half = 0; half < 2; half++) {
+        UNROLL_FOR (int half = 0; half < 2; half++) {
           F32 one[Columns];
-          UNROLL for (int b = 0; b < Columns; b++) one[b] = row(v + 256 * b + 16 * t, half);
-          UNROLL for (int r = 0; r < Rows; r++) {
+          UNROLL_FOR (int b = 0; b < Columns; b++) one[b] = row(v + 256 * b + 16 * t, half);
+          UNROLL_FOR (int r = 0; r < Rows; r++) {
             F32 w = splat(weights[r * kKeys + 16 * p + t + half]);
-            UNROLL for (int b = 0; b < Columns; b++) sums[r][b] = fma(w, one[b], sums[r][b]);
+            UNROLL_FOR (int b = 0; b < Columns; b++) sums[r][b] = fma(w, one[b], sums[r][b]);
           }
         }
       }
     }
   }
-  UNROLL for (int r = 0; r < Rows; r++)
-    UNROLL for (int b = 0; b < Columns; b++) store(out + r * kStride + 16 * b, sums[r][b]);
+  UNROLL_FOR (int r = 0; r < Rows; r++)
+    UNROLL_FOR (int b = 0; b < Columns; b++) store(out + r * kStride + 16 * b, sums[r][b]);
 }
 
 template <int Rows, bool Ahead, class X, class E>
-void score_panels(const X* q, int C, const E* const* keys, const E* const* ahead, int first, int stop, float* scores) {
-  constexpr int together = panels_at_once(Rows);
+void score_panels(const X* q, int C, const E* const* keys, const E* const* ahead, int first,
+                  int stop, float* scores) {
+  constexpr int at_once = panels_at_once(Rows);
   int p = first;
-  for (; p + together <= stop; p += together) score<Rows, together, Ahead>(q, C, keys + p, ahead + p, scores + 16 * p);
-  if constexpr (together > 1)
+  for (; p + at_once <= stop; p += at_once)
+    score<Rows, at_once, Ahead>(q, C, keys + p, ahead + p, scores + 16 * p);
+  if constexpr (at_once > 1)
     for (; p < stop; p++) score<Rows, 1, Ahead>(q, C, keys + p, ahead + p, scores + 16 * p);
 }
 
 template <int Rows, bool Ahead, class X, class E>
-void weigh_panels(const X* weights, const E* const* values, const E* const* ahead, int panels, int first, int stop,
-                  const float* fade, float* out) {
-  constexpr int together = columns_at_once(Rows);
+void weigh_panels(const X* weights, const E* const* values, const E* const* ahead, int panels,
+                  int first, int stop, const float* fade, float* out) {
+  constexpr int at_once = columns_at_once(Rows);
   int b = first;
-  for (; b + together <= stop; b += together)
-    weigh<Rows, together, Ahead>(weights, values, ahead, panels, int64_t(256) * b, fade, out + 16 * b);
-  if constexpr (together > 1)
-    for (; b < stop; b++) weigh<Rows, 1, Ahead>(weights, values, ahead, panels, int64_t(256) * b, fade, out + 16 * b);
+  for (; b + at_once <= stop; b += at_once)
+    weigh<Rows, at_once, Ahead>(weights, values, ahead, panels, int64_t(256) * b, fade,
+                                out + 16 * b);
+  if constexpr (at_once > 1)
+    for (; b < stop; b++)
+      weigh<Rows, 1, Ahead>(weights, values, ahead, panels, int64_t(256) * b, fade, out + 16 * b);
 }
 
-// `body(std::integral_constant)` with the number of rows known to the compiler: some multiple that has a kernel.
+// Call body(Count<N>) with `rows` rounded up to a number of rows that has a kernel.
 template <int N>
-struct Count { static constexpr int value = N; };
+struct Count {
+  static constexpr int value = N;
+};
 template <class Body>
 INL void with_rows(int rows, const Body& body) {
   switch (padded(rows)) {
@@ -144,7 +156,7 @@ INL void with_rows(int rows, const Body& body) {
   }
 }
 
-// A panel in the type that is computed with. `ahead`: the panel to fetch meanwhile.
+// Convert a panel to the type of the computation. `ahead`: the panel to prefetch meanwhile.
 template <class E>
 void expand(const E* panel, const E* ahead, int64_t count, float* to) {
   for (int64_t i = 0; i < count; i += 32) {
@@ -152,9 +164,10 @@ void expand(const E* panel, const E* ahead, int64_t count, float* to) {
     store(to + i, row(panel + i, 0)), store(to + i + 16, row(panel + i, 1));
   }
 }
-#if defined(INFERNO_AVX512)
+#if defined(INFERNO_AVX512_BF16)
 template <class E>
-void expand(const E* panel, const E* ahead, int64_t count, bf16* to) {  // every 8-bit number is a bfloat16
+void expand(const E* panel, const E* ahead, int64_t count, bf16* to) {
+  // Every 8-bit value is exact in bfloat16.
   for (int64_t i = 0; i < count; i += 32) {
     fetch<int(32 * sizeof(E))>(ahead + i);
     store_pairs(to + i, row(panel + i, 0), row(panel + i, 1));
@@ -162,21 +175,24 @@ void expand(const E* panel, const E* ahead, int64_t count, bf16* to) {  // every
 }
 #endif
 
-// How the keys one row may see lie among those at hand, and how far its softmax has come.
+// The running softmax of one row.
 struct Softmax {
   float scale, soft_cap;
   const float *k_scales[kPanels], *v_scales[kPanels];  // null: none
 
-  // One row: scores -> weights, over the panels from `first` to `stop`; keys outside of [low, high) weigh nothing.
-  // `sums` are the sixteen partial sums of its weights; returns by how much what was added up before is to shrink.
+  // Turn scores into weights over the panels [first, stop); keys outside [low, high) get weight 0.
+  // Updates the maximum `best` and the sixteen partial sums of weights `sums`; returns the factor
+  // by which earlier sums shrink.
   template <class X>
-  float operator()(float* scores, X* weights, int first, int stop, int64_t low, int64_t high, float* best, float* sums) const {
+  float operator()(float* scores, X* weights, int first, int stop, int64_t low, int64_t high,
+                   float* best, float* sums) const {
     F32 top = splat(kNothing);
     for (int p = first; p < stop; p++) {
       F32 x = load(scores + 16 * p) * splat(scale);
       if (k_scales[p]) x = x * load(k_scales[p]);
       if (soft_cap > 0) x = splat(soft_cap * kLog2e) * tanh(x);
-      if (low > 16 * p || high < 16 * p + 16) x = keep(x, splat(kNothing), low - 16 * p, high - 16 * p);
+      if (low > 16 * p || high < 16 * p + 16)
+        x = keep(x, splat(kNothing), low - 16 * p, high - 16 * p);
       store(scores + 16 * p, x);
       top = max(x, top);
     }

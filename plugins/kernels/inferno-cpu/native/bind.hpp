@@ -1,4 +1,4 @@
-// Every op is run through `run`.
+// Bindings of the ops. Every op goes through `run`, which also records it.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -10,10 +10,13 @@ namespace nb = nanobind;
 using Address = uintptr_t;
 
 template <class T = void>
-inline T* at(Address a) { return reinterpret_cast<T*>(a); }
+inline T* at(Address a) {
+  return reinterpret_cast<T*>(a);
+}
 
-// While a step is recorded, the op is kept (its arguments by value) to be run again.
-struct Recording : std::vector<std::function<void()>> {};  // a type of its own: lists convert to Python lists
+// The ops of a recorded step, each with its arguments by value.
+struct Recording : std::vector<std::function<void()>> {
+};  // not a bare vector: nanobind converts those to Python lists
 extern Recording* recording;
 
 template <class Op>

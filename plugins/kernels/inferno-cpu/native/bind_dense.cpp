@@ -2,29 +2,40 @@
 #include "kernels.hpp"
 
 void bind_dense(nb::module_& m) {
-  m.def("dense_repack", [](int dtype, Address w, int64_t row_stride, Address panels, int64_t N, int64_t K) {
-    nb::gil_scoped_release free;
-    active().dense->repack(dtype, at(w), row_stride, at(panels), N, K);
-  });
-  m.def("dense_matmul", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels, Address bias, Address y, int64_t M,
-                           int64_t N, int64_t K) {
-    run([=] { active().dense->matmul(w_dtype, x_dtype, at(x), x_stride, at(panels), at<float>(bias), at(y), M, N, K); });
-  });
-  m.def("dense_grouped", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels, Address bias, Address y,
-                            Address starts, int64_t E, int64_t N, int64_t K) {
+  m.def("dense_repack",
+        [](int dtype, Address w, int64_t row_stride, Address panels, int64_t N, int64_t K) {
+          nb::gil_scoped_release released;
+          active().dense->repack(dtype, at(w), row_stride, at(panels), N, K);
+        });
+  m.def("dense_matmul", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels,
+                           Address bias, Address y, int64_t M, int64_t N, int64_t K) {
     run([=] {
-      active().dense->grouped(w_dtype, x_dtype, at(x), x_stride, at(panels), at<float>(bias), at(y), at<int32_t>(starts), E, N, K);
+      active().dense->matmul(w_dtype, x_dtype, at(x), x_stride, at(panels), at<float>(bias), at(y),
+                             M, N, K);
     });
   });
-  m.def("dense_argmax", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels, Address ids, int64_t M, int64_t N,
-                           int64_t K) {
-    run([=] { active().dense->argmax(w_dtype, x_dtype, at(x), x_stride, at(panels), at<int64_t>(ids), M, N, K); });
+  m.def("dense_grouped",
+        [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels, Address bias,
+           Address y, Address starts, int64_t E, int64_t N, int64_t K) {
+          run([=] {
+            active().dense->grouped(w_dtype, x_dtype, at(x), x_stride, at(panels), at<float>(bias),
+                                    at(y), at<int32_t>(starts), E, N, K);
+          });
+        });
+  m.def("dense_argmax", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels,
+                           Address ids, int64_t M, int64_t N, int64_t K) {
+    run([=] {
+      active().dense->argmax(w_dtype, x_dtype, at(x), x_stride, at(panels), at<int64_t>(ids), M, N,
+                             K);
+    });
   });
-  m.def("dense_rows", [](int w_dtype, int y_dtype, Address panels, Address ids, Address y, int64_t T, int64_t N, int64_t K) {
+  m.def("dense_rows", [](int w_dtype, int y_dtype, Address panels, Address ids, Address y,
+                         int64_t T, int64_t N, int64_t K) {
     run([=] {
       if (!active().dense->rows(w_dtype, y_dtype, at(panels), at<int64_t>(ids), at(y), T, N, K))
-        throw nb::index_error("a row that the matrix does not have");
+        throw nb::index_error("row id out of range");
     });
   });
-  m.def("dense_read", [](Address data, int64_t bytes) { return active().dense->read(at(data), bytes); });
+  m.def("dense_read",
+        [](Address data, int64_t bytes) { return active().dense->read(at(data), bytes); });
 }

@@ -8,9 +8,9 @@
 
 namespace {
 
-// Numbers a thread gets at least: handing over less costs more than it saves.
+// Minimum elements per thread: handing over fewer costs more than it saves.
 constexpr int64_t kGrain = 16384;
-INL int64_t rows_of(int64_t size) { return (kGrain + size - 1) / size; }
+INL int64_t min_rows(int64_t size) { return (kGrain + size - 1) / size; }
 
 template <class T>
 INL T rounded(float x) {
@@ -19,22 +19,23 @@ INL T rounded(float x) {
   return t;
 }
 
-// 1 / rms of a row. Four sums, so that no addition waits for the one before.
+// 1 / rms of a row. Four independent sums hide the latency of an addition.
 template <class T>
 INL float inverse_rms(const T* x, int64_t D, float eps) {
   F32 squares[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
   int64_t i = 0;
-  for (; i + 64 <= D; i += 64) UNROLL for (int j = 0; j < 4; j++) {
-    F32 v = load(x + i + 16 * j);
-    squares[j] = fma(v, v, squares[j]);
-  }
+  for (; i + 64 <= D; i += 64)
+    UNROLL_FOR (int j = 0; j < 4; j++) {
+      F32 v = load(x + i + 16 * j);
+      squares[j] = fma(v, v, squares[j]);
+    }
   for (; i + 16 <= D; i += 16) squares[0] = fma(load(x + i), load(x + i), squares[0]);
   float total = sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
   for (; i < D; i++) total += to_float(x[i]) * to_float(x[i]);
   return 1.0f / __builtin_sqrtf(total / float(D) + eps);
 }
 
-// A weight of T, or a wide one: float.
+// W: T, or float for a wide weight.
 template <class T, class W>
 void norm_row(const T* x, const W* weight, T* y, int64_t D, float eps) {
   constexpr bool kRounded = sizeof(W) == sizeof(T);
@@ -67,9 +68,9 @@ INL const T* row_of(const Heads& x, int64_t i) {
 }
 
 void rms_norm(int dtype, const Heads& x, const Norm& norm, void* y) {
-  with_type(dtype, [&](auto number) {
-    using T = decltype(number);
-    parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    parallel_for(x.T * x.H, min_rows(x.C), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++) norm_row(row_of<T>(x, i), norm, (T*)y + i * x.C, x.C);
     });
   });
@@ -82,11 +83,12 @@ void add_row(const T* x, const T* delta, T* y, int64_t D) {
   for (; i < D; i++) from_float(y + i, to_float(x[i]) + to_float(delta[i]));
 }
 
-void add_rms_norm(int dtype, const void* x, int64_t x_stride, const void* delta, int64_t delta_stride, const Norm& norm,
-                  void* sums, void* y, int64_t rows, int64_t D) {
-  with_type(dtype, [&](auto number) {
-    using T = decltype(number);
-    parallel_for(rows, rows_of(D), [&](int64_t begin, int64_t end) {
+void add_rms_norm(int dtype, const void* x, int64_t x_stride, const void* delta,
+                  int64_t delta_stride, const Norm& norm, void* sums, void* y, int64_t rows,
+                  int64_t D) {
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    parallel_for(rows, min_rows(D), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) {
         T* both = (T*)sums + t * D;
         add_row((const T*)x + t * x_stride, (const T*)delta + t * delta_stride, both, D);
@@ -97,7 +99,7 @@ void add_rms_norm(int dtype, const void* x, int64_t x_stride, const void* delta,
 }
 
 template <class T>
-void turn_row(const T* x, const float* cos, const float* sin, int64_t E, T* y, int64_t C) {
+void rotate_row(const T* x, const float* cos, const float* sin, int64_t E, T* y, int64_t C) {
   int64_t i = 0;
   for (; i + 16 <= E; i += 16) {
     F32 a = load(x + i), b = load(x + E + i), c = load(cos + i), s = load(sin + i);
@@ -113,17 +115,20 @@ void turn_row(const T* x, const float* cos, const float* sin, int64_t E, T* y, i
 }
 
 template <class T>
-void turn_row_interleaved(const T* x, const float* cos, const float* sin, int64_t E, T* y, int64_t C) {
+void rotate_row_interleaved(const T* x, const float* cos, const float* sin, int64_t E, T* y,
+                            int64_t C) {
   int64_t i = 0;
   for (; i + 16 <= E; i += 16) {
     float both[32], a[16], b[16];
-    UNROLL for (int half = 0; half < 2; half++) store(both + 16 * half, load(x + 2 * i + 16 * half));
+    UNROLL_FOR (int half = 0; half < 2; half++)
+      store(both + 16 * half, load(x + 2 * i + 16 * half));
     for (int j = 0; j < 16; j++) a[j] = both[2 * j], b[j] = both[2 * j + 1];
-    F32 c = load(cos + i), s = load(sin + i), turned = load(a) * c - load(b) * s;
+    F32 c = load(cos + i), s = load(sin + i), rotated = load(a) * c - load(b) * s;
     store(b, load(b) * c + load(a) * s);
-    store(a, turned);
+    store(a, rotated);
     for (int j = 0; j < 16; j++) both[2 * j] = a[j], both[2 * j + 1] = b[j];
-    UNROLL for (int half = 0; half < 2; half++) store(y + 2 * i + 16 * half, load(both + 16 * half));
+    UNROLL_FOR (int half = 0; half < 2; half++)
+      store(y + 2 * i + 16 * half, load(both + 16 * half));
   }
   for (; i < E; i++) {
     float a = to_float(x[2 * i]), b = to_float(x[2 * i + 1]);
@@ -134,31 +139,35 @@ void turn_row_interleaved(const T* x, const float* cos, const float* sin, int64_
 }
 
 template <class T>
-INL void turn_row(bool interleaved, const T* x, const float* cos, const float* sin, int64_t E, T* y, int64_t C) {
-  interleaved ? turn_row_interleaved(x, cos, sin, E, y, C) : turn_row(x, cos, sin, E, y, C);
+INL void rotate_row(bool interleaved, const T* x, const float* cos, const float* sin, int64_t E,
+                    T* y, int64_t C) {
+  interleaved ? rotate_row_interleaved(x, cos, sin, E, y, C) : rotate_row(x, cos, sin, E, y, C);
 }
 
-void rope(int dtype, const Heads& x, const float* cos_TE, const float* sin_TE, int64_t E, bool interleaved, void* y) {
-  with_type(dtype, [&](auto number) {
-    using T = decltype(number);
-    parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
+void rope(int dtype, const Heads& x, const float* cos_TE, const float* sin_TE, int64_t E,
+          bool interleaved, void* y) {
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    parallel_for(x.T * x.H, min_rows(x.C), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++)
-        turn_row(interleaved, row_of<T>(x, i), cos_TE + i / x.H * E, sin_TE + i / x.H * E, E, (T*)y + i * x.C, x.C);
+        rotate_row(interleaved, row_of<T>(x, i), cos_TE + i / x.H * E, sin_TE + i / x.H * E, E,
+                   (T*)y + i * x.C, x.C);
     });
   });
 }
 
-constexpr int64_t kHead = 512;  // longest head that is normed and turned in one go
+constexpr int64_t kMaxHeadDim = 512;  // largest head that is normed and rotated in one pass
 
-void norm_rope(int dtype, const Heads& x, const Norm& norm, const float* cos_TE, const float* sin_TE, int64_t E, bool interleaved,
-               void* y) {
-  with_type(dtype, [&](auto number) {
-    using T = decltype(number);
-    parallel_for(x.T * x.H, rows_of(x.C), [&](int64_t begin, int64_t end) {
-      T normed[kHead];
+void norm_rope(int dtype, const Heads& x, const Norm& norm, const float* cos_TE,
+               const float* sin_TE, int64_t E, bool interleaved, void* y) {
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    parallel_for(x.T * x.H, min_rows(x.C), [&](int64_t begin, int64_t end) {
+      T normed[kMaxHeadDim];
       for (int64_t i = begin; i < end; i++) {
         norm_row(row_of<T>(x, i), norm, normed, x.C);
-        turn_row(interleaved, (const T*)normed, cos_TE + i / x.H * E, sin_TE + i / x.H * E, E, (T*)y + i * x.C, x.C);
+        rotate_row(interleaved, (const T*)normed, cos_TE + i / x.H * E, sin_TE + i / x.H * E, E,
+                   (T*)y + i * x.C, x.C);
       }
     });
   });
@@ -169,7 +178,9 @@ void silu_mul_row(const T* gate, const T* up, T* y, int64_t I) {
   for (int64_t i = 0; i < I; i += 16) {
     const bool whole = i + 16 <= I;
     T gates[16] = {}, ups[16] = {}, out[16];
-    if (!whole) memcpy(gates, gate + i, size_t(I - i) * sizeof(T)), memcpy(ups, up + i, size_t(I - i) * sizeof(T));
+    if (!whole)
+      memcpy(gates, gate + i, size_t(I - i) * sizeof(T)),
+          memcpy(ups, up + i, size_t(I - i) * sizeof(T));
     F32 g = load(whole ? gate + i : gates);
     store(out, g / (splat(1.0f) + exp(splat(0.0f) - g)));
     F32 product = load(out) * load(whole ? up + i : ups);
@@ -182,66 +193,68 @@ void silu_mul_row(const T* gate, const T* up, T* y, int64_t I) {
   }
 }
 
-void silu_mul(int dtype, const void* gate, int64_t gate_stride, const void* up, int64_t up_stride, void* y, int64_t rows,
-              int64_t I) {
-  // In pieces of a row: a single token's may be long.
-  const int64_t piece = 1024, pieces = (I + piece - 1) / piece;
-  with_type(dtype, [&](auto number) {
-    using T = decltype(number);
-    parallel_for(rows * pieces, 4, [&](int64_t begin, int64_t end) {
+void silu_mul(int dtype, const void* gate, int64_t gate_stride, const void* up, int64_t up_stride,
+              void* y, int64_t rows, int64_t I) {
+  // Split rows: a single token may have a long one.
+  const int64_t chunk = 1024, chunks = (I + chunk - 1) / chunk;
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    parallel_for(rows * chunks, 4, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++) {
-        int64_t t = i / pieces, at = i % pieces * piece;
-        silu_mul_row((const T*)gate + t * gate_stride + at, (const T*)up + t * up_stride + at, (T*)y + t * I + at,
-                     I - at < piece ? I - at : piece);
+        int64_t t = i / chunks, at = i % chunks * chunk;
+        silu_mul_row((const T*)gate + t * gate_stride + at, (const T*)up + t * up_stride + at,
+                     (T*)y + t * I + at, I - at < chunk ? I - at : chunk);
       }
     });
   });
 }
 
 template <class T>
-float top_of(const T* x, int64_t n) {
-  const float least = -__builtin_inff();
-  F32 top[4] = {splat(least), splat(least), splat(least), splat(least)};
+float max_of(const T* x, int64_t n) {
+  const float lowest = -__builtin_inff();
+  F32 top[4] = {splat(lowest), splat(lowest), splat(lowest), splat(lowest)};
   int64_t i = 0;
-  // max(a, b) is b where either is NaN.
-  for (; i + 64 <= n; i += 64) UNROLL for (int j = 0; j < 4; j++) top[j] = max(load(x + i + 16 * j), top[j]);
+  // max(a, b) is b if either is NaN.
+  for (; i + 64 <= n; i += 64)
+    UNROLL_FOR (int j = 0; j < 4; j++) top[j] = max(load(x + i + 16 * j), top[j]);
   float best = largest(max(max(top[0], top[1]), max(top[2], top[3])));
   for (; i < n; i++) best = to_float(x[i]) > best ? to_float(x[i]) : best;
   return best;
 }
 
-constexpr int64_t kPiece = 4096;
+constexpr int64_t kChunk = 4096;
 thread_local float* tops = nullptr;
-thread_local int64_t tops_room = 0;
+thread_local int64_t tops_capacity = 0;
 
 void argmax(int dtype, const void* x, int64_t x_stride, int64_t* ids, int64_t rows, int64_t V) {
-  const int64_t pieces = (V + kPiece - 1) / kPiece;
-  if (rows * pieces > tops_room) {
+  const int64_t chunks = (V + kChunk - 1) / kChunk;
+  if (rows * chunks > tops_capacity) {
     free(tops);
-    tops_room = 2 * rows * pieces;
-    tops = (float*)malloc(size_t(tops_room) * sizeof(float));
+    tops_capacity = 2 * rows * chunks;
+    tops = (float*)malloc(size_t(tops_capacity) * sizeof(float));
     if (!tops) abort();
   }
   float* found = tops;
-  with_type(dtype, [&](auto number) {
-    using T = decltype(number);
-    auto piece_of = [&](int64_t t, int64_t p) { return (const T*)x + t * x_stride + p * kPiece; };
-    auto size_of = [&](int64_t p) { return V - p * kPiece < kPiece ? V - p * kPiece : kPiece; };
-    parallel_for(rows * pieces, 8, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++) found[i] = top_of(piece_of(i / pieces, i % pieces), size_of(i % pieces));
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    auto chunk_of = [&](int64_t t, int64_t c) { return (const T*)x + t * x_stride + c * kChunk; };
+    auto size_of = [&](int64_t c) { return V - c * kChunk < kChunk ? V - c * kChunk : kChunk; };
+    parallel_for(rows * chunks, 8, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++)
+        found[i] = max_of(chunk_of(i / chunks, i % chunks), size_of(i % chunks));
     });
     parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) {
         int64_t best = 0;
-        for (int64_t p = 1; p < pieces; p++)
-          if (found[t * pieces + p] > found[t * pieces + best]) best = p;
-        const float top = found[t * pieces + best];
-        const T* piece = piece_of(t, best);
+        for (int64_t c = 1; c < chunks; c++)
+          if (found[t * chunks + c] > found[t * chunks + best]) best = c;
+        const float top = found[t * chunks + best];
+        const T* chunk = chunk_of(t, best);
         ids[t] = -1;
         if (top - top == 0.0f)
           for (int64_t i = 0; i < size_of(best); i++)
-            if (to_float(piece[i]) == top) {
-              ids[t] = best * kPiece + i;
+            if (to_float(chunk[i]) == top) {
+              ids[t] = best * kChunk + i;
               break;
             }
       }
@@ -249,9 +262,10 @@ void argmax(int dtype, const void* x, int64_t x_stride, int64_t* ids, int64_t ro
   });
 }
 
-void gather(int dtype, const int64_t* ids, const void* table, void* y, int64_t rows, int64_t V, int64_t D) {
+void gather(int dtype, const int64_t* ids, const void* table, void* y, int64_t rows, int64_t V,
+            int64_t D) {
   const int64_t bytes = D * (dtype == kFloat32 ? 4 : 2);
-  parallel_for(rows, rows_of(D), [&](int64_t begin, int64_t end) {
+  parallel_for(rows, min_rows(D), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       char* to = (char*)y + t * bytes;
       if (ids[t] >= 0 && ids[t] < V) {
@@ -266,4 +280,5 @@ void gather(int dtype, const int64_t* ids, const void* table, void* y, int64_t r
 }  // namespace
 
 extern const Elementwise INFERNO_EXPORT(elementwise);
-const Elementwise INFERNO_EXPORT(elementwise) = {rms_norm, add_rms_norm, rope, norm_rope, silu_mul, argmax, gather};
+const Elementwise INFERNO_EXPORT(elementwise) = {rms_norm, add_rms_norm, rope,  norm_rope,
+                                                 silu_mul, argmax,       gather};

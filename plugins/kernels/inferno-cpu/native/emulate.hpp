@@ -1,8 +1,9 @@
-// The AVX-512 kernels as plain code, so that a machine without those instructions can test them (CMake: INFERNO_EMULATE).
-// Most intrinsics come from SIMDe (Debian: libsimde-dev); those that its 0.7 lacks are here, lane by lane. Slow, and for
-// tests only.
+// AVX-512 intrinsics as plain code, to test the kernels on a machine without those instructions
+// (CMake: INFERNO_EMULATE). Most come from SIMDe (Debian: libsimde-dev); those missing from its
+// version 0.7 are here, lane by lane. Slow, for tests only.
 //
-// A kernel that uses an intrinsic neither has fails to compile with "target specific option mismatch": add it below.
+// An intrinsic that is missing from both fails to compile with "target specific option mismatch":
+// add it below.
 #pragma once
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #pragma GCC diagnostic push
@@ -28,14 +29,14 @@ struct EmulatedLanes {
 using EmulatedF16 = EmulatedLanes<float, 16>;
 using EmulatedI16 = EmulatedLanes<int32_t, 16>;
 
-// result lane i = expression of i; TYPE[N] makes up a RESULT.
-#define EMULATE_EACH(RESULT, TYPE, N, expression)           \
-  EmulatedLanes<TYPE, N> r;                                 \
-  for (int i = 0; i < N; i++) r.at[i] = TYPE(expression);   \
+// Lane i of the RESULT, made of TYPE[N], is `expression` of i.
+#define EMULATE_EACH(RESULT, TYPE, N, expression)         \
+  EmulatedLanes<TYPE, N> r;                               \
+  for (int i = 0; i < N; i++) r.at[i] = TYPE(expression); \
   return emulated_bits<RESULT>(r)
 #define LANES(TYPE, x) (emulated_bits<EmulatedLanes<TYPE, int(sizeof(x) / sizeof(TYPE))>>(x))
 
-// ---- conversions ------------------------------------------------------------------------------------------------------
+// ---- conversions ----
 
 EMULATED __m512 emulated_cvtepi32_ps(__m512i a) {
   auto x = LANES(int32_t, a);
@@ -90,7 +91,7 @@ EMULATED __m256i emulated_cvtps_ph(__m512 a) {
   auto x = LANES(float, a);
   EMULATE_EACH(__m256i, uint16_t, 16, _cvtss_sh(x.at[i], 0));
 }
-// As the instruction: to nearest even, NaN made quiet, subnormal numbers to zero of their sign.
+// Like the instruction: to nearest even, NaN made quiet, subnormal numbers to zero with their sign.
 EMULATED uint16_t emulated_bfloat16(float x) {
   uint32_t u = emulated_bits<uint32_t>(x), magnitude = u & 0x7fffffff;
   if (magnitude > 0x7f800000) return uint16_t((u >> 16) | 0x40);
@@ -106,22 +107,28 @@ EMULATED __m512i emulated_cvtne2ps_pbh(__m512 high, __m512 low) {
   EMULATE_EACH(__m512i, uint16_t, 32, emulated_bfloat16(i < 16 ? x.at[i] : y.at[i - 16]));
 }
 
-// ---- arithmetic -------------------------------------------------------------------------------------------------------
+// ---- arithmetic ----
 
-// As the instruction: the odd element first, each product fused with the addition, subnormal numbers taken as zero.
-EMULATED float emulated_flush(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
+// Like the instruction: the odd element first, each product fused with the addition, subnormal
+// numbers treated as zero.
+EMULATED float emulated_flush(float x) {
+  return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x;
+}
 EMULATED __m512 emulated_dpbf16_ps(__m512 sum, __m512i a, __m512i b) {
   auto s = LANES(float, sum);
   auto x = LANES(uint32_t, a), y = LANES(uint32_t, b);
   auto value = [](uint32_t u) { return emulated_flush(emulated_bits<float>(u)); };
   for (int i = 0; i < 16; i++) {
-    float odd = __builtin_fmaf(value(x.at[i] & 0xffff0000), value(y.at[i] & 0xffff0000), emulated_flush(s.at[i]));
-    s.at[i] = emulated_flush(__builtin_fmaf(value(x.at[i] << 16), value(y.at[i] << 16), emulated_flush(odd)));
+    float odd = __builtin_fmaf(value(x.at[i] & 0xffff0000), value(y.at[i] & 0xffff0000),
+                               emulated_flush(s.at[i]));
+    s.at[i] = emulated_flush(
+        __builtin_fmaf(value(x.at[i] << 16), value(y.at[i] << 16), emulated_flush(odd)));
   }
   return emulated_bits<__m512>(s);
 }
-// A call, not inlined: kernels are full of these, and would take minutes to compile.
-__attribute__((noinline, unused)) static __m512i emulated_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
+// Not inlined: kernels use it so often that compiling would take minutes.
+__attribute__((noinline, unused)) static __m512i emulated_dpbusd_epi32(__m512i sum, __m512i a,
+                                                                       __m512i b) {
   auto s = LANES(int32_t, sum);
   auto x = LANES(uint8_t, a);
   auto y = LANES(int8_t, b);
@@ -130,7 +137,7 @@ __attribute__((noinline, unused)) static __m512i emulated_dpbusd_epi32(__m512i s
 }
 template <int OPERATION>
 EMULATED __m512 emulated_roundscale_ps(__m512 a) {
-  static_assert(OPERATION == 0 || OPERATION == 8, "to nearest, whole numbers");
+  static_assert(OPERATION == 0 || OPERATION == 8, "to the nearest integer");
   auto x = LANES(float, a);
   EMULATE_EACH(__m512, float, 16, __builtin_nearbyintf(x.at[i]));
 }
@@ -158,7 +165,8 @@ EMULATED __m512i emulated_mul_epi32_low(__m512i a, __m512i b) {
   auto x = LANES(uint32_t, a), y = LANES(uint32_t, b);
   EMULATE_EACH(__m512i, uint32_t, 16, x.at[i] * y.at[i]);
 }
-EMULATED __m512i emulated_unpack(__m512i a, __m512i b, int offset) {  // 32-bit elements of each 128-bit lane
+EMULATED __m512i emulated_unpack(__m512i a, __m512i b,
+                                 int offset) {  // 32-bit elements of each 128-bit lane
   auto x = LANES(uint32_t, a), y = LANES(uint32_t, b);
   EMULATE_EACH(__m512i, uint32_t, 16, ((i & 1) ? y : x).at[(i & ~3) + offset + (i & 3) / 2]);
 }
@@ -207,7 +215,8 @@ EMULATED __m512i emulated_unpack(__m512i a, __m512i b, int offset) {  // 32-bit 
 #define _mm512_cvtps_ph(a, rounding) emulated_cvtps_ph(a)
 #define _mm512_cvtneps_pbh emulated_cvtneps_pbh
 #define _mm512_cvtne2ps_pbh emulated_cvtne2ps_pbh
-#define _mm512_dpbf16_ps(sum, a, b) emulated_dpbf16_ps(sum, emulated_bits<__m512i>(a), emulated_bits<__m512i>(b))
+#define _mm512_dpbf16_ps(sum, a, b) \
+  emulated_dpbf16_ps(sum, emulated_bits<__m512i>(a), emulated_bits<__m512i>(b))
 #define _mm512_dpbusd_epi32 emulated_dpbusd_epi32
 #define _mm512_roundscale_ps(a, operation) emulated_roundscale_ps<operation>(a)
 #define _mm512_scalef_ps emulated_scalef_ps

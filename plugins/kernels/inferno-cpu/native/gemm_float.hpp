@@ -1,23 +1,24 @@
-// Tiles of a matrix product in float32 sums: R panels (of sixteen rows of the weights) by T tokens, over all of K.
+// Tiles of a matrix product in float32 sums: R panels (of sixteen rows of the weights) by T tokens,
+// over all of K.
 //
-// A panel is a list of steps, one after the other in memory: bf16 [K/2][16][2], f16 and f32 [K][16]. So one number of the
-// activations, sent to every lane, serves sixteen outputs, nothing is summed across lanes, and memory is read in order.
-// Activations of a tile are packed [steps][numbers per step][T], from one address on.
+// A panel is a sequence of steps, contiguous in memory: bf16 [K/2][16][2], f16 and f32 [K][16]. So
+// one activation, broadcast to every lane, serves sixteen outputs, nothing is summed across lanes,
+// and memory is read in order. Activations of a tile are packed [steps][elements per step][T].
 #pragma once
 #include "simd.hpp"
 
 namespace {
 
-// The most tokens of a tile, and the panels it then has: as many sums as there are registers for.
+// Maximum tokens of a tile, and its panels: as many sums as fit in registers.
 #if defined(INFERNO_AVX512)
 constexpr int kTokens = 12, kPanels = 2;
-#elif defined(__AVX2__) || defined(__aarch64__)
+#elif defined(INFERNO_AVX2) || defined(__aarch64__)
 constexpr int kTokens = 6, kPanels = 1;
 #else
 constexpr int kTokens = 2, kPanels = 1;
 #endif
 
-// Panels of a tile when T tokens are all there are: enough independent sums to hide the latency of one.
+// Panels of a tile of only T tokens: enough independent sums to hide the latency of one.
 constexpr int panels_for(int T) {
 #if defined(INFERNO_AVX512)
   return T <= 6 ? 4 : kPanels;
@@ -26,39 +27,39 @@ constexpr int panels_for(int T) {
 #endif
 }
 
-// The kinds of weights: what one step multiplies.
-struct Bf16Steps {  // any activations, as float32: products are exact
+// One step of a product, for each type of weights.
+struct Bf16Steps {  // activations of any type, as float32: products are exact
   using X = float;
   static constexpr int kBytes = 64, kPerStep = 2, kColumns = 2;
   template <int R, int T>
   INL void step(F32 (&sum)[R][T], const char* const (&w)[R], const X* x) {
     F32 v[R];  // the second of each pair first, as dot2 does
-    UNROLL for (int r = 0; r < R; r++) v[r] = second(load_pairs((const bf16*)w[r]));
-    UNROLL for (int t = 0; t < T; t++) {
+    UNROLL_FOR (int r = 0; r < R; r++) v[r] = second(load_pairs((const bf16*)w[r]));
+    UNROLL_FOR (int t = 0; t < T; t++) {
       F32 b = splat(x[T + t]);
-      UNROLL for (int r = 0; r < R; r++) {
+      UNROLL_FOR (int r = 0; r < R; r++) {
         sum[r][t] = fma(v[r], b, sum[r][t]);
         compute_now(sum[r][t]);
       }
     }
-    UNROLL for (int r = 0; r < R; r++) v[r] = first(load_pairs((const bf16*)w[r]));
-    UNROLL for (int t = 0; t < T; t++) {
+    UNROLL_FOR (int r = 0; r < R; r++) v[r] = first(load_pairs((const bf16*)w[r]));
+    UNROLL_FOR (int t = 0; t < T; t++) {
       F32 b = splat(x[t]);
-      UNROLL for (int r = 0; r < R; r++) sum[r][t] = fma(v[r], b, sum[r][t]);
+      UNROLL_FOR (int r = 0; r < R; r++) sum[r][t] = fma(v[r], b, sum[r][t]);
     }
   }
 };
 
-struct Bf16DotSteps {  // bf16 activations, two at a time: worth it where that is one instruction
+struct Bf16DotSteps {  // bf16 activations in pairs: faster if dot2 is one instruction
   using X = uint32_t;
   static constexpr int kBytes = 64, kPerStep = 1, kColumns = 2;
   template <int R, int T>
   INL void step(F32 (&sum)[R][T], const char* const (&w)[R], const X* x) {
     Pairs v[R];
-    UNROLL for (int r = 0; r < R; r++) v[r] = load_pairs((const bf16*)w[r]);
-    UNROLL for (int t = 0; t < T; t++) {
+    UNROLL_FOR (int r = 0; r < R; r++) v[r] = load_pairs((const bf16*)w[r]);
+    UNROLL_FOR (int t = 0; t < T; t++) {
       Pairs b = splat_pair(x[t]);
-      UNROLL for (int r = 0; r < R; r++) sum[r][t] = dot2(sum[r][t], v[r], b);
+      UNROLL_FOR (int r = 0; r < R; r++) sum[r][t] = dot2(sum[r][t], v[r], b);
     }
   }
 };
@@ -70,38 +71,41 @@ struct ColumnSteps {  // f16, f32
   template <int R, int T>
   INL void step(F32 (&sum)[R][T], const char* const (&w)[R], const X* x) {
     F32 v[R];
-    UNROLL for (int r = 0; r < R; r++) v[r] = load((const E*)w[r]);
-    UNROLL for (int t = 0; t < T; t++) {
+    UNROLL_FOR (int r = 0; r < R; r++) v[r] = load((const E*)w[r]);
+    UNROLL_FOR (int t = 0; t < T; t++) {
       F32 b = splat(x[t]);
-      UNROLL for (int r = 0; r < R; r++) sum[r][t] = fma(v[r], b, sum[r][t]);
+      UNROLL_FOR (int r = 0; r < R; r++) sum[r][t] = fma(v[r], b, sum[r][t]);
     }
   }
 };
 
-// out[R][T][16] = R panels, `panel_bytes` apart, times T tokens. `present` of the panels exist (the others repeat the last,
-// their results mean nothing). Memory that comes next is asked for on the way: ahead, ahead + ahead_step, ... beside each step,
-// for each panel.
+// out[R][T][16] = R panels, `panel_bytes` apart, times T tokens. Only the first `present` panels
+// exist; results of the others are meaningless. Each step prefetches the next address of ahead,
+// ahead + ahead_step, ... for each panel.
 template <class S, int R, int T>
-void tile(const char* panels, int64_t panel_bytes, int present, const typename S::X* x, int64_t steps, const char* ahead,
-          int64_t ahead_step, float* out) {
+void tile(const char* panels, int64_t panel_bytes, int present, const typename S::X* x,
+          int64_t steps, const char* ahead, int64_t ahead_step, float* out) {
   const char* w[R];
-  UNROLL for (int r = 0; r < R; r++) w[r] = panels + (r < present ? r : present - 1) * panel_bytes;
+  UNROLL_FOR (int r = 0; r < R; r++) w[r] = panels + (r < present ? r : present - 1) * panel_bytes;
   F32 sum[R][T];
-  UNROLL for (int t = 0; t < T; t++) UNROLL for (int r = 0; r < R; r++) sum[r][t] = splat(0.0f);
+  UNROLL_FOR (int t = 0; t < T; t++)
+    UNROLL_FOR (int r = 0; r < R; r++) sum[r][t] = splat(0.0f);
   for (int64_t s = 0; s < steps; s++) {
-    UNROLL for (int r = 0; r < R; r++) __builtin_prefetch(ahead + r * panel_bytes, 0, 2);
+    UNROLL_FOR (int r = 0; r < R; r++) __builtin_prefetch(ahead + r * panel_bytes, 0, 2);
     S::template step<R, T>(sum, w, x);
-    UNROLL for (int r = 0; r < R; r++) w[r] += S::kBytes;
+    UNROLL_FOR (int r = 0; r < R; r++) w[r] += S::kBytes;
     x += T * S::kPerStep;
     ahead += ahead_step;
   }
-  UNROLL for (int r = 0; r < R; r++) UNROLL for (int t = 0; t < T; t++) store(out + (r * T + t) * 16, sum[r][t]);
+  UNROLL_FOR (int r = 0; r < R; r++)
+    UNROLL_FOR (int t = 0; t < T; t++) store(out + (r * T + t) * 16, sum[r][t]);
 }
 
 template <class S>
-using Tile = void (*)(const char*, int64_t, int, const typename S::X*, int64_t, const char*, int64_t, float*);
+using Tile = void (*)(const char*, int64_t, int, const typename S::X*, int64_t, const char*,
+                      int64_t, float*);
 
-// The tile for T tokens: when they are all there are (`alone`), or among others.
+// The tile function for T tokens; `alone`: there are no other tokens.
 template <class S, int T = kTokens>
 INL Tile<S> tile_for(int tokens, bool alone) {
   if constexpr (T == 0) {

@@ -1,7 +1,7 @@
-// What each instruction set provides: a table of plain functions for each group of kernels. Tensors are contiguous unless a
-// stride is given (in elements). Every pointer must be valid for the call; nothing is checked here: Python does, once, when
-// it builds the op. What varies from step to step comes in memory (`Address` of a tensor), not by value: a recorded step is
-// run again with the same arguments.
+// The kernels of each instruction set: a table of plain functions for each group of kernels.
+// Tensors are contiguous unless a stride is given (in elements). Pointers and sizes are trusted:
+// Python checks them once, when it builds the op. Values that change from step to step are passed
+// in memory, not as arguments, since a replay of a recorded step repeats the arguments.
 #pragma once
 #include "attention.hpp"
 #include "dense.hpp"

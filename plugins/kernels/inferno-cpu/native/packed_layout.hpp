@@ -1,4 +1,5 @@
-// How each layout stores 32 columns of 16 rows, and the same unpacked to a byte per code. w = scale * (code - offset) - minimum.
+// How each layout stores 32 columns of 16 rows, packed and unpacked to one byte per code:
+// w = scale * (code - offset) - minimum.
 #pragma once
 #include "packed.hpp"
 #include "simd_int8.hpp"
@@ -8,10 +9,11 @@ namespace {
 constexpr int kRows = 16, kColumns = 32;  // of a group
 constexpr int kFours = kColumns / 4;
 
-// The finer scales of 32 columns, times the superblock's own: none, two bytes (scale, minimum), for each 16 columns a byte of two
-// nibbles (scale, minimum), or for each 16 columns a signed byte.
+// The finer scales of 32 columns, relative to those of the superblock: none; two bytes (scale,
+// minimum); a byte of two nibbles (scale, minimum) for each 16 columns; or a signed byte for
+// each 16.
 enum Sub { kNoSub, kBytes, kNibbles, kSignedBytes };
-// The minimum: none, its own number beside the scale, or the scale times a zero point.
+// The minimum: none, stored beside the scale, or the scale times a zero point.
 enum Min { kNoMin, kMin, kZeroPoint };
 
 // BITS a code, GROUPS of 32 columns a superblock.
@@ -20,7 +22,8 @@ struct Packed {
   static constexpr int kBits = BITS, kGroups = GROUPS, kOffset = OFFSET;
   static constexpr Sub kSub = SUB;
   static constexpr Min kMinimum = MIN;
-  static constexpr int kHalves = SUB == kNibbles || SUB == kSignedBytes ? 2 : 1;  // scales for each 32 columns
+  // Scales for each 32 columns.
+  static constexpr int kHalves = SUB == kNibbles || SUB == kSignedBytes ? 2 : 1;
   static constexpr bool kHasMin = MIN != kNoMin;
   static constexpr int kHeader = kRows * (MIN == kNoMin ? 2 : 4);
   static constexpr int kSubBytes = SUB == kNoSub ? 0 : 2 * kRows;
@@ -52,11 +55,13 @@ struct Packed {
     for (int i = 0; i < kRows; i++) n[i] = uint8_t(group[kRows * half + i] >> shift) & 15;
     return load(n);
   }
-  // Columns 4j .. 4j + 3.
+  // The codes of columns 4j .. 4j + 3.
   INL B64 codes(const uint8_t* group, int j) {
     const uint8_t* p = group + kSubBytes;
     if (BITS == 8) return Dot<8>::code(load_bytes(p + 64 * j));
-    if (BITS == 4 || BITS == 5) {  // a vector of nibbles for two fours; the fifth bits of four j in bit j of the last vector
+    if (BITS == 4 ||
+        BITS ==
+            5) {  // a vector of nibbles for two fours; bit j of the last one: fifth bits of four j
       B64 low = bits(load_bytes(p + 64 * (j / 2)), j % 2 ? -4 : 0, 15);
       return BITS == 4 ? low : either(low, bits(load_bytes(p + 256), 4 - j, 16));
     }
@@ -83,7 +88,7 @@ using Q6_K = Packed<6, 8, kSignedBytes, kNoMin, 32>;
 template <int GROUP>
 using Int4 = Packed<4, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
 
-// What a panel is unpacked to when many rows of x are multiplied by it. BITS bounds the codes; 4 stands for fewer.
+// A panel unpacked for many rows of x. BITS bounds the codes; 4 also covers fewer bits.
 template <int BITS, int HALVES, bool MIN, int OFFSET>
 struct Unpacked {
   static constexpr int kBits = BITS, kGroups = 1, kOffset = OFFSET, kHalves = HALVES;
@@ -95,11 +100,15 @@ struct Unpacked {
 
   struct Header {};
   INL Header header(const uint8_t*) { return {}; }
-  INL F32 scale(const Header&, const uint8_t* group, int half) { return load((const float*)group + kRows * half); }
+  INL F32 scale(const Header&, const uint8_t* group, int half) {
+    return load((const float*)group + kRows * half);
+  }
   INL F32 min(const Header&, const uint8_t* group, int half) {
     return load((const float*)(group + kScaleBytes) + kRows * half);
   }
-  INL B64 codes(const uint8_t* group, int j) { return load_bytes(group + kCodesAt + 64 * j); }
+  INL B64 codes(const uint8_t* group, int j) {
+    return load_line(group + kCodesAt + 64 * j);
+  }  // see unpack
 };
 template <class L>
 using UnpackedOf = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset>;
@@ -113,9 +122,11 @@ void unpack(const uint8_t* panel, uint8_t* to, int64_t groups) {
       const uint8_t* group = panel + L::kHeader + i * L::kGroupBytes;
       for (int half = 0; half < L::kHalves; half++) {
         store((float*)to + kRows * half, L::scale(header, group, half));
-        if (L::kHasMin) store((float*)(to + U::kScaleBytes) + kRows * half, L::min(header, group, half));
+        if (L::kHasMin)
+          store((float*)(to + U::kScaleBytes) + kRows * half, L::min(header, group, half));
       }
-      UNROLL for (int j = 0; j < kFours; j++) store_bytes(to + U::kCodesAt + 64 * j, L::codes(group, j));
+      UNROLL_FOR (int j = 0; j < kFours; j++)
+        store_bytes(to + U::kCodesAt + 64 * j, L::codes(group, j));
     }
   }
 }

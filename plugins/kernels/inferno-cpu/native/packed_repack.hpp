@@ -1,4 +1,4 @@
-// From ggml's row-major blocks, and from group-wise int4, to panels.
+// Repacking of ggml's row-major blocks, and of group-wise int4, into panels.
 #pragma once
 #include "packed_layout.hpp"
 
@@ -7,7 +7,7 @@ namespace {
 // A superblock of one row.
 struct Block {
   uint16_t scale, min;  // float16; for int4 the second is the zero point
-  uint8_t sub[16];      // for layouts with kBytes 8 scales, then 8 minimums; with halves a byte for each 16 columns
+  uint8_t sub[16];  // kBytes: 8 scales, then 8 minimums; with halves: a byte for each 16 columns
   uint8_t codes[8 * kColumns];
 };
 
@@ -28,7 +28,8 @@ INL void fifth_bits(const uint8_t* p, uint8_t* codes) {
   const uint8_t bit[8] = {1, 2, 4, 8, 16, 32, 64, 128};
   for (int i = 0; i < kColumns; i++) codes[i] = uint8_t(codes[i] | (byte[i] & bit[i % 8] ? 16 : 0));
 }
-INL void six_bit_scales(const uint8_t* p, uint8_t* sub) {  // of Q4_K and Q5_K: 8 scales, then 8 minimums
+INL void six_bit_scales(const uint8_t* p,
+                        uint8_t* sub) {  // of Q4_K and Q5_K: 8 scales, then 8 minimums
   for (int i = 0; i < 4; i++) {
     sub[i] = p[i] & 63;
     sub[4 + i] = uint8_t((p[8 + i] & 15) | (p[i] >> 6 << 4));
@@ -102,7 +103,8 @@ struct FromQ3_K {
   INL void decode(const uint8_t* p, Block* b) {
     two_bits(p + 32, b->codes);
     for (int s = 0; s < 8; s++)
-      for (int i = 0; i < 32; i++) b->codes[s * 32 + i] = uint8_t(b->codes[s * 32 + i] | ((p[i] >> s) & 1) << 2);
+      for (int i = 0; i < 32; i++)
+        b->codes[s * 32 + i] = uint8_t(b->codes[s * 32 + i] | ((p[i] >> s) & 1) << 2);
     for (int i = 0; i < 16; i++) {
       int low = (p[96 + i % 8] >> (i / 8 * 4)) & 15, high = (p[104 + i % 4] >> (i / 4 * 2)) & 3;
       b->sub[i] = uint8_t((low | high << 4) - 32);
@@ -129,7 +131,8 @@ struct FromQ5_K {
     six_bit_scales(p + 4, b->sub);
     for (int c = 0; c < 4; c++) nibbles(p + 48 + 32 * c, 32, b->codes + 64 * c);
     for (int s = 0; s < 8; s++)
-      for (int i = 0; i < 32; i++) b->codes[s * 32 + i] = uint8_t(b->codes[s * 32 + i] | ((p[16 + i] >> s) & 1) << 4);
+      for (int i = 0; i < 32; i++)
+        b->codes[s * 32 + i] = uint8_t(b->codes[s * 32 + i] | ((p[16 + i] >> s) & 1) << 4);
   }
 };
 struct FromQ6_K {
@@ -141,7 +144,8 @@ struct FromQ6_K {
       nibbles(p + 64 * h, 64, codes);
       for (int s = 0; s < 4; s++)
         for (int i = 0; i < 32; i++)
-          codes[s * 32 + i] = uint8_t(codes[s * 32 + i] | ((p[128 + 32 * h + i] >> (2 * s)) & 3) << 4);
+          codes[s * 32 + i] =
+              uint8_t(codes[s * 32 + i] | ((p[128 + 32 * h + i] >> (2 * s)) & 3) << 4);
     }
     memcpy(b->sub, p + 192, 16);
     b->scale = half_at(p + 208);
@@ -169,29 +173,31 @@ INL void encode(const Lanes* four, uint8_t* to) {
   Lanes v[kVectors];
   for (int r = 0; r < kRows; r++) {
     uint32_t q[kFours];
-    UNROLL for (int j = 0; j < kFours; j++) q[j] = four[j][r];
+    UNROLL_FOR (int j = 0; j < kFours; j++) q[j] = four[j][r];
     if constexpr (BITS == 8) {
-      UNROLL for (int j = 0; j < 8; j++) v[j][r] = q[j];
+      UNROLL_FOR (int j = 0; j < 8; j++) v[j][r] = q[j];
     } else if constexpr (BITS == 4 || BITS == 5) {
-      UNROLL for (int i = 0; i < 4; i++) v[i][r] = (q[2 * i] & 15 * kOnes) | (q[2 * i + 1] & 15 * kOnes) << 4;
+      UNROLL_FOR (int i = 0; i < 4; i++)
+        v[i][r] = (q[2 * i] & 15 * kOnes) | (q[2 * i + 1] & 15 * kOnes) << 4;
     } else if constexpr (BITS == 6) {
-      UNROLL for (int h = 0; h < 2; h++) {
+      UNROLL_FOR (int h = 0; h < 2; h++) {
         const uint32_t* s = q + 4 * h;
-        UNROLL for (int i = 0; i < 2; i++) v[3 * h + i][r] = (s[2 * i] & 15 * kOnes) | (s[2 * i + 1] & 15 * kOnes) << 4;
+        UNROLL_FOR (int i = 0; i < 2; i++)
+          v[3 * h + i][r] = (s[2 * i] & 15 * kOnes) | (s[2 * i + 1] & 15 * kOnes) << 4;
         uint32_t high = 0;
-        UNROLL for (int j = 0; j < 4; j++) high |= ((s[j] >> 4) & 3 * kOnes) << (2 * j);
+        UNROLL_FOR (int j = 0; j < 4; j++) high |= ((s[j] >> 4) & 3 * kOnes) << (2 * j);
         v[3 * h + 2][r] = high;
       }
     } else {
-      UNROLL for (int i = 0; i < 2; i++) {
+      UNROLL_FOR (int i = 0; i < 2; i++) {
         uint32_t low = 0;
-        UNROLL for (int j = 0; j < 4; j++) low |= (q[4 * i + j] & 3 * kOnes) << (2 * j);
+        UNROLL_FOR (int j = 0; j < 4; j++) low |= (q[4 * i + j] & 3 * kOnes) << (2 * j);
         v[i][r] = low;
       }
     }
     if constexpr (BITS == 5 || BITS == 3) {
       uint32_t high = 0;
-      UNROLL for (int j = 0; j < kFours; j++) high |= ((q[j] >> (BITS - 1)) & kOnes) << j;
+      UNROLL_FOR (int j = 0; j < kFours; j++) high |= ((q[j] >> (BITS - 1)) & kOnes) << j;
       v[kVectors - 1][r] = high;
     }
   }
@@ -212,23 +218,25 @@ INL void encode_superblock(const Block* rows, uint8_t* to) {
     }
     Lanes fours[kFours];
     for (int r = 0; r < kRows; r++)
-      for (int j = 0; j < kFours; j++) memcpy(&fours[j][r], rows[r].codes + g * kColumns + 4 * j, 4);
+      for (int j = 0; j < kFours; j++)
+        memcpy(&fours[j][r], rows[r].codes + g * kColumns + 4 * j, 4);
     encode<L::kBits>(fours, to + L::kSubBytes);
   }
 }
 
-// Panel `p`, 16 rows of N.
+// Repack panel `p`, 16 of N rows.
 template <class From>
-void repack_panel(const uint8_t* source, int64_t row_bytes, const uint16_t* scales, const uint16_t* zeros, uint8_t* panel, int64_t p,
-                  int64_t N, int64_t K) {
+void repack_panel(const uint8_t* source, int64_t row_bytes, const uint16_t* scales,
+                  const uint16_t* zeros, uint8_t* panel, int64_t p, int64_t N, int64_t K) {
   using L = typename From::Layout;
   Block rows[kRows];
-  memset(rows, 0, sizeof rows);  // rows beyond the last stay so
-  int64_t blocks = K / (L::kGroups * kColumns), count = N - p * kRows < kRows ? N - p * kRows : kRows;
+  memset(rows, 0, sizeof rows);  // rows beyond the last stay zero
+  int64_t blocks = K / (L::kGroups * kColumns),
+          count = N - p * kRows < kRows ? N - p * kRows : kRows;
   for (int64_t b = 0; b < blocks; b++, panel += L::kSuperBytes) {
     for (int64_t r = 0; r < count; r++) {
       int64_t n = p * kRows + r;
-      uint8_t block[From::kBytes];  // its own memory: the compiler must know that it is not what is written
+      uint8_t block[From::kBytes];  // a copy: tells the compiler that source and panel do not alias
       memcpy(block, source + n * row_bytes + b * From::kBytes, sizeof block);
       From::decode(block, &rows[r]);
       if (L::kMinimum == kZeroPoint) {

@@ -4,15 +4,16 @@
 
 namespace {
 
-// x as the tiles want it, T rows of it together. For every 32 columns: the fours, [8][T][4] signed bytes; T scales; for each 16
-// columns T numbers that the whole group's codes take part in: what the offset takes away from the integer sum, or for a
-// layout with minimums the scaled sum of x. (Where scales are for 32 columns, the first is for all 32.)
+// T quantized rows of x, as a tile reads them. For every 32 columns: the fours, [8][T][4] signed
+// bytes; T scales; and for each 16 columns T sums: the correction of the integer sum for the offset
+// or, in a layout with minimums, the scaled sum of x. (With scales for 32 columns, the first is for
+// all 32.)
 template <int T>
 struct Activations {
   static constexpr int kScales = kColumns * T, kSums = kScales + 4 * T, kBytes = kSums + 8 * T;
 };
 
-constexpr int kAhead = 2048;  // bytes: weights are asked of memory this much before they are needed
+constexpr int kAhead = 2048;  // bytes: how far ahead weights are prefetched
 
 template <class T>
 INL T at_byte(const uint8_t* p) {
@@ -21,60 +22,67 @@ INL T at_byte(const uint8_t* p) {
   return t;
 }
 
-// f += the panels' rows times T rows of x. R panels, `stride` apart. STREAM: weights come from memory, not from the cache.
+// f += R panels, `stride` apart, times T rows of x. STREAM: weights come from memory, not from the
+// cache.
 template <class L, int R, int T, bool STREAM>
-INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride, const uint8_t* x, F32 (&f)[R][T]) {
+INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
+                        const uint8_t* x, F32 (&f)[R][T]) {
   using D = Dot<L::kBits>;
   using A = Activations<T>;
-  constexpr int kPart = kFours / L::kHalves, kRun = kPart < D::kRun ? kPart : D::kRun;
+  constexpr int kHalfFours = kFours / L::kHalves,
+                kRun = kHalfFours < D::kRun ? kHalfFours : D::kRun;
   constexpr bool kCorrected = L::kOffset != 0 && !D::kSigned;
   if (STREAM)
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int i = 0; i < L::kGroupBytes; i += 64) __builtin_prefetch(w + r * stride + i + kAhead);
-  UNROLL for (int half = 0; half < L::kHalves; half++) {
+    UNROLL_FOR (int r = 0; r < R; r++)
+      UNROLL_FOR (int i = 0; i < L::kGroupBytes; i += 64)
+        __builtin_prefetch(w + r * stride + i + kAhead);
+  UNROLL_FOR (int half = 0; half < L::kHalves; half++) {
     const uint8_t* sums = x + A::kSums + 4 * T * half;
     I32 total[R][T];
-    UNROLL for (int run = 0; run < kPart; run += kRun) {
+    UNROLL_FOR (int run = 0; run < kHalfFours; run += kRun) {
       typename D::Acc a[R][T];
-      UNROLL for (int t = 0; t < T; t++) {
-        UNROLL for (int r = 0; r < R; r++)
+      UNROLL_FOR (int t = 0; t < T; t++) {
+        UNROLL_FOR (int r = 0; r < R; r++)
           a[r][t] = D::start(kCorrected && run == 0 ? at_byte<int32_t>(sums + 4 * t) : 0);
       }
       if constexpr (D::kRun > 2) {
-        UNROLL for (int i = 0; i < kRun; i++) {
-          int j = half * kPart + run + i;
+        UNROLL_FOR (int i = 0; i < kRun; i++) {
+          int j = half * kHalfFours + run + i;
           B64 codes[R];
-          UNROLL for (int r = 0; r < R; r++) codes[r] = L::codes(w + r * stride, j);
-          UNROLL for (int t = 0; t < T; t++) {
+          UNROLL_FOR (int r = 0; r < R; r++) codes[r] = L::codes(w + r * stride, j);
+          UNROLL_FOR (int t = 0; t < T; t++) {
             Four four = load_four(x + (j * T + t) * 4);
-            UNROLL for (int r = 0; r < R; r++) a[r][t] = D::add(a[r][t], codes[r], four);
+            UNROLL_FOR (int r = 0; r < R; r++) a[r][t] = D::add(a[r][t], codes[r], four);
           }
         }
-      } else {  // sums of 16 bits that live so shortly stay in a register if the fours are the inner loop
+      } else {  // with the fours as the inner loop, these short sums of 16 bits stay in registers
         B64 codes[R][kRun];
-        UNROLL for (int i = 0; i < kRun; i++)
-          UNROLL for (int r = 0; r < R; r++) codes[r][i] = L::codes(w + r * stride, half * kPart + run + i);
-        UNROLL for (int t = 0; t < T; t++)
-          UNROLL for (int i = 0; i < kRun; i++) {
-            Four four = load_four(x + ((half * kPart + run + i) * T + t) * 4);
-            UNROLL for (int r = 0; r < R; r++) a[r][t] = D::add(a[r][t], codes[r][i], four);
+        UNROLL_FOR (int i = 0; i < kRun; i++)
+          UNROLL_FOR (int r = 0; r < R; r++)
+            codes[r][i] = L::codes(w + r * stride, half * kHalfFours + run + i);
+        UNROLL_FOR (int t = 0; t < T; t++)
+          UNROLL_FOR (int i = 0; i < kRun; i++) {
+            Four four = load_four(x + ((half * kHalfFours + run + i) * T + t) * 4);
+            UNROLL_FOR (int r = 0; r < R; r++) a[r][t] = D::add(a[r][t], codes[r][i], four);
           }
       }
-      UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int r = 0; r < R; r++) {
+      UNROLL_FOR (int t = 0; t < T; t++)
+        UNROLL_FOR (int r = 0; r < R; r++) {
           if (run == 0)
             total[r][t] = D::total(a[r][t], kCorrected ? at_byte<int32_t>(sums + 4 * t) : 0);
           else
             total[r][t] = add(total[r][t], D::total(a[r][t], 0));
         }
     }
-    UNROLL for (int r = 0; r < R; r++) {
+    UNROLL_FOR (int r = 0; r < R; r++) {
       F32 scale = L::scale(header[r], w + r * stride, half);
-      UNROLL for (int t = 0; t < T; t++)
-        f[r][t] = fma(to_f32(total[r][t]) * splat(at_byte<float>(x + A::kScales + 4 * t)), scale, f[r][t]);
+      UNROLL_FOR (int t = 0; t < T; t++)
+        f[r][t] = fma(to_f32(total[r][t]) * splat(at_byte<float>(x + A::kScales + 4 * t)), scale,
+                      f[r][t]);
       if constexpr (L::kHasMin) {
         F32 min = L::min(header[r], w + r * stride, half);
-        UNROLL for (int t = 0; t < T; t++) f[r][t] = f[r][t] - min * splat(at_byte<float>(sums + 4 * t));
+        UNROLL_FOR (int t = 0; t < T; t++)
+          f[r][t] = f[r][t] - min * splat(at_byte<float>(sums + 4 * t));
       }
     }
   }
@@ -84,17 +92,17 @@ INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w,
 template <class L, int R, int T, bool STREAM>
 void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups, float* y) {
   F32 f[R][T];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int t = 0; t < T; t++) f[r][t] = splat(0.0f);
+  UNROLL_FOR (int r = 0; r < R; r++)
+    UNROLL_FOR (int t = 0; t < T; t++) f[r][t] = splat(0.0f);
   for (int64_t g = 0; g < groups; g += L::kGroups, w += L::kSuperBytes) {
     typename L::Header header[R];
-    UNROLL for (int r = 0; r < R; r++) header[r] = L::header(w + r * stride);
+    UNROLL_FOR (int r = 0; r < R; r++) header[r] = L::header(w + r * stride);
     const uint8_t* group = w + L::kHeader;
     for (int i = 0; i < L::kGroups; i++, group += L::kGroupBytes, x += Activations<T>::kBytes)
       multiply_group<L, R, T, STREAM>(header, group, stride, x, f);
   }
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int t = 0; t < T; t++) store(y + (r * T + t) * kRows, f[r][t]);
+  UNROLL_FOR (int r = 0; r < R; r++)
+    UNROLL_FOR (int t = 0; t < T; t++) store(y + (r * T + t) * kRows, f[r][t]);
 }
 
 }  // namespace

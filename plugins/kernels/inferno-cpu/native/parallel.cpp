@@ -11,7 +11,7 @@ int inferno_threads = 1;
 
 namespace {
 
-constexpr int kSpins = 2000;  // some 50 us; after that, whoever else wants this core may have it, a thread of ours not least
+constexpr int kSpins = 2000;  // about 50 us; then yield the core, perhaps to another of our threads
 
 template <class Ready>
 void wait(const Ready& ready) {
@@ -27,29 +27,31 @@ void wait(const Ready& ready) {
   }
 }
 
-// The threads of one OpenMP region that stay for many ops. One of them runs the ops; where an op shares its work, the others
-// take pieces of it. Nobody waits for a thread that has not taken a piece: one that the system has set aside, because
-// something else runs on the machine, holds nobody up, as it would at a barrier.
-class Team {
+// The threads of one OpenMP region, kept for many ops. The master runs the ops; each parallel loop
+// of an op is a list of tasks that all threads take from. The master waits for tasks that were
+// taken, not for threads: unlike at a barrier, a thread that the system has descheduled delays
+// nothing.
+class ThreadTeam {
  public:
-  void share(uint32_t count, void (*piece)(const void*, int64_t), const void* context) {
-    // First no piece can be taken, then the op is exchanged, then its pieces can be.
-    ticket_.store(number_ << 32 | kNone, std::memory_order_relaxed);
+  void run(uint32_t count, void (*task)(const void*, int64_t), const void* context) {
+    // Close the old loop, exchange its fields, then open the new one.
+    ticket_.store(loop_ << 32 | kNone, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
     count_.store(count, std::memory_order_relaxed);
-    piece_.store(piece, std::memory_order_relaxed);
+    task_.store(task, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
-    ticket_.store(++number_ << 32, std::memory_order_release);
-    take();
+    ticket_.store(++loop_ << 32, std::memory_order_release);
+    take_tasks();
     wait([&] { return done_.load(std::memory_order_acquire) == count; });
   }
 
   void serve() {
     while (!over_.load(std::memory_order_acquire)) {
-      take();
+      take_tasks();
       wait([&] {
-        return uint32_t(ticket_.load(std::memory_order_acquire)) < count_.load(std::memory_order_relaxed) ||
+        return uint32_t(ticket_.load(std::memory_order_acquire)) <
+                   count_.load(std::memory_order_relaxed) ||
                over_.load(std::memory_order_relaxed);
       });
     }
@@ -60,47 +62,51 @@ class Team {
  private:
   static constexpr uint32_t kNone = ~uint32_t(0);
 
-  // Pieces of the current op, until none is left.
-  void take() {
+  // Run tasks of the current loop until none is left.
+  void take_tasks() {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     for (;;) {
-      auto piece = piece_.load(std::memory_order_relaxed);
+      auto task = task_.load(std::memory_order_relaxed);
       auto context = context_.load(std::memory_order_relaxed);
       if (uint32_t(ticket) >= count_.load(std::memory_order_relaxed)) return;
-      // These may be the next op's: then the ticket is not the one it was.
+      // These fields may belong to the next loop: then the ticket has changed and the exchange
+      // fails.
       std::atomic_thread_fence(std::memory_order_acquire);
-      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-      piece(context, uint32_t(ticket));
+      if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
+                                         std::memory_order_acquire))
+        continue;
+      task(context, uint32_t(ticket));
       done_.fetch_add(1, std::memory_order_release);
       ticket = ticket_.load(std::memory_order_acquire);
     }
   }
 
-  uint64_t number_ = 0;  // of the op
-  std::atomic<void (*)(const void*, int64_t)> piece_{nullptr};
+  uint64_t loop_ = 0;  // number of the current loop
+  std::atomic<void (*)(const void*, int64_t)> task_{nullptr};
   std::atomic<const void*> context_{nullptr};
   std::atomic<uint32_t> count_{0};
   std::atomic<bool> over_{false};
-  alignas(64) std::atomic<uint64_t> ticket_{kNone};  // number << 32 | the next piece
+  alignas(64) std::atomic<uint64_t> ticket_{kNone};  // loop number << 32 | next task
   alignas(64) std::atomic<uint32_t> done_{0};
 };
 
-thread_local Team* team = nullptr;  // of the thread that runs the ops
+thread_local ThreadTeam* team = nullptr;  // set on the master, inside parallel_region
 
 }  // namespace
 
-void in_pieces(int64_t count, void (*piece)(const void*, int64_t), const void* context) {
-  if (team) return team->share(uint32_t(count), piece, context);
+void parallel_tasks(int64_t count, void (*task)(const void*, int64_t), const void* context) {
+  if (team) return team->run(uint32_t(count), task, context);
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic, 1) num_threads(int(count < inferno_threads ? count : inferno_threads))
+#pragma omp parallel for schedule(dynamic, 1) \
+    num_threads(int(count < inferno_threads ? count : inferno_threads))
 #endif
-  for (int64_t i = 0; i < count; i++) piece(context, i);
+  for (int64_t i = 0; i < count; i++) task(context, i);
 }
 
-void together(void (*work)(void*), void* context) {
+void parallel_region(void (*work)(void*), void* context) {
 #ifdef _OPENMP
   if (inferno_threads > 1 && !team) {
-    Team here;
+    ThreadTeam here;
     std::exception_ptr thrown;
 #pragma omp parallel num_threads(inferno_threads)
     {

@@ -1,4 +1,4 @@
-// Memory for intermediate results: kept for each thread that calls, and only ever grown.
+// Memory for intermediate results of the calling thread: grows, and is kept.
 #pragma once
 #include <cstddef>
 #include <new>
@@ -20,7 +20,8 @@ void* scratch(size_t bytes) {
   static thread_local Block block;
   constexpr size_t kHugePage = size_t(2) << 20;
   if (bytes > block.size) {
-    size_t align = bytes >= kHugePage ? kHugePage : 4096, size = (bytes + align - 1) / align * align;
+    size_t align = bytes >= kHugePage ? kHugePage : 4096,
+           size = (bytes + align - 1) / align * align;
     operator delete(block.data, block.align);
     block = {nullptr, 0, std::align_val_t(align)};
     block.data = operator new(size, block.align);

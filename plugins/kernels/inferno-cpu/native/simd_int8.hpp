@@ -1,6 +1,7 @@
-// Dot products of bytes, on the sixteen lanes of simd.hpp: B64 holds four unsigned codes in each lane, Four the same four
-// signed bytes for every lane. The sum over a run of such fours is kept in a Dot<BITS>::Acc, where BITS says how large a code
-// can be (2^BITS - 1): without a dot-product instruction small codes may be summed in 16 bits.
+// Dot products of bytes, on the sixteen lanes of simd.hpp: B64 holds four unsigned codes in each
+// lane, Four the same four signed bytes in every lane. The sum over a run of fours is a
+// Dot<BITS>::Acc, where BITS bounds the codes (at most 2^BITS - 1): without a dot-product
+// instruction, small codes are summed in 16 bits.
 #pragma once
 #include "simd.hpp"
 
@@ -9,12 +10,21 @@
 using B64 = __m512i;
 using Four = __m512i;
 
-INL B64 load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+// In halves: panels are aligned to 32 bytes, and every other load of 64 would cross a cache line.
+INL B64 load_bytes(const uint8_t* p) {
+  __m256i low = _mm256_loadu_si256((const __m256i*)p),
+          high = _mm256_loadu_si256((const __m256i*)(p + 32));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+INL B64 load_line(const uint8_t* p) { return _mm512_loadu_si512(p); }  // aligned to 64 bytes
 INL void store_bytes(uint8_t* p, B64 v) { _mm512_storeu_si512(p, v); }
-// (v << n or v >> -n) & mask, in each byte; the mask must keep nothing that came from a neighbour.
+// (v << n or v >> -n) & mask in each byte; the mask must clear bits shifted in from the next byte.
 INL B64 bits(B64 v, int n, uint8_t mask) {
   B64 m = _mm512_set1_epi8(char(mask));
-  return _mm512_and_si512(n > 0 ? _mm512_slli_epi16(v, unsigned(n)) : n < 0 ? _mm512_srli_epi16(v, unsigned(-n)) : v, m);
+  return _mm512_and_si512(n > 0   ? _mm512_slli_epi16(v, unsigned(n))
+                          : n < 0 ? _mm512_srli_epi16(v, unsigned(-n))
+                                  : v,
+                          m);
 }
 INL B64 either(B64 a, B64 b) { return _mm512_or_si512(a, b); }
 INL Four load_four(const uint8_t* p) {
@@ -44,7 +54,7 @@ struct Dot {
   INL I32 total(Acc a, int32_t) { return a; }
 };
 
-#elif defined(__AVX2__)
+#elif defined(INFERNO_AVX2)
 
 struct B64 { __m256i lo, hi; };
 using Four = __m256i;
@@ -52,15 +62,19 @@ using Four = __m256i;
 INL B64 load_bytes(const uint8_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
 }
+INL B64 load_line(const uint8_t* p) { return load_bytes(p); }
 INL void store_bytes(uint8_t* p, B64 v) {
   _mm256_storeu_si256((__m256i*)p, v.lo);
   _mm256_storeu_si256((__m256i*)(p + 32), v.hi);
 }
 INL __m256i bits(__m256i v, int n, uint8_t mask) {
   __m256i m = _mm256_set1_epi8(char(mask));
-  return _mm256_and_si256(n > 0 ? _mm256_slli_epi16(v, n) : n < 0 ? _mm256_srli_epi16(v, -n) : v, m);
+  return _mm256_and_si256(n > 0   ? _mm256_slli_epi16(v, n)
+                          : n < 0 ? _mm256_srli_epi16(v, -n)
+                                  : v,
+                          m);
 }
-// (v << n or v >> -n) & mask, in each byte; the mask must keep nothing that came from a neighbour.
+// (v << n or v >> -n) & mask in each byte; the mask must clear bits shifted in from the next byte.
 INL B64 bits(B64 v, int n, uint8_t mask) { return {bits(v.lo, n, mask), bits(v.hi, n, mask)}; }
 INL B64 either(B64 a, B64 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 INL Four load_four(const uint8_t* p) {
@@ -72,7 +86,9 @@ INL I32 magnitude_bits(F32 x) {
   F32 m = abs(x);
   return {_mm256_castps_si256(m.lo), _mm256_castps_si256(m.hi)};
 }
-INL I32 max_i32(I32 a, I32 b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
+INL I32 max_i32(I32 a, I32 b) {
+  return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
+}
 INL int32_t largest_i32(I32 a) {
   __m256i s = _mm256_max_epi32(a.lo, a.hi);
   __m128i h = _mm_max_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
@@ -91,9 +107,10 @@ INL void store_int8(uint8_t* p, I32 a) {
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(lo, hi));
 }
 
-// vpmaddubsw adds two products of a code (0 .. 2^BITS - 1) and an activation (-127 .. 127) into 16 bits, saturating. kRun of
-// these sums together cannot pass 32767 either way, so nothing saturates and nothing wraps:
-// 4 bits 8 * 2 * 15 * 127 = 30480; 5 bits 4 * 2 * 31 * 127 = 31496; 6 bits 2 * 2 * 63 * 127 = 32004.
+// vpmaddubsw adds two products of a code (0 .. 2^BITS - 1) and an activation (-127 .. 127) into 16
+// bits, saturating. kRun of these sums stay within +-32767, so nothing saturates and nothing wraps:
+// 4 bits 8 * 2 * 15 * 127 = 30480; 5 bits 4 * 2 * 31 * 127 = 31496; 6 bits 2 * 2 * 63 * 127 =
+// 32004.
 template <int BITS>
 struct Dot {
   struct Acc { __m256i lo, hi; };
@@ -103,16 +120,18 @@ struct Dot {
   INL B64 code(B64 v) { return v; }
   INL Acc start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   INL Acc add(Acc a, B64 w, Four x) {
-    return {_mm256_add_epi16(a.lo, _mm256_maddubs_epi16(w.lo, x)), _mm256_add_epi16(a.hi, _mm256_maddubs_epi16(w.hi, x))};
+    return {_mm256_add_epi16(a.lo, _mm256_maddubs_epi16(w.lo, x)),
+            _mm256_add_epi16(a.hi, _mm256_maddubs_epi16(w.hi, x))};
   }
   INL I32 total(Acc a, int32_t first) {
     __m256i one = _mm256_set1_epi16(1), f = _mm256_set1_epi32(first);
-    return {_mm256_add_epi32(_mm256_madd_epi16(a.lo, one), f), _mm256_add_epi32(_mm256_madd_epi16(a.hi, one), f)};
+    return {_mm256_add_epi32(_mm256_madd_epi16(a.lo, one), f),
+            _mm256_add_epi32(_mm256_madd_epi16(a.hi, one), f)};
   }
 };
 
-// Eight bits: two products of 255 * 127 would saturate. As signed numbers, |w| <= 128 unsigned times x with w's sign: two such
-// products are at most 2 * 128 * 127 = 32512, for w = -128 too.
+// Eight bits: two products of 255 * 127 would saturate. Instead, multiply |w| <= 128, unsigned, by
+// x with the sign of w: two such products are at most 2 * 128 * 127 = 32512, for w = -128 too.
 template <>
 struct Dot<8> {
   using Acc = I32;
@@ -142,12 +161,17 @@ INL B64 load_bytes(const uint8_t* p) {
   memcpy(&v, p, 64);
   return v;
 }
+INL B64 load_line(const uint8_t* p) { return load_bytes(p); }
 INL void store_bytes(uint8_t* p, B64 v) { memcpy(p, &v, 64); }
-// (v << n or v >> -n) & mask, in each byte; the mask must keep nothing that came from a neighbour.
-INL B64 bits(B64 v, int n, uint8_t mask) { return (n > 0 ? v << n : n < 0 ? v >> -n : v) & (mask * 0x01010101u); }
+// (v << n or v >> -n) & mask in each byte; the mask must clear bits shifted in from the next byte.
+INL B64 bits(B64 v, int n, uint8_t mask) {
+  return (n > 0 ? v << n : n < 0 ? v >> -n : v) & (mask * 0x01010101u);
+}
 INL B64 either(B64 a, B64 b) { return a | b; }
 INL Four load_four(const uint8_t* p) {
-  auto pair = [](uint8_t low, uint8_t high) { return (int8_t(low) & 0xffffu) | uint32_t(int8_t(high)) << 16; };
+  auto pair = [](uint8_t low, uint8_t high) {
+    return (int8_t(low) & 0xffffu) | uint32_t(int8_t(high)) << 16;
+  };
   return {(I16)(B64{} + pair(p[0], p[2])), (I16)(B64{} + pair(p[1], p[3]))};
 }
 INL I32 magnitude_bits(F32 x) { return (I32)x & 0x7fffffff; }
@@ -169,7 +193,7 @@ INL I16 even_bytes(B64 w) { return (I16)(w & 0x00ff00ffu); }
 INL I16 odd_bytes(B64 w) { return (I16)((w >> 8) & 0x00ff00ffu); }
 INL I32 sum_pairs(I16 a) { return ((I32)a >> 16) + ((I32)((B64)a << 16) >> 16); }
 
-// Products of 16 bits, in 16 bits as long as kRun of two cannot pass 32767: see the AVX2 version.
+// Products summed in 16 bits, kRun pairs at a time: see the AVX2 version.
 template <int BITS>
 struct Dot {
   using Acc = I16;
@@ -189,7 +213,9 @@ struct Dot<8> {  // 255 * 127 fits 16 bits, two of them do not
   static constexpr bool kSigned = false;
   INL B64 code(B64 v) { return v; }
   INL Acc start(int32_t first) { return splat(first); }
-  INL Acc add(Acc a, B64 w, Four x) { return a + sum_pairs(even_bytes(w) * x.even) + sum_pairs(odd_bytes(w) * x.odd); }
+  INL Acc add(Acc a, B64 w, Four x) {
+    return a + sum_pairs(even_bytes(w) * x.even) + sum_pairs(odd_bytes(w) * x.odd);
+  }
   INL I32 total(Acc a, int32_t) { return a; }
 };
 

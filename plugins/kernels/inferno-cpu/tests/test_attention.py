@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferno.batch import Batch
-from inferno.cache import KVCache
 from inferno.contracts import AttentionNeed
+from inferno.core.kvcache import KVCache
+from inferno.nn.batch import Batch
 from inferno_cpu import _native
 from inferno_cpu.attend import NativeAttend
 from inferno_cpu.attention import cache, refuses
@@ -29,21 +29,16 @@ MIXED = [(7, 1, 0, 33), (16, 1, 5, 1), (1, 1, 1, 1), (0, 100, 12, 1), (1, 1, 1, 
 """Tokens each sequence computes in each step."""
 
 
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before, threads = _native.selected(), _native.threads()
-    _native.select(request.param)
+@pytest.fixture(autouse=True)
+def fixed_threads(isa: str) -> None:
     _native.set_threads(2)
-    yield request.param
-    _native.select(before)
-    _native.set_threads(threads)
 
 
 def need(
     heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: str = "float32", **more: Any
 ) -> AttentionNeed:
     sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
-    return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **more)  # type: ignore[arg-type]
+    return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **{"device": "cpu", **more})  # type: ignore[arg-type]
 
 
 class Sequences:
@@ -94,7 +89,6 @@ class Sequences:
             context_lens=[b for _, _, b in spans],
             blocks_SM=torch.tensor([self.tables[i][:widest] for i, _, _ in spans]),
             block_size=B,
-            cache=KVCache(()),
             query_starts_S1=torch.tensor(
                 [0, *itertools.accumulate(b - a for _, a, b in spans)], dtype=torch.int32
             ),
@@ -103,13 +97,13 @@ class Sequences:
 
 
 def poison(tensors: Mapping[str, Tensor]) -> None:
-    """NaN in every slot: whoever reads one that was not stored shows it."""
+    """Fill every slot with NaN: reading one that was not stored shows in the output."""
     for tensor in tensors.values():
         tensor.view(torch.uint8).fill_(0xFF)
 
 
 def views_of_one(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor) -> list[Tensor]:
-    """The three as slices of one matrix, as a fused projection gives them."""
+    """Return the three as slices of one matrix, as a fused projection does."""
     whole = torch.cat([q_THC.flatten(1), k_TKC.flatten(1), v_TKC.flatten(1)], 1)
     sizes = [x[0].numel() for x in (q_THC, k_TKC, v_TKC)]
     return [x.unflatten(1, (-1, q_THC.shape[-1])) for x in torch.split(whole, sizes, 1)]
@@ -165,7 +159,7 @@ def test_windows_and_caps(window: int, cap: float | None) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_long_contexts_are_split(threads: int) -> None:
-    """More panels than one piece of a decode, or of a prompt's tile, holds."""
+    """Contexts of more panels than a split of a decode, or of a tile of a prompt."""
     _native.set_threads(threads)
     for dtype, heads in [("float32", (4, 1)), ("bfloat16", (40, 1))]:
         sequences = Sequences(need(*heads, dim=16, dtype=dtype), [2201, 650])
@@ -192,8 +186,8 @@ def test_chunked_equals_whole(lengths: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_8_bit_caches(kind: str, dtype: str) -> None:
-    """Scores move by the error of a key's number times the root of the head dim, values by theirs:
-    a few percent."""
+    """Scores err by the rounding of a key's element times the root of the head dim, values by their
+    own rounding: a few percent."""
     tolerance = {"int8": 0.03, "fp8_e4m3": 0.12}[kind]
     totals = [sum(counts) for counts in zip(*MIXED, strict=True)]
     for heads, block_size in [((4, 2), 16), ((12, 1), 32)]:
@@ -205,9 +199,9 @@ def test_8_bit_caches(kind: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
-def test_8_bit_numbers_are_the_nearest(kind: str) -> None:
-    """What is cached is what torch makes of the row over its scale; nothing, the tiny and the huge
-    included."""
+def test_8_bit_elements_are_the_nearest(kind: str) -> None:
+    """The cache holds what torch rounds the row divided by its scale to; zeros, tiny and huge
+    values included."""
     asked = need(1, 1, 64, cache_dtype=kind)
     sequences = Sequences(asked, [16])
     q, k, v = sequences.qkv[0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,14 +21,9 @@ ROWS = [1, 3, 17, 100]
 WIDTHS = [1, 15, 16, 17, 64, 80, 129, 1024]
 
 
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before, threads = _native.selected(), _native.threads()
-    _native.select(request.param)
+@pytest.fixture(autouse=True)
+def fixed_threads(isa: str) -> None:
     _native.set_threads(2)
-    yield
-    _native.select(before)
-    _native.set_threads(threads)
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -59,6 +52,22 @@ def test_norms(dtype: torch.dtype) -> None:
                 sum_TD, y_TD = native.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)
                 assert torch.equal(sum_TD, x_TD + delta_TD)
                 close(y_TD, ops.add_rms_norm(x_TD, delta_TD, weight_D, 1e-5)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_are_rounded_to_the_nearest_even(dtype: torch.dtype) -> None:
+    """As torch rounds them: ties, infinity and NaN included."""
+    inf, nan = torch.inf, torch.nan
+    ulp = torch.finfo(dtype).eps
+    x_D = torch.tensor([1.0, 1.0 + ulp, -1.0, 1.0, -1.0, inf, -inf, nan, 0.0, -0.0] * 13)
+    delta_D = torch.tensor(
+        [ulp / 2, ulp / 2, ulp / 2, -ulp / 4, -ulp / 4, 1.0, 1.0, 1.0, nan, -0.0] * 13
+    )
+    x_TD, delta_TD = x_D.to(dtype)[None], delta_D.to(dtype)[None]
+    sum_TD, _ = native.add_rms_norm(x_TD, delta_TD, torch.ones(x_TD.shape[1]), 1e-6)
+    expected_TD = x_TD + delta_TD
+    assert torch.equal(sum_TD.isnan(), expected_TD.isnan())
+    assert torch.equal(sum_TD.nan_to_num(7.0), expected_TD.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -95,7 +104,8 @@ def test_norm_and_rope_of_heads_within_a_qkv_matrix(dtype: torch.dtype, heads: i
                     torch.testing.assert_close(
                         ours, theirs, rtol=1e-5, atol=1e-5
                     )  # differences of products
-                # a neighbour after the norm is turned: as large an error, of as many other numbers
+                # a rounding difference after the norm is rotated: as large an error, in two
+                # elements
                 else:
                     torch.testing.assert_close(ours, theirs, rtol=ULP[dtype], atol=4 * ULP[dtype])
                     assert (ours == theirs).double().mean() > 0.9
@@ -129,7 +139,7 @@ def test_argmax(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_argmax_of_what_is_no_number(dtype: torch.dtype) -> None:
+def test_argmax_of_nan_and_infinity(dtype: torch.dtype) -> None:
     nan, inf = torch.nan, torch.inf
     rows = [
         [nan, 1, 2],
@@ -167,7 +177,7 @@ def test_gather(dtype: torch.dtype) -> None:
         ids_T = torch.randint(0, 50, (33,), generator=torch.Generator().manual_seed(D))
         assert torch.equal(native.gather(table_VD, ids_T), ops.gather(table_VD, ids_T))
     assert (native.gather(table_VD, torch.tensor([-1, 50, 2**40])) == 0).all(), (
-        "an id that is none reads nothing"
+        "an id out of range reads nothing"
     )
 
 

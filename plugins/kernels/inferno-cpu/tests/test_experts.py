@@ -1,11 +1,9 @@
-"""Routing against torch's meaning of it.
+"""Routing against torch.
 
 Suffixes: T tokens, D hidden, E experts, K experts of a token, N pairs (T · K).
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,18 +22,13 @@ SIZES = [
     (70, 64, 1, 1),
     (4, 16, 300, 33),
 ]
-"""T, D, E, K: fewer experts than lanes, no multiple of them, one expert, more tokens than go
-together."""
+"""T, D, E, K: fewer experts than lanes, not divisible by them, one expert, more tokens than are
+routed at a time."""
 
 
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[None]:
-    before, threads = _native.selected(), _native.threads()
-    _native.select(request.param)
+@pytest.fixture(autouse=True)
+def fixed_threads(isa: str) -> None:
     _native.set_threads(3)
-    yield
-    _native.select(before)
-    _native.set_threads(threads)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -49,7 +42,7 @@ def scores_of(
     correction_E: Tensor | None,
     sigmoid: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Of all experts, in float64: for the weights, and for the choice."""
+    """Return the scores of all experts in float64: for the weights, and for the choice."""
     logits_TE = x_TD.double() @ weight_ED.double().T
     if bias_E is not None:
         logits_TE = logits_TE + bias_E
@@ -75,7 +68,7 @@ def test_route(dtype: torch.dtype, sigmoid: bool, normalize: bool) -> None:
                 x_TD, weight_ED, bias_E, correction_E, top_k, sigmoid, normalize, 2.5
             )
             scores_TE, choice_TE = scores_of(x_TD, weight_ED, bias_E, correction_E, sigmoid)
-            # Not by number: two that differ in the last place may change places.
+            # Not by id: two scores that differ in the last place may be swapped.
             best_TK = choice_TE.topk(top_k).values
             torch.testing.assert_close(
                 choice_TE.gather(1, experts_TK), best_TK, rtol=1e-5, atol=1e-6
@@ -96,7 +89,7 @@ def test_of_equals_the_lowest_expert_comes_first() -> None:
 
 
 def test_scores_that_vanish() -> None:
-    """Weights of experts that are all but impossible are no NaN, and sum to no more than 1."""
+    """Weights of experts with a probability near 0 are not NaN, and sum to at most 1."""
     experts_TK, weights_TK = route(
         torch.ones(1, 16), torch.zeros(20, 16), torch.full((20,), -500.0), None, 4, True, True, 1.0
     )

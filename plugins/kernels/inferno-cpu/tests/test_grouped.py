@@ -1,5 +1,4 @@
-"""Matrices that lie stacked, each times rows of its own: exactly what each alone gives, and
-float64's products.
+"""Stacked matrices, each times its own rows: equal to each one alone, and close to float64.
 
 Suffixes: E matrices of R rows each, I columns, N rows of x, sorted by matrix.
 """
@@ -15,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferno.nn import Dense, Experts, Linear, Weight
+from inferno.nn import Dense, Experts, Finalize, Linear, Weight
 from inferno_cpu import _native
-from inferno_cpu.dense import DTYPES, Panels
+from inferno_cpu.dense import Panels
+from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import LAYOUTS
 from inferno_cpu.linear import stack
 from inferno_cpu.packed import PackedPanels
 
+pytestmark = pytest.mark.usefixtures("isa")
 COUNTS = [
     [1],
     [0],
@@ -38,15 +39,7 @@ COUNTS = [
 """Rows of x for each matrix: none, one, all; more than dense ones pack at a time (512), within one
 matrix and between two."""
 ROWS = [16, 48, 1, 20, 37]
-"""Of each matrix. Those that are no multiple of 16 share panels with their neighbours."""
-
-
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _native.selected()
-    _native.select(request.param)
-    yield request.param
-    _native.select(before)
+"""Rows of each matrix. If not divisible by 16, neighbours share panels."""
 
 
 @pytest.fixture(params=[1, 3], autouse=True)
@@ -58,7 +51,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 class Blocks:
-    """Random blocks of a layout whose float16 scales are ordinary numbers."""
+    """Random blocks of a layout whose float16 scales are finite."""
 
     def __init__(self, layout: str, rows: int, columns: int, seed: int = 0) -> None:
         self.layout, self.shape, self.dtype = layout, (rows, columns), torch.float32
@@ -215,7 +208,9 @@ def test_a_layer_of_experts(inner: int) -> None:
         for module in layer.modules():
             if isinstance(module, Linear):
                 module.weight = Dense(random(*module.weight.shape, seed=next(seeds)))
-        layer.fuse(lambda weights, *, grouped=False: build(*weights))
+        layer.finalize(
+            Finalize(stack=lambda weights, *, grouped=False, rows=False: build(*weights))
+        )
         return layer
 
     native, torch_ = experts(stack), experts(lambda first, *others: first.concatenate(others))

@@ -7,7 +7,6 @@ Suffixes: O rows, I columns, B bytes of a row, G groups of 32 columns, T tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -32,14 +31,9 @@ ROWS = [1, 15, 16, 17, 100]
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33, 64, 100]
 
 
-@pytest.fixture(params=_native.available(), autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = _native.selected(), _native.threads()
-    _native.select(request.param)
+@pytest.fixture(autouse=True)
+def fixed_threads(isa: str) -> None:
     _native.set_threads(1)
-    yield request.param
-    _native.select(before[0])
-    _native.set_threads(before[1])
 
 
 class Matrix(NamedTuple):
@@ -58,7 +52,7 @@ class Blocks(NamedTuple):
 
 
 def scale_bytes(layout: str) -> list[int]:
-    """Where in a block float16 numbers begin."""
+    """Offsets of the float16 scales in a block."""
     return {
         "q8_0": [0],
         "q4_0": [0],

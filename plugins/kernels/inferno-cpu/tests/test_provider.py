@@ -1,8 +1,20 @@
-"""The provider through the catalog, on whatever instruction set this machine chooses."""
+"""The provider through the catalog, on each instruction set."""
 
 from __future__ import annotations
 
+import pytest
+
 from inferno.testing import AttentionBackendTests, KernelProviderTests
+from inferno_cpu import _native
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def test_instruction_sets_are_selected_by_name(isa: str) -> None:
+    assert _native.selected() == isa and _native.available()[-1] == "portable"
+    with pytest.raises(ValueError, match="cannot run avx9"):
+        _native.select("avx9")
+    assert _native.selected() == isa
 
 
 class TestCpu(KernelProviderTests):

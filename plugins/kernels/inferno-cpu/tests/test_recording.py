@@ -1,8 +1,6 @@
-"""A recorded list of operators gives the same however often it is run, by however many threads."""
+"""A recorded list of operators gives the same results in every replay, on any number of threads."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,17 +9,13 @@ from inferno.nn import Dense
 from inferno_cpu import _native, elementwise
 from inferno_cpu.dense import Panels
 
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = _native.threads()
-    yield
-    _native.set_threads(before)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_every_run_sees_what_the_last_operator_wrote(count: int, threads: None) -> None:
-    """Threads that are late, more of them than cores, take pieces of the right operator or none."""
+def test_every_run_sees_what_the_last_operator_wrote(count: int) -> None:
+    """A thread that is late takes tasks of the right operator or none; there may be more threads
+    than cores."""
     _native.set_threads(count)
     torch.manual_seed(0)
     weight, up = Panels.of(Dense(torch.randn(512, 256))), Panels.of(Dense(torch.randn(256, 256)))
@@ -34,7 +28,7 @@ def test_every_run_sees_what_the_last_operator_wrote(count: int, threads: None) 
             gate_up = weight.matmul(normed)
             hidden = elementwise.silu_mul(gate_up[:, :256], gate_up[:, 256:])
             y_TD = up.matmul(hidden)
-            outputs += [normed, gate_up, hidden, y_TD]  # whoever records keeps the memory
+            outputs += [normed, gate_up, hidden, y_TD]  # a recording keeps addresses, not tensors
     wanted = [output.clone() for output in outputs]
     for _ in range(300):
         for output in outputs:
@@ -43,8 +37,8 @@ def test_every_run_sees_what_the_last_operator_wrote(count: int, threads: None) 
         assert all(torch.equal(output, want) for output, want in zip(outputs, wanted, strict=True))
 
 
-def test_an_operator_that_fails_ends_the_run(threads: None) -> None:
-    """With its error, and with threads that work on."""
+def test_an_operator_that_fails_ends_the_run() -> None:
+    """The error is raised, and the threads can be used again."""
     _native.set_threads(2)
     panels = Panels.of(Dense(torch.randn(64, 32)))
     ids = torch.arange(64)

@@ -1,5 +1,4 @@
-"""Memory that is made ready while torch is imported: whole, apart, and given back where nobody took
-it."""
+"""Memory that is faulted in while torch is imported: zeroed, disjoint, and freed if not taken."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ pytestmark = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="Linu
 
 @pytest.fixture
 def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose memory is equally near to all of its cores."""
+    """A machine with one NUMA node."""
     monkeypatch.setattr(reserve, "NODES", tmp_path)
     (tmp_path / "node0").mkdir()
     return tmp_path
 
 
 def held(memory: mmap.mmap) -> int:
-    """Bytes of the process that lie in this memory."""
+    """Return the resident bytes of this mapping."""
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     found = 0
     inside = False
@@ -43,7 +42,7 @@ def held(memory: mmap.mmap) -> int:
     return found
 
 
-def test_parts_are_zeros_lie_apart_and_begin_with_a_page(near: Path) -> None:
+def test_parts_are_zeroed_disjoint_and_page_aligned(near: Path) -> None:
     with reserve.reserved(8 * MIB):
         parts = [pages(n) for n in (5000, MIB, 1, 3 * MIB)]
         assert not any(part.any() for part in parts)
@@ -54,7 +53,7 @@ def test_parts_are_zeros_lie_apart_and_begin_with_a_page(near: Path) -> None:
     assert [part.numel() for part in parts] == [5000, MIB, 1, 3 * MIB]
 
 
-def test_what_does_not_fit_gets_memory_of_its_own(near: Path) -> None:
+def test_what_does_not_fit_is_mapped_separately(near: Path) -> None:
     with reserve.reserved(2 * MIB):
         assert reserve.current.get() is not None
         first, large, last = pages(MIB), pages(2 * MIB), pages(MIB)
@@ -64,7 +63,7 @@ def test_what_does_not_fit_gets_memory_of_its_own(near: Path) -> None:
     assert reserve.current.get() is None
 
 
-def test_what_nobody_took_is_given_back() -> None:
+def test_what_is_not_taken_is_freed() -> None:
     found = reserve.Reserve(32 * MIB)
     taken = found.take(4 * MIB)
     assert taken is not None
@@ -82,14 +81,14 @@ def test_a_failed_load_leaves_no_reserve(near: Path) -> None:
     assert reserve.current.get() is None
 
 
-def test_memory_in_several_parts_is_left_to_the_threads_that_will_read_it(near: Path) -> None:
+def test_a_numa_machine_has_no_reserve(near: Path) -> None:
     (near / "node1").mkdir()
     with reserve.reserved(8 * MIB):
         assert reserve.current.get() is None
         assert pages(MIB).numel() == MIB
 
 
-def test_it_comes_before_torch() -> None:
+def test_a_reserve_does_not_import_torch() -> None:
     code = (
         "import sys, inferno_cpu.reserve as r\nwith r.reserved(1 << 20): pass\nassert "
         "'torch' not in sys.modules"
@@ -97,15 +96,15 @@ def test_it_comes_before_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_where_huge_pages_come_slowly_small_ones_are_exchanged_later(
+def test_if_huge_pages_are_slow_small_ones_are_collapsed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reserve, "_SLOW_SECONDS", -1.0)
-    exchanged: list[int] = []
+    collapsed: list[int] = []
 
     def watched(address: int, nbytes: int, advice: int) -> int:
         if advice == reserve._COLLAPSE:
-            exchanged.append(nbytes)
+            collapsed.append(nbytes)
         return advise(address, nbytes, advice)
 
     advise = reserve._madvise
@@ -121,18 +120,18 @@ def test_where_huge_pages_come_slowly_small_ones_are_exchanged_later(
     for thread in threading.enumerate():
         if thread.name == "inferno-cpu huge pages":
             thread.join(60)
-    assert exchanged, "or the system cannot, and said so once"
+    assert collapsed, "or the system cannot, and said so once"
     assert memory[start : start + 48 * MIB] == b"x" * (48 * MIB)
 
 
-def test_nothing_is_exchanged_for_a_model_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_collapsed_for_a_freed_model(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(
         reserve, "_madvise", lambda address, nbytes, advice: calls.append(advice) or 0
     )
     memory = mmap.mmap(-1, MIB)
-    reserve._exchange(weakref.ref(memory), 0, range(1))
+    reserve._collapse(weakref.ref(memory), 0, range(1))
     gone = weakref.ref(memory)
     del memory
-    reserve._exchange(gone, 0, range(1))
+    reserve._collapse(gone, 0, range(1))
     assert len(calls) == 1

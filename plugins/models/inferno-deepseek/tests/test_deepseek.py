@@ -12,16 +12,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed
+from inferno.configs import RopeConfig
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 from inferno.loading import check, checkpoint_path, load_model
-from inferno.modelconfig import RopeScaling
 from inferno.nn import Rope, Unloaded
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import write_gguf
+from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.tiny import Toy, ragged_prompts, torch_only
-from inferno_deepseek import GGUF
 from inferno_deepseek.config import DeepseekConfig
 from inferno_deepseek.model import DeepseekForCausalLM
 
@@ -182,7 +181,7 @@ def load(path: Path) -> Toy:
         Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"),
         catalog,
     )
-    return Toy(plan, load_model(plan, catalog))
+    return Toy(plan, load_model(reopen(plan, catalog)))
 
 
 def saved(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
@@ -229,7 +228,7 @@ def unfolded(x_TD: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
     # In float32, as published code has them: the angles of far tokens depend on it.
     turns_TR = Rope(
-        R, RopeScaling.from_json(V3), max_position_embeddings=256, interleaved=True
+        R, RopeConfig.from_json(V3), max_position_embeddings=256, interleaved=True
     ).inv_freq_E.float()
     turn_TE = torch.polar(
         torch.ones(()).double(), (torch.arange(len(x_TD))[:, None] * turns_TR).double()
@@ -274,9 +273,11 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
         "v_head_dim": latent,
         "qk_head_dim_mla": nope + V3["qk_rope_head_dim"],
     }
+    dialect = gguf_dialect(torch_only(), "DeepseekV3ForCausalLM")
+    assert dialect is not None
     held = write_gguf(
         tmp_path / "toy.gguf",
-        GGUF,
+        dialect,
         {**V3, **widths, "v_head_dim_mla": V3["v_head_dim"]},
         stored,
         kind,
@@ -313,19 +314,19 @@ def test_layers_that_predict_further_tokens_are_left_alone(
         str(saved(tmp_path / "more", {**tensors, **extra}, V3)),
         Options(device="cpu", max_model_len=160),
     )
-    assert check(plan) == len(tensors) + 2
+    assert check(reopen(plan)) == len(tensors) + 2
     plan = resolve(
         str(saved(tmp_path / "none", {**tensors, **extra}, {**V3, "num_nextn_predict_layers": 0})),
         Options(device="cpu", max_model_len=160),
     )
     with pytest.raises(CheckpointError, match="eh_proj"):
-        check(plan)
+        check(reopen(plan))
 
 
 def test_a_token_costs_one_latent_and_one_rotated_key() -> None:
     scale = (0.1 * math.log(40) + 1) ** 2 * 40**-0.5
-    need = AttentionNeed(num_heads=4, num_kv_heads=1, head_dim=72, latent_dim=64, scale=scale)
-    assert DeepseekConfig.of_v3(V3).attention_needs() == [need, need]
+    need = AttentionSpec(num_heads=4, num_kv_heads=1, head_dim=72, latent_dim=64, scale=scale)
+    assert DeepseekConfig.of_v3(V3).cache_specs() == [need, need]
 
 
 def test_gguf_files_that_name_no_scoring_mean_softmax() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from inferno.configs import FULL, SLIDING
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.modelconfig import FULL, SLIDING
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.tiny import Toy
 from inferno_gemma.config import gemma, gemma2, gemma3, gemma3_text
@@ -168,7 +168,9 @@ class TestGemma3WithVision(ArchitectureTests):
         plan = resolve(
             str(tmp_path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
         )
-        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (Toy(plan, load_model(plan)), toy))
+        [ours], [theirs] = (
+            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(reopen(plan))), toy)
+        )
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
 
@@ -236,7 +238,7 @@ def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
         k: v for k, v in GEMMA_3.items() if k not in ("sliding_window", "sliding_window_pattern")
     }
     assert set(gemma3({**config, "query_pre_attn_scalar": 0}).layer_types) == {FULL}
-    assert gemma3(config).attention_need(0).sliding_window == 4096
+    assert gemma3(config).attention_spec(0).sliding_window == 4096
 
 
 @pytest.mark.parametrize(

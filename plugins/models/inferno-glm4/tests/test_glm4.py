@@ -10,11 +10,10 @@ from safetensors.torch import load_file
 from inferno.catalog import Catalog
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import write_gguf
+from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.tiny import Toy
-from inferno_glm4 import CHATGLM
 from inferno_glm4.config import Glm4Config
 
 GLM_4: dict[str, Any] = {
@@ -78,20 +77,15 @@ class TestGlm(ArchitectureTests):
     ) -> None:
         """GGUF files of glm-4-9b-chat as it was published have q, k and v in one matrix, and no
         width of heads."""
-        if not any(o.item.name == "gguf" for o in catalog.of("inferno_checkpoint_formats")):
+        if (dialect := gguf_dialect(catalog, "GlmForCausalLM")) is None:
             pytest.skip("no plugin reads GGUF files")
         tensors = load_file(checkpoint / "model.safetensors")
-        for layer in range(2):
-            path = f"model.layers.{layer}.self_attn"
-            for part in ("weight", "bias"):
-                fused = torch.cat([tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"])
-                tensors[f"{path}.qkv_proj.{part}"] = fused
         said = {name: value for name, value in GLM.items() if name != "head_dim"} | {
             "rms_norm_eps": 1.5625e-7
         }
-        write_gguf(tmp_path / "toy.gguf", CHATGLM, said, tensors, "F16")
+        write_gguf(tmp_path / "toy.gguf", dialect, said, tensors, "F16", fused={"blk.{n}.attn_qkv"})
         plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
-        fused_toy = Toy(plan, load_model(plan, catalog))
+        fused_toy = Toy(plan, load_model(reopen(plan, catalog)))
         for ours, theirs in zip(
             generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True
         ):

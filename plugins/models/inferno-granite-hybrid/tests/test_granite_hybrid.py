@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from inferno.errors import CheckpointError
-from inferno.testing.hybrid import HybridTests
+from inferno.testing import ArchitectureTests
 from inferno_granite_hybrid.config import FULL, LINEAR, GraniteHybridConfig
 
 TINY: dict[str, Any] = {
@@ -54,14 +54,14 @@ TINY: dict[str, Any] = {
 """Every field that Granite-4.0-H-Tiny's config.json has."""
 
 
-class TestTiny(HybridTests):
+class TestTiny(ArchitectureTests):
     """Granite-4.0-H-Tiny and H-Small: Mamba-2 and a few layers of attention without positions,
     experts beside a shared MLP."""
 
     config = TINY
 
 
-class TestDense(HybridTests):
+class TestDense(ArchitectureTests):
     """Granite-4.0-H-Micro, H-1B: no experts. Groups of heads, biases, no bias of the convolution,
     an untied head."""
 
@@ -79,7 +79,7 @@ class TestDense(HybridTests):
     }
 
 
-class TestAttention(HybridTests):
+class TestAttention(ArchitectureTests):
     """Granite-4.0-Micro: attention in every layer, with rotary positions."""
 
     config = {
@@ -92,7 +92,7 @@ class TestAttention(HybridTests):
     }
 
 
-class TestStatesAlone(HybridTests):
+class TestStatesAlone(ArchitectureTests):
     """No attention in any layer: what leaving out `layer_types` means."""
 
     # transformers' cache of such a model cannot say how long it is.

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.tiny import Toy
 from inferno_llama.config import LlamaConfig
@@ -49,7 +49,9 @@ class TestLlama2(ArchitectureTests):
         save_file(tensors, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(self.config))
         plan = resolve(str(tmp_path), Options(max_model_len=160, max_num_seqs=8, device="cpu"))
-        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (Toy(plan, load_model(plan)), toy))
+        [ours], [theirs] = (
+            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(reopen(plan))), toy)
+        )
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
 
@@ -132,8 +134,8 @@ class TestDeepSeekDistill(ArchitectureTests):
 
 
 def test_needs_of_the_first_llamas_have_as_many_key_heads_as_query_heads() -> None:
-    need = AttentionNeed(num_heads=4, num_kv_heads=4, head_dim=16, scale=0.25)
-    assert LlamaConfig.from_json(LLAMA_2).attention_needs() == [need, need]
+    need = AttentionSpec(num_heads=4, num_kv_heads=4, head_dim=16, scale=0.25)
+    assert LlamaConfig.from_json(LLAMA_2).cache_specs() == [need, need]
 
 
 @pytest.mark.parametrize(

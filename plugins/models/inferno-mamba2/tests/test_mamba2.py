@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from inferno.errors import CheckpointError
-from inferno.testing.hybrid import HybridTests
+from inferno.testing import ArchitectureTests
 from inferno_mamba2.config import Mamba2Config
 
 TINY: dict[str, Any] = {
@@ -47,13 +47,13 @@ TINY: dict[str, Any] = {
 """Every field that Mamba-Codestral-7B-v0.1's config.json has."""
 
 
-class TestMamba2(HybridTests):
+class TestMamba2(ArchitectureTests):
     """Mamba-Codestral-7B: heads in groups, the residual stream in float32."""
 
     config = TINY
 
 
-class TestSmall(HybridTests):
+class TestSmall(ArchitectureTests):
     """One group, biases, a tied head, a residual stream of the compute type, a limited dt."""
 
     config = {

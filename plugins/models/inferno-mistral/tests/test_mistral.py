@@ -8,11 +8,10 @@ import pytest
 from inferno.catalog import Catalog, load_catalog
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import write_gguf
+from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.tiny import Toy
-from inferno_mistral import GGUF
 from inferno_mistral.config import MistralConfig
 
 V0_3: dict[str, Any] = {
@@ -71,9 +70,10 @@ class TestV03(MistralTests):
             pytest.skip(f"{' and '.join(sorted(missing))} not installed")
         _, opened = alone.open(checkpoint)
         file = tmp_path / "toy.gguf"
-        write_gguf(
-            file, GGUF, self.config, {name: opened.read(name) for name in opened.tensors}, "F16"
-        )
+        dialect = gguf_dialect(alone, "MistralForCausalLM")
+        assert dialect is not None
+        tensors = {name: opened.read(name) for name in opened.tensors}
+        write_gguf(file, dialect, self.config, tensors, "F16")
         tokens = []
         for catalog, name in ((both, "LlamaForCausalLM"), (alone, "MistralForCausalLM")):
             plan = resolve(
@@ -83,7 +83,10 @@ class TestV03(MistralTests):
             )
             assert plan.architecture == name
             tokens.append(
-                [o.token_ids for o in generate(Toy(plan, load_model(plan, catalog)), prompts, 16)]
+                [
+                    o.token_ids
+                    for o in generate(Toy(plan, load_model(reopen(plan, catalog))), prompts, 16)
+                ]
             )
         assert tokens[0] == tokens[1]
 
@@ -131,14 +134,14 @@ class TestTied(MistralTests):
 
 def test_a_window_that_is_not_named_is_that_of_the_first_mistral() -> None:
     silent = {name: value for name, value in V0_3.items() if name != "sliding_window"}
-    windows = [need.sliding_window for need in MistralConfig.from_json(silent).attention_needs()]
+    windows = [need.sliding_window for need in MistralConfig.from_json(silent).cache_specs()]
     assert windows == [4096, 4096]
 
 
 def test_layer_types_of_a_mistral_are_those_of_a_ministral() -> None:
     """transformers reads such a config as Ministral's, whatever its model_type."""
     config = {**V0_3, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
-    assert [need.sliding_window for need in MistralConfig.from_json(config).attention_needs()] == [
+    assert [need.sliding_window for need in MistralConfig.from_json(config).cache_specs()] == [
         None,
         8,
     ]

@@ -10,11 +10,10 @@ from safetensors.torch import load_file
 from inferno.catalog import Catalog
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import write_gguf
+from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.tiny import Toy, ragged_prompts
-from inferno_phi import PHI_2
 from inferno_phi.config import Phi3Config, PhiConfig
 
 PHI: dict[str, Any] = {
@@ -68,17 +67,13 @@ class TestPhi2(ArchitectureTests):
         self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
     ) -> None:
         """GGUF files made before transformers knew Phi-2 have q, k and v in one matrix."""
-        if not any(o.item.name == "gguf" for o in catalog.of("inferno_checkpoint_formats")):
+        if (dialect := gguf_dialect(catalog, "PhiForCausalLM")) is None:
             pytest.skip("no plugin reads GGUF files")
         tensors = load_file(checkpoint / "model.safetensors")
-        for layer in range(2):
-            path = f"model.layers.{layer}.self_attn"
-            for part in ("weight", "bias"):
-                fused = torch.cat([tensors.pop(f"{path}.{name}_proj.{part}") for name in "qkv"])
-                tensors[f"{path}.qkv_proj.{part}"] = fused
-        write_gguf(tmp_path / "toy.gguf", PHI_2, self.config, tensors, "F16")
+        fused = {"blk.{n}.attn_qkv"}
+        write_gguf(tmp_path / "toy.gguf", dialect, self.config, tensors, "F16", fused=fused)
         plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
-        fused_toy = Toy(plan, load_model(plan, catalog))
+        fused_toy = Toy(plan, load_model(reopen(plan, catalog)))
         for ours, theirs in zip(
             generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True
         ):

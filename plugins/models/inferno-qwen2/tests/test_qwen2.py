@@ -87,12 +87,12 @@ def test_layer_types_say_which_layers_have_a_window() -> None:
         "use_sliding_window": True,
         "layer_types": ["sliding_attention", "full_attention"],
     }
-    assert [n.sliding_window for n in Qwen2Config.from_json(windowed).attention_needs()] == [
+    assert [n.sliding_window for n in Qwen2Config.from_json(windowed).cache_specs()] == [
         16,
         None,
     ]
     switched_off = {**windowed, "use_sliding_window": False}
-    assert [n.sliding_window for n in Qwen2Config.from_json(switched_off).attention_needs()] == [
+    assert [n.sliding_window for n in Qwen2Config.from_json(switched_off).cache_specs()] == [
         None,
         None,
     ]

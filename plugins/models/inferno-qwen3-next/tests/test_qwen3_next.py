@@ -10,8 +10,6 @@ from safetensors.torch import save_file
 
 from inferno.catalog import load_catalog
 from inferno.errors import CheckpointError
-from inferno.testing.architecture import transformers_model
-from inferno.testing.hybrid import HybridTests, Stepper, assert_close, load, logits_of
 from inferno_qwen3_next.config import FULL, LINEAR, Qwen3NextConfig, qwen3_5, qwen3_5_moe
 
 TINY: dict[str, Any] = {
@@ -84,14 +82,14 @@ TEXT: dict[str, Any] = {
 }
 
 
-class TestQwen3Next(HybridTests):
+class TestQwen3Next(ArchitectureTests):
     """Qwen3-Next-80B-A3B: three linear layers, one of attention; experts in every layer."""
 
     rerouted = 0.05
     config = TINY
 
 
-class TestDenseLayers(HybridTests):
+class TestDenseLayers(ArchitectureTests):
     """Layers without experts by both fields, a tied head, biases, other widths and a longer
     convolution, attention first."""
 
@@ -110,7 +108,7 @@ class TestDenseLayers(HybridTests):
     }
 
 
-class TestQwen35(HybridTests):
+class TestQwen35(ArchitectureTests):
     """Qwen3.5-27B's language model: no experts, matrices of their own for a linear layer's
     inputs."""
 
@@ -124,7 +122,7 @@ class TestQwen35(HybridTests):
     }
 
 
-class TestQwen35Moe(HybridTests):
+class TestQwen35Moe(ArchitectureTests):
     """Qwen3.5-35B-A3B's language model."""
 
     rerouted = 0.05

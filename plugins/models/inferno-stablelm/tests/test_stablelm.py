@@ -7,6 +7,7 @@ import pytest
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests
 from inferno_stablelm.config import StableLmConfig
+from inferno_stablelm.gguf import STABLELM as STABLELM_GGUF
 
 STABLELM: dict[str, Any] = {
     "architectures": ["StableLmForCausalLM"],
@@ -76,16 +77,9 @@ def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], n
         StableLmConfig.from_json({**STABLELM, **damage})
 
 
-def test_a_block_is_parallel_where_the_config_or_the_stored_norms_say_so() -> None:
-    """llama.cpp's converter writes `use_parallel_residual` as true where config.json lacks it: the
-    norms decide."""
-    parallel = [
-        StableLmConfig.from_json({**STABLELM, **fields}).use_parallel_residual
-        for fields in (
-            {},
-            {"use_parallel_residual": True},
-            {"has_mlp_norm": False},
-            {"has_mlp_norm": True},
-        )
-    ]
-    assert parallel == [False, True, True, False]
+def test_a_block_of_a_gguf_file_is_parallel_where_it_has_one_norm() -> None:
+    """llama.cpp's converter writes `use_parallel_residual` as true where config.json lacks it."""
+    assert STABLELM_GGUF.config is not None
+    for has_norm in (True, False):
+        read = STABLELM_GGUF.config({**STABLELM, "has_mlp_norm": has_norm})
+        assert read == {**STABLELM, "use_parallel_residual": not has_norm}

@@ -15,7 +15,7 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.errors import UnsupportedError
 from inferno.loading import load_model
 from inferno.nn import Linear, LMHead
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, generate
 from inferno.testing.tiny import Toy, randomize, run_python
 from inferno_transformers.config import HostedConfig
@@ -114,7 +114,7 @@ class TestGPT2(FamilyTests):
             catalog,
         )
         [ours], [theirs] = (
-            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(plan, catalog)), toy)
+            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(reopen(plan, catalog))), toy)
         )
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
@@ -205,7 +205,7 @@ class TestDeepseekV3(FamilyTests):
         )
         [bias] = [
             p
-            for name, p in load_model(plan, catalog).named_parameters()
+            for name, p in load_model(reopen(plan, catalog)).named_parameters()
             if name.endswith("e_score_correction_bias")
         ]
         torch.testing.assert_close(bias.data, torch.linspace(-0.5, 0.5, len(bias)), rtol=0, atol=0)
@@ -238,7 +238,7 @@ def test_every_matrix_but_the_head_can_be_packed(tmp_path: Path) -> None:
         pytest.skip("no plugin packs matrices")
     reference_of(TestOlmo2.config).save_pretrained(tmp_path)
     plan = resolve(str(tmp_path), Options(isq=packs[0], max_model_len=160, device="cpu"), catalog)
-    model = load_model(plan, catalog)
+    model = load_model(reopen(plan, catalog))
     dense = {
         name
         for name, m in model.named_modules()
@@ -285,7 +285,7 @@ def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     catalog = load_catalog(only=["inferno-transformers"])
     plan = resolve(str(tmp_path), Options(max_model_len=160, device="cpu"), catalog)
-    model = load_model(plan, catalog)
+    model = load_model(reopen(plan, catalog))
     assert not (tmp_path / "ran").exists()
     assert type(model._causal[0]).__module__ == "transformers.models.olmo2.modeling_olmo2"  # type: ignore[index, union-attr]
     unknown = {**config, "architectures": ["EvilForCausalLM"], "model_type": "evil"}

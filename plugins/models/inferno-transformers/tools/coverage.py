@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import generate
 from inferno.testing.tiny import Toy, ragged_prompts, randomize
 from inferno_transformers.config import HostedConfig
@@ -157,7 +157,7 @@ def attempt(model_type: str, name: str) -> tuple[str, str]:
         )
         try:
             plan = resolve(folder, options)
-            toy = Toy(plan, load_model(plan))
+            toy = Toy(plan, load_model(reopen(plan)))
         except InfernoError as error:
             return "refused", error.cause
         return compare(toy, reference)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inferno.errors import CheckpointError
 from inferno.loading import load_model
-from inferno.plan import Options, resolve
+from inferno.plan import Options, reopen, resolve
 from inferno.testing import QuantSchemeTests, generate
 from inferno.testing.tiny import Toy, ragged_prompts, randomize
 from inferno_fp8.weight import Fp8Blocks, load
@@ -167,7 +167,7 @@ def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(
         plan = resolve(
             str(path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
         )
-        outcomes.append(generate(Toy(plan, load_model(plan)), ragged_prompts(160), 16))
+        outcomes.append(generate(Toy(plan, load_model(reopen(plan))), ragged_prompts(160), 16))
     for ours, theirs in zip(*outcomes, strict=True):
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
         assert ours.token_ids == theirs.token_ids

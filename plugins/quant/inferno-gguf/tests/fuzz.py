@@ -34,19 +34,14 @@ if atheris is not None:
         import inferno_gguf.checkpoint
         import inferno_gguf.text  # noqa: F401
 
-from inferno.contracts import Architecture
+from inferno.configs import RopeConfig
+from inferno.contracts import Architecture, Dialect
 from inferno.errors import CheckpointError
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES, RopeScaling
 from inferno.text.tokenizer import Tokenizer
-from inferno_gguf.checkpoint import GgufCheckpoint, GgufNames
+from inferno_gguf.checkpoint import GgufCheckpoint
 
-NAMES = GgufNames(
-    architecture="llama",
-    fields=GGUF_FIELDS,
-    modules=GGUF_MODULES,
-    rotary_pairs={"blk.{n}.attn_q": "attention.head_count"},
-)
-ARCHITECTURES = [Architecture(name="Llama", config=dict, build=dict, gguf=NAMES)]
+DIALECT = Dialect(architecture="llama", rotary_pairs={"blk.{n}.attn_q": "attention.head_count"})
+ARCHITECTURES = [Architecture(name="Llama", config=dict, build=dict, dialects={"gguf": DIALECT})]
 MEMORY, SECONDS = 64 << 20, 5.0
 """The most that files of a few KB may cost."""
 INTERESTING = [
@@ -134,7 +129,7 @@ def use(path: Path) -> None:
     try:
         checkpoint = GgufCheckpoint.open(path, ARCHITECTURES)
         json.dumps(checkpoint.config)
-        RopeScaling.from_json(checkpoint.config)
+        RopeConfig.from_json(checkpoint.config)
         assert sum(info.nbytes for info in checkpoint.tensors.values()) <= path.stat().st_size
         for name, info in checkpoint.tensors.items():
             assert tuple(checkpoint.read(name).shape) == info.shape

@@ -14,9 +14,9 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from inferno.catalog import load_catalog
-from inferno.contracts import Architecture, GgufNames
-from inferno.errors import CheckpointError
-from inferno.modelconfig import RopeScaling
+from inferno.configs import RopeConfig
+from inferno.contracts import Architecture, Dialect
+from inferno.errors import CheckpointError, Missing
 from inferno.testing import CheckpointFormatTests
 from inferno_gguf.checkpoint import GgufCheckpoint
 
@@ -198,13 +198,13 @@ def test_heads_that_the_rows_cannot_be_of_are_refused(
 
 
 def test_stacked_experts_have_three_dimensions(tmp_path: Path) -> None:
-    names = GgufNames(
+    dialect = Dialect(
         architecture="moe",
         fields={"experts": "expert_count"},
         modules={"blk.{n}.ffn_up_exps": "layers.{n}.experts.up"},
         constants={"norm_topk_prob": True},
     )
-    architecture = Architecture(name="MoE", config=dict, build=dict, gguf=names)
+    architecture = Architecture(name="MoE", config=dict, build=dict, dialects={"gguf": dialect})
     writer = gguf.GGUFWriter(tmp_path / "moe.gguf", "moe")
     writer.add_expert_count(4)
     writer.add_tensor(
@@ -231,8 +231,8 @@ def finish(writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("installed", "cause", "remedy"),
     [
-        ([], "qwen3", "pip install inferno-qwen3.*none"),
-        (["llama"], "qwen3", r"pip install inferno-qwen3.*llama \(A0\)"),
+        ([], "qwen3", "Install a plugin.*none"),
+        (["llama"], "qwen3", r"Install a plugin.*llama \(A0\)"),
         (["qwen3", "qwen3"], "A0 and A1", "--disable"),
     ],
 )
@@ -245,13 +245,15 @@ def test_an_architecture_that_is_not_installed_once_is_an_error_that_says_what_t
             name=f"A{i}",
             config=dict,
             build=dict,
-            gguf=GgufNames(architecture=name, fields={}, modules={}),
+            dialects={"gguf": Dialect(architecture=name)},
         )
         for i, name in enumerate(installed)
     ]
     with pytest.raises(CheckpointError, match=cause) as caught:
         GgufCheckpoint.open(path, known)
     assert re.search(remedy, caught.value.remedy)
+    wanted = Missing("architecture", "qwen3") if len(installed) < 2 else None
+    assert caught.value.missing == wanted
 
 
 # --- config ---------------------------------------------------------------------------------------
@@ -270,6 +272,7 @@ def test_the_config_is_the_original_one(write_gguf: Any, tmp_path: Path) -> None
     assert config_of(write_gguf(tmp_path / "model.gguf", config, tensors)) == {
         **config,
         "torch_dtype": "float16",
+        "attention_bias": False,
     }
 
 
@@ -286,7 +289,8 @@ def test_more_layers_than_tensors_are_refused(write_gguf: Any, tmp_path: Path) -
 def test_biases_that_are_stored_are_declared(write_gguf: Any, tmp_path: Path) -> None:
     tensors = {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}
     assert config_of(write_gguf(tmp_path / "model.gguf", CONFIG, tensors))["attention_bias"] is True
-    assert "attention_bias" not in config_of(write_gguf(tmp_path / "other.gguf", CONFIG, {}))
+    without = config_of(write_gguf(tmp_path / "other.gguf", CONFIG, {}))
+    assert without["attention_bias"] is False
 
 
 def test_a_value_per_layer_that_never_changes_is_one_value(write_gguf: Any, tmp_path: Path) -> None:
@@ -307,16 +311,16 @@ def test_a_value_per_layer_that_never_changes_is_one_value(write_gguf: Any, tmp_
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({}, RopeScaling(rope_theta=1e6)),
-        ({"type": "none", "factor": 4.0}, RopeScaling(rope_theta=1e6)),
+        ({}, RopeConfig(rope_theta=1e6)),
+        ({"type": "none", "factor": 4.0}, RopeConfig(rope_theta=1e6)),
         (
             {"type": "linear", "factor": 4.0},
-            RopeScaling(rope_theta=1e6, rope_type="linear", factor=4.0),
+            RopeConfig(rope_theta=1e6, rope_type="linear", factor=4.0),
         ),
-        ({"factor": 2.5}, RopeScaling(rope_theta=1e6, rope_type="linear", factor=2.5)),
+        ({"factor": 2.5}, RopeConfig(rope_theta=1e6, rope_type="linear", factor=2.5)),
         (
             {"type": "yarn", "factor": 4.0, "original_context_length": 64, "yarn_beta_fast": 16.0},
-            RopeScaling(
+            RopeConfig(
                 rope_theta=1e6,
                 rope_type="yarn",
                 factor=4.0,
@@ -327,7 +331,7 @@ def test_a_value_per_layer_that_never_changes_is_one_value(write_gguf: Any, tmp_
     ],
 )
 def test_rotary_scaling(
-    keys: Mapping[str, Any], expected: RopeScaling, write_gguf: Any, tmp_path: Path
+    keys: Mapping[str, Any], expected: RopeConfig, write_gguf: Any, tmp_path: Path
 ) -> None:
     def add(writer: gguf.GGUFWriter) -> None:
         for key, value in keys.items():
@@ -337,7 +341,7 @@ def test_rotary_scaling(
             method(f"qwen3.rope.scaling.{key}", value)
 
     assert (
-        RopeScaling.from_json(config_of(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add)))
+        RopeConfig.from_json(config_of(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add)))
         == expected
     )
 
@@ -348,9 +352,7 @@ def test_the_attention_factor_of_yarn_multiplies_its_own(write_gguf: Any, tmp_pa
         writer.add_rope_scaling_factor(4.0)
         writer.add_rope_scaling_attn_factors(0.5)
 
-    rope = RopeScaling.from_json(
-        config_of(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add))
-    )
+    rope = RopeConfig.from_json(config_of(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add)))
     assert rope.attention_factor == pytest.approx(0.5 * (1 + 0.1 * torch.tensor(4.0).log().item()))
 
 
@@ -358,7 +360,7 @@ def test_part_of_a_head_is_rotated(write_gguf: Any, tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "model.gguf", CONFIG, {}, add=lambda w: w.add_rope_dimension_count(4)
     )
-    assert RopeScaling.from_json(config_of(path)).partial_rotary_factor == 0.5
+    assert RopeConfig.from_json(config_of(path)).partial_rotary_factor == 0.5
 
 
 def test_divisors_for_short_and_long_contexts(write_gguf: Any, tmp_path: Path) -> None:
@@ -370,7 +372,7 @@ def test_divisors_for_short_and_long_contexts(write_gguf: Any, tmp_path: Path) -
 
     checkpoint = opened(write_gguf(tmp_path / "model.gguf", CONFIG, {}, add=add))
     assert not checkpoint.tensors
-    assert RopeScaling.from_json(checkpoint.config) == RopeScaling(
+    assert RopeConfig.from_json(checkpoint.config) == RopeConfig(
         rope_theta=1e6,
         rope_type="longrope",
         short_factor=(1, 2, 3, 4),

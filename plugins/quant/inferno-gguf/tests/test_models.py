@@ -18,8 +18,8 @@ from torch import Tensor
 
 from inferno.catalog import load_catalog
 from inferno.loading import check, load_model
-from inferno.nn import Linear
-from inferno.plan import Options, resolve
+from inferno.nn import MergedLinear
+from inferno.plan import Options, reopen, resolve
 from inferno.testing.tiny import Toy, generate, ragged_prompts, randomize
 from inferno_gguf.blocks import Blocks
 
@@ -85,8 +85,8 @@ def load(path: Path, dtype: str = "float32") -> Toy:
         only=TORCH_ONLY,
     )
     plan = resolve(str(path), options)
-    assert check(plan) > 0
-    return Toy(plan, load_model(plan))
+    assert check(reopen(plan)) > 0
+    return Toy(plan, load_model(reopen(plan)))
 
 
 def assert_equal(ours: Toy, theirs: Toy, tolerance: float = 1e-4) -> None:
@@ -175,11 +175,8 @@ def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
     assert sum(m.data.nbytes for m in {id(m): m for m in held}.values()) == sum(
         use.nbytes for use in ours.plan.schemes
     )
-    gate_up = [
-        m
-        for m in ours.model.modules()
-        if isinstance(m, Linear) and m.weight.shape == (2 * WIDTH, WIDTH)
-    ]
+    merged = (m.merged for m in ours.model.modules() if isinstance(m, MergedLinear))
+    gate_up = [w for w in merged if w is not None and w.shape == (2 * WIDTH, WIDTH)]
     assert len(gate_up) == 1, (
         "only the first layer's gate and up are of one type: they become one matrix"
     )
@@ -282,7 +279,7 @@ def test_dense_models_are_quantized_while_loading(tmp_path: Path) -> None:
         str(folder),
         Options(isq="q8_0", dtype="float32", max_model_len=160, device="cpu", only=TORCH_ONLY),
     )
-    model = load_model(plan)
+    model = load_model(reopen(plan))
     assert any(isinstance(m, Blocks) and m.layout == "q8_0" for m in model.modules())
     [logits] = (o.logits_NV[0] for o in generate(Toy(plan, model), [[1, 2, 3]]))
     [exact] = (o.logits_NV[0] for o in generate(load(folder), [[1, 2, 3]]))

@@ -15,7 +15,7 @@ from inferno.contracts import (
 )
 from inferno_cpu import attention, layouts
 
-_NOT_COMPILED = "its native part was not compiled: it needs a C++ compiler when it is installed"
+_NOT_COMPILED = "its native module was not compiled: installing it needs a C++ compiler"
 
 
 def refuses(need: KernelNeed) -> str | None:
@@ -23,7 +23,10 @@ def refuses(need: KernelNeed) -> str | None:
         return "it computes on the CPU only"
     if find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
-    if need.op in (LINEAR, GROUPED) and need.layout not in (*layouts.DTYPES, *layouts.LAYOUTS):
+    if need.op in (LINEAR, GROUPED) and need.layout not in (
+        *layouts.DTYPE_NUMBERS,
+        *layouts.LAYOUTS,
+    ):
         return f"it has no kernel for matrices stored as {need.layout}"
     return None
 

@@ -1,18 +1,31 @@
-"""The compiled module. Ops take dtypes, addresses, strides and sizes in the order of
-native/bind_*.cpp, unchecked."""
+"""The compiled module. The parameters of the ops are described in native/*.hpp.
+
+Types and layouts are numbered as in layouts.py, strides are in elements, an absent tensor has the
+address 0, and nothing is checked.
+"""
+
+from typing import TypeAlias
+
+Address: TypeAlias = int
+"""`Tensor.data_ptr()`. A recorded op keeps it: the caller keeps the tensor."""
 
 def available() -> list[str]:
     """Instruction sets this machine can run, best first."""
 
-def selected() -> str: ...
-def select(name: str) -> None:
-    """Use this instruction set from now on: for tests. Raises ValueError."""
+def selected() -> str:
+    """The instruction set in use: the best available one, unless `select` chose another."""
 
-def set_threads(threads: int) -> None: ...
+def select(name: str) -> None:
+    """Use this instruction set from now on; for tests and benchmarks. Raises ValueError if the
+    machine cannot run it."""
+
+def set_threads(threads: int) -> None:
+    """Set the number of threads of the ops, torch's."""
+
 def threads() -> int: ...
 
 class Recording:
-    """While it is entered, every op is noted with its addresses; `replay` runs them again."""
+    """Records every op, with its addresses, while entered as a context; `replay` repeats them."""
 
     def __init__(self) -> None: ...
     def __enter__(self) -> Recording: ...
@@ -20,25 +33,276 @@ class Recording:
     def __len__(self) -> int: ...
     def replay(self) -> None: ...
 
-def rms_norm(*arguments: float) -> None: ...
-def add_rms_norm(*arguments: float) -> None: ...
-def rope(*arguments: float) -> None: ...
-def norm_rope(*arguments: float) -> None: ...
-def silu_mul(*arguments: float) -> None: ...
-def argmax(*arguments: float) -> None: ...
-def gather(*arguments: float) -> None: ...
-def dense_repack(*arguments: int) -> None: ...
-def dense_matmul(*arguments: int) -> None: ...
-def dense_grouped(*arguments: int) -> None: ...
-def dense_argmax(*arguments: int) -> None: ...
-def dense_rows(*arguments: int) -> None: ...
-def dense_read(*arguments: int) -> float: ...
-def packed_repack(*arguments: int) -> None: ...
-def packed_matmul(*arguments: int) -> None: ...
-def packed_grouped(*arguments: int) -> None: ...
-def packed_argmax(*arguments: int) -> None: ...
-def packed_rows(*arguments: int) -> None: ...
-def route(*arguments: float) -> None: ...
-def dispatch(*arguments: int) -> None: ...
-def combine(*arguments: int) -> None: ...
-def attend(*arguments: float) -> None: ...
+def rms_norm(
+    dtype: int,
+    x: Address,
+    token_stride: int,
+    head_stride: int,
+    T: int,
+    H: int,
+    C: int,
+    weight: Address,
+    wide: bool,
+    eps: float,
+    y: Address,
+    /,
+) -> None: ...
+def add_rms_norm(
+    dtype: int,
+    x: Address,
+    x_stride: int,
+    delta: Address,
+    delta_stride: int,
+    weight: Address,
+    wide: bool,
+    eps: float,
+    sum: Address,
+    y: Address,
+    T: int,
+    D: int,
+    /,
+) -> None: ...
+def rope(
+    dtype: int,
+    x: Address,
+    token_stride: int,
+    head_stride: int,
+    T: int,
+    H: int,
+    C: int,
+    cos: Address,
+    sin: Address,
+    E: int,
+    interleaved: bool,
+    y: Address,
+    /,
+) -> None: ...
+def norm_rope(
+    dtype: int,
+    x: Address,
+    token_stride: int,
+    head_stride: int,
+    T: int,
+    H: int,
+    C: int,
+    weight: Address,
+    wide: bool,
+    eps: float,
+    cos: Address,
+    sin: Address,
+    E: int,
+    interleaved: bool,
+    y: Address,
+    /,
+) -> None: ...
+def silu_mul(
+    dtype: int,
+    gate: Address,
+    gate_stride: int,
+    up: Address,
+    up_stride: int,
+    y: Address,
+    T: int,
+    I: int,
+    /,
+) -> None: ...
+def argmax(dtype: int, x: Address, x_stride: int, ids: Address, T: int, V: int, /) -> None: ...
+def gather(
+    dtype: int,
+    ids: Address,
+    table: Address,
+    y: Address,
+    T: int,
+    V: int,
+    D: int,
+    /,
+) -> None: ...
+def dense_repack(
+    dtype: int,
+    weight: Address,
+    row_stride: int,
+    panels: Address,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def dense_matmul(
+    w_dtype: int,
+    x_dtype: int,
+    x: Address,
+    x_stride: int,
+    panels: Address,
+    bias: Address,
+    y: Address,
+    M: int,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def dense_grouped(
+    w_dtype: int,
+    x_dtype: int,
+    x: Address,
+    x_stride: int,
+    panels: Address,
+    bias: Address,
+    y: Address,
+    starts: Address,
+    E: int,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def dense_argmax(
+    w_dtype: int,
+    x_dtype: int,
+    x: Address,
+    x_stride: int,
+    panels: Address,
+    ids: Address,
+    M: int,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def dense_rows(
+    w_dtype: int,
+    y_dtype: int,
+    panels: Address,
+    ids: Address,
+    y: Address,
+    T: int,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def dense_read(data: Address, nbytes: int, /) -> float: ...
+def packed_panel_bytes(layout: int, K: int, /) -> int: ...
+def packed_repack(
+    layout: int,
+    rows: Address,
+    row_bytes: int,
+    scales: Address,
+    zeros: Address,
+    panels: Address,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def packed_matmul(
+    layout: int,
+    panels: Address,
+    x_dtype: int,
+    x: Address,
+    y_dtype: int,
+    y: Address,
+    bias: Address,
+    M: int,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def packed_grouped(
+    layout: int,
+    panels: Address,
+    x_dtype: int,
+    x: Address,
+    y_dtype: int,
+    y: Address,
+    bias: Address,
+    starts: Address,
+    E: int,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def packed_argmax(
+    layout: int,
+    panels: Address,
+    x_dtype: int,
+    x: Address,
+    ids: Address,
+    M: int,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def packed_rows(
+    layout: int,
+    panels: Address,
+    ids: Address,
+    y_dtype: int,
+    y: Address,
+    M: int,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
+def route(
+    dtype: int,
+    x: Address,
+    x_stride: int,
+    weight: Address,
+    bias: Address,
+    correction: Address,
+    sigmoid: bool,
+    normalize: bool,
+    scale: float,
+    experts: Address,
+    weights: Address,
+    T: int,
+    D: int,
+    E: int,
+    K: int,
+    /,
+) -> None: ...
+def dispatch(
+    experts: Address,
+    tokens: Address,
+    starts: Address,
+    places: Address,
+    T: int,
+    E: int,
+    K: int,
+    /,
+) -> None: ...
+def combine(
+    dtype: int,
+    y: Address,
+    places: Address,
+    weights: Address,
+    out: Address,
+    T: int,
+    D: int,
+    K: int,
+    /,
+) -> None: ...
+def attend(
+    dtype: int,
+    cache_kind: int,
+    q: Address,
+    q_stride: int,
+    k: Address,
+    k_stride: int,
+    v: Address,
+    v_stride: int,
+    out: Address,
+    k_cache: Address,
+    v_cache: Address,
+    k_scales: Address,
+    v_scales: Address,
+    slots: Address,
+    query_starts: Address,
+    context_lens: Address,
+    tables: Address,
+    table_stride: int,
+    S: int,
+    H: int,
+    K: int,
+    C: int,
+    block_size: int,
+    scale: float,
+    soft_cap: float,
+    window: int,
+    /,
+) -> None: ...

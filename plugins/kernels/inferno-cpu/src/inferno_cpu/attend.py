@@ -1,5 +1,4 @@
-"""One native call for a layer's attention: the step's keys and values into the cache, then every
-query of the step.
+"""Attention of one layer in one native call: store the step's keys and values, then attend.
 
 Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, S sequences.
 """
@@ -12,10 +11,10 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from inferno.batch import Batch
 from inferno.contracts import AttentionNeed
+from inferno.nn.batch import Batch
 from inferno_cpu import _native
-from inferno_cpu.elementwise import DTYPES
+from inferno_cpu.dtypes import DTYPES
 
 _KINDS = {"auto": 0, "fp8_e4m3": 1, "int8": 2}
 
@@ -26,13 +25,13 @@ def build(need: AttentionNeed) -> NativeAttend:
 
 @frozen
 class NativeAttend:
-    """One layer's attention."""
+    """Attention of one layer."""
 
     need: AttentionNeed
     _static: tuple[tuple[int, int], tuple[int, int, int], tuple[float, float, int]] = field(
         init=False
     )
-    """What is the same in every call: dtype and kind of the cache; sizes, scale, cap and window."""
+    """Arguments of every call: dtype and cache kind; head sizes; scale, soft cap and window."""
 
     def __attrs_post_init__(self) -> None:
         need = self.need
@@ -55,7 +54,8 @@ class NativeAttend:
     ) -> Tensor:
         before, sizes, (scale, soft_cap, window) = self._static
         step: tuple[int, int, int, int, int, int] = batch.scratch.get(_step) or _step(batch)
-        q_THC, k_TKC, v_TKC = _packed(q_THC), _packed(k_TKC), _packed(v_TKC)
+        q_THC, k_TKC = _contiguous_heads(q_THC), _contiguous_heads(k_TKC)
+        v_TKC = _contiguous_heads(v_TKC)
         out_THC = torch.empty(q_THC.shape, dtype=q_THC.dtype)
         scales = (
             (cache["k_scales"].data_ptr(), cache["v_scales"].data_ptr()) if before[1] else (0, 0)
@@ -82,16 +82,16 @@ class NativeAttend:
         return out_THC
 
 
-def _packed(x_TXC: Tensor) -> Tensor:
-    """A token's heads lie side by side, as they do in a slice of a qkv matrix; tokens may be any
-    distance apart."""
+def _contiguous_heads(x_TXC: Tensor) -> Tensor:
+    """Return x with the heads of each token contiguous, copied only if they are not, as in a slice
+    of a qkv matrix. Tokens may have any stride."""
     dim = x_TXC.shape[-1]
     return x_TXC if x_TXC.stride(2) == 1 and x_TXC.stride(1) == dim else x_TXC.contiguous()
 
 
 def _step(batch: Batch) -> tuple[int, int, int, int, int, int]:
-    """Addresses of what the layers of a step share: slots, query starts, context lengths, tables;
-    their stride and number."""
+    """Return what the layers of a step share: the addresses of slots, query starts, context lengths
+    and block tables, and the stride and number of the tables."""
     slots_T, tables_SM = batch.slots_T, batch.blocks_SM
     found = batch.scratch[_step] = (
         slots_T.data_ptr(),

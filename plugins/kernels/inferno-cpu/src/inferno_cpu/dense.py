@@ -1,7 +1,7 @@
 """Matrices of bfloat16, float16 and float32, in panels of sixteen rows that are read in order.
 
-Suffixes: O rows (output features), I columns (input features), T tokens; E matrices of R rows each,
-stacked, and N rows of x among them.
+Suffixes: O rows (output features), I columns (input features), T tokens; E stacked matrices of R
+rows each, and N rows of x for all of them.
 """
 
 from __future__ import annotations
@@ -11,35 +11,30 @@ from torch import Tensor
 
 from inferno.nn.weight import Dense, Weight
 from inferno_cpu import _native
+from inferno_cpu.dtypes import DTYPES
+from inferno_cpu.layouts import DTYPE_NUMBERS, PANEL_ROWS
 from inferno_cpu.memory import pages
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As native/dtype.hpp numbers them."""
-
-_NAMES = ("float32", "bfloat16", "float16")
-_PANEL_ROWS = 16
 
 
 def refuses(layout: str, dtype: str, shape: tuple[int, int]) -> str | None:
-    """A sentence when a matrix stored as `layout` is not for `Panels`, or not for activations of
-    `dtype`."""
-    if layout not in _NAMES:
-        return f"a matrix of {layout} is not one of {', '.join(_NAMES)}"
-    if dtype not in _NAMES:
-        return f"it computes in {', '.join(_NAMES)}, not in {dtype}"
+    """Return why `Panels` cannot hold a matrix stored as `layout`, for activations of `dtype`, or
+    None."""
+    if layout not in DTYPE_NUMBERS:
+        return f"a matrix of {layout} is not one of {', '.join(DTYPE_NUMBERS)}"
+    if dtype not in DTYPE_NUMBERS:
+        return f"it computes in {', '.join(DTYPE_NUMBERS)}, not in {dtype}"
     if min(shape) < 1:
         return "a matrix without rows or columns has nothing to repack"
     return None
 
 
 class Panels(Weight):
-    """A plain matrix, its rows laid side by side in sixteens, the last of them filled up with
-    zeros."""
+    """An unquantized matrix in panels of sixteen interleaved rows, the last padded with zeros."""
 
     panels: Tensor
 
     def __init__(self, panels: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        """`panels` as `native/dense.hpp` has them, in bytes, at a multiple of 64. Rows come in
+        """Take `panels` as described in native/dense.hpp: bytes, aligned to 64, with elements of
         `dtype`."""
         super().__init__()
         self.shape = shape
@@ -52,13 +47,13 @@ class Panels(Weight):
 
     @classmethod
     def of(cls, *parts: Dense) -> Panels:
-        """A copy of these, stacked along the rows; they may be dropped then. All but the last have
-        whole panels."""
+        """Copy `parts`, stacked along the rows, into panels. The rows of all but the last must be
+        divisible by 16."""
         kind, in_features = parts[0].data.dtype, parts[0].shape[1]
         steps = in_features + in_features % 2 if kind == torch.bfloat16 else in_features
-        panel_bytes = _PANEL_ROWS * steps * kind.itemsize
+        panel_bytes = PANEL_ROWS * steps * kind.itemsize
         out_features = sum(part.shape[0] for part in parts)
-        panels = pages(-(-out_features // _PANEL_ROWS) * panel_bytes)
+        panels = pages(-(-out_features // PANEL_ROWS) * panel_bytes)
         to = panels.data_ptr()
         for part in parts:
             weight_OI = part.data if part.data.stride(1) == 1 else part.data.contiguous()
@@ -66,7 +61,7 @@ class Panels(Weight):
             _native.dense_repack(
                 DTYPES[kind], weight_OI.data_ptr(), weight_OI.stride(0), to, rows, in_features
             )
-            to += rows // _PANEL_ROWS * panel_bytes
+            to += rows // PANEL_ROWS * panel_bytes
         return cls(panels, (out_features, in_features), kind)
 
     @property
@@ -74,13 +69,13 @@ class Panels(Weight):
         return self.panels.numel()
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """x_TI @ W_OI.T + bias_O -> y_TO, in x's type. Sums are float32 throughout."""
+        """Return y_TO = x_TI @ W_OI.T + bias_O in x's type, with float32 sums."""
         out_features, in_features = self.shape
         if x_TI.stride(-1) != 1:
             x_TI = x_TI.contiguous()
         tokens, stride = len(x_TI), x_TI.stride(0)
         y_TO = x_TI.new_empty((tokens, out_features))
-        bias = self._widened(bias_O)
+        bias = self._float_bias(bias_O)
         _native.dense_matmul(
             self._kind,
             DTYPES[x_TI.dtype],
@@ -96,8 +91,8 @@ class Panels(Weight):
         return y_TO
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """Rows starts[e] to starts[e + 1] of x (int32) times matrix e of the E that are stacked
-        here, plus its part of the bias -> y_NR, in x's type."""
+        """Multiply rows starts[e] .. starts[e + 1] of x by matrix e of the E that are stacked here,
+        and add its part of the bias. Returns y_NR in x's type; starts are int32."""
         out_features, in_features = self.shape
         if x_NI.stride(-1) != 1:
             x_NI = x_NI.contiguous()
@@ -110,7 +105,7 @@ class Panels(Weight):
             x_NI.data_ptr(),
             x_NI.stride(0),
             self._address,
-            self._widened(bias_O),
+            self._float_bias(bias_O),
             y_NR.data_ptr(),
             starts_E1.data_ptr(),
             matrices,
@@ -119,15 +114,16 @@ class Panels(Weight):
         )
         return y_NR
 
-    def _widened(self, bias_O: Tensor | None) -> int:
-        """The address of a bias in float32. A layer's is always the same: it is widened once."""
+    def _float_bias(self, bias_O: Tensor | None) -> int:
+        """Return the address of the bias in float32, or 0. Converts it once, since a layer always
+        passes the same one."""
         if bias_O is not self._given:
             self._given, self._bias = bias_O, None if bias_O is None else bias_O.float()
         return 0 if self._bias is None else self._bias.data_ptr()
 
     def argmax(self, x_TI: Tensor) -> Tensor:
-        """`matmul(x_TI).argmax(-1)` without the product in memory -> ids_T (int64): the lowest id
-        among equals, NaN is never the largest, and -1 where the largest is not finite."""
+        """Return `matmul(x_TI).argmax(-1)` (int64) without storing the product: the lowest id
+        among equals, ignoring NaN, and -1 if the maximum is not finite."""
         out_features, in_features = self.shape
         if x_TI.stride(-1) != 1:
             x_TI = x_TI.contiguous()

@@ -1,8 +1,8 @@
 """The operators of `inferno.nn.ops`, one native call each.
 
-Rows may be views: slices of a fused qkv or gate_up matrix are read where they are. Results are new,
-dense tensors. Everything is float32, bfloat16 or float16, computed in float32 and rounded where
-torch's are.
+Inputs may be views: slices of a fused qkv or gate_up matrix are not copied. Results are new,
+contiguous tensors. Elements are float32, bfloat16 or float16; the computation is in float32, and
+rounds where torch's operators do.
 
 Suffixes: T tokens, H heads, C head dim, D hidden, E rotated pairs, I intermediate, V vocabulary.
 """
@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from inferno_cpu import _native
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The compute types, as native/dtype.hpp numbers them."""
+from inferno_cpu.dtypes import DTYPES
 
 _MAX_HEAD_DIM = 512
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) · weight over the last dimension of (T, D) or (T, H, C). Here and below the weight
-    is of x's type or float32."""
+    """Return x / rms(x) · weight over the last dimension of (T, D) or (T, H, C). Here and below the
+    weight has x's type or is float32."""
     x = _dense_rows(x)
     y = torch.empty(x.shape, dtype=x.dtype)
     _native.rms_norm(DTYPES[x.dtype], *_heads(x), *_norm(weight, eps), y.data_ptr())
@@ -32,7 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(
     x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """x + delta, and its norm: what lies between two sublayers."""
+    """Return x + delta and its norm: the residual step between two sublayers."""
     x_TD, delta_TD = _dense_rows(x_TD), _dense_rows(delta_TD)
     sum_TD, y_TD = (
         torch.empty(x_TD.shape, dtype=x_TD.dtype),
@@ -54,8 +52,8 @@ def add_rms_norm(
 
 
 def rope(x_THC: Tensor, cos_TE: Tensor, sin_TE: Tensor, interleaved: bool = False) -> Tensor:
-    """The first 2 E channels of each head turned to the token's position, in pairs (i, i + E), or,
-    interleaved, (2 i, 2 i + 1). `cos_TE` and `sin_TE` are dense float32."""
+    """Rotate the first 2 E channels of each head by the token's angles, in pairs (i, i + E) or, if
+    interleaved, (2 i, 2 i + 1). `cos_TE` and `sin_TE` are contiguous float32."""
     x_THC = _dense_rows(x_THC)
     y_THC = torch.empty(x_THC.shape, dtype=x_THC.dtype)
     _native.rope(
@@ -78,8 +76,7 @@ def norm_rope(
     sin_TE: Tensor,
     interleaved: bool = False,
 ) -> Tensor:
-    """`rope(rms_norm(x, weight, eps), cos, sin)` in one go; without a weight `rope(x, cos,
-    sin)`."""
+    """Return `rope(rms_norm(x, weight, eps), cos, sin)`; `rope(x, cos, sin)` without a weight."""
     if weight_C is None:
         return rope(x_THC, cos_TE, sin_TE, interleaved)
     if x_THC.shape[-1] > _MAX_HEAD_DIM:
@@ -100,7 +97,7 @@ def norm_rope(
 
 
 def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
-    """silu(gate) · up."""
+    """Return silu(gate) · up."""
     gate_TI, up_TI = _dense_rows(gate_TI), _dense_rows(up_TI)
     y_TI = torch.empty(gate_TI.shape, dtype=gate_TI.dtype)
     _native.silu_mul(
@@ -116,8 +113,8 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
 
 
 def argmax(logits_TV: Tensor) -> Tensor:
-    """(T,) int64: the lowest id among each row's largest logits. NaN never wins; -1 where the
-    largest is not finite."""
+    """Return ids_T (int64) of the largest logit of each row: the lowest id among equals, ignoring
+    NaN, and -1 if the maximum is not finite."""
     logits_TV = _dense_rows(logits_TV)
     ids_T = torch.empty(len(logits_TV), dtype=torch.int64)
     _native.argmax(
@@ -131,7 +128,7 @@ def argmax(logits_TV: Tensor) -> Tensor:
 
 
 def gather(table_VD: Tensor, ids_T: Tensor) -> Tensor:
-    """(T, D): rows of a table, by int64 ids; zeros for an id that is none."""
+    """Return rows of the table by int64 ids, (T, D), with zeros for an id out of range."""
     table_VD, ids_T = table_VD.contiguous(), ids_T.contiguous()
     y_TD = torch.empty(len(ids_T), table_VD.shape[1], dtype=table_VD.dtype)
     _native.gather(
@@ -146,16 +143,17 @@ def gather(table_VD: Tensor, ids_T: Tensor) -> Tensor:
 
 
 def _dense_rows(x: Tensor) -> Tensor:
+    """Return x with contiguous rows, copied only if they are not."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _norm(weight: Tensor, eps: float) -> tuple[int, bool, float]:
-    """Address of a weight, whether it is float32, and eps."""
+    """Return the address of a weight, whether it is float32, and eps."""
     return weight.data_ptr(), weight.dtype == torch.float32, eps
 
 
 def _heads(x: Tensor) -> tuple[int, int, int, int, int, int]:
-    """Address, strides and sizes of (T, H, C); a matrix has one head."""
+    """Return address, strides and sizes of (T, H, C); a matrix has one head."""
     if x.dim() == 2:
         return x.data_ptr(), x.stride(0), 0, x.shape[0], 1, x.shape[1]
     return x.data_ptr(), x.stride(0), x.stride(1), *x.shape

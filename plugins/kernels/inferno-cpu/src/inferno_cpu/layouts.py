@@ -1,5 +1,7 @@
-"""What packed matrices the kernels take, and how much memory they need. Imports no torch: for
-planning."""
+"""Layouts and element types that the kernels accept, and the memory that packed matrices need.
+
+Used for planning: imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from typing import NamedTuple
 
 class Layout(NamedTuple):
     number: int
-    """As in native/packed.hpp."""
+    """The value in native/packed.hpp."""
     block: int
-    """Columns that share a scale: a matrix has a whole number of blocks in a row."""
+    """Columns that share a scale. The columns of a matrix must be divisible by it."""
     block_bytes: int
-    """Of a block of one row as it is loaded; for int4 of its codes alone."""
+    """Bytes of a block of one row in the checkpoint; of its codes only for int4."""
     panel_bytes: int
-    """Of a block of the 16 rows of a panel."""
+    """Bytes of a block of the 16 rows of a panel."""
 
 
 LAYOUTS = {
@@ -36,31 +38,31 @@ LAYOUTS = {
 """ggml's block layouts by their lower-case names, and int4 with a scale and a zero point for each
 group of columns."""
 
-DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""Types of activations, as the kernels number them."""
+DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""Element types by name, with their values in native/dtype.hpp; `dtypes.DTYPES` is for torch."""
 
 PANEL_ROWS = 16
 
 
 def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
-    """Why a matrix cannot be packed, or None. `shape` is (O, I), or (E, O, I) for a stack; `dtype`
-    the activations' type."""
+    """Return why a matrix cannot be packed, or None. `shape` is (O, I), or (E, O, I) for a stack;
+    `dtype` is the type of the activations."""
     if layout not in LAYOUTS:
         return f"no kernel for the layout {layout}"
-    if dtype not in DTYPES:
+    if dtype not in DTYPE_NUMBERS:
         return f"no kernel for activations in {dtype}"
     if len(shape) not in (2, 3) or min(shape) < 1:
         return f"a matrix has rows and columns, not the shape {shape}"
     if shape[-1] % LAYOUTS[layout].block:
         return (
-            f"{shape[-1]} columns are not a whole number of {layout}'s blocks of "
+            f"{shape[-1]} columns are not divisible into {layout}'s blocks of "
             f"{LAYOUTS[layout].block}"
         )
     return None
 
 
 def nbytes(layout: str, shape: tuple[int, ...]) -> int:
-    """Memory that a matrix (O, I), or a stack (E, O, I), takes in panels."""
+    """Bytes of a matrix (O, I), or of a stack (E, O, I), in panels."""
     stack, (rows, columns) = prod(shape[:-2]), shape[-2:]
     return (
         stack

@@ -1,5 +1,7 @@
-"""`linear` and `grouped` of the provider: a loaded weight, or several that share their input or are
-experts of one layer, into panels that the kernels stream."""
+"""The provider's `linear` and `grouped`: repack loaded weights into the panels of the kernels.
+
+Several weights are stacked: those that share their input, or the experts of one layer.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,10 @@ from inferno_cpu.packed import PackedPanels
 
 
 def stack(*weights: Weight) -> Weight | None:
-    """One weight for these, stacked along the rows; None when they do not go together."""
+    """Stack `weights` along the rows into one weight; None if they cannot be concatenated."""
     _native.set_threads(torch.get_num_threads())
-    parts: tuple[Any, ...] = (
-        weights  # `Dense`, or of a layout that this provider was asked about: `packed.Blocks`
-    )
+    # `Dense`, or `packed.Blocks` in a layout that this provider accepts.
+    parts: tuple[Any, ...] = weights
     if any(weight.shape[0] % PANEL_ROWS for weight in weights[:-1]):
         whole = weights[0].concatenate(weights[1:])
         if whole is None:

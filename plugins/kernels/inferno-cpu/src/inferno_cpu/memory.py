@@ -1,4 +1,4 @@
-"""Memory for weights, which are read in order, again and again."""
+"""Memory for weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from inferno_cpu import reserve
 
 
 def pages(nbytes: int) -> Tensor:
-    """`nbytes` zeros (uint8), at a page's beginning, on huge pages where the system has them:
-    reading them then hardly ever waits for an address. They are the next of the reserve, or else
-    memory of their own, given back to the system when the last view of them goes, of which each
-    page is laid where the thread that first writes to it runs."""
+    """Allocate zeroed, page-aligned memory (uint8) for weights, from the active reserve if it has
+    room, else freshly mapped. Huge pages save TLB misses; pages are placed by first touch. The
+    memory is unmapped when its last view is freed."""
     current = reserve.current.get()
     memory, start = (current and current.take(nbytes)) or reserve.fresh(nbytes)
     return torch.frombuffer(memory, dtype=torch.uint8)[start : start + nbytes]

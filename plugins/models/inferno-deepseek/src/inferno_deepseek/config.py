@@ -9,15 +9,15 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed
-from inferno.modelconfig import (
-    RopeScaling,
+from inferno.configs import (
+    RopeConfig,
     check_experts,
     check_known,
     check_positive,
     layers_behind,
     read_config,
 )
+from inferno.contracts import AttentionSpec
 
 _V3_DEFAULTS = {
     "scoring_func": "sigmoid",
@@ -67,7 +67,7 @@ class DeepseekConfig:
     rope_interleave: bool = True
     yarn_log_multiplier: float | None = None
     """How GGUF files say the scaling's `mscale`."""
-    rope: RopeScaling = RopeScaling()
+    rope: RopeConfig = RopeConfig()
 
     @classmethod
     def of_v2(cls, config: Mapping[str, Any]) -> DeepseekConfig:
@@ -91,7 +91,7 @@ class DeepseekConfig:
 
     @classmethod
     def _read(cls, config: Mapping[str, Any]) -> DeepseekConfig:
-        rope = RopeScaling.from_json(config)
+        rope = RopeConfig.from_json(config)
         read = read_config(cls, config)
         if (
             multiplier := read.yarn_log_multiplier
@@ -152,13 +152,13 @@ class DeepseekConfig:
         )
 
     @property
-    def attention_need(self) -> AttentionNeed:
+    def attention_spec(self) -> AttentionSpec:
         scale = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
         if self.rope.rope_type != "default" and self.rope.mscale_all_dim:
             scale *= (
                 0.1 * self.rope.mscale_all_dim * math.log(max(self.rope.factor, 1.0)) + 1.0
             ) ** 2
-        return AttentionNeed(
+        return AttentionSpec(
             num_heads=self.num_attention_heads,
             num_kv_heads=1,
             head_dim=self.kv_lora_rank + self.qk_rope_head_dim,
@@ -166,5 +166,5 @@ class DeepseekConfig:
             scale=scale,
         )
 
-    def attention_needs(self) -> list[AttentionNeed]:
-        return [self.attention_need] * self.num_hidden_layers
+    def cache_specs(self) -> list[AttentionSpec]:
+        return [self.attention_spec] * self.num_hidden_layers

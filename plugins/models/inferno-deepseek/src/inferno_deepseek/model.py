@@ -17,13 +17,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.nn import (
     Attention,
     CausalLM,
     Decoder,
     DecoderLayer,
+    Finalize,
     GatedMLP,
+    Layer,
     Linear,
     MergedLinear,
     MixtureOfExperts,
@@ -31,15 +32,15 @@ from inferno.nn import (
     Rope,
     Rotation,
     Routing,
-    Stack,
 )
+from inferno.nn.batch import Batch
 from inferno_deepseek.config import DeepseekConfig
 
 LATENT_EPS = 1e-6
 """Of the norms within attention, whatever the config's `rms_norm_eps`."""
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(Layer):
     def __init__(self, config: DeepseekConfig, layer_id: int) -> None:
         super().__init__()
         self.num_heads, self.latent = config.num_attention_heads, config.kv_lora_rank
@@ -72,12 +73,12 @@ class LatentAttention(nn.Module):
             )
         else:
             self.kv_b_proj = Linear(self.latent, self.num_heads * (self.nope + self.value))
-        self.key_HNL: Tensor  # made by fuse
+        self.key_HNL: Tensor  # made by finalize
         self.value_HLV: Tensor
-        self.attention = Attention(layer_id, config.attention_need)
+        self.attention = Attention(layer_id, config.attention_spec)
         self.o_proj = Linear(self.num_heads * self.value, config.hidden_size)
 
-    def fuse(self, stack: Stack) -> None:
+    def finalize(self, to: Finalize) -> None:
         """Unpack what is absorbed, each head's latent to key and latent to value, and let go of
         what it was stored as."""
         device = self.kv_a_layernorm.weight.device

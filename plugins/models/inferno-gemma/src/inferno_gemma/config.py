@@ -8,9 +8,9 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed
+from inferno.configs import SLIDING, RopeConfig, WindowedConfig, check_known, check_positive
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
-from inferno.modelconfig import SLIDING, RopeScaling, WindowedConfig, check_known, check_positive
 
 
 @frozen(kw_only=True)
@@ -30,7 +30,7 @@ class GemmaConfig(WindowedConfig):
     final_logit_softcapping: float | None = None
     sliding_window_pattern: int = 1
     """Every so many layers one attends to the whole context."""
-    local_rope: RopeScaling = RopeScaling()
+    local_rope: RopeConfig = RopeConfig()
     """Of the layers with a window. `rope` is the others'."""
     sandwich: bool = False
     """Whether a norm follows attention and MLP, too."""
@@ -55,10 +55,10 @@ class GemmaConfig(WindowedConfig):
     def slides(self, layer: int) -> bool:
         return (layer + 1) % max(1, self.sliding_window_pattern) > 0
 
-    def attention_need(self, layer: int) -> AttentionNeed:
+    def attention_spec(self, layer: int) -> AttentionSpec:
         scale = self.query_pre_attn_scalar**-0.5
         return attrs.evolve(
-            super().attention_need(layer), scale=scale, soft_cap=self.attn_logit_softcapping
+            super().attention_spec(layer), scale=scale, soft_cap=self.attn_logit_softcapping
         )
 
 
@@ -81,7 +81,7 @@ def gemma3(config: Mapping[str, Any]) -> GemmaConfig:
     local = (
         stretched.get(SLIDING) if isinstance(stretched, Mapping) else None
     )  # what is no object, `rope` refuses
-    local_rope = RopeScaling.from_json(
+    local_rope = RopeConfig.from_json(
         {"rope_parameters": local, "rope_theta": config.get("rope_local_base_freq", 1e4)}
     )
     unwindowed = (

@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.modelconfig import FULL, SLIDING
+from inferno.configs import FULL, SLIDING
 from inferno.nn import (
     CausalLM,
     Decoder,
@@ -27,6 +26,7 @@ from inferno.nn import (
     SandwichDecoderLayer,
     SelfAttention,
 )
+from inferno.nn.batch import Batch
 from inferno_gemma.config import GemmaConfig
 
 Norm = partial(RMSNorm, offset=1.0)
@@ -77,7 +77,7 @@ class GemmaForCausalLM(CausalLM):
                 GemmaAttention(
                     config.layer_types[i],
                     i,
-                    config.attention_need(i),
+                    config.attention_spec(i),
                     hidden,
                     bias=config.attention_bias,
                     output_bias=config.attention_bias,

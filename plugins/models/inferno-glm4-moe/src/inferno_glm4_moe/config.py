@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import attrs
 from attrs import frozen
 
-from inferno.modelconfig import (
+from inferno.configs import (
     DecoderConfig,
     check_experts,
     check_known,
@@ -39,24 +38,19 @@ class Glm4MoeConfig(DecoderConfig):
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     num_nextn_predict_layers: int = 0
-    """Layers stored behind the last, which guess further tokens. They are not read."""
-    counts_predict_layers: bool = False
-    """Whether num_hidden_layers counts those too, as GGUF files do."""
+    """Multi-token-prediction (MTP) layers, stored after the last. They are not read."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         check_known(config, "scoring_func", "sigmoid", None)
         read = super().from_json({"partial_rotary_factor": 0.5, **config})
-        further = read.num_nextn_predict_layers if read.counts_predict_layers else 0
         check_positive(
-            num_hidden_layers=read.num_hidden_layers - further,
-            n_shared_experts=read.n_shared_experts,
-            n_routed_experts=read.n_routed_experts,
+            n_shared_experts=read.n_shared_experts, n_routed_experts=read.n_routed_experts
         )
         check_experts(
             read.n_routed_experts, read.num_experts_per_tok, read.n_group, read.topk_group
         )
-        return attrs.evolve(read, num_hidden_layers=read.num_hidden_layers - further)
+        return read
 
     @property
     def num_experts(self) -> int:

@@ -48,7 +48,7 @@ class Glm4MoeForCausalLM(CausalLM):
             DecoderLayer(
                 SelfAttention(
                     layer_id,
-                    config.attention_need(layer_id),
+                    config.attention_spec(layer_id),
                     config.hidden_size,
                     bias=config.attention_bias,
                     head_norm=head_norm,

@@ -1,13 +1,10 @@
-"""GLM-4: part of each head turned in neighbouring pairs, gate and up in one matrix; from 0414 on
+"""GLM-4: half of each head rotated in neighbouring pairs, gate and up in one matrix; from 0414 on
 norms on both sides.
 
 https://arxiv.org/abs/2406.12793; reference: transformers/models/glm, glm4.
 """
 
 from __future__ import annotations
-
-from functools import partial
-from typing import Any
 
 from inferno.nn import (
     CausalLM,
@@ -28,16 +25,10 @@ _NORMS = (
 
 
 class GlmForCausalLM(CausalLM):
-    def __init__(self, config: Glm4Config, layer: Any = DecoderLayer) -> None:
+    def __init__(self, config: Glm4Config) -> None:
         layers = (
-            layer(
-                SelfAttention(
-                    layer_id,
-                    config.attention_need(layer_id),
-                    config.hidden_size,
-                    bias=config.attention_bias,
-                    fused=config.fused_qkv,
-                ),
+            DecoderLayer(
+                _attention(config, layer_id),
                 FusedGatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,
@@ -49,6 +40,23 @@ class GlmForCausalLM(CausalLM):
         )
 
 
-class Glm4ForCausalLM(GlmForCausalLM):
+class Glm4ForCausalLM(CausalLM):
     def __init__(self, config: Glm4Config) -> None:
-        super().__init__(config, partial(SandwichDecoderLayer, norms=_NORMS))
+        layers = (
+            SandwichDecoderLayer(
+                _attention(config, layer_id),
+                FusedGatedMLP(config.hidden_size, config.intermediate_size),
+                hidden_size=config.hidden_size,
+                eps=config.rms_norm_eps,
+                norms=_NORMS,
+            )
+            for layer_id in range(config.num_hidden_layers)
+        )
+        super().__init__(
+            Decoder.of(config, layers, interleaved=True), tied=config.tie_word_embeddings
+        )
+
+
+def _attention(config: Glm4Config, layer_id: int) -> SelfAttention:
+    spec = config.attention_spec(layer_id)
+    return SelfAttention(layer_id, spec, config.hidden_size, bias=config.attention_bias)

@@ -8,9 +8,9 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed
+from inferno.configs import WindowedConfig, check_experts, check_positive
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
-from inferno.modelconfig import WindowedConfig, check_experts, check_positive
 
 THETA = 150_000.0
 
@@ -28,8 +28,6 @@ class GptOssConfig(WindowedConfig):
     num_experts_per_tok: int
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
-    rope_truncate: bool | None = None
-    """`truncate` of the rotary scaling, which GGUF files have no key for."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -41,8 +39,7 @@ class GptOssConfig(WindowedConfig):
                 "config.json: rope_scaling is missing",
                 "Every gpt-oss is stretched, by 32 from 4096 tokens: say so there.",
             )
-        truncate = read.rope.truncate if read.rope_truncate is None else read.rope_truncate
-        return attrs.evolve(read, rope=attrs.evolve(read.rope, truncate=truncate))
+        return read
 
     @property
     def num_experts(self) -> int:
@@ -51,5 +48,5 @@ class GptOssConfig(WindowedConfig):
     def slides(self, layer: int) -> bool:
         return layer % 2 == 0
 
-    def attention_need(self, layer: int) -> AttentionNeed:
-        return attrs.evolve(super().attention_need(layer), sinks=True)
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return attrs.evolve(super().attention_spec(layer), sinks=True)

@@ -47,7 +47,7 @@ class GptOssForCausalLM(CausalLM):
             DecoderLayer(
                 SelfAttention(
                     layer_id,
-                    config.attention_need(layer_id),
+                    config.attention_spec(layer_id),
                     hidden_size,
                     bias=bias,
                     output_bias=bias,

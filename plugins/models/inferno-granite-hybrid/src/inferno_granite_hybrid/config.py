@@ -8,9 +8,19 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed, CacheTensor, StateNeed
+from inferno.configs import (
+    FULL,
+    NO_LIMITS,
+    DecoderConfig,
+    check_experts,
+    check_known,
+    check_mamba2_heads,
+    check_positive,
+    mamba2_state,
+    time_step_limit,
+)
+from inferno.contracts import AttentionSpec, StateSpec
 from inferno.errors import CheckpointError
-from inferno.modelconfig import FULL, DecoderConfig, check_experts, check_known, check_positive
 
 LINEAR = "linear_attention"
 _KINDS = {"attention": FULL, "mamba": LINEAR, FULL: FULL, LINEAR: LINEAR}
@@ -47,7 +57,7 @@ class GraniteHybridConfig(DecoderConfig):
     mamba_expand: int = 2
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
-    dt_limit: tuple[float, float] = (0.0, float("inf"))
+    dt_limit: tuple[float, float] = NO_LIMITS
     """`time_step_limit`."""
 
     @classmethod
@@ -69,14 +79,12 @@ class GraniteHybridConfig(DecoderConfig):
         check_positive(**{name: getattr(read, name) for name in sizes})
         if read.num_local_experts:
             check_experts(read.num_local_experts, read.num_experts_per_tok)
-        inner = read.mamba_expand * read.hidden_size
+        inner, groups = (
+            read.mamba_expand * read.hidden_size,
+            ("mamba_n_groups", read.mamba_n_groups),
+        )
         head_dim = read.mamba_d_head or inner // read.mamba_n_heads
-        if head_dim * read.mamba_n_heads != inner or read.mamba_n_heads % read.mamba_n_groups:
-            raise CheckpointError(
-                f"config.json: mamba_n_heads is {read.mamba_n_heads}, of {head_dim} numbers each",
-                f"Together they must be mamba_expand · hidden_size, {inner}, in mamba_n_groups "
-                f"({read.mamba_n_groups}) of equally many.",
-            )
+        check_mamba2_heads("mamba_n_heads", read.mamba_n_heads, head_dim, inner, groups)
         known = tuple(_KINDS.get(kind, "") for kind in types) or (LINEAR,) * read.num_hidden_layers
         if len(known) != read.num_hidden_layers or "" in known:
             raise CheckpointError(
@@ -84,12 +92,8 @@ class GraniteHybridConfig(DecoderConfig):
                 f"{', '.join(sorted(map(str, set(types))))}",
                 f"It must have {read.num_hidden_layers}, each {' or '.join(_KINDS)}.",
             )
-        return attrs.evolve(
-            read,
-            layer_types=known,
-            mamba_d_head=head_dim,
-            dt_limit=_limits(config.get("time_step_limit")),
-        )
+        limits = time_step_limit(config)
+        return attrs.evolve(read, layer_types=known, mamba_d_head=head_dim, dt_limit=limits)
 
     @property
     def num_experts(self) -> int:
@@ -99,43 +103,22 @@ class GraniteHybridConfig(DecoderConfig):
     def rotates(self) -> bool:
         return self.position_embedding_type == "rope"
 
-    def attention_need(self, layer: int) -> AttentionNeed:
-        return attrs.evolve(super().attention_need(layer), scale=self.attention_multiplier)
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return attrs.evolve(super().attention_spec(layer), scale=self.attention_multiplier)
 
     @property
-    def state_need(self) -> StateNeed:
-        """What a Mamba layer keeps: the inputs its convolution looks back at, and a matrix for each
-        head."""
-        shape = (self.mamba_n_heads, self.mamba_d_head, self.mamba_d_state)
-        channels = shape[0] * shape[1] + 2 * self.mamba_n_groups * self.mamba_d_state
-        return StateNeed(
-            tensors={
-                "conv": CacheTensor((self.mamba_d_conv - 1, channels), "float32"),
-                "state": CacheTensor(shape, "float32"),
-            }
+    def state_spec(self) -> StateSpec:
+        """What a Mamba layer keeps."""
+        return mamba2_state(
+            heads=self.mamba_n_heads,
+            width=self.mamba_d_head,
+            state_size=self.mamba_d_state,
+            groups=self.mamba_n_groups,
+            taps=self.mamba_d_conv,
         )
 
-    def cache_needs(self) -> list[AttentionNeed | StateNeed]:
+    def cache_specs(self) -> list[AttentionSpec | StateSpec]:  # type: ignore[override]
         return [
-            self.attention_need(layer) if kind == FULL else self.state_need
+            self.attention_spec(layer) if kind == FULL else self.state_spec
             for layer, kind in enumerate(self.layer_types)
         ]
-
-
-def _limits(given: Any) -> tuple[float, float]:
-    """A pair of numbers, of which the second may be infinite: transformers 5 writes that as an
-    object."""
-    if given is None:
-        return 0.0, float("inf")
-    try:
-        least, most = (
-            float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in given
-        )
-    except (KeyError, TypeError, ValueError):
-        least, most = 1.0, 0.0
-    if not 0 <= least <= most:
-        raise CheckpointError(
-            f"config.json: time_step_limit is {given!r}",
-            "It must be two numbers, the smaller first.",
-        )
-    return least, most

@@ -12,21 +12,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.modelconfig import FULL
+from inferno.configs import FULL
 from inferno.nn import (
     CausalLM,
     Decoder,
     Experts,
+    Finalize,
+    Layer,
     Linear,
     Mamba2Mixer,
     RMSNorm,
-    Rope,
     Router,
     Routing,
     SelfAttention,
     ops,
 )
+from inferno.nn.batch import Batch
 from inferno_granite_hybrid.config import GraniteHybridConfig
 
 
@@ -37,7 +38,7 @@ class NoPositions(nn.Module):
         return lambda x_THC, norm: x_THC
 
 
-class SharedMLP(nn.Module):
+class SharedMLP(Layer):
     """A gated MLP that every token passes; the gate's rows come first."""
 
     def __init__(self, config: GraniteHybridConfig) -> None:
@@ -46,6 +47,9 @@ class SharedMLP(nn.Module):
         self.input_linear = Linear(config.hidden_size, 2 * inner)
         self.output_linear = Linear(inner, config.hidden_size)
         self.ops = ops.TORCH
+
+    def finalize(self, to: Finalize) -> None:
+        self.ops = to.ops
 
     def forward(self, x_TD: Tensor) -> Tensor:
         gate_TI, up_TI = self.input_linear(x_TD).chunk(2, -1)
@@ -68,7 +72,7 @@ class SparseMoE(nn.Module):
         return y_TD
 
 
-class Layer(nn.Module):
+class HybridLayer(nn.Module):
     """x + m · mixer(norm(x)), then x + m · mlp(norm(x)). The mixer is stored under its kind's
     name."""
 
@@ -78,12 +82,12 @@ class Layer(nn.Module):
         self.full = config.layer_types[layer_id] == FULL
         self.multiplier = config.residual_multiplier
         if self.full:
-            need = config.attention_need(layer_id)
-            self.self_attn = SelfAttention(layer_id, need, hidden, bias=bias, output_bias=bias)
+            spec = config.attention_spec(layer_id)
+            self.self_attn = SelfAttention(layer_id, spec, hidden, bias=bias, output_bias=bias)
         else:
             self.mamba = Mamba2Mixer(
                 layer_id,
-                config.state_need,
+                config.state_spec,
                 hidden,
                 eps=eps,
                 bias=config.mamba_proj_bias,
@@ -110,15 +114,10 @@ class Layer(nn.Module):
 
 class GraniteMoeHybridForCausalLM(CausalLM):
     def __init__(self, config: GraniteHybridConfig) -> None:
-        longest = config.max_position_embeddings
-        decoder = Decoder(
-            (Layer(config, layer_id) for layer_id in range(config.num_hidden_layers)),
-            Rope(config.head_dim, config.rope, max_position_embeddings=longest)
-            if config.rotates
-            else NoPositions(),
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            eps=config.rms_norm_eps,
+        decoder = Decoder.of(
+            config,
+            (HybridLayer(config, layer_id) for layer_id in range(config.num_hidden_layers)),
+            rope=None if config.rotates else NoPositions(),
             embedding_scale=config.embedding_multiplier,
         )
         super().__init__(decoder, tied=config.tie_word_embeddings)

@@ -4,18 +4,8 @@ until a model is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
-
-GGUF = GgufNames(
-    architecture="llama",
-    fields=GGUF_FIELDS,
-    modules=GGUF_MODULES,
-    rotary_pairs={
-        "blk.{n}.attn_q": "attention.head_count",
-        "blk.{n}.attn_k": "attention.head_count_kv",
-    },
-)
+from inferno.contracts import Architecture
+from inferno_llama.gguf import LLAMA
 
 
 @hookimpl
@@ -25,7 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             name="LlamaForCausalLM",
             config="inferno_llama.config:LlamaConfig.from_json",
             build="inferno_llama.model:LlamaForCausalLM",
-            gguf=GGUF,
+            dialects={"gguf": LLAMA},
             stop_tokens=("<|eot_id|>", "<|eom_id|>"),
             checkpoints=(
                 "meta-llama/Llama-2-7b-chat-hf",

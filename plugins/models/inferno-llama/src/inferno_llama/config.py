@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from inferno.modelconfig import DecoderConfig
+from inferno.configs import DecoderConfig
 
 
 @frozen(kw_only=True)

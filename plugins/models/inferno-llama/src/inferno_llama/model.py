@@ -16,7 +16,7 @@ class LlamaForCausalLM(CausalLM):
             DecoderLayer(
                 SelfAttention(
                     layer_id,
-                    config.attention_need(layer_id),
+                    config.attention_spec(layer_id),
                     config.hidden_size,
                     bias=config.attention_bias,
                     output_bias=config.attention_bias,

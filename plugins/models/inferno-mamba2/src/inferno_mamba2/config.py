@@ -8,9 +8,16 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.contracts import CacheTensor, StateNeed
-from inferno.errors import CheckpointError
-from inferno.modelconfig import check_known, check_positive, read_config
+from inferno.configs import (
+    NO_LIMITS,
+    check_known,
+    check_mamba2_heads,
+    check_positive,
+    mamba2_state,
+    read_config,
+    time_step_limit,
+)
+from inferno.contracts import StateSpec
 
 
 @frozen(kw_only=True)
@@ -31,7 +38,7 @@ class Mamba2Config:
     tie_word_embeddings: bool = False
     max_position_embeddings: int = 262_144
     """Configs do not say: a state has no longest context. What the largest model was tried with."""
-    dt_limit: tuple[float, float] = (0.0, float("inf"))
+    dt_limit: tuple[float, float] = NO_LIMITS
     """`time_step_limit`."""
 
     @classmethod
@@ -51,50 +58,24 @@ class Mamba2Config:
             "max_position_embeddings",
         )
         check_positive(**{name: getattr(read, name) for name in sizes})
-        inner = read.expand * read.hidden_size
-        if read.num_heads * read.head_dim != inner or read.num_heads % read.n_groups:
-            raise CheckpointError(
-                f"config.json: num_heads is {read.num_heads}, of {read.head_dim} numbers each",
-                f"Together they must be expand · hidden_size, {inner}, in n_groups "
-                f"({read.n_groups}) of equally many.",
-            )
-        return attrs.evolve(read, dt_limit=_limits(config.get("time_step_limit")))
+        inner, groups = read.expand * read.hidden_size, ("n_groups", read.n_groups)
+        check_mamba2_heads("num_heads", read.num_heads, read.head_dim, inner, groups)
+        return attrs.evolve(read, dt_limit=time_step_limit(config))
 
     @property
     def unused_tensors(self) -> tuple[str, ...]:
         return ("lm_head.weight",) if self.tie_word_embeddings else ()
 
     @property
-    def state_need(self) -> StateNeed:
-        """What every layer keeps: the inputs its convolution looks back at, and a matrix for each
-        head."""
-        channels = self.num_heads * self.head_dim + 2 * self.n_groups * self.state_size
-        shape = (self.num_heads, self.head_dim, self.state_size)
-        return StateNeed(
-            tensors={
-                "conv": CacheTensor((self.conv_kernel - 1, channels), "float32"),
-                "state": CacheTensor(shape, "float32"),
-            }
+    def state_spec(self) -> StateSpec:
+        """What every layer keeps."""
+        return mamba2_state(
+            heads=self.num_heads,
+            width=self.head_dim,
+            state_size=self.state_size,
+            groups=self.n_groups,
+            taps=self.conv_kernel,
         )
 
-    def cache_needs(self) -> list[StateNeed]:
-        return [self.state_need] * self.num_hidden_layers
-
-
-def _limits(given: Any) -> tuple[float, float]:
-    """A pair of numbers, of which the second may be infinite: transformers 5 writes that as an
-    object."""
-    if given is None:
-        return 0.0, float("inf")
-    try:
-        least, most = (
-            float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in given
-        )
-    except (KeyError, TypeError, ValueError):
-        least, most = 1.0, 0.0
-    if not 0 <= least <= most:
-        raise CheckpointError(
-            f"config.json: time_step_limit is {given!r}",
-            "It must be two numbers, the smaller first.",
-        )
-    return least, most
+    def cache_specs(self) -> list[StateSpec]:
+        return [self.state_spec] * self.num_hidden_layers

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.nn import Embedding, LMHead, Mamba2Mixer, RMSNorm, TiedLMHead
+from inferno.nn.batch import Batch
 from inferno_mamba2.config import Mamba2Config
 
 
@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mixer = Mamba2Mixer(
             layer_id,
-            config.state_need,
+            config.state_spec,
             config.hidden_size,
             eps=config.layer_norm_epsilon,
             bias=config.use_bias,
@@ -46,11 +46,11 @@ class Backbone(nn.Module):
             Block(config, layer_id) for layer_id in range(config.num_hidden_layers)
         )
         self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.exact_residual = config.residual_in_fp32
+        self.fp32_residual = config.residual_in_fp32
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embeddings(batch.token_ids_T)
-        if self.exact_residual:
+        if self.fp32_residual:
             x_TD = x_TD.float()
         for block in self.layers:
             x_TD = block(x_TD, batch)

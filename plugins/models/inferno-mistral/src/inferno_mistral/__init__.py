@@ -4,21 +4,8 @@ built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
-
-GGUF = GgufNames(
-    architecture="llama",
-    fields=GGUF_FIELDS,
-    modules=GGUF_MODULES,
-    rotary_pairs={
-        "blk.{n}.attn_q": "attention.head_count",
-        "blk.{n}.attn_k": "attention.head_count_kv",
-    },
-    constants={"sliding_window": None},  # llama.cpp's converter drops it
-    # its files cannot be told from Llama's, and what is installed for Llama reads both
-    priority=-10,
-)
+from inferno.contracts import Architecture
+from inferno_mistral.gguf import MISTRAL
 
 _CONFIG = "inferno_mistral.config:MistralConfig.from_json"
 _BUILD = "inferno_mistral.model:MistralForCausalLM"
@@ -31,7 +18,7 @@ def inferno_architectures() -> list[Architecture]:
             name="MistralForCausalLM",
             config=_CONFIG,
             build=_BUILD,
-            gguf=GGUF,
+            dialects={"gguf": MISTRAL},
             checkpoints=(
                 "mistralai/Mistral-7B-v0.1",
                 "mistralai/Mistral-7B-Instruct-v0.2",

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from attrs import frozen
 
+from inferno.configs import WindowedConfig
 from inferno.errors import CheckpointError
-from inferno.modelconfig import WindowedConfig
 
 _FIRST_WINDOW = 4096
 """Where `config.json` says nothing of a window; null is none."""

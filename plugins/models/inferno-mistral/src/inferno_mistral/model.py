@@ -13,7 +13,7 @@ class MistralForCausalLM(CausalLM):
     def __init__(self, config: MistralConfig) -> None:
         layers = (
             DecoderLayer(
-                SelfAttention(layer_id, config.attention_need(layer_id), config.hidden_size),
+                SelfAttention(layer_id, config.attention_spec(layer_id), config.hidden_size),
                 GatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
                 eps=config.rms_norm_eps,

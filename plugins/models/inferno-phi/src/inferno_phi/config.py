@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from attrs import frozen
 
+from inferno.configs import DecoderConfig, WindowedConfig, check_known
 from inferno.errors import CheckpointError
-from inferno.modelconfig import DecoderConfig, WindowedConfig, check_known
 
 _PHI_3_ORIGINAL = 4096
 """Context of the first training, where `config.json` does not say."""
@@ -23,8 +23,6 @@ class PhiConfig(DecoderConfig):
     max_position_embeddings: int = 2048
     layer_norm_eps: float = 1e-5
     qk_layernorm: bool = False
-    fused_qkv: bool = False
-    """q, k and v are one matrix: GGUF files made of the first checkpoints have that."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -54,7 +52,7 @@ class Phi3Config(WindowedConfig):
 
 
 def _scaling(config: Mapping[str, Any]) -> Any:
-    """longrope, first spelt "su", whose original context stands beside it."""
+    """longrope, first spelt "su", whose original context is a field beside it."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         return scaling

@@ -15,7 +15,7 @@ class Phi3ForCausalLM(CausalLM):
         layers = (
             DecoderLayer(
                 SelfAttention(
-                    layer_id, config.attention_need(layer_id), config.hidden_size, fused=True
+                    layer_id, config.attention_spec(layer_id), config.hidden_size, fused=True
                 ),
                 FusedGatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,

@@ -8,7 +8,7 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.modelconfig import DecoderConfig, check_experts, check_known, check_positive
+from inferno.configs import DecoderConfig, check_experts, check_known, check_positive
 
 
 @frozen(kw_only=True)

@@ -46,7 +46,7 @@ class Qwen2MoeForCausalLM(CausalLM):
             DecoderLayer(
                 SelfAttention(
                     layer_id,
-                    config.attention_need(layer_id),
+                    config.attention_spec(layer_id),
                     config.hidden_size,
                     bias=config.qkv_bias,
                 ),

@@ -4,8 +4,8 @@ is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
+from inferno.contracts import Architecture
+from inferno_qwen2.gguf import QWEN2
 
 
 @hookimpl
@@ -15,7 +15,7 @@ def inferno_architectures() -> list[Architecture]:
             name="Qwen2ForCausalLM",
             config="inferno_qwen2.config:Qwen2Config.from_json",
             build="inferno_qwen2.model:Qwen2ForCausalLM",
-            gguf=GgufNames(architecture="qwen2", fields=GGUF_FIELDS, modules=GGUF_MODULES),
+            dialects={"gguf": QWEN2},
             stop_tokens=("<|im_end|>", "<|endoftext|>"),
             checkpoints=(
                 "Qwen/Qwen2.5-0.5B-Instruct",

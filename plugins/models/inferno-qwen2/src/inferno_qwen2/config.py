@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from inferno.modelconfig import SwitchedWindowConfig
+from inferno.configs import SwitchedWindowConfig
 
 
 @frozen(kw_only=True)

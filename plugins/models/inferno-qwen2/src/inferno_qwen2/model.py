@@ -15,7 +15,7 @@ class Qwen2ForCausalLM(CausalLM):
         layers = (
             DecoderLayer(
                 SelfAttention(
-                    layer_id, config.attention_need(layer_id), config.hidden_size, bias=True
+                    layer_id, config.attention_spec(layer_id), config.hidden_size, bias=True
                 ),
                 GatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,

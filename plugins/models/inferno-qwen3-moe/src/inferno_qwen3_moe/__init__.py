@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_EXPERT_FIELDS, GGUF_EXPERT_MODULES, GGUF_FIELDS
-
-GGUF = GgufNames(
-    architecture="qwen3moe",
-    fields={**GGUF_FIELDS, **GGUF_EXPERT_FIELDS},
-    modules={
-        **GGUF_EXPERT_MODULES,
-        "blk.{n}.attn_q_norm": "model.layers.{n}.self_attn.q_norm",
-        "blk.{n}.attn_k_norm": "model.layers.{n}.self_attn.k_norm",
-    },
-    constants={"norm_topk_prob": True},  # files do not say; llama.cpp normalizes always
-)
+from inferno.contracts import Architecture
+from inferno_qwen3_moe.gguf import QWEN3_MOE
 
 
 @hookimpl
@@ -25,7 +14,7 @@ def inferno_architectures() -> list[Architecture]:
             name="Qwen3MoeForCausalLM",
             config="inferno_qwen3_moe.config:Qwen3MoeConfig.from_json",
             build="inferno_qwen3_moe.model:Qwen3MoeForCausalLM",
-            gguf=GGUF,
+            dialects={"gguf": QWEN3_MOE},
             stop_tokens=("<|im_end|>", "<|endoftext|>"),
             checkpoints=(
                 "Qwen/Qwen3-30B-A3B",

@@ -8,7 +8,7 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.modelconfig import SwitchedWindowConfig, check_experts, check_positive
+from inferno.configs import SwitchedWindowConfig, check_experts, check_positive
 
 
 @frozen(kw_only=True)

@@ -29,7 +29,7 @@ class Qwen3MoeForCausalLM(CausalLM):
             DecoderLayer(
                 SelfAttention(
                     layer_id,
-                    config.attention_need(layer_id),
+                    config.attention_spec(layer_id),
                     config.hidden_size,
                     bias=config.attention_bias,
                     output_bias=config.attention_bias,

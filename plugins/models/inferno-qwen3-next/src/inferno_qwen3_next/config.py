@@ -8,9 +8,10 @@ from typing import Any, Self
 import attrs
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed, CacheTensor, StateNeed
+from inferno.configs import FULL, DecoderConfig, check_experts, check_positive
+from inferno.contracts import AttentionSpec, CacheTensor, StateSpec
+from inferno.contracts.states import COMPUTE
 from inferno.errors import CheckpointError
-from inferno.modelconfig import FULL, DecoderConfig, check_experts, check_positive
 
 LINEAR = "linear_attention"
 
@@ -96,7 +97,7 @@ class Qwen3NextConfig(DecoderConfig):
         )
 
     @property
-    def state_need(self) -> StateNeed:
+    def state_spec(self) -> StateSpec:
         """What a linear layer keeps: the inputs its convolution looks back at, and a matrix for
         each value head."""
         heads, k, v = (
@@ -105,16 +106,16 @@ class Qwen3NextConfig(DecoderConfig):
             self.linear_value_head_dim,
         )
         channels = 2 * self.linear_num_key_heads * k + heads * v
-        return StateNeed(
+        return StateSpec(
             tensors={
-                "conv": CacheTensor((self.linear_conv_kernel_dim - 1, channels), "float32"),
+                "conv": CacheTensor((self.linear_conv_kernel_dim - 1, channels), COMPUTE),
                 "state": CacheTensor((heads, k, v), "float32"),
             }
         )
 
-    def cache_needs(self) -> list[AttentionNeed | StateNeed]:
+    def cache_specs(self) -> list[AttentionSpec | StateSpec]:  # type: ignore[override]
         return [
-            self.attention_need(layer) if kind == FULL else self.state_need
+            self.attention_spec(layer) if kind == FULL else self.state_spec
             for layer, kind in enumerate(self.layer_types)
         ]
 

@@ -1,11 +1,8 @@
-"""Qwen3-Next and Qwen3.5 (text): most layers a gated delta net, which keeps a matrix per head
-instead of keys and values, every fourth gated attention.
+"""Qwen3-Next and Qwen3.5 (text): three of four layers are gated delta nets, every fourth gated
+attention.
 
-https://arxiv.org/abs/2412.06464 (gated delta net), https://arxiv.org/abs/2505.06708 (gated
-attention); reference: transformers/models/qwen3_next, qwen3_5. Suffixes: T packed tokens, S
-sequences, D hidden, X heads x head dim, H heads, C head dim, J key heads of a delta net, R value
-heads of a key head, K width of its keys, V of its values, N channels of its convolution, L inputs
-the convolution looks back at.
+https://arxiv.org/abs/2505.06708 (gated attention); reference: transformers/models/qwen3_next,
+qwen3_5. Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim.
 """
 
 from __future__ import annotations
@@ -13,16 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.contracts import AttentionNeed
-from inferno.modelconfig import FULL
+from inferno.configs import FULL
+from inferno.contracts import AttentionSpec
 from inferno.nn import (
     Attention,
-    CausalConv,
     CausalLM,
     Decoder,
     Experts,
@@ -30,14 +23,13 @@ from inferno.nn import (
     Linear,
     MergedLinear,
     RMSNorm,
-    Rope,
     Rotation,
     Router,
     Routing,
-    State,
-    gated_delta,
 )
+from inferno.nn.batch import Batch
 from inferno_qwen3_next.config import Qwen3NextConfig
+from inferno_qwen3_next.delta_net import GatedDeltaNet
 
 Norm = partial(RMSNorm, offset=1.0)
 
@@ -46,15 +38,15 @@ class GatedAttention(nn.Module):
     """Attention whose heads are each multiplied by the sigmoid of a gate, stored beside their
     query."""
 
-    def __init__(self, config: Qwen3NextConfig, layer_id: int, need: AttentionNeed) -> None:
+    def __init__(self, config: Qwen3NextConfig, layer_id: int, spec: AttentionSpec) -> None:
         super().__init__()
-        heads, kv_heads, dim = need.num_heads, need.num_kv_heads, need.head_dim
+        heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         self.head_dim, bias = dim, config.attention_bias
         sizes = {"q_proj": 2 * heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         self.qkv = MergedLinear(config.hidden_size, bias=bias, **sizes)
         self.q_norm = Norm(dim, config.rms_norm_eps)
         self.k_norm = Norm(dim, config.rms_norm_eps)
-        self.attention = Attention(layer_id, need)
+        self.attention = Attention(layer_id, spec)
         self.o_proj = Linear(heads * dim, config.hidden_size, bias=bias)
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
@@ -65,67 +57,6 @@ class GatedAttention(nn.Module):
         y_TX = self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch)
         y_TD: Tensor = self.o_proj(y_TX * gate_THC.flatten(1).sigmoid())
         return y_TD
-
-
-class GatedRMSNorm(RMSNorm):
-    """norm(x) · silu(gate)"""
-
-    def forward(self, x_TVC: Tensor, gate_TVC: Tensor) -> Tensor:  # type: ignore[override]
-        y_TVC = super().forward(x_TVC).float() * F.silu(gate_TVC.float())
-        return y_TVC.to(x_TVC.dtype)
-
-
-class GatedDeltaNet(nn.Module):
-    """Projections, short convolution, gated delta rule, gated norm, projection."""
-
-    def __init__(self, config: Qwen3NextConfig, layer_id: int) -> None:
-        super().__init__()
-        need, hidden = config.state_need, config.hidden_size
-        self.key_heads, self.separate = config.linear_num_key_heads, config.separate_projections
-        heads, self.key_dim, self.value_dim = need.tensors["state"].shape
-        before, channels = need.tensors["conv"].shape
-        keys, values = self.key_heads * self.key_dim, heads * self.value_dim
-        self.sizes = [keys, keys, values]
-        self.in_proj = (
-            MergedLinear(
-                hidden, in_proj_qkv=channels, in_proj_z=values, in_proj_b=heads, in_proj_a=heads
-            )
-            if self.separate
-            else MergedLinear(hidden, in_proj_qkvz=channels + values, in_proj_ba=2 * heads)
-        )
-        self.conv1d = CausalConv(channels, before + 1)
-        self.dt_bias, self.A_log = (nn.Parameter(torch.empty(heads)) for _ in range(2))
-        self.exact = ("dt_bias", "A_log")
-        self.norm = GatedRMSNorm(self.value_dim, config.rms_norm_eps)
-        self.out_proj = Linear(values, hidden)
-        self.state = State(layer_id, need)
-
-    def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
-        held, starts = self.state.load(batch), batch.query_starts
-        qkv_TN, z_TX, b_TH, a_TH = self.inputs(x_TD)
-        qkv_TN, conv_SLN = self.conv1d(qkv_TN, held["conv"], starts)
-        q_TX, k_TX, v_TX = torch.split(F.silu(qkv_TN), self.sizes, -1)
-        q_TJK, k_TJK = (x.reshape(len(x), -1, self.key_dim) for x in (q_TX, k_TX))
-        v_THV, z_THV = (x.reshape(len(x), -1, self.value_dim) for x in (v_TX, z_TX))
-        decay_TH = -self.A_log.exp() * F.softplus(a_TH.float() + self.dt_bias)
-        y_THV, state_SHKV = gated_delta(
-            q_TJK, k_TJK, v_THV, decay_TH, b_TH.float().sigmoid(), held["state"], starts
-        )
-        self.state.store(batch, conv=conv_SLN, state=state_SHKV)
-        y_TD: Tensor = self.out_proj(self.norm(y_THV.to(x_TD.dtype), z_THV).flatten(1))
-        return y_TD
-
-    def inputs(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values side by side, gates, and what beta and decay are made of."""
-        if self.separate:
-            qkv_TN, z_TX, b_TH, a_TH = self.in_proj(x_TD)
-            return qkv_TN, z_TX, b_TH, a_TH
-        qkvz_TX, ba_TX = (x.view(len(x), self.key_heads, -1) for x in self.in_proj(x_TD))
-        shared = self.sizes[-1] // self.key_heads
-        *qkv, z_TJX = torch.split(qkvz_TX, [self.key_dim, self.key_dim, shared, shared], -1)
-        b_TJR, a_TJR = ba_TX.chunk(2, -1)
-        qkv_TN = torch.cat([x.flatten(1) for x in qkv], -1)
-        return qkv_TN, z_TJX.flatten(1), b_TJR.flatten(1), a_TJR.flatten(1)
 
 
 class SparseBlock(nn.Module):
@@ -152,7 +83,7 @@ class Layer(nn.Module):
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         if config.layer_types[layer_id] == FULL:
-            self.self_attn = GatedAttention(config, layer_id, config.attention_need(layer_id))
+            self.self_attn = GatedAttention(config, layer_id, config.attention_spec(layer_id))
         else:
             self.linear_attn = GatedDeltaNet(config, layer_id)
         self.full = config.layer_types[layer_id] == FULL
@@ -173,14 +104,6 @@ class Qwen3NextForCausalLM(CausalLM):
     """Every generation's: the config says which parts it has."""
 
     def __init__(self, config: Qwen3NextConfig) -> None:
-        decoder = Decoder(
-            (Layer(config, layer_id) for layer_id in range(config.num_hidden_layers)),
-            Rope(
-                config.head_dim, config.rope, max_position_embeddings=config.max_position_embeddings
-            ),
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            eps=config.rms_norm_eps,
-            norm=Norm,
-        )
+        layers = (Layer(config, layer_id) for layer_id in range(config.num_hidden_layers))
+        decoder = Decoder.of(config, layers, norm=Norm)
         super().__init__(decoder, tied=config.tie_word_embeddings)

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
-
-GGUF = GgufNames(
-    architecture="qwen3",
-    fields=GGUF_FIELDS,
-    modules={
-        **GGUF_MODULES,
-        "blk.{n}.attn_q_norm": "model.layers.{n}.self_attn.q_norm",
-        "blk.{n}.attn_k_norm": "model.layers.{n}.self_attn.k_norm",
-    },
-)
+from inferno.contracts import Architecture
+from inferno_qwen3.gguf import QWEN3
 
 
 @hookimpl
@@ -24,7 +14,7 @@ def inferno_architectures() -> list[Architecture]:
             name="Qwen3ForCausalLM",
             config="inferno_qwen3.config:Qwen3Config.from_json",
             build="inferno_qwen3.model:Qwen3ForCausalLM",
-            gguf=GGUF,
+            dialects={"gguf": QWEN3},
             stop_tokens=("<|im_end|>",),
             checkpoints=(
                 "Qwen/Qwen3-0.6B",

@@ -3,27 +3,8 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, GgufNames
-from inferno.modelconfig import GGUF_FIELDS, GGUF_MODULES
-
-LAYER = "model.layers.{n}"
-
-GGUF = GgufNames(
-    architecture="stablelm",
-    fields={**GGUF_FIELDS, "layer_norm_eps": "attention.layer_norm_epsilon"},
-    modules={
-        **GGUF_MODULES,
-        "blk.{n}.attn_q_norm": f"{LAYER}.self_attn.q_layernorm.norms.{{e}}",
-        "blk.{n}.attn_k_norm": f"{LAYER}.self_attn.k_layernorm.norms.{{e}}",
-    },
-    present={
-        "use_qkv_bias": "blk.0.attn_q.bias",
-        "qk_layernorm": "blk.0.attn_q_norm.weight",
-        # Not the file's own `use_parallel_residual`: it says true of models whose config.json says
-        # nothing.
-        "has_mlp_norm": "blk.0.ffn_norm.weight",
-    },
-)
+from inferno.contracts import Architecture
+from inferno_stablelm.gguf import STABLELM
 
 
 @hookimpl
@@ -33,7 +14,7 @@ def inferno_architectures() -> list[Architecture]:
             name="StableLmForCausalLM",
             config="inferno_stablelm.config:StableLmConfig.from_json",
             build="inferno_stablelm.model:StableLmForCausalLM",
-            gguf=GGUF,
+            dialects={"gguf": STABLELM},
             stop_tokens=("<|endoftext|>", "<|im_end|>"),
             checkpoints=(
                 "stabilityai/stablelm-3b-4e1t",

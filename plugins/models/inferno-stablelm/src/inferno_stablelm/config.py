@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import attrs
 from attrs import frozen
 
-from inferno.modelconfig import DecoderConfig
+from inferno.configs import DecoderConfig
 
 
 @frozen(kw_only=True)
@@ -19,13 +18,7 @@ class StableLmConfig(DecoderConfig):
     qk_layernorm: bool = False
     """Each query and key head has a norm with a weight of its own."""
     use_parallel_residual: bool = False
-    has_mlp_norm: bool | None = None
-    """How GGUF files say it: a parallel block has one norm."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        read = super().from_json({"partial_rotary_factor": 0.25, **config, "head_dim": None})
-        parallel = (
-            read.use_parallel_residual if read.has_mlp_norm is None else not read.has_mlp_norm
-        )
-        return attrs.evolve(read, use_parallel_residual=parallel)
+        return super().from_json({"partial_rotary_factor": 0.25, **config, "head_dim": None})

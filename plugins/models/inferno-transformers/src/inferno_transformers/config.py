@@ -1,8 +1,8 @@
-"""What a hosted model needs, found by running its modelling code once without numbers
+"""What a hosted model specs, found by running its modelling code once without numbers
 (`inspection`). Imports no torch.
 
 Only the code itself knows: config classes say neither which layers attend, nor their scale, window
-or order. It needs torch, so a process that has not imported it asks another one.
+or order. It specs torch, so a process that has not imported it asks another one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.errors import ERRORS, PluginError
 
 
@@ -30,8 +30,8 @@ class HostedConfig:
     """config.json as it stands."""
     vocab_size: int
     max_position_embeddings: int
-    attention: Mapping[str, AttentionNeed]
-    """Path of each module that attends, in the order they do, and its need."""
+    attention: Mapping[str, AttentionSpec]
+    """Path of each module that attends, in the order they do, and its spec."""
     parameters: frozenset[str]
     """Every tensor that transformers would load, by its name in the model."""
     plain: frozenset[str]
@@ -44,18 +44,18 @@ class HostedConfig:
         """Raises UnsupportedError for a model that cannot be hosted, CheckpointError for a config
         transformers refuses."""
         shown = ask("inspection:inspect", json.dumps(dict(config), sort_keys=True))
-        needs = {path: AttentionNeed(**need) for path, need in shown["attention"].items()}
+        specs = {path: AttentionSpec(**spec) for path, spec in shown["attention"].items()}
         return cls(
             fields=dict(config),
             vocab_size=shown["vocab_size"],
             max_position_embeddings=shown["max_position_embeddings"],
-            attention=needs,
+            attention=specs,
             parameters=frozenset(shown["parameters"]),
             plain=frozenset(shown["plain"]),
             unused_tensors=tuple(shown["unused_tensors"]),
         )
 
-    def attention_needs(self) -> list[AttentionNeed]:
+    def cache_specs(self) -> list[AttentionSpec]:
         return list(self.attention.values())
 
 

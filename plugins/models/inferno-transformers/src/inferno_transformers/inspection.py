@@ -15,7 +15,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionSpec
 from inferno.errors import UnsupportedError
 from inferno.nn import Dense, Unloaded
 from inferno_transformers import skeleton
@@ -63,7 +63,7 @@ def inspect(config: str) -> dict[str, Any]:
     return {
         "vocab_size": vocab_size,
         "max_position_embeddings": record.longest,
-        "attention": {paths[module]: attrs.asdict(need) for module, need in record.needs.items()},
+        "attention": {paths[module]: attrs.asdict(spec) for module, spec in record.specs.items()},
         "parameters": sorted(found.parameters),
         "plain": sorted(plain),
         "unused_tensors": list(found.tied),
@@ -118,7 +118,7 @@ def _run(model: Any) -> tuple[_Record, int]:
         raise UnsupportedError(
             f"its code does not run as one packed step: {line}", REMEDY
         ) from error
-    if not record.needs:
+    if not record.specs:
         raise UnsupportedError(OWN_ATTENTION, REMEDY)
     if trace.mixed:
         raise UnsupportedError(
@@ -145,7 +145,7 @@ class _Record:
     """A step that writes down what attention is asked for."""
 
     longest: int
-    needs: dict[nn.Module, AttentionNeed] = field(factory=dict)
+    specs: dict[nn.Module, AttentionSpec] = field(factory=dict)
 
     def attend(
         self,
@@ -156,7 +156,7 @@ class _Record:
         mask: object,
         asked: dict[str, Any],
     ) -> Tensor:
-        if module in self.needs:
+        if module in self.specs:
             raise UnsupportedError(
                 f"one {type(module).__name__} attends several times in a step", REMEDY
             )
@@ -177,7 +177,7 @@ class _Record:
             v_1KTC.shape[-1],
         )
         scale = asked.get("scaling")
-        self.needs[module] = AttentionNeed(
+        self.specs[module] = AttentionSpec(
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=dim,

@@ -21,9 +21,8 @@ from inferno_transformers.refusals import REMEDY
 
 
 def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
-    """Replace a model's matrices, those at the paths `plain` and those kept exact excepted. Returns
-    the names of tied ones. Raises UnsupportedError where others than a head and an embedding are
-    tied."""
+    """Replace a model's matrices, but for those at the paths `plain`. Returns the names of tied
+    ones. Raises UnsupportedError where others than a head and an embedding are tied."""
     shared = defaultdict[int, list[str]](list)
     for name, param in model.named_parameters(remove_duplicate=False):
         shared[id(param)].append(name)
@@ -35,7 +34,7 @@ def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
         nn.Linear,
     ):  # embeddings first: a head is tied to one, wherever it stands
         for path, module in list(model.named_modules()):
-            if isinstance(module, kind) and path not in plain and not hasattr(module, "exact"):
+            if isinstance(module, kind) and path not in plain:
                 matrix = id(module.weight)
                 hosted = _hosted(module, owners.get(matrix), is_head=module is head)
                 if isinstance(hosted, HostedEmbedding):

@@ -13,21 +13,22 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from inferno.batch import Batch
-from inferno.nn import Attention
+from inferno.nn import Attention, Layer
+from inferno.nn.batch import Batch
 from inferno_transformers import skeleton
 from inferno_transformers.config import HostedConfig
 from inferno_transformers.step import PagedCache, running
 
 
-class HostedForCausalLM(nn.Module):
+class HostedForCausalLM(Layer):
     """transformers' module under its own paths, called as `contracts.Model` is."""
 
     def __init__(self, config: HostedConfig) -> None:
         super().__init__()
-        causal = skeleton.build(config.fields, config.plain).model
-        for layer_id, (path, need) in enumerate(config.attention.items()):
-            causal.get_submodule(path).add_module("inferno_attention", Attention(layer_id, need))
+        found = skeleton.build(config.fields, config.plain)
+        causal, self.keep_fp32 = found.model, found.keep_fp32
+        for layer_id, (path, spec) in enumerate(config.attention.items()):
+            causal.get_submodule(path).add_module("inferno_attention", Attention(layer_id, spec))
         # The same modules and parameters, in the very same dicts: what the loader puts into this
         # one is the other's too.
         self._modules, self._parameters, self._buffers = (
@@ -117,4 +118,4 @@ class _Paged:
 
 
 MASK = object()
-"""Every mask: inferno's attention is causal, its window is part of the layer's need."""
+"""Every mask: inferno's attention is causal, its window is part of the layer's spec."""

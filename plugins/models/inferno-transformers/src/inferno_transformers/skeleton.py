@@ -40,6 +40,8 @@ class Skeleton:
     """What transformers loads into it, by name."""
     tied: tuple[str, ...]
     """Names of matrices that are another's."""
+    keep_fp32: frozenset[str]
+    """Names of parameters that stay float32, whatever the compute type."""
 
 
 def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
@@ -64,16 +66,15 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
             f"its table {large[0]} has more than {LARGEST_TABLE} numbers", REMEDY
         )
     _freeze_rotary(model)
-    _store_buffers(model)
+    keep_fp32 = _store_buffers(model)
     for path, _ in model.named_parameters():
         if any(
             re.search(pattern.replace("*", ".*"), path)
             for pattern in model._keep_in_fp32_modules_strict
         ):
-            parent, _, name = path.rpartition(".")
-            _keep_exact(model.get_submodule(parent), name)
-    tied = host(model, plain)
-    return Skeleton(model.eval(), parameters, tied)
+            keep_fp32.add(path)
+    tied = host(model, {*plain, *(path.rpartition(".")[0] for path in keep_fp32)})
+    return Skeleton(model.eval(), parameters, tied, frozenset(keep_fp32))
 
 
 def _config(fields: Mapping[str, Any]) -> Any:
@@ -221,9 +222,11 @@ def _freeze_rotary(model: Any) -> None:
             )
 
 
-def _store_buffers(model: Any) -> None:
-    """Buffers that checkpoints store are parameters to the loader, which keeps them exact."""
-    for module in model.modules():
+def _store_buffers(model: Any) -> set[str]:
+    """Make the buffers that checkpoints store parameters, for the loader. Returns their names: they
+    stay float32."""
+    names = set()
+    for path, module in model.named_modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if name not in module._non_persistent_buffers_set:
                 if not buffer.is_floating_point():
@@ -234,9 +237,5 @@ def _store_buffers(model: Any) -> None:
                 module.register_parameter(
                     name, nn.Parameter(buffer.to("meta"), requires_grad=False)
                 )
-                _keep_exact(module, name)
-
-
-def _keep_exact(module: Any, name: str) -> None:
-    """The loader casts it to float32, whatever the compute type."""
-    module.exact = (*getattr(module, "exact", ()), name)
+                names.add(f"{path}.{name}" if path else name)
+    return names

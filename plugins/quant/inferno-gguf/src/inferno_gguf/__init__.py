@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from inferno import hookimpl
 from inferno.contracts import CheckpointFormat, QuantScheme
+from inferno_gguf.defaults import DEFAULTS
 from inferno_gguf.ggml import PACKABLE, PACKED, UNPACKED
 from inferno_gguf.sizes import dense_nbytes, owns, packed_nbytes
 
@@ -24,6 +25,7 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
             name="gguf",
             matches="inferno_gguf.files:matches",
             open="inferno_gguf.checkpoint:GgufCheckpoint.open",
+            dialect=DEFAULTS,
         )
     ]
 

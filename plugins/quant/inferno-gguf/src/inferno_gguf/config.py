@@ -1,7 +1,5 @@
 """`config.json` of a GGUF file: what its metadata and tensors say, under the names that the
-architecture's map gives.
-
-Written as the original checkpoint would have it, so that an architecture reads one dialect only.
+architecture's dialect gives. Written as the original checkpoint has it.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from inferno.contracts import Architecture, GgufNames
+from inferno.contracts import Architecture, Dialect
 from inferno.errors import CheckpointError
 from inferno_gguf.reader import DAMAGED, GgufFile, Stored
 
@@ -24,11 +22,11 @@ ROPE_TENSORS = frozenset({FREQS, SHORT, LONG})
 
 
 def make_config(
-    architecture: Architecture, names: GgufNames, files: list[GgufFile]
-) -> dict[str, Any]:
-    """The config of the model in `files`. What the architecture declares itself wins over what is
+    architecture: Architecture, dialect: Dialect, files: list[GgufFile]
+) -> Mapping[str, Any]:
+    """The config of the model in `files`. What the dialect declares itself wins over what is
     derived here."""
-    values = _Values(files[0], names.architecture)
+    values = _Values(files[0], dialect.architecture)
     stored = {name: s for file in files for name, s in file.tensors.items()}
     layers = values.number("block_count") or 0
     if layers > len(stored):
@@ -36,21 +34,31 @@ def make_config(
             f"{files[0].path.name}: {layers} layers of {len(stored)} tensors", DAMAGED
         )
     config: dict[str, Any] = {"architectures": [architecture.name], "torch_dtype": _dtype(stored)}
-    for name, key in names.fields.items():
-        if (value := values.field(key)) is not None:
-            spelt = names.values.get(name)
-            config[name] = (
-                value if spelt is None or isinstance(value, list) else spelt.get(value, value)
-            )
     config |= _rope(values, files, stored)
+    for name, key in dialect.fields.items():
+        if key is not None and (value := values.field(key)) is not None:
+            config[name] = _spelt(value, dialect.values.get(name, {}))
+    if "num_key_value_heads" in dialect.fields and "num_attention_heads" in config:
+        # Files without grouped queries leave it out.
+        config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if (rows := _vocab_size(values, stored)) is not None:
         config["vocab_size"] = rows
     config["tie_word_embeddings"] = "output.weight" not in stored
-    for name, module in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_down")):
-        if f"blk.0.{module}.bias" in stored:
-            config[name] = True
-    config |= {name: tensor in stored for name, tensor in names.present.items()}
-    return config | dict(names.constants)
+    config |= {name: tensor in stored for name, tensor in dialect.present.items()}
+    config |= dialect.constants
+    if dialect.config is None:
+        return config
+    try:
+        return dialect.config(config)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{files[0].path.name}: no config of {architecture.name} has its sizes: {error}",
+            DAMAGED,
+        ) from error
+
+
+def _spelt(value: Any, spelling: Mapping[Any, Any]) -> Any:
+    return value if isinstance(value, list) else spelling.get(value, value)
 
 
 class _Values:
@@ -126,7 +134,7 @@ def _vocab_size(values: _Values, stored: Mapping[str, Stored]) -> int | None:
 
 
 def _rope(values: _Values, files: list[GgufFile], stored: Mapping[str, Stored]) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling` and `partial_rotary_factor`, as `modelconfig.RopeScaling` reads
+    """`rope_theta`, `rope_scaling` and `partial_rotary_factor`, as `configs.RopeConfig` reads
     them."""
     theta = values.number("rope.freq_base")
     config: dict[str, Any] = {"rope_theta": DEFAULT_THETA if theta is None else float(theta)}

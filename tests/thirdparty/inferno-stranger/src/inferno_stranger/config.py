@@ -5,8 +5,8 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import AttentionNeed
-from inferno.modelconfig import check_positive, read_config
+from inferno.configs import check_positive, read_config
+from inferno.contracts import AttentionSpec
 
 
 @frozen(kw_only=True)
@@ -31,10 +31,10 @@ class PebbleConfig:
     def max_position_embeddings(self) -> int:
         return self.n_ctx
 
-    def attention_needs(self) -> list[AttentionNeed]:
+    def cache_specs(self) -> list[AttentionSpec]:
         head_dim = self.n_embd // self.n_head
         return [
-            AttentionNeed(
+            AttentionSpec(
                 num_heads=self.n_head,
                 num_kv_heads=self.n_head,
                 head_dim=head_dim,

@@ -29,16 +29,16 @@ class LoyalCache:
             found.append(self._blocks[key])
         return found
 
-    def keep(self, key: bytes, block_id: int) -> int:
+    def insert(self, key: bytes, block_id: int) -> int:
         if key not in self._blocks:
             self._blocks[key], self._keys[block_id] = block_id, key
             self._ages[block_id] = max(self._ages.values(), default=0) + 1
         return self._blocks[key]
 
-    def keeps(self, block_id: int) -> bool:
+    def contains(self, block_id: int) -> bool:
         return block_id in self._keys
 
-    def use(self, block_id: int) -> None:
+    def touch(self, block_id: int) -> None:
         self._idle.remove(block_id)
 
     def release(self, block_id: int) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.batch import Batch
 from inferno.nn import Attention, Embedding, Linear, MergedLinear, TiedLMHead
+from inferno.nn.batch import Batch
 from inferno_stranger.config import PebbleConfig
 
 
@@ -15,7 +15,7 @@ class PebbleAttention(nn.Module):
         super().__init__()
         size = config.n_embd
         self.qkv = MergedLinear(size, bias=True, q=size, k=size, v=size)
-        self.attention = Attention(layer, config.attention_needs()[layer])
+        self.attention = Attention(layer, config.cache_specs()[layer])
         self.out = Linear(size, size, bias=True)
 
     def forward(self, x_TD: Tensor, batch: Batch) -> Tensor:

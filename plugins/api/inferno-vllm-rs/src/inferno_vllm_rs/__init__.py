@@ -1,0 +1,16 @@
+"""The Python API of vllm.rs, over `inferno.LLM`. A field is honoured, or refused by its name."""
+
+from inferno_vllm_rs.config import EngineConfig, FieldError, GenerationConfig, SamplingParams
+from inferno_vllm_rs.engine import Engine, EngineStream, GenerationOutput, Message, StreamItem
+
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "EngineStream",
+    "FieldError",
+    "GenerationConfig",
+    "GenerationOutput",
+    "Message",
+    "SamplingParams",
+    "StreamItem",
+]

@@ -1,0 +1,172 @@
+"""What a caller says: which model, with which limits, and how tokens are drawn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from inferno import InfernoError
+from inferno import SamplingParams as Params
+
+MAX_TOKENS = 4096
+"""Most tokens of an answer, unless params or config say."""
+
+_REFUSED: Mapping[str, str] = {
+    "hf_token": "Set HF_TOKEN in the environment.",
+    "hf_token_path": "Set HF_TOKEN_PATH in the environment.",
+    "tokenizer": "Put tokenizer.json into the model's folder.",
+    "tokenizer_config": "Put tokenizer_config.json into the model's folder.",
+    "num_blocks": "The plan sizes the cache: lower max_model_len or max_num_seqs.",
+    "kv_fraction": "The plan sizes the cache: lower max_model_len or max_num_seqs.",
+    "cpu_mem_fold": "There is no swap space: a preempted sequence is computed again.",
+    "device_id": "Use inferno.LLM(ref, device=...).",
+    "flash_context": "The plan chooses the attention backend: see `inferno explain`.",
+    "prefix_cache_max_tokens": "The prefix cache evicts when the KV cache is full.",
+    "server_mode": "Run `inferno serve REF`.",
+    "pd_config": "Prefill and decode run in one engine.",
+    "mcp_config": "Tools are the caller's: see chat completions with `tools`.",
+    "mcp_command": "Tools are the caller's: see chat completions with `tools`.",
+    "mcp_args": "Tools are the caller's: see chat completions with `tools`.",
+}
+"""Fields of vllm.rs that are not offered, and what to do instead."""
+
+_ISQ = {f"q{bits}k": f"q{bits}_k" for bits in range(2, 7)}
+_ISQ |= {name.replace("_", ""): name for name in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")}
+
+
+class FieldError(InfernoError):
+    """A field that is not offered here, or that has a value that is not."""
+
+    exit_code = 2
+    status = 400
+
+
+@frozen(kw_only=True)
+class GenerationConfig:
+    """Sampling where a request says nothing. None leaves a field to the checkpoint's
+    generation_config.json."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+
+@frozen
+class SamplingParams:
+    """How one request wants its tokens drawn. None leaves a field to `EngineConfig.generation_cfg`,
+    then to the checkpoint."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    session_id: str | None = None
+    """Changes nothing, and warns so: the prefix cache finds a conversation's beginning by its
+    content."""
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.session_id is not None:
+            warnings.warn(
+                "session_id changes nothing: the prefix cache finds a conversation's beginning by "
+                "its content, whatever the session",
+                stacklevel=3,
+            )
+
+    def merged(self, config: EngineConfig, default: Params) -> Params:
+        """inferno's params: this request's fields, else the config's, else `default`'s. The
+        config's `max_tokens` is the most that a request gets."""
+        given: dict[str, Any] = _given(config.generation_cfg) | _given(self)
+        given.pop("session_id", None)
+        asked, most = self.max_tokens, config.max_tokens
+        limits = [limit for limit in (asked, most) if limit is not None]
+        given["max_tokens"] = min(limits, default=MAX_TOKENS)
+        return attrs.evolve(default, **given)
+
+
+@frozen(kw_only=True)
+class EngineConfig:
+    """What to load: a folder (`weight_path`), a file (`weight_file`) or a hub id (`model_id`), and
+    limits. None leaves a limit to the plan.
+
+    The fields from `hf_token` on are vllm.rs's that are not offered: any value but None or False is
+    refused with what to do instead.
+    """
+
+    model_id: str | None = None
+    weight_path: str | None = None
+    weight_file: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_tokens: int | None = None
+    """Most tokens of an answer, whatever its request asks for."""
+    num_shards: int | None = None
+    """Devices to split the model over: 1."""
+    isq: str | None = None
+    """Block type to quantize to while loading: q4_0, q8_0, also as vllm.rs writes them (q4k)."""
+    seed: int | None = None
+    generation_cfg: GenerationConfig | None = None
+    prefix_cache: bool | None = None
+    fp8_kvcache: bool | None = None
+    hf_token: str | None = None
+    hf_token_path: str | None = None
+    tokenizer: str | None = None
+    tokenizer_config: str | None = None
+    num_blocks: int | None = None
+    kv_fraction: float | None = None
+    cpu_mem_fold: float | None = None
+    device_id: int | None = None
+    flash_context: bool | None = None
+    prefix_cache_max_tokens: int | None = None
+    server_mode: bool | None = None
+    pd_config: object | None = None
+    mcp_config: str | None = None
+    mcp_command: str | None = None
+    mcp_args: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name, remedy in _REFUSED.items():
+            value = getattr(self, name)
+            if value is not None and value is not False:
+                raise FieldError(f"EngineConfig.{name} is not offered", remedy)
+        if self.num_shards not in (None, 1):
+            raise FieldError(
+                f"EngineConfig.num_shards is {self.num_shards}",
+                "A model runs on one device: leave it out, or give 1.",
+            )
+
+    @property
+    def ref(self) -> str:
+        """The model, as `inferno.LLM` takes it."""
+        given = [r for r in (self.weight_path, self.weight_file, self.model_id) if r]
+        if len(given) != 1:
+            raise FieldError(
+                f"EngineConfig names {len(given)} models",
+                "Give one of weight_path, weight_file and model_id.",
+            )
+        return given[0]
+
+    def options(self) -> dict[str, Any]:
+        """Options of `inferno.LLM`."""
+        names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "seed")
+        given = {name: getattr(self, name) for name in names}
+        given["isq"] = None if self.isq is None else _ISQ.get(self.isq, self.isq)
+        if self.prefix_cache is not None:
+            given["cache_policy"] = "auto" if self.prefix_cache else "none"
+        if self.fp8_kvcache:
+            given["kv_cache_dtype"] = "fp8_e4m3"
+        return {option: value for option, value in given.items() if value is not None}
+
+
+def _given(values: SamplingParams | GenerationConfig | None) -> dict[str, Any]:
+    fields = {} if values is None else attrs.asdict(values)
+    return {name: value for name, value in fields.items() if value is not None}

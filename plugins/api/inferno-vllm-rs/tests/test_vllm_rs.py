@@ -1,0 +1,237 @@
+"""The API of vllm.rs: shapes by a stand-in for the model, and one answer of the demo model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import attrs
+import pytest
+
+from inferno import LLM, InfernoError
+from inferno import SamplingParams as Params
+from inferno_vllm_rs import (
+    Engine,
+    EngineConfig,
+    FieldError,
+    GenerationConfig,
+    Message,
+    SamplingParams,
+)
+from inferno_vllm_rs.config import _REFUSED
+
+
+class FakeLLM:
+    """Echoes each prompt, a character at a time. `fails` is raised after the first."""
+
+    default_params = Params(temperature=0.6, top_k=20, max_tokens=256)
+
+    def __init__(self, fails: InfernoError | None = None) -> None:
+        self.fails = fails
+        self.asked: list[Params] = []
+        self.open = 0
+
+    def encode_prompt(self, prompt: str) -> tuple[int, ...]:
+        return tuple(map(ord, prompt))
+
+    def render_chat(self, messages: Any, add_generation_prompt: bool = True) -> str:
+        turns = "".join(f"{m['role']}:{m['content']};" for m in messages)
+        return turns + ">" * add_generation_prompt
+
+    def encode_chat(self, messages: Any) -> tuple[int, ...]:
+        return self.encode_prompt(self.render_chat(messages))
+
+    def generate(self, prompts: list[tuple[int, ...]], params: Any) -> list[Any]:
+        self.asked = params if isinstance(params, list) else [params] * len(prompts)
+        times = SimpleNamespace(arrival_time=1.0, first_token_time=2.0, finished_time=3.0)
+        return [
+            SimpleNamespace(
+                prompt_token_ids=ids,
+                outputs=[SimpleNamespace(text="".join(map(chr, ids)), token_ids=(*ids, 0))],
+                metrics=times,
+            )
+            for ids in prompts
+        ]
+
+    def stream(self, prompt: tuple[int, ...], params: Params) -> Iterator[Any]:
+        self.asked = [params]
+        self.open += 1
+        try:
+            for token_id in itertools.chain(prompt, [0]):
+                yield SimpleNamespace(text=chr(token_id) if token_id else "", token_ids=(token_id,))
+                if self.fails:
+                    raise self.fails
+        finally:
+            self.open -= 1
+
+
+def engine(
+    config: EngineConfig | None = None, fails: InfernoError | None = None
+) -> tuple[Engine, FakeLLM]:
+    fake = FakeLLM(fails)
+    return Engine.of(cast(LLM, fake), config), fake
+
+
+def test_templated_prompts_are_answered_in_order() -> None:
+    model, _ = engine()
+    params = SamplingParams(temperature=0.5, max_tokens=50)
+    prompts = [model.apply_chat_template([Message("user", text)], True) for text in ("one", "two")]
+    assert prompts == ["user:one;>", "user:two;>"]
+    outputs = model.generate_sync([params, params], prompts)
+    assert [o.decode_output for o in outputs] == prompts
+    assert [o.prompt_length for o in outputs] == [len(p) for p in prompts]
+    assert [o.decoded_length for o in outputs] == [len(p) + 1 for p in prompts]
+    assert outputs[0].seq_id != outputs[1].seq_id
+    assert (outputs[0].prompt_start_time, outputs[0].decode_start_time) == (1000, 2000)
+    assert outputs[0].decode_finish_time == 3000
+
+
+def test_lists_of_messages_are_prompts_too_and_one_params_serves_all() -> None:
+    model, _ = engine()
+    prompts = [[Message("user", "a")], [Message("user", "b")]]
+    outputs = model.generate_sync(SamplingParams(), prompts)
+    assert [o.decode_output for o in outputs] == ["user:a;>", "user:b;>"]
+
+
+def test_a_stream_ends_with_done() -> None:
+    model, _ = engine()
+    seq_id, prompt_length, stream = model.generate_stream(SamplingParams(), "hello")
+    items = list(stream)
+    assert (stream.seq_id, prompt_length) == (seq_id, 5)
+    assert "".join(str(i.data) for i in items if i.datatype == "TOKEN") == "hello"
+    assert items[-1].datatype == "DONE" and items[-1].data[-1] == 6
+    assert stream.finished
+
+
+def test_a_cancelled_stream_ends_and_aborts() -> None:
+    model, fake = engine()
+    _, _, stream = model.generate_stream(SamplingParams(), "hello")
+    next(stream)
+    assert fake.open == 1
+    stream.cancel()
+    assert [item.datatype for item in stream] == ["DONE"]
+    assert fake.open == 0
+
+
+def test_an_error_in_a_stream_is_its_last_item() -> None:
+    model, _ = engine(fails=InfernoError("the device is gone", "Look for it."))
+    _, _, stream = model.generate_stream(SamplingParams(), "hello")
+    next(stream)
+    items = list(stream)
+    assert [item.datatype for item in items] == ["ERROR"]
+    assert "the device is gone" in str(items[0].data)
+
+
+# --- fields ---------------------------------------------------------------------------------------
+
+
+def asked(params: SamplingParams | Params, config: EngineConfig | None = None) -> Params:
+    model, fake = engine(config)
+    model.generate_sync(params, ["x"])
+    return fake.asked[0]
+
+
+def test_a_request_says_more_than_the_config_and_the_config_more_than_the_checkpoint() -> None:
+    config = EngineConfig(generation_cfg=GenerationConfig(temperature=0.2, top_p=0.5))
+    got = asked(SamplingParams(temperature=0.0, ignore_eos=True), config)
+    assert (got.temperature, got.top_p, got.top_k, got.ignore_eos) == (0.0, 0.5, 20, True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "got"),
+    [(None, None, 4096), (9000, None, 9000), (None, 100, 100), (50, 100, 50), (500, 100, 100)],
+)
+def test_max_tokens_of_the_config_is_the_most_that_a_request_gets(
+    wanted: int | None, most: int | None, got: int
+) -> None:
+    config = EngineConfig(max_tokens=most)
+    assert asked(SamplingParams(max_tokens=wanted), config).max_tokens == got
+
+
+def test_infernos_own_params_are_taken_as_they_are() -> None:
+    assert asked(Params(min_p=0.5)) == Params(min_p=0.5)
+
+
+def test_a_field_that_changes_nothing_is_named() -> None:
+    with pytest.warns(UserWarning, match="session_id changes nothing"):
+        SamplingParams(session_id="s")
+
+
+@pytest.mark.parametrize("name", sorted(_REFUSED))
+def test_a_field_that_is_not_offered_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(FieldError, match=f"EngineConfig.{name} is not offered") as caught:
+        EngineConfig(**cast(Any, {name: 1}))
+    assert caught.value.remedy
+    EngineConfig(**cast(Any, {name: False}))
+
+
+def test_every_field_of_the_config_is_honoured_or_refused() -> None:
+    honoured = {"model_id", "weight_path", "weight_file", "max_tokens", "generation_cfg"}
+    config = EngineConfig(
+        model_id="x",
+        max_model_len=4096,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        num_shards=1,
+        isq="q4k",
+        seed=3,
+        prefix_cache=False,
+        fp8_kvcache=True,
+    )
+    assert config.options() == {
+        "max_model_len": 4096,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+        "isq": "q4_k",
+        "seed": 3,
+        "cache_policy": "none",
+        "kv_cache_dtype": "fp8_e4m3",
+    }
+    set_here = {a.name for a in attrs.fields(EngineConfig) if getattr(config, a.name) is not None}
+    assert {a.name for a in attrs.fields(EngineConfig)} == honoured | set_here | set(_REFUSED)
+
+
+def test_several_shards_are_refused() -> None:
+    with pytest.raises(FieldError, match="num_shards is 2"):
+        EngineConfig(num_shards=2)
+
+
+def test_the_config_names_one_model() -> None:
+    assert EngineConfig(weight_path="/models/x").ref == "/models/x"
+    for config in (EngineConfig(), EngineConfig(weight_path="a", model_id="b")):
+        with pytest.raises(FieldError, match="names [02] models"):
+            assert config.ref
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(FieldError, match="int3"):
+        Engine(EngineConfig(weight_path="x"), "int3")
+
+
+@pytest.mark.parametrize(
+    "name", ["start_server", "get_num_cached_tokens", "get_available_kv_tokens"]
+)
+def test_a_method_that_is_not_offered_says_what_to_do(name: str) -> None:
+    model, _ = engine()
+    with pytest.raises(FieldError, match=f"Engine.{name} is not offered") as caught:
+        getattr(model, name)()
+    assert "inferno serve" in caught.value.remedy
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+
+def test_the_demo_model_answers_whole_and_as_a_stream() -> None:
+    pytest.importorskip("inferno_demo")
+    model = Engine(EngineConfig(model_id="demo", max_num_seqs=2), "f32")
+    try:
+        params = SamplingParams(temperature=0.0, max_tokens=12)
+        [whole] = model.generate_sync(params, ["import math"])
+        _, prompt_length, stream = model.generate_stream(params, "import math")
+        text = "".join(str(item.data) for item in stream if item.datatype == "TOKEN")
+    finally:
+        model.close()
+    assert whole.decode_output == text and text
+    assert whole.prompt_length == prompt_length and whole.decoded_length == 12

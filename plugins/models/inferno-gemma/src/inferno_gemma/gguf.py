@@ -1,0 +1,43 @@
+"""How GGUF files of Gemma 1, 2 and 3 differ from most. Imports no torch."""
+
+from __future__ import annotations
+
+from inferno.contracts import Dialect
+
+_LAYER = "model.layers.{n}"
+
+# llama.cpp multiplies by what is stored: its converters add the 1 of every norm.
+_NORMS = ("output_norm", "blk.{n}.attn_norm", "blk.{n}.ffn_norm")
+_NORMS_2 = (*_NORMS, "blk.{n}.post_attention_norm", "blk.{n}.post_ffw_norm")
+_NORMS_3 = (*_NORMS_2, "blk.{n}.attn_q_norm", "blk.{n}.attn_k_norm")
+
+_MODULES_2 = {
+    "blk.{n}.post_attention_norm": f"{_LAYER}.post_attention_layernorm",
+    "blk.{n}.ffn_norm": f"{_LAYER}.pre_feedforward_layernorm",
+    "blk.{n}.post_ffw_norm": f"{_LAYER}.post_feedforward_layernorm",
+}
+
+GEMMA = Dialect(architecture="gemma", added=dict.fromkeys(_NORMS, 1.0))
+GEMMA2 = Dialect(
+    architecture="gemma2",
+    fields={
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "sliding_window": "attention.sliding_window",
+    },
+    modules=_MODULES_2,
+    constants={"query_pre_attn_scalar": 0},
+    added=dict.fromkeys(_NORMS_2, 1.0),
+)
+GEMMA3 = Dialect(
+    architecture="gemma3",
+    fields={
+        "final_logit_softcapping": "final_logit_softcapping",
+        "sliding_window": "attention.sliding_window",
+        "sliding_window_pattern": "attention.sliding_window_pattern",
+        "rope_local_base_freq": "rope.freq_base_swa",
+    },
+    modules=_MODULES_2,
+    constants={"query_pre_attn_scalar": 0},
+    added=dict.fromkeys(_NORMS_3, 1.0),
+)

@@ -1,0 +1,36 @@
+"""How GGUF files of GLM-4 differ from most. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inferno.contracts import Dialect
+
+_LAYER = "model.layers.{n}"
+
+
+def _glm(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Most files were made from the first checkpoints, as glm-4-9b-chat was published before
+    transformers knew it: q, k and v in one matrix with a bias, and no width of heads."""
+    config = dict(fields)
+    config["attention_bias"] |= config.pop("fused_bias")
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return config
+
+
+GLM = Dialect(
+    architecture="chatglm",
+    modules={"blk.{n}.ffn_up": f"{_LAYER}.mlp.gate_up_proj"},
+    present={"attention_bias": "blk.0.attn_q.bias", "fused_bias": "blk.0.attn_qkv.bias"},
+    config=_glm,
+)
+GLM4 = Dialect(
+    architecture="glm4",
+    modules={
+        "blk.{n}.ffn_up": f"{_LAYER}.mlp.gate_up_proj",
+        "blk.{n}.post_attention_norm": f"{_LAYER}.post_self_attn_layernorm",
+        "blk.{n}.post_ffw_norm": f"{_LAYER}.post_mlp_layernorm",
+    },
+    present={"attention_bias": "blk.0.attn_q.bias"},
+)

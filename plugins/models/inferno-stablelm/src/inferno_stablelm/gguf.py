@@ -1,0 +1,34 @@
+"""How GGUF files of StableLM differ from most. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inferno.contracts import Dialect
+
+_ATTENTION = "model.layers.{n}.self_attn"
+
+
+def _stablelm(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A parallel block has one norm. The file's own `use_parallel_residual` is true for models
+    whose config.json says nothing, too."""
+    config = dict(fields)
+    config["use_parallel_residual"] = not config.pop("has_mlp_norm")
+    return config
+
+
+STABLELM = Dialect(
+    architecture="stablelm",
+    fields={"rms_norm_eps": None, "layer_norm_eps": "attention.layer_norm_epsilon"},
+    modules={
+        "blk.{n}.attn_q_norm": f"{_ATTENTION}.q_layernorm.norms.{{e}}",
+        "blk.{n}.attn_k_norm": f"{_ATTENTION}.k_layernorm.norms.{{e}}",
+    },
+    present={
+        "use_qkv_bias": "blk.0.attn_q.bias",
+        "qk_layernorm": "blk.0.attn_q_norm.weight",
+        "has_mlp_norm": "blk.0.ffn_norm.weight",
+    },
+    config=_stablelm,
+)

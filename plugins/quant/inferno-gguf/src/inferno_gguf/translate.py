@@ -1,0 +1,192 @@
+"""Which rows of which stored tensors a file's model is made of, as a dialect says it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import define, field, frozen
+
+from inferno.contracts import DTYPE_BYTES, Dialect, RowJoin, RowRange, TensorInfo
+from inferno.errors import CheckpointError
+from inferno_gguf.config import ROPE_TENSORS
+from inferno_gguf.reader import DAMAGED, GgufFile, Stored
+from inferno_gguf.stored import StoredTensors
+
+_MEMBER = "{e}"
+_MOST_MEMBERS = 4096
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@frozen
+class Change:
+    """What is done to a tensor's rows once they are read."""
+
+    heads: int = 0
+    """Rotary pairs are side by side in the rows of that many heads; 0: they are not."""
+    added: float = 0.0
+    """What was added to every value before it was stored."""
+
+
+@define
+class Translation:
+    """By the names of the model's tensors."""
+
+    ranges: dict[str, RowRange] = field(factory=dict)
+    changes: dict[str, Change] = field(factory=dict)
+    joins: dict[str, RowJoin] = field(factory=dict)
+    """Matrices that are stored as several stacks: `RowJoin` with the names of tensors."""
+    infos: dict[str, TensorInfo] = field(factory=dict)
+    """Headers that are not those of `ranges`: of `joins`, and of matrices stored as a vector."""
+
+
+def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]) -> Translation:
+    """Names that the dialect does not know stay: the model refuses them. Raises CheckpointError
+    for tensors that cannot be what the dialect says they are."""
+    found = Translation()
+    file = stored.files[0]
+    rotary = {dialect.modules.get(path, path): key for path, key in dialect.rotary_pairs.items()}
+    stacks = {stack for join in dialect.joins.values() for stack in join.stacks}
+    for name in stored.tensors:
+        module = pattern(name.rpartition(".")[0])
+        if name in ROPE_TENSORS or module in stacks:
+            continue
+        for path, part, rows in _targets(dialect, stored[name], config, file):
+            ours = _named(path, part, name, rows.member)
+            if ours in found.ranges:
+                raise CheckpointError(f"{file.path.name}: {ours} is stored twice", DAMAGED)
+            found.ranges[ours] = rows
+            info = rows.info(stored.tensors[name])
+            if path in rotary:
+                heads = _heads(file, dialect.architecture, rotary[path], name, info)
+                found.changes[ours] = Change(heads=heads)
+            elif module in dialect.added:
+                found.changes[ours] = Change(added=dialect.added[module])
+            if module in dialect.single_rows and len(info.shape) == 1:
+                found.infos[ours] = TensorInfo(info.dtype, (1, *info.shape), info.nbytes)
+    for path, join in dialect.joins.items():
+        _join(found, stored, path, join)
+    return found
+
+
+def pattern(path: str) -> str:
+    """`blk.3.attn_q` as dialects have it: `blk.{n}.attn_q`. Only a layer's number is a
+    variable."""
+    return _NUMBER.sub("{n}", path, count=1)
+
+
+def _named(path: str, part: str, stored: str, member: int | None) -> str:
+    if numbers := _NUMBER.findall(stored):
+        path = path.replace("{n}", numbers[0])
+    return f"{path.replace(_MEMBER, str(member))}.{part}" if path else part
+
+
+def _targets(
+    dialect: Dialect, stored: Stored, config: Mapping[str, Any], file: GgufFile
+) -> Iterator[tuple[str, str, RowRange]]:
+    """The model's tensors that one stored tensor holds: module path, part, rows. A matrix in
+    blocks is a part that is called as their type."""
+    module, _, part = stored.name.rpartition(".")
+    shares: Mapping[str, int | str] = {dialect.modules.get(pattern(module)) or module: 1}
+    if (whole := dialect.modules.get(pattern(stored.name))) is not None:
+        path, _, part = whole.rpartition(".")
+        shares = {path: 1}
+    elif pattern(module) not in dialect.modules and pattern(module) in dialect.rows:
+        shares = dialect.rows[pattern(module)].shares
+    if stored.type.dtype is None:
+        part = stored.type.name if part == "weight" else f"{part}.{stored.type.name}"
+    is_stack = any(_MEMBER in path for path in shares)
+    members = range(_stack_size(file, stored)) if is_stack else (None,)
+    for path, rows in _split(shares, stored, config, file, is_stack).items():
+        for member in members:
+            yield path, part, RowRange(stored.name, member, rows)
+
+
+def _stack_size(file: GgufFile, stored: Stored) -> int:
+    if len(stored.shape) < 2 or stored.shape[0] > _MOST_MEMBERS:
+        raise CheckpointError(
+            f"{file.path.name}: {stored.name} of shape {stored.shape} is not a stack", DAMAGED
+        )
+    return stored.shape[0]
+
+
+def _split(
+    shares: Mapping[str, int | str],
+    stored: Stored,
+    config: Mapping[str, Any],
+    file: GgufFile,
+    is_stack: bool,
+) -> dict[str, slice]:
+    """The rows of each module, one after the other."""
+    if len(shares) == 1:
+        return {path: slice(None) for path in shares}
+    given = {path: config.get(s) if isinstance(s, str) else s for path, s in shares.items()}
+    num_rows = stored.shape[is_stack] if len(stored.shape) > is_stack else 0
+    sizes = {path: share for path, share in given.items() if type(share) is int and share > 0}
+    whole = sum(sizes.values())
+    if len(sizes) < len(shares) or num_rows % whole:
+        raise CheckpointError(
+            f"{file.path.name}: {stored.name} has {num_rows} rows for parts in the ratio of "
+            f"{':'.join(str(share) for share in given.values())}",
+            DAMAGED,
+        )
+    found, start = {}, 0
+    for path, share in sizes.items():
+        found[path] = slice(start, start := start + num_rows // whole * share)
+    return found
+
+
+def _heads(file: GgufFile, architecture: str, key: str, name: str, info: TensorInfo) -> int:
+    """Of a tensor whose rows are rotary pairs."""
+    metadata = file.metadata
+    all_heads = metadata.get(f"{architecture}.attention.head_count")
+    heads = metadata.get(f"{architecture}.{key}", all_heads)  # not stored where they are as many
+    numbers = _NUMBER.findall(name)
+    if isinstance(heads, list):  # one for each layer
+        heads = heads[int(numbers[0])] if numbers and int(numbers[0]) < len(heads) else None
+    rows = info.shape[0] if info.shape else 0
+    if type(heads) is not int or heads < 1 or rows % (2 * heads):
+        raise CheckpointError(
+            f"{file.path.name}: {name} has {rows} rows for {heads} heads", DAMAGED
+        )
+    return heads
+
+
+def _join(found: Translation, stored: StoredTensors, path: str, join: RowJoin) -> None:
+    """Every layer's matrix of that path."""
+    for name in stored.tensors:
+        module, _, part = name.rpartition(".")
+        if pattern(module) != join.stacks[0] or part != "weight":
+            continue
+        numbers = _NUMBER.findall(name)
+        stacks = [
+            f"{stack.replace('{n}', numbers[0]) if numbers else stack}.weight"
+            for stack in join.stacks
+        ]
+        shapes = [stored[stack].shape for stack in stacks if stack in stored.tensors]
+        turned = [
+            (shape[0], *reversed(shape[1:])) if stack in join.transposed else shape
+            for stack, shape in zip(join.stacks, shapes, strict=False)
+        ]
+        if len(shapes) < len(stacks) or len({(len(s), s[0], s[-1]) for s in turned}) > 1:
+            raise CheckpointError(
+                f"{stored.files[0].path.name}: {' and '.join(stacks)} of shapes "
+                f"{' and '.join(map(str, shapes))} are not the same heads",
+                DAMAGED,
+            )
+        ours = _named(path, "weight", name, None)
+        dtypes = {stored[stack].type.dtype or "float32" for stack in stacks}
+        dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
+        shape = (turned[0][0] * sum(s[1] for s in turned), turned[0][-1])
+        nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
+        found.joins[ours] = RowJoin(
+            tuple(stacks),
+            tuple(
+                s
+                for s, theirs in zip(stacks, join.stacks, strict=True)
+                if theirs in join.transposed
+            ),
+        )
+        found.infos[ours] = TensorInfo(dtype, shape, nbytes)

@@ -1,0 +1,18 @@
+"""The catalog: what the installed plugins offer, and the one rule by which the kernel chooses."""
+
+from inferno.catalog.catalog import ANY, Catalog
+from inferno.catalog.discovery import GROUP, load_catalog
+from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, SetAside
+
+__all__ = [
+    "ANY",
+    "GROUP",
+    "KINDS",
+    "Catalog",
+    "Choice",
+    "Offer",
+    "Plugin",
+    "Refusal",
+    "SetAside",
+    "load_catalog",
+]

@@ -1,0 +1,255 @@
+"""The catalog: what the installed plugins offer, filed by name. The only caller of hooks.
+
+Choice is one rule everywhere (`inferno.catalog.choice`): what matches, does not refuse (with a
+reason), and has the highest priority. A tie is an error that names both distributions. A plugin
+that does not import, or whose offers break the contract, is set aside with its traceback and a
+remedy; so is a single declaration of another API version. That is fatal only when something needs
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from inferno.catalog.choice import choose, single, weigh
+from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
+from inferno.contracts import (
+    Architecture,
+    AttentionBackend,
+    AttentionNeed,
+    CachePolicy,
+    Checkpoint,
+    CheckpointFormat,
+    Hint,
+    KernelNeed,
+    KernelProvider,
+    QuantScheme,
+    Source,
+    TensorInfo,
+)
+from inferno.errors import (
+    InfernoError,
+    MissingKind,
+    ModelNotFoundError,
+    OptionError,
+    UnsupportedError,
+)
+
+ANY = "*"
+"""The name of an architecture that is taken when none has the model's."""
+
+_NOUNS: Mapping[type, str] = {
+    Architecture: "architecture",
+    CheckpointFormat: "checkpoint format",
+    QuantScheme: "quantization scheme",
+    KernelProvider: "kernel provider",
+    AttentionBackend: "attention backend",
+    CachePolicy: "cache policy",
+    Source: "source",
+    Hint: "hint",
+}
+_MISSING: Mapping[type, MissingKind] = {
+    Architecture: "architecture",
+    CheckpointFormat: "format",
+    QuantScheme: "scheme",
+    AttentionBackend: "attention",
+    CachePolicy: "cache policy",
+}
+"""Kinds that a user names, and what hints call them."""
+
+
+@frozen
+class Catalog:
+    """Everything on offer, by hook and then by name. A name that two distributions offer is kept
+    twice: choosing it is the error, not having it installed."""
+
+    plugins: tuple[Plugin, ...]
+    offers: Mapping[str, tuple[Offer[Any], ...]]
+
+    def of(self, hook: str) -> tuple[Offer[Any], ...]:
+        return self.offers.get(hook, ())
+
+    def named(self, kind: type[T], name: str) -> Offer[T]:
+        """The declaration of that kind and name. Raises OptionError where there is none,
+        PluginError where there are two."""
+        [hook] = [hook for hook, declared in KINDS.items() if declared is kind]
+        found = [o for o in self.of(hook) if o.item.name == name]
+        if not found:
+            names = ", ".join(sorted({o.item.name for o in self.of(hook)})) or "none"
+            hint = self.hint(_MISSING[kind], name) if kind in _MISSING else ""
+            raise OptionError(
+                f"there is no {_NOUNS[kind]} {name!r}",
+                f"{hint} Installed: {names}. `inferno plugins` lists them.".lstrip(),
+            )
+        return single(found, f"{_NOUNS[kind]} {name!r}")
+
+    @property
+    def broken(self) -> tuple[Plugin, ...]:
+        """Plugins that are set aside whole."""
+        return tuple(p for p in self.plugins if p.error)
+
+    @property
+    def aside(self) -> tuple[Plugin, ...]:
+        """Plugins that are set aside, whole or in part."""
+        return tuple(p for p in self.plugins if p.error or p.set_aside)
+
+    def hint(self, kind: MissingKind, name: str) -> str:
+        """A sentence on how to get what is missing; empty where no hint names it."""
+        found = self._hinted(kind, name)
+        off = [d for d in found if any(p.distribution == d and p.disabled for p in self.plugins)]
+        if off:
+            return f"{off[0]} has it and is switched off: see --disable and --only."
+        return f"Try {' or '.join(f'`pip install {d}`' for d in found)}." if found else ""
+
+    def _hinted(self, kind: MissingKind, name: str) -> list[str]:
+        """The distributions that are known to have it."""
+        hints = [o.item for o in self.of("inferno_hints")]
+        return sorted({h.distribution for h in hints if (h.kind, h.name) == (kind, name)})
+
+    def architecture(self, name: str) -> Choice[Architecture]:
+        """The architecture of that name, else the fallback (`*`). A plugin that is known to have
+        the name and is set aside is an error: to be slow instead is not for the kernel to
+        choose."""
+        offers = self.of("inferno_architectures")
+        what, hint = f"architecture {name!r}", self.hint("architecture", name)
+        if found := [o for o in offers if o.item.name == name]:
+            return choose(found, what)
+        if lost := [p for p in self.plugins if self._has_lost(p, name)]:
+            switches = " ".join(f"--disable {plugin.name}" for plugin in lost)
+            remedy = f"{lost[0].remedy_for(name)} Or go on without: {switches}."
+            raise self._missing(f"no plugin that loads provides the {what}", offers, remedy, lost)
+        if fallback := [o for o in offers if o.item.name == ANY]:
+            choice = choose(fallback, what)
+            aside = [Refusal(p.name, p.distribution, f"set aside: {p.error}") for p in self.broken]
+            return Choice(choice.offer, (*choice.refusals, *aside))
+        if not hint and (any_hint := self.hint("architecture", ANY)):
+            hint = f"No plugin is known to have it; a fallback may run it. {any_hint}"
+        hint = hint or "Install a plugin that provides it."
+        raise self._missing(f"no installed plugin provides the {what}", offers, hint)
+
+    def _has_lost(self, plugin: Plugin, name: str) -> bool:
+        """Whether the plugin would provide the architecture, were it not set aside: by its own
+        declaration, or by a hint."""
+        if any(s.hook == "inferno_architectures" and s.name == name for s in plugin.set_aside):
+            return True
+        return bool(plugin.error) and plugin.distribution in self._hinted("architecture", name)
+
+    def format_of(self, path: Path) -> Choice[CheckpointFormat]:
+        offers = self.of("inferno_checkpoint_formats")
+        found = [o for o in offers if o.item.matches(path)]
+        if not found:
+            hint = self.hint("format", path.suffix.removeprefix(".").lower())
+            raise self._missing(
+                f"{path}: no installed format reads this",
+                offers,
+                hint
+                or "Name a folder with config.json and *.safetensors, or install a plugin "
+                "that reads the format.",
+            )
+        return choose(found, f"{path}")
+
+    def open(self, path: Path) -> tuple[Choice[CheckpointFormat], Checkpoint]:
+        """The checkpoint at `path`, headers read, and the format that reads it."""
+        found = self.format_of(path)
+        try:
+            opened = found.item.open(path, [o.item for o in self.of("inferno_architectures")])
+        except InfernoError as error:
+            if error.missing and (hint := self.hint(error.missing.kind, error.missing.name)):
+                error.remedy = f"{hint} {error.remedy}".rstrip()
+            raise
+        return found, opened
+
+    def scheme_of(
+        self, parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any], path: str
+    ) -> Choice[QuantScheme]:
+        offers = self.of("inferno_quant_schemes")
+        found = [o for o in offers if o.item.owns(parts, quant_config)]
+        if not found:
+            stored = ", ".join(f"{part} ({info.dtype})" for part, info in sorted(parts.items()))
+            hint = self.hint("scheme", str(quant_config.get("quant_method", "")))
+            raise self._missing(
+                f"{path}: no installed scheme reads a matrix stored as {stored}",
+                offers,
+                hint or "Install a plugin that reads this layout.",
+            )
+        return choose(found, f"the matrix {path}")
+
+    def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
+        """Who provides the op, or None: then torch computes it."""
+        offers = self.of("inferno_kernels")
+
+        def refuses(offer: Offer[KernelProvider]) -> str | None:
+            if need.op not in offer.item.ops:
+                return f"it does not provide {need.op}"
+            return offer.item.refuses(need)
+
+        return weigh(offers, f"the op {need.op}", refuses)
+
+    def attention(
+        self, need: AttentionNeed, name: str = "auto", block_size: int | None = None
+    ) -> Choice[AttentionBackend]:
+        offers = self.of("inferno_attention_backends")
+        if name != "auto":
+            self.named(AttentionBackend, name)
+
+        def refuses(offer: Offer[AttentionBackend]) -> str | None:
+            if name not in ("auto", offer.item.name):
+                return f"{name} was asked for"
+            unknown = sorted(need.features - offer.item.features)
+            if unknown:
+                return f"it does not know {', '.join(unknown)}"
+            if block_size is not None and block_size % offer.item.block_multiple:
+                return (
+                    f"its blocks are multiples of {offer.item.block_multiple} tokens, "
+                    f"{block_size} were asked for"
+                )
+            return offer.item.refuses(need)
+
+        what = f"attention over {need.num_heads} heads of {need.head_dim}, {need.dtype}"
+        return choose(offers, what, refuses)
+
+    def cache_policy(self, name: str = "auto") -> Choice[CachePolicy]:
+        offers = self.of("inferno_cache_policies")
+        if name != "auto":
+            self.named(CachePolicy, name)
+        return choose(
+            offers,
+            "cache policy",
+            lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for",
+        )
+
+    def source_of(self, ref: str) -> Choice[Source]:
+        offers = self.of("inferno_sources")
+        found = [o for o in offers if o.item.matches(ref)]
+        if not found:
+            known = sorted({name for o in offers for name in o.item.list()})
+            looked = "; ".join(f"{o.item.name}: {o.item.describe}" for o in offers)
+            near = f" Known here: {', '.join(known)}." if known else ""
+            hint = self.hint("model", ref)
+            raise ModelNotFoundError(
+                f"no model {ref!r}", f"{hint} Looked for {looked}.{near}".lstrip()
+            )
+        return choose(found, f"{ref!r}")
+
+    def _missing(
+        self,
+        cause: str,
+        offers: Iterable[Offer[Any]],
+        hint: str,
+        lost: Iterable[Plugin] | None = None,
+    ) -> UnsupportedError:
+        """Nothing matches. A plugin that is set aside may be why (any, unless `lost` says which):
+        then its own error is what the user sees."""
+        installed = sorted({o.item.name for o in offers})
+        remedy = f"{hint} Installed: {', '.join(installed) or 'none'}.".strip()
+        aside = list(self.aside if lost is None else lost)
+        if not aside:
+            return UnsupportedError(cause, remedy)
+        names = ", ".join(f"{p.distribution} ({p.reason})" for p in aside)
+        return UnsupportedError(
+            f"{cause}; and these plugins did not load: {names}", remedy, detail=aside[0].detail
+        )

@@ -1,0 +1,62 @@
+"""The one rule of choice: the willing offer of the highest priority; a tie is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from inferno.catalog.offers import Choice, Offer, Refusal, T
+from inferno.errors import PluginError, UnsupportedError
+
+
+def _willing(offer: Offer[Any]) -> None:
+    return None
+
+
+def choose(
+    offers: Iterable[Offer[T]], what: str, refuses: Callable[[Offer[T]], str | None] = _willing
+) -> Choice[T]:
+    """The chosen offer with the reasons of all others. Raises UnsupportedError where all refuse."""
+    offer, refusals = weigh(offers, what, refuses)
+    if offer is None:
+        told = "; ".join(f"{r.name} ({r.distribution}): {r.reason}" for r in refusals)
+        raise UnsupportedError(f"nothing installed serves {what}", told or "none is installed")
+    return Choice(offer, refusals)
+
+
+def weigh(
+    offers: Iterable[Offer[T]], what: str, refuses: Callable[[Offer[T]], str | None]
+) -> tuple[Offer[T] | None, tuple[Refusal, ...]]:
+    """The willing offer of the highest priority, or None where all refuse; and why not the
+    others."""
+    willing, refusals = [], []
+    for offer in offers:
+        reason = refuses(offer)
+        if reason is None:
+            willing.append(offer)
+        else:
+            refusals.append(Refusal(offer.item.name, offer.distribution, reason))
+    if not willing:
+        return None, tuple(refusals)
+    best = max(map(_priority, willing))
+    chosen = single([o for o in willing if _priority(o) == best], f"{what} (priority {best})")
+    for offer in willing:
+        if offer is not chosen:
+            reason = f"priority {_priority(offer)}, {chosen.item.name} has {best}"
+            refusals.append(Refusal(offer.item.name, offer.distribution, reason))
+    return chosen, tuple(refusals)
+
+
+def single(found: Sequence[Offer[T]], what: str) -> Offer[T]:
+    """The one offer there is. Raises PluginError where there are two."""
+    if len(found) > 1:
+        names = [o.distribution for o in found]
+        raise PluginError(
+            f"{what} is offered by {' and '.join(names)}",
+            f"Start with --disable {names[0]} or --disable {names[1]}, or uninstall one.",
+        )
+    return found[0]
+
+
+def _priority(offer: Offer[Any]) -> int:
+    return int(getattr(offer.item, "priority", 0))

@@ -1,0 +1,132 @@
+"""Find the installed plugins by entry point and ask each its hooks once."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+import pluggy
+
+from inferno import hookspecs
+from inferno.catalog.catalog import Catalog
+from inferno.catalog.offers import KINDS, Offer, Plugin, SetAside
+from inferno.contracts import lazy
+from inferno.errors import InfernoError, OptionError, PluginError
+
+GROUP = "inferno"
+"""The entry-point group that plugins register in."""
+
+
+def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Catalog:
+    """The plugins of this environment. `disable` and `only` name entry points or distributions;
+    `only` keeps the built-in ones."""
+    disabled, kept = set(disable), set(only)
+    plugins: list[Plugin] = []
+    offers: dict[str, list[Offer[Any]]] = {hook: [] for hook in KINDS}
+    seen: set[str] = set()
+    for entry, distribution, version in _entry_points():
+        names = {entry.name, distribution}
+        seen |= names
+        if names & disabled or (kept and not names & kept and entry.name != "builtin"):
+            plugins.append(Plugin(entry.name, distribution, version, disabled=True))
+            continue
+        try:
+            declared, set_aside = _ask(entry)
+        except Exception as error:  # whatever a plugin does wrong is its own failure, not ours
+            plugins.append(_broken(entry.name, distribution, version, error))
+            continue
+        for hook, items in declared.items():
+            offers[hook] += [Offer(lazy.owned(item, distribution), distribution) for item in items]
+        named = {hook: tuple(i.name for i in items) for hook, items in declared.items()}
+        plugins.append(Plugin(entry.name, distribution, version, named, set_aside=set_aside))
+    if unknown := (disabled | kept) - seen:
+        raise OptionError(
+            f"no plugin is called {', '.join(sorted(unknown))}",
+            f"Installed: {', '.join(sorted(seen))}.",
+        )
+    return Catalog(tuple(plugins), {hook: tuple(found) for hook, found in offers.items()})
+
+
+def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
+    """Every entry point of the group with its distribution, in a fixed order; a distribution seen
+    twice counts once."""
+    found: dict[tuple[str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.dist is not None:
+            found.setdefault(
+                (entry.dist.name, entry.name), (entry, entry.dist.name, entry.dist.version)
+            )
+    return [found[key] for key in sorted(found)]
+
+
+def _ask(
+    entry: importlib.metadata.EntryPoint,
+) -> tuple[dict[str, list[Any]], tuple[SetAside, ...]]:
+    """Call every hook the plugin implements: its declarations by hook, and those of another API
+    version. Its own manager: one plugin's mistakes stay its own."""
+    manager = pluggy.PluginManager(GROUP)
+    for protocol in hookspecs.PROTOCOLS:
+        manager.add_hookspecs(protocol)
+    manager.register(entry.load(), name=entry.name)
+    manager.check_pending()  # a misspelt hook is an error, not silence
+    declared: dict[str, list[Any]] = {}
+    aside: list[SetAside] = []
+    for hook, kind in KINDS.items():
+        for items in getattr(manager.hook, hook)():
+            held = declared.setdefault(hook, [])
+            for item in items:
+                if not isinstance(item, kind):
+                    raise PluginError(
+                        f"{hook} returned {item!r}",
+                        f"It must return a list of contracts.{kind.__name__}.",
+                    )
+                other = _of_another_version(hook, item)
+                if other is None:
+                    held.append(item)
+                else:
+                    aside.append(other)
+    return declared, tuple(aside)
+
+
+def _of_another_version(hook: str, item: Any) -> SetAside | None:
+    """What is said of a declaration that speaks a version of its contract this kernel does not."""
+    oldest, newest = hookspecs.API_VERSIONS[hook]
+    speaks = item.api_version
+    if isinstance(speaks, int) and oldest <= speaks <= newest:
+        return None
+    known = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+    return SetAside(
+        hook,
+        item.name,
+        f"{item.name!r} speaks version {speaks} of {hook}, this inferno {known}",
+        "Upgrade inferno."
+        if isinstance(speaks, int) and speaks > newest
+        else "Upgrade the plugin.",
+    )
+
+
+def _broken(name: str, distribution: str, version: str, error: Exception) -> Plugin:
+    """A plugin that is set aside whole, and what to do about it."""
+    remedy = f"Repair or upgrade {distribution}."
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        remedy = f"Install {error.name.partition('.')[0]}, or repair {distribution}."
+    elif isinstance(error, InfernoError) and error.remedy:
+        remedy = f"{error.remedy} {remedy}"
+    return Plugin(
+        name,
+        distribution,
+        version,
+        error=_line(error),
+        remedy=remedy,
+        detail=traceback.format_exc(),
+    )
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+assert set(KINDS) == set(hookspecs.API_VERSIONS), "every hook has a kind"

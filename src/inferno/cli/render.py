@@ -1,0 +1,181 @@
+"""A plan as text: a few lines when something starts, everything for `explain`."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+from inferno import __version__, host
+
+if TYPE_CHECKING:
+    from inferno.plan import AttentionUse, Plan, SchemeUse
+
+Row = tuple[str, str, str]
+"""What it is, what was decided, and from which distribution."""
+
+
+def started(plan: Plan, laps: Mapping[str, float]) -> None:
+    """What runs, from which plugin, in what memory, and where the time went: on stderr."""
+    total, stages = (
+        sum(laps.values()),
+        ", ".join(f"{name} {seconds:.2f}" for name, seconds in laps.items()),
+    )
+    items = ", ".join(f"{item.name} {host.format_bytes(item.nbytes)}" for item in plan.memory)
+    rows = [
+        (
+            "model",
+            f"{plan.architecture}, {plan.dtype} on {plan.device}",
+            _origin(plan, "architecture"),
+        ),
+        *_scheme_rows(plan),
+        *_kernel_rows(plan),
+        (
+            "attention",
+            ", ".join(dict.fromkeys(use.name for use in plan.attention)),
+            _origin(plan, "attention"),
+        ),
+        ("cache", f"{plan.cache_policy}, {plan.kv_tokens} tokens", _origin(plan, "cache policy")),
+        ("memory", items, ""),
+        ("start", f"{total:.2f} s: {stages}", ""),
+        *(("note", note, "") for note in plan.notes),
+    ]
+    click.echo(f"inferno {__version__} runs {click.style(plan.model_id, bold=True)}", err=True)
+    click.echo(_table(rows), err=True)
+
+
+def explained(plan: Plan) -> str:
+    """The whole plan: decisions, memory, and why nothing else was chosen."""
+    parts = [
+        _section(f"{plan.ref}", _table(_decisions(plan))),
+        _section(f"Memory, of {host.format_bytes(plan.memory_limit)}", _table(_memory_rows(plan))),
+    ]
+    if plan.notes:
+        parts.append(_section("Notes", "\n".join(f"  {note}" for note in plan.notes)))
+    refusals = [(refusal.name, refusal.reason, refusal.distribution) for refusal in plan.considered]
+    parts.append(
+        _section(
+            "Not chosen",
+            _table(refusals) if refusals else "  nothing: there was no other candidate",
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def _decisions(plan: Plan) -> list[Row]:
+    limits = f"{plan.max_num_seqs} requests at once, {plan.max_num_batched_tokens} tokens in a step"
+    return [
+        ("source", f"{plan.source}: {plan.path}", _origin(plan, "source")),
+        ("architecture", plan.architecture, _origin(plan, "architecture")),
+        ("format", plan.format, _origin(plan, "format")),
+        *_scheme_rows(plan, classes=True),
+        *(
+            [("quantized to", f"{plan.isq}, while loading", _origin(plan, "in-situ scheme"))]
+            if plan.isq
+            else []
+        ),
+        ("compute", f"{plan.dtype} on {plan.device}", ""),
+        *_kernel_rows(plan),
+        *(row for use in plan.attention for row in _attention_rows(plan, use)),
+        *_state_rows(plan),
+        ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
+        ("context", f"{plan.max_model_len} tokens", ""),
+        ("limits", limits, ""),
+    ]
+
+
+def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
+    return [
+        ("weights", _scheme(use, classes), _origin(plan, "scheme", use.name))
+        for use in plan.schemes
+    ]
+
+
+def _scheme(use: SchemeUse, classes: bool) -> str:
+    size = host.format_bytes(use.nbytes)
+    held = f"{use.name}: {use.count} matrices of {', '.join(use.stored)}, {size}"
+    return f"{held} ({', '.join(use.classes)})" if classes else held
+
+
+def _kernel_rows(plan: Plan) -> Iterable[Row]:
+    by_name: dict[str, list[str]] = {}
+    for use in plan.kernels:
+        by_name.setdefault(use.name, []).append(f"{use.op} {use.layout}".rstrip())
+    return [
+        ("kernels", f"{name}: {', '.join(ops)}", _origin(plan, "kernels", name))
+        for name, ops in by_name.items()
+    ]
+
+
+def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
+    need = use.need
+    features = "".join(
+        f", {name} {getattr(need, name)}" for name in sorted(need.features - {"scale"})
+    )
+    heads = f"{need.num_heads} query heads over {need.num_kv_heads} of {need.head_dim}{features}"
+    yield (
+        "attention",
+        f"{use.name}: {heads}, {_layers(use.layers)}",
+        _origin(plan, "attention", use.name),
+    )
+    tensors = "; ".join(
+        f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()
+    )
+    yield "KV layout", f"per layer and {plan.block_size} tokens: {tensors}", ""
+
+
+def _state_rows(plan: Plan) -> Iterable[Row]:
+    for use in plan.states:
+        tensors = "; ".join(
+            f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()
+        )
+        yield "states", f"per sequence: {tensors}, {_layers(use.layers)}", ""
+
+
+def _layers(layers: tuple[int, ...]) -> str:
+    if len(layers) > 2 and layers == tuple(range(layers[0], layers[-1] + 1)):
+        return f"layers {layers[0]} to {layers[-1]}"
+    return f"layers {', '.join(map(str, layers))}"
+
+
+def _memory_rows(plan: Plan) -> list[Row]:
+    rows = [
+        (item.name, f"{host.format_bytes(item.nbytes):>10}  {item.why}", "") for item in plan.memory
+    ]
+    total = sum(item.nbytes for item in plan.memory)
+    at_once = plan.fitting(plan.max_model_len)
+    fits = f"{at_once} of {plan.max_model_len} tokens at once"
+    if at_once < plan.max_num_seqs:
+        lengths = range(plan.block_size, plan.max_model_len, plan.block_size)
+        each = (
+            bisect_right(lengths, -plan.max_num_seqs, key=lambda length: -plan.fitting(length))
+            * plan.block_size
+        )
+        fits += f", or {plan.max_num_seqs} of {each}"
+    return [*rows, ("total", f"{host.format_bytes(total):>10}", ""), ("fits", fits, "")]
+
+
+def _origin(plan: Plan, what: str, name: str | None = None) -> str:
+    """The distribution and version of what was chosen; of every one of the kind where `name` is
+    None."""
+    origins = (
+        f"{c.distribution} {c.version}"
+        for c in plan.chosen
+        if c.kind == what and name in (None, c.name)
+    )
+    return ", ".join(dict.fromkeys(origins))
+
+
+def _section(title: str, body: str) -> str:
+    return f"{click.style(title, bold=True)}\n{body}"
+
+
+def _table(rows: Iterable[Row]) -> str:
+    rows = list(rows)
+    width = max(len(name) for name, _, _ in rows)
+    return "\n".join(
+        f"  {name:<{width}}  {text}" + (click.style(f"  [{origin}]", dim=True) if origin else "")
+        for name, text, origin in rows
+    )

@@ -1,0 +1,126 @@
+"""A model opened for a command: the plan, the engine in this process, and what the terminal shows
+of both."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import attrs
+import rich_click as click
+from attrs import frozen
+
+from inferno.cli import render
+from inferno.cli.options import chosen, plan_options
+from inferno.core.types import SamplingParams
+from inferno.errors import OptionError
+from inferno.llm import LLM
+from inferno.llm.preprocessor import Preprocessor, Prompt
+from inferno.plan import open_model
+from inferno.process.prepare import prepared
+
+_Result = TypeVar("_Result")
+
+
+@contextmanager
+def opened(
+    ref: str | None, values: dict[str, Any], chat_template: str | None = None
+) -> Iterator[Run]:
+    """Resolve, load, say what runs and where the time went; closed at the end."""
+    options = plan_options(values)
+    clock = Clock()
+    opened = open_model(chosen(ref), options)
+    clock.lap("plan")
+    with opened, prepared(opened):
+        preprocessor = Preprocessor.open(opened, chat_template)
+        clock.lap("text")
+        from inferno.core.engine import Engine
+
+        clock.lap("imports")
+        engine = Engine.load(opened)
+        clock.lap("load")
+    with LLM.of(engine, preprocessor) as llm:
+        render.started(opened.plan, clock.laps)
+        yield Run(llm, preprocessor)
+
+
+class Clock:
+    """Seconds per stage of a start, in order."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+
+
+@frozen
+class Run:
+    """An open model and how a command talks to it."""
+
+    llm: LLM
+    preprocessor: Preprocessor
+
+    @property
+    def vocab_size(self) -> int:
+        tokenizer = self.preprocessor.tokenizer
+        return self.preprocessor.vocab_size or (tokenizer.vocab_size if tokenizer else 1)
+
+    def params(self, given: Mapping[str, Any]) -> SamplingParams:
+        """The checkpoint's own sampling, but for what was given."""
+        return attrs.evolve(self.llm.default_params, **given)
+
+    def prompt(self, text: str, *, system: str | None, thinking: bool | None, raw: bool) -> Prompt:
+        """One question, through the chat template where the model has one and `raw` does not forbid
+        it."""
+        if raw or not self.llm.template.exists:
+            if system is not None or thinking is not None:
+                raise OptionError(
+                    "--system and --thinking need a chat template", "Leave them out, and --raw too."
+                )
+            return text
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        return self.chat_prompt([*messages, {"role": "user", "content": text}], thinking)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], thinking: bool | None) -> Prompt:
+        if thinking is None:
+            return self.llm.encode_chat(messages)
+        if "enable_thinking" not in self.llm.template.source():
+            raise OptionError(
+                "this model's template has no thinking to switch", "Leave --thinking out."
+            )
+        return self.llm.encode_chat(messages, enable_thinking=thinking)
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> str:
+        """Print the answer as it comes, then its speed on stderr."""
+        text = ""
+        tokens, first, start = 0, None, time.perf_counter()
+        for delta in self.llm.stream(prompt, params):
+            first = first or time.perf_counter()
+            tokens += len(delta.token_ids)
+            text += delta.text
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+        end = time.perf_counter()
+        click.echo()
+        click.echo(
+            speed(tokens, end - start, f"first after {(first or end) - start:.2f} s"), err=True
+        )
+        return text
+
+    def timed(self, call: Callable[[], _Result]) -> tuple[_Result, float]:
+        start = time.perf_counter()
+        result = call()
+        return result, time.perf_counter() - start
+
+
+def speed(tokens: int, seconds: float, more: str) -> str:
+    text = (
+        f"{tokens} tokens in {seconds:.2f} s, {tokens / max(seconds, 1e-9):.1f} tokens/s ({more})"
+    )
+    return click.style(text, dim=True)

@@ -1,0 +1,37 @@
+"""Reading `config.json`: the strict reader, rotary settings, and the configs that most decoders
+share. Imports no torch."""
+
+from inferno.configs.decoder import (
+    FULL,
+    SLIDING,
+    DecoderConfig,
+    SwitchedWindowConfig,
+    WindowedConfig,
+)
+from inferno.configs.mamba import NO_LIMITS, check_mamba2_heads, mamba2_state, time_step_limit
+from inferno.configs.reader import (
+    check_experts,
+    check_known,
+    check_positive,
+    layers_behind,
+    read_config,
+)
+from inferno.configs.rope import RopeConfig
+
+__all__ = [
+    "DecoderConfig",
+    "FULL",
+    "NO_LIMITS",
+    "RopeConfig",
+    "SLIDING",
+    "SwitchedWindowConfig",
+    "WindowedConfig",
+    "check_experts",
+    "check_known",
+    "check_mamba2_heads",
+    "check_positive",
+    "layers_behind",
+    "mamba2_state",
+    "read_config",
+    "time_step_limit",
+]

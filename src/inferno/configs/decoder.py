@@ -1,0 +1,138 @@
+"""Config classes with the fields that most decoders share. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import attrs
+from attrs import frozen
+
+from inferno.configs.reader import check_known, check_positive, read_config
+from inferno.configs.rope import RopeConfig
+from inferno.contracts import AttentionSpec
+from inferno.errors import CheckpointError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""What `layer_types` says of a layer."""
+
+
+@frozen(kw_only=True)
+class DecoderConfig:
+    """What nearly every decoder reads of its `config.json`, under the names it has there. A
+    family's own class adds fields, gives others another default, and says more in `from_json`."""
+
+    activations: ClassVar[tuple[str | None, ...]] = ("silu", "swish")
+    """What `hidden_act` may be."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int = 0
+    """Left out: as many as query heads."""
+    head_dim: int = 0
+    """Left out: hidden_size / num_attention_heads."""
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    rope: RopeConfig = RopeConfig()
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        """Raises CheckpointError naming what this class does not compute, or no tensor could
+        have."""
+        read = read_config(cls, config)
+        check_known(config, "hidden_act", *cls.activations)
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+        )
+        given = (
+            name for name in ("num_key_value_heads", "head_dim") if config.get(name) is not None
+        )
+        check_positive(**{name: getattr(read, name) for name in (*sizes, *given)})
+        if not read.head_dim and read.hidden_size % read.num_attention_heads:
+            raise CheckpointError(
+                f"config.json: hidden_size {read.hidden_size} is no multiple of "
+                f"num_attention_heads {read.num_attention_heads}",
+                "Check them, or say what head_dim is.",
+            )
+        read = attrs.evolve(
+            read,
+            num_key_value_heads=read.num_key_value_heads or read.num_attention_heads,
+            head_dim=read.head_dim or read.hidden_size // read.num_attention_heads,
+            rope=RopeConfig.from_json(config),
+        )
+        read.rope.check_width(read.head_dim)
+        return read
+
+    @property
+    def unused_tensors(self) -> tuple[str, ...]:
+        return ("lm_head.weight",) if self.tie_word_embeddings else ()
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return AttentionSpec(
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5,
+        )
+
+    def cache_specs(self) -> list[AttentionSpec]:
+        return [self.attention_spec(layer) for layer in range(self.num_hidden_layers)]
+
+
+@frozen(kw_only=True)
+class WindowedConfig(DecoderConfig):
+    """A decoder with a sliding window in some of its layers, or in all."""
+
+    sliding_window: int | None = None
+    """In tokens, the current one included."""
+    layer_types: tuple[str, ...] = ()
+    """Each layer's, `FULL` or `SLIDING`; where `config.json` has none, as `slides` says."""
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        read = super().from_json(config)
+        if read.sliding_window is not None:
+            check_positive(sliding_window=read.sliding_window)
+        types = read.layer_types or tuple(
+            SLIDING if read.slides(n) else FULL for n in range(read.num_hidden_layers)
+        )
+        if len(types) != read.num_hidden_layers or not set(types) <= {FULL, SLIDING}:
+            raise CheckpointError(
+                f"config.json: layer_types has {len(types)} entries, "
+                f"{', '.join(sorted(set(types)))}",
+                f"It must have {read.num_hidden_layers}, each {FULL} or {SLIDING}.",
+            )
+        return attrs.evolve(read, layer_types=types)
+
+    def slides(self, layer: int) -> bool:
+        """Whether this layer has the window, where `layer_types` does not say."""
+        return True
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        window = self.sliding_window if self.layer_types[layer] == SLIDING else None
+        return attrs.evolve(super().attention_spec(layer), sliding_window=window)
+
+
+@frozen(kw_only=True)
+class SwitchedWindowConfig(WindowedConfig):
+    """A window that `use_sliding_window` must switch on, and that the layers from
+    `max_window_layers` on have."""
+
+    max_window_layers: int = 28
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        window = config.get("sliding_window") if config.get("use_sliding_window") else None
+        return super().from_json({**config, "sliding_window": window})
+
+    def slides(self, layer: int) -> bool:
+        return layer >= self.max_window_layers

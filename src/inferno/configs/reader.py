@@ -1,0 +1,125 @@
+"""Read `config.json` into an attrs class by field name, strictly. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+import cattrs
+
+from inferno.errors import CheckpointError
+
+C = TypeVar("C")
+
+
+def _number(value: Any, kind: type) -> Any:
+    """bool is no number here, nor are NaN and Infinity, which Python's JSON has; 1e3 is no int,
+    "12" is neither."""
+    allowed = (int, float) if kind is float else (int,)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, allowed)
+        or not -math.inf < value < math.inf
+    ):
+        raise TypeError(f"{value!r} is not {'a number' if kind is float else 'an integer'}")
+    return kind(value)
+
+
+def _switch(value: Any, kind: type) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
+    return value
+
+
+_converter = cattrs.Converter(forbid_extra_keys=False, detailed_validation=True)
+_converter.register_structure_hook(int, _number)
+_converter.register_structure_hook(float, _number)
+_converter.register_structure_hook(bool, _switch)  # bool is a kind of int to cattrs
+
+
+def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
+    """`config` as `cls`, an attrs class whose fields are named as in `config.json`; other fields
+    are left alone.
+
+    A null counts as absent where the field has a default. Raises CheckpointError naming each bad
+    field.
+    """
+    fields = attrs.fields_dict(cls)  # type: ignore[arg-type]
+    given = {
+        name: value
+        for name, value in config.items()
+        if name in fields and not (value is None and fields[name].default is not attrs.NOTHING)
+    }
+    _check_sizes(given)
+    try:
+        return _converter.structure(given, cls)
+    except cattrs.ClassValidationError as error:
+        problems = "; ".join(cattrs.transform_error(error, path="config.json")[:5])
+        raise CheckpointError(
+            f"{cls.__name__}: {problems}", "Check the model's config.json."
+        ) from error
+
+
+_LISTED = (
+    "num_hidden_layers",
+    "num_nextn_predict_layers",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+)
+"""Numbers of things that are listed one by one, before any tensor is looked for."""
+_MOST_LISTED, _LARGEST = 10_000, 2**31 - 1
+"""Far beyond any model, and found out in no time."""
+
+
+def _check_sizes(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        most = _MOST_LISTED if name in _LISTED else _LARGEST
+        if isinstance(value, int) and abs(value) > most:
+            raise CheckpointError(f"config.json: {name} is {value}", f"It must be at most {most}.")
+
+
+def check_known(config: Mapping[str, Any], field: str, *known: Any) -> None:
+    """Raises CheckpointError when `field` is given and none of `known`: the model would compute
+    something else."""
+    if field in config and config[field] not in known:
+        raise CheckpointError(
+            f"config.json: {field} is {config[field]!r}",
+            f"This plugin computes {' or '.join(map(repr, known))} only.",
+        )
+
+
+def check_positive(**numbers: int) -> None:
+    """Raises CheckpointError unless every one is at least 1: sizes that a tensor could not have."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise CheckpointError(f"config.json: {name} is {number}", "It must be at least 1.")
+
+
+def check_experts(num_experts: int, picked: int, groups: int = 1, top_groups: int = 1) -> None:
+    """Raises CheckpointError unless so many can be picked, from the `top_groups` best of equally
+    large groups."""
+    check_positive(
+        num_experts=num_experts, num_experts_per_tok=picked, n_group=groups, topk_group=top_groups
+    )
+    in_group, rest = divmod(num_experts, groups)
+    if rest or top_groups > groups or picked > top_groups * in_group:
+        grouped = (
+            f", topk_group {top_groups} of n_group {groups}"
+            if (groups, top_groups) != (1, 1)
+            else ""
+        )
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok is {picked} of {num_experts} experts{grouped}",
+            "Groups must be equally large, and those picked must have enough experts.",
+        )
+
+
+def layers_behind(num_hidden_layers: int, count: int) -> tuple[str, ...]:
+    """Name patterns (`ModelConfig.unused_tensors`) of layers stored behind the last, which guess
+    further tokens."""
+    return tuple(
+        f"model.layers.{layer}.*" for layer in range(num_hidden_layers, num_hidden_layers + count)
+    )

@@ -1,0 +1,1 @@
+"""What every request walks through, whatever the model: schedule, run, sample, commit."""

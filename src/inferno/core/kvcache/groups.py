@@ -1,0 +1,312 @@
+"""The cache as the scheduler sees it: all groups at once.
+
+Layers that need the same of the cache are a group. The full group has the blocks that sequences and
+the prefix cache name, one for every `block_size` tokens; in a model without full attention they
+hold nothing. Every sliding window has a group of fewer blocks, and all recurrent states together
+are one group of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from inferno.contracts import PrefixCache
+from inferno.core.kvcache.blocks import BlockPool, WindowBlocks
+from inferno.core.kvcache.keys import extend_keys
+from inferno.core.kvcache.states import Snapshots
+from inferno.core.types import BlockUpdate, Sequence, StateCopy
+from inferno.plan import Plan
+
+FULL = 0
+"""The full group's index; those of the windows follow."""
+
+
+class Match(NamedTuple):
+    """What the cache has of a sequence's prefix."""
+
+    block_ids: list[int]
+    """The blocks after which it can be resumed in every group."""
+    num_known: int
+    """Blocks of the prefix that are cached, whether it can be resumed after them or not."""
+
+
+class CacheGroups:
+    """Which sequence holds which block of every group. Knows no tensors.
+
+    A sequence holds its full blocks from the first on, and of a window's group those from
+    `Sequence.held_from` on. What changes in its tables is returned as updates for the runner.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix: PrefixCache | None = None,
+        windows: Iterable[WindowBlocks] = (),
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        """`snapshots` are given where layers keep recurrent states."""
+        self.num_blocks, self.block_size, self.prefix = num_blocks, block_size, prefix
+        self.windows, self.snapshots = tuple(windows), snapshots
+        self.has_states = snapshots is not None
+        self._full = BlockPool(num_blocks)
+        self._saves = prefix is not None and snapshots is not None and snapshots.num_snapshots > 0
+        interval = snapshots.interval if snapshots is not None else block_size
+        self._snapshot_tokens = self.blocks_for(interval) * block_size
+
+    @classmethod
+    def of_plan(cls, plan: Plan, prefix: PrefixCache | None) -> CacheGroups:
+        windows = [
+            WindowBlocks(group.num_blocks, plan.block_size, group.window)
+            for group in plan.groups
+            if group.window is not None
+        ]
+        snapshots = next(
+            (
+                Snapshots(plan.max_num_seqs, group.num_snapshots)
+                for group in plan.groups
+                if group.kind == "state"
+            ),
+            None,
+        )
+        return cls(plan.num_blocks, plan.block_size, prefix, windows, snapshots)
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `acquire` could take: free or idle ones, in the group that has fewest."""
+        return min((self._num_unused, *(window.num_available for window in self.windows)))
+
+    @property
+    def num_used(self) -> int:
+        """Full blocks that sequences hold."""
+        return self.num_blocks - self._num_unused
+
+    @property
+    def _num_unused(self) -> int:
+        return self._full.num_free + (self.prefix.num_idle if self.prefix is not None else 0)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that sequences hold, 0 to 1, in the group that is fullest."""
+        return max(
+            (self.num_used / self.num_blocks, *(w.num_used / w.num_blocks for w in self.windows))
+        )
+
+    def num_available_after(self, block_ids: list[int]) -> int:
+        """`num_available` once a new sequence has resumed after these blocks: those that were idle
+        are no longer available."""
+        position = len(block_ids) * self.block_size
+        idle = sum(self._full.users(block) == 0 for block in block_ids)
+        return min(
+            (
+                self._num_unused - idle,
+                *(
+                    w.num_available - w.num_idle_among(block_ids[w.first(position) :])
+                    for w in self.windows
+                ),
+            )
+        )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match(self, sequence: Sequence) -> Match:
+        """Cached blocks of a sequence's prefix. At least one token stays to be computed: its logits
+        are wanted."""
+        if self.prefix is None or sequence.request.params.prompt_logprobs is not None:
+            return Match([], 0)
+        self._extend_keys(sequence)
+        known = self.prefix.match(sequence.keys[: (len(sequence.token_ids) - 1) // self.block_size])
+        return Match(self.resumable(known), len(known))
+
+    def resumable(self, block_ids: list[int]) -> list[int]:
+        """The longest beginning of a chain of blocks after which a sequence can be resumed in every
+        group: its last windows are still cached, and there is a snapshot of its states."""
+        count, before = len(block_ids), -1
+        while count != before:
+            before = count
+            for window in self.windows:
+                count = window.resumable(block_ids, count)
+            if self.snapshots is not None:
+                count = self.snapshots.resumable(block_ids, count)
+        return block_ids[:count]
+
+    # --- what a sequence holds --------------------------------------------------------------------
+
+    def resume(self, sequence: Sequence, match: Match) -> list[BlockUpdate]:
+        """A sequence that holds nothing goes on after cached blocks."""
+        block_size = self.block_size
+        for block in match.block_ids:
+            self._share(block)
+        position = len(match.block_ids) * block_size
+        sequence.held_from = [window.first(position) for window in self.windows]
+        for window, first in zip(self.windows, sequence.held_from, strict=True):
+            window.share(match.block_ids[first:])
+        last = (len(sequence.token_ids) - 1) // block_size
+        sequence.snapshots_at = (match.num_known * block_size, last * block_size)
+        return self._extend(sequence, match.block_ids)
+
+    def acquire(self, sequence: Sequence, count: int) -> list[BlockUpdate]:
+        """Give a sequence `count` more blocks in every group; idle ones are evicted when none is
+        free."""
+        missing = count - self._full.num_free
+        if self.prefix is not None and missing > 0:
+            self._evicted(self.prefix.evict(missing))
+        assert count <= self._full.num_free, "the scheduler checks num_available first"
+        blocks = [self._full.acquire() for _ in range(count)]
+        for window in self.windows:
+            window.acquire(blocks)
+        return self._extend(sequence, blocks)
+
+    def _extend(self, sequence: Sequence, blocks: list[int]) -> list[BlockUpdate]:
+        row, begin = sequence.held_row, len(sequence.block_ids)
+        sequence.block_ids += blocks
+        updates = [BlockUpdate(FULL, row, begin + i, block) for i, block in enumerate(blocks)]
+        for group, (window, first) in enumerate(
+            zip(self.windows, sequence.held_from, strict=True), FULL + 1
+        ):
+            updates += [
+                BlockUpdate(group, row, i, window.block_of[sequence.block_ids[i]])
+                for i in range(max(first, begin), len(sequence.block_ids))
+            ]
+        return updates
+
+    def insert(self, sequence: Sequence) -> list[BlockUpdate]:
+        """Cache the blocks that became full. A block whose content is cached already is exchanged
+        for that one."""
+        num_full = sequence.num_computed // self.block_size
+        first, sequence.num_inserted = sequence.num_inserted, num_full
+        if self.prefix is None:
+            return []
+        updates = []
+        self._extend_keys(sequence)
+        for index in range(first, num_full):
+            own = sequence.block_ids[index]
+            known = self.prefix.insert(sequence.keys[index], own)
+            if known != own:
+                updates += self._deduplicate(sequence, index, known)
+            elif self.snapshots is not None and not self.prefix.contains(own):
+                self.snapshots.drop(own)
+        return updates
+
+    def _deduplicate(self, sequence: Sequence, index: int, known: int) -> list[BlockUpdate]:
+        """A sequence goes on with a cached block instead of its own of the same content."""
+        row, own = sequence.held_row, sequence.block_ids[index]
+        blocks = [known, *(window.deduplicate(own, known) for window in self.windows)]
+        if self.snapshots is not None:
+            self.snapshots.deduplicate(own, known)
+        self._share(known)
+        self._release(own)
+        sequence.block_ids[index] = known
+        return [BlockUpdate(group, row, index, block) for group, block in enumerate(blocks)]
+
+    def free_before(self, sequence: Sequence) -> None:
+        """Give back the blocks that no window of a token still to be computed covers."""
+        for i, window in enumerate(self.windows):
+            begin, first = sequence.held_from[i], window.first(sequence.num_computed)
+            if first > begin:
+                window.release(sequence.block_ids[begin:first], self._is_cached)
+                sequence.held_from[i] = first
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back all that a sequence holds; last block first, so that a continuation becomes
+        idle before what it continues."""
+        for window, first in zip(self.windows, sequence.held_from, strict=True):
+            window.release(reversed(sequence.block_ids[first:]), self._is_cached)
+        for block in reversed(sequence.block_ids):
+            self._release(block)
+        sequence.block_ids, sequence.held_from = [], []
+        sequence.num_inserted, sequence.last_snapshot = 0, None
+
+    # --- recurrent states -------------------------------------------------------------------------
+
+    def begin(self, sequence: Sequence) -> list[StateCopy]:
+        """What a sequence's state starts from: the snapshot after its cached prefix, or zeros."""
+        if self.snapshots is None:
+            return []
+        block_ids = sequence.block_ids[: sequence.num_computed // self.block_size]
+        source = self.snapshots.use(block_ids[-1]) if block_ids else None
+        return [StateCopy(source, sequence.held_row)]
+
+    def slice_tokens(self, sequence: Sequence, start: int, count: int) -> int:
+        """How many of `count` pending tokens a slice takes: a prompt is cut where a snapshot of its
+        states is wanted."""
+        if count == 1 or not self._saves:
+            return count
+        stop = start + count
+        step = self._snapshot_tokens
+        for position in (*sequence.snapshots_at, (start // step + 1) * step):
+            if start < position < stop:
+                stop = position
+        whole = stop - stop % self.block_size
+        return (whole if start < whole and stop < len(sequence.token_ids) else stop) - start
+
+    def save(self, sequence: Sequence, stop: int) -> StateCopy | None:
+        """The copy of a sequence's state that is wanted once `stop` of its tokens are computed. It
+        takes the place of the sequence's last one, unless that lasts."""
+        if not self._saves or stop % self.block_size:
+            return None
+        assert self.snapshots is not None
+        index, before = stop // self.block_size - 1, sequence.last_snapshot
+        if before is not None and (before + 1) * self.block_size % self._snapshot_tokens:
+            self.snapshots.supersede(sequence.block_ids[before])
+        slot = self.snapshots.save(sequence.block_ids[index], lasting=stop in sequence.snapshots_at)
+        sequence.last_snapshot = index
+        return None if slot is None else StateCopy(sequence.held_row, slot)
+
+    # --- the prefix cache -------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Drop every idle block from the prefix cache."""
+        if self.prefix is not None:
+            self._evicted(self.prefix.clear())
+
+    def _extend_keys(self, sequence: Sequence) -> None:
+        extend_keys(sequence.keys, sequence.token_ids, self.block_size, sequence.request.cache_salt)
+
+    def _is_cached(self, block: int) -> bool:
+        return self.prefix is not None and self.prefix.contains(block)
+
+    def _share(self, block: int) -> None:
+        if self._full.users(block) == 0:
+            assert self.prefix is not None, "only a prefix cache leaves blocks idle"
+            self.prefix.touch(block)
+        self._full.share(block)
+
+    def _release(self, block: int) -> None:
+        if self._full.release(block):
+            if self.prefix is not None and self.prefix.contains(block):
+                self.prefix.release(block)
+            else:
+                self._full.free(block)
+
+    def _evicted(self, block_ids: list[int]) -> None:
+        for block in block_ids:
+            self._full.free(block)
+            for window in self.windows:
+                window.drop(block)
+            if self.snapshots is not None:
+                self.snapshots.drop(block)
+
+    def check(self) -> None:
+        """Check the invariants of every group."""
+        self._full.check(self.prefix.num_idle if self.prefix is not None else 0)
+        for window in self.windows:
+            window.check(self._full, self._is_cached)
+        if self.snapshots is not None:
+            self.snapshots.check(self._is_cached)
+
+    def check_held(self, sequences: Collection[Sequence]) -> None:
+        """Check that these sequences hold all that is in use, and all that they attend to."""
+        held = {block for s in sequences for block in s.block_ids}
+        assert len(held) == self.num_used, "a block has no sequence"
+        for i, window in enumerate(self.windows):
+            assert all(s.held_from[i] <= window.first(s.num_computed) for s in sequences), (
+                "a window covers blocks that were given back"
+            )
+            covered = {block for s in sequences for block in s.block_ids[s.held_from[i] :]}
+            assert covered <= window.block_of.keys(), "a window covers a block that has none"
+            assert len(covered) == window.num_used, "a window's block has no sequence"

@@ -1,0 +1,21 @@
+"""Content keys: the names under which a prefix cache finds blocks."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+
+def extend_keys(
+    keys: list[bytes], token_ids: Sequence[int], block_size: int, salt: str = ""
+) -> None:
+    """Append the content keys of `token_ids`' full blocks that `keys` does not have yet.
+
+    A key is a hash chain: it names a block's tokens and everything before them, and `salt` from the
+    root on. 128 bits of BLAKE2b, so that no request can be crafted to hit another's blocks.
+    """
+    for index in range(len(keys), len(token_ids) // block_size):
+        parent = keys[-1] if keys else hashlib.blake2b(salt.encode(), digest_size=16).digest()
+        tokens = array("i", token_ids[index * block_size : (index + 1) * block_size])
+        keys.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=16).digest())

@@ -1,0 +1,95 @@
+"""The tensors behind blocks and slots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from inferno.contracts import CacheTensor
+    from inferno.core.types import StateCopy
+    from inferno.plan import Plan
+
+
+@frozen(eq=False)
+class KVCache:
+    """What every layer keeps, by layer id: of an attention layer what its backend stores, each
+    (blocks, *shape of one block); of a recurrent layer its states, each (slots, *shape of one
+    state). All layers of a group have the same number of blocks, or of slots."""
+
+    layers: tuple[Mapping[str, Tensor], ...]
+    state_layers: tuple[int, ...] = ()
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> KVCache:
+        """Allocate what the plan says."""
+        held = {layer: use.cache for use in plan.attention for layer in use.layers}
+        held |= {layer: use.cache for use in plan.states for layer in use.layers}
+        units = {layer: group.num_units for group in plan.groups for layer in group.layers}
+        ids = range(len(held))
+        return cls.allocate(
+            [held[i] for i in ids],
+            [units[i] for i in ids],
+            plan.device,
+            tuple(layer for use in plan.states for layer in use.layers),
+        )
+
+    @classmethod
+    def allocate(
+        cls,
+        layouts: Sequence[Mapping[str, CacheTensor]],
+        num_units: int | Sequence[int],
+        device: str,
+        state_layers: tuple[int, ...] = (),
+    ) -> KVCache:
+        """One layout for each layer; so many blocks or slots for all of them, or for each."""
+        counts = [num_units] * len(layouts) if isinstance(num_units, int) else num_units
+        return cls(
+            tuple(
+                {name: _zeros(count, tensor, device) for name, tensor in layout.items()}
+                for layout, count in zip(layouts, counts, strict=True)
+            ),
+            state_layers,
+        )
+
+    def bind(self, model: nn.Module) -> None:
+        """Give each layer that keeps something its tensors."""
+        from inferno.nn import Attention, State
+
+        for module in model.modules():
+            if isinstance(module, Attention | State):
+                module.cache = self.layers[module.layer_id]
+
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        """Copy whole slots in every recurrent layer, or clear them. No slot is both a source and a
+        target."""
+        import torch
+
+        cleared = [copy.target for copy in copies if copy.source is None]
+        copied = [copy for copy in copies if copy.source is not None]
+        sources, targets = [c.source for c in copied], [c.target for c in copied]
+        for layer in self.state_layers:
+            for tensor in self.layers[layer].values():
+                if cleared:
+                    tensor[torch.tensor(cleared, device=tensor.device)] = 0
+                if copied:
+                    held = tensor[torch.tensor(sources, device=tensor.device)]
+                    tensor[torch.tensor(targets, device=tensor.device)] = held
+
+
+def _zeros(count: int, tensor: CacheTensor, device: str) -> Tensor:
+    import torch
+
+    shape, dtype = (count, *tensor.shape), getattr(torch, tensor.dtype)
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Pages that the operating system zeroes on first touch: blocks never used cost no memory.
+    # `torch.zeros` would write them all: seconds, and the whole budget resident.
+    pages = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -1,0 +1,262 @@
+"""Small decode steps without Python: recorded once, then run again on the same memory.
+
+With one or a few tokens in a step, the calls of a few hundred operators cost more than a packed
+model's arithmetic. A kernel provider that can record (`contracts.KernelProvider.record`) notes the
+operators of a step, each with the addresses it read and wrote; the next step of that shape writes
+its inputs to those addresses and runs the list again. A step that runs any other torch operator is
+not recorded: a replay would skip it.
+
+What a recorded step computes on its way lies in an arena of which the recordings of all shapes use
+the same memory: one runs at a time, and within a step a result's memory is the next one's as soon
+as nobody can read it any more.
+
+Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from inferno.contracts import Recording
+from inferno.core.runner.tables import StepArrays
+from inferno.nn.batch import Batch
+
+MAX_TOKENS = 64
+"""Above, the operators take far longer than their calls."""
+
+_ALIGNMENT = 64
+_CHUNK = 4 * 2**20
+
+Compute = Callable[[Batch], Tensor]
+"""A batch to the logits of its tokens."""
+Record = Callable[[], Recording]
+Array = np.ndarray[Any, Any]
+
+
+@frozen(eq=False)
+class Shape:
+    """Inputs at fixed addresses for steps of T sequences and up to M blocks each, and what they are
+    computed to."""
+
+    batch: Batch
+    logits_TV: Tensor
+    recording: Recording
+
+
+@define(eq=False)
+class Replays:
+    """The recordings of one model."""
+
+    compute: Compute
+    record: Record
+    block_size: int
+    max_model_len: int
+    windows: Sequence[int] = ()
+    """Those with a cache group."""
+    trial_slot: int | None = None
+    """Where a step that is tried writes its recurrent states, in a model that has some: one that
+    cannot be recorded is computed again, and must find them as they were."""
+    prepare: Callable[[Batch], None] = lambda batch: None
+    """Makes what is made on first use, tables by context length: within a recorded step it would be
+    foreign."""
+    possible: bool = True
+    """Whether nothing was foreign yet: what one step leaves to others, every step does."""
+    _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
+    _arena: Arena = field(factory=lambda: Arena())
+
+    @property
+    def shapes(self) -> set[tuple[int, int]]:
+        """(sequences, blocks of a table) of each recorded step."""
+        return set(self._shapes)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what recorded steps compute on their way."""
+        return self._arena.nbytes
+
+    def run(self, arrays: StepArrays) -> Tensor | None:
+        """The step's logits, valid until the next step; None if it must be computed in the usual
+        way: it is large, or a sequence does not compute exactly one token and sample."""
+        tokens, blocks = arrays.tables.shape
+        if not self.possible or tokens > MAX_TOKENS:
+            return None
+        if not tokens == len(arrays.token_ids) == len(arrays.last):
+            return None
+        width = max(8, 1 << (blocks - 1).bit_length())
+        if (shape := self._shapes.get((tokens, width))) is None:
+            batch = self._batch(tokens, width)
+            _write(batch, arrays)
+            if (shape := self._recorded(batch)) is None:
+                self.possible = False
+                return None
+            self._shapes[tokens, width] = shape
+            if self.trial_slot is None:
+                return shape.logits_TV
+        _write(shape.batch, arrays)
+        shape.recording.replay()
+        return shape.logits_TV
+
+    def _recorded(self, batch: Batch) -> Shape | None:
+        self.prepare(batch)
+        for _ in range(2):  # what is made on first use (a bias in float32) is foreign once
+            if batch.state_slots_S is not None and self.trial_slot is not None:
+                batch.state_slots_S.numpy()[:] = self.trial_slot
+            watch = _Watch(self._arena)
+            with self.record() as recording, watch:
+                logits_TV = self.compute(batch)
+            if not watch.foreign:
+                return Shape(batch, self._arena.borrowed(logits_TV), recording)
+        return None
+
+    def _batch(self, tokens: int, width: int) -> Batch:
+        longest = min(
+            width * self.block_size, self.max_model_len
+        )  # tables that depend on it are made for all its steps
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64)
+
+        return Batch(
+            token_ids_T=zeros(tokens),
+            positions_T=zeros(tokens),
+            slots_T=zeros(tokens),
+            query_starts=range(tokens + 1),
+            context_lens=[longest] * tokens,
+            blocks_SM=zeros(tokens, width),
+            block_size=self.block_size,
+            query_starts_S1=torch.arange(tokens + 1, dtype=torch.int32),
+            context_lens_S=torch.zeros(tokens, dtype=torch.int32),
+            state_slots_S=None if self.trial_slot is None else zeros(tokens),
+        ).with_windows({window: (zeros(tokens), zeros(tokens, width)) for window in self.windows})
+
+
+def _write(batch: Batch, arrays: StepArrays) -> None:
+    batch.token_ids_T.numpy()[:] = arrays.token_ids
+    batch.positions_T.numpy()[:] = arrays.positions
+    batch.context_lens_S.numpy()[:] = arrays.context_lens
+    if batch.state_slots_S is not None:
+        batch.state_slots_S.numpy()[:] = arrays.rows
+    for window, slots, tables in (
+        (None, arrays.slots, arrays.tables),
+        *((window, *tables) for window, tables in arrays.windows.items()),
+    ):
+        group = batch.for_window(window)
+        group.slots_T.numpy()[:] = slots
+        group.blocks_SM.numpy()[:, : tables.shape[1]] = tables
+
+
+class Arena:
+    """Memory at fixed addresses, in pieces that are free again when the last tensor on them is
+    gone."""
+
+    def __init__(self) -> None:
+        self._chunks: list[Array] = []
+        self._free: list[tuple[int, int, int]] = []
+        """Chunk, begin and end, in this order: no two that touch."""
+        self._given: list[tuple[int, int, int]] = []
+        """Free, too. Whoever is the last to hold a piece may be in the middle of anything, `_take`
+        included."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(chunk) for chunk in self._chunks)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """One of the same shape, strides and type, its values anything."""
+        nbytes = -(-max(1, tensor.untyped_storage().nbytes()) // _ALIGNMENT) * _ALIGNMENT
+        chunk, begin, end = self._take(nbytes)
+        piece = self._chunks[chunk][begin:end]
+        # torch holds the piece as long as the storage lives.
+        weakref.finalize(piece, self._given.append, (chunk, begin, end)).atexit = False
+        return torch.from_numpy(piece).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+    def borrowed(self, tensor: Tensor) -> Tensor:
+        """The same numbers, but the memory may become another's when the given tensor goes."""
+        address = tensor.untyped_storage().data_ptr()
+        for chunk in self._chunks:
+            if (offset := address - chunk.ctypes.data) in range(len(chunk)):
+                whole = torch.from_numpy(chunk)[
+                    offset : offset + tensor.untyped_storage().nbytes()
+                ].view(tensor.dtype)
+                return whole.as_strided(
+                    tensor.shape, tensor.stride(), whole.storage_offset() + tensor.storage_offset()
+                )
+        return tensor  # a parameter, or something else that is the model's own
+
+    def _take(self, nbytes: int) -> tuple[int, int, int]:
+        while self._given:
+            self._give(*self._given.pop())
+        for i, (chunk, begin, end) in enumerate(self._free):
+            if end - begin >= nbytes:
+                self._free[i : i + 1] = (
+                    [(chunk, begin + nbytes, end)] if end - begin > nbytes else []
+                )
+                return chunk, begin, begin + nbytes
+        memory = np.empty(max(nbytes, _CHUNK) + _ALIGNMENT, np.uint8)
+        self._chunks.append(memory[-memory.ctypes.data % _ALIGNMENT :][: max(nbytes, _CHUNK)])
+        self._free.append((len(self._chunks) - 1, 0, len(self._chunks[-1])))
+        return self._take(nbytes)
+
+    def _give(self, chunk: int, begin: int, end: int) -> None:
+        i = bisect.bisect(self._free, (chunk, begin, end))
+        if i < len(self._free) and self._free[i][:2] == (chunk, end):
+            end = self._free.pop(i)[2]
+        if i and self._free[i - 1][0] == chunk and self._free[i - 1][2] == begin:
+            i -= 1
+            begin = self._free.pop(i)[1]
+        self._free.insert(i, (chunk, begin, end))
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every torch operator: allocations are the arena's, views are free, anything else is
+    `foreign`."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._arena = arena
+        self.foreign = ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """To be skipped by torch's compiler would import it: more than a second, in the first
+        step."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _ALLOCATIONS:
+            return self._arena.like(result)
+        if not _is_view(func, result, (args, kwargs)):
+            self.foreign = self.foreign or str(func)
+        return result
+
+
+def _is_view(func: Any, result: Any, given: Any) -> bool:
+    """Whether an operator only looked at the memory it was given. Its schema does not say: in
+    inference mode `x.float()` is one operator, a copy or not, that is declared as the view it may
+    be. One that returns nothing was called for what it does."""
+    returns = func._schema.returns
+    if not returns or not all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    ):
+        return False
+    memory = {t.untyped_storage().data_ptr() for t in tree_leaves(given) if isinstance(t, Tensor)}
+    return all(t.untyped_storage().data_ptr() in memory for t in tree_leaves(result))
+
+
+_ALLOCATIONS = (
+    torch.ops.aten.empty,
+    torch.ops.aten.empty_like,
+    torch.ops.aten.new_empty,
+    torch.ops.aten.empty_strided,
+)

@@ -1,0 +1,67 @@
+"""Log-probabilities under the model's own distribution.
+
+Suffixes: S rows of logits, K most likely tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from inferno.core.sampling.draw import index_of, replace_nonfinite, sort_best
+from inferno.core.sampling.state import RowState
+from inferno.core.types import Logprobs
+
+
+def logprobs_of(logits_SV: Tensor, token_ids: Sequence[int], top: int) -> list[Logprobs]:
+    """Score each row's token under the row's own distribution, with the `top` most likely ones. NaN
+    counts as -inf."""
+    found: list[Logprobs] = []
+    for start in range(0, len(token_ids), 16):  # float32 copies of all would not fit
+        part = token_ids[start : start + 16]
+        x_SV = replace_nonfinite(logits_SV[start : start + 16])
+        norm_S1 = x_SV.logsumexp(-1, keepdim=True)
+        x_S1 = x_SV.gather(-1, torch.tensor(part, device=x_SV.device)[:, None])
+        rank_S = (x_SV > x_S1).sum(-1) + 1
+        best_SK, ids_SK = sort_best(x_SV, min(top, x_SV.shape[1]))
+        found += map(
+            _logprobs,
+            part,
+            _log(x_S1 - norm_S1),
+            rank_S.tolist(),
+            ids_SK.tolist(),
+            _log(best_SK - norm_S1),
+        )
+    return found
+
+
+def _log(difference: Tensor) -> list[list[float]]:
+    """Copy to the host. A row of -inf only gives NaN, which becomes -inf."""
+    values: list[list[float]] = difference.masked_fill(difference.isnan(), -math.inf).tolist()
+    return values
+
+
+def _logprobs(
+    token_id: int, logprob: list[float], rank: int, ids: list[int], best: list[float]
+) -> Logprobs:
+    return Logprobs(token_id, logprob[0], rank, tuple(zip(ids, best, strict=True)))
+
+
+def wanted_logprobs(
+    logits_SV: Tensor, states: Sequence[RowState], token_ids: Sequence[int]
+) -> dict[int, Logprobs]:
+    asked = sorted(
+        (state.logprobs, i) for i, state in enumerate(states) if state.logprobs is not None
+    )
+    wanted: dict[int, Logprobs] = {}
+    for top, pairs in groupby(asked, key=lambda pair: pair[0]):
+        part = [i for _, i in pairs]
+        logits_BV = logits_SV[index_of(part, logits_SV.device)]
+        wanted.update(
+            zip(part, logprobs_of(logits_BV, [token_ids[i] for i in part], top), strict=True)
+        )
+    return wanted

@@ -1,0 +1,225 @@
+"""Draw tokens: every row by its own request's parameters, all rows at once.
+
+A draw depends on the row's logits, its own parameters and history, its seed and its position, and
+on nothing else. Two things make that exact: the uniform number is a hash of (seed, position), not
+the next one of a stream, and probabilities are integers (`draw`).
+
+The first attempt may leave a row undecided: the nucleus was wider than the candidates considered,
+or the logits were not finite. Those rare rows are drawn again from more candidates, in the end from
+a full sort. So a step synchronises with the device once, and no output of a model can stop the
+engine: NaN counts as -inf, +inf as the largest finite number, and where bias and `min_tokens` leave
+no token at all, the model's own most likely one is drawn, or token 0.
+
+Suffixes: S logits rows of a step, B those drawn together, V vocabulary, K candidates, R resident
+rows.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from inferno.core.sampling.draw import (
+    UNDECIDED,
+    draw_full,
+    draw_truncated,
+    index_of,
+    integer_masses,
+    replace_nonfinite,
+    sort_best,
+    truncate,
+)
+from inferno.core.sampling.logprobs import wanted_logprobs
+from inferno.core.sampling.state import UNIFORM_BITS, RowState, Strategy, TokenCounts
+from inferno.core.types import Request, Sampled, SamplingParams
+from inferno.nn import ops
+
+_SECOND_LOOK = 4096
+"""Candidates of the second attempt. The third sorts the whole vocabulary."""
+_TEMPERATURE, _MIN_P, _REPETITION, _FREQUENCY, _PRESENCE = range(5)
+
+
+class Sampler:
+    """Resident sampling state, one row per running sequence, and the draw."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int | None = None,
+        argmax: Callable[[Tensor], Tensor] = ops.argmax,
+    ) -> None:
+        """`seed` makes the draws of requests without a seed repeatable: those get theirs in the
+        order in which they first run."""
+        self._vocab_size = vocab_size
+        self._device = torch.device(device)
+        self._argmax = argmax
+        self._seeds = random.Random(seed)
+        self._rows: dict[int, RowState] = {}
+        self._floats_RP = torch.ones(num_rows, 5, device=self._device)
+        self._top_k_R = torch.zeros(num_rows, dtype=torch.int64, device=self._device)
+        self._top_p_R = torch.zeros(num_rows, dtype=torch.int64, device=self._device)
+        self._generated = TokenCounts(num_rows, vocab_size, self._device)
+        self._recent = TokenCounts(num_rows, vocab_size, self._device)
+        # On a CPU, temporaries that leave its caches cost more than the arithmetic on them (6
+        # times, measured).
+        self._rows_at_once = max(1, 2 ** (20 if self._device.type == "cpu" else 24) // vocab_size)
+
+    @torch.inference_mode()
+    def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
+        """Give the row to a request's sequence.
+
+        `token_ids` are the prompt and, after a preemption, the output so far. The request must have
+        passed `validate_request`.
+        """
+        params = request.params
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        state = RowState.of(
+            request, self._vocab_size, self._device, seed, len(token_ids) - len(request.token_ids)
+        )
+        self._rows[row] = state
+        if state.counts_output:
+            self._generated.fill(row, token_ids[len(request.token_ids) :])
+        if state.penalty_window:
+            recent = token_ids if state.penalty_window < 0 else token_ids[-state.penalty_window :]
+            state.recent.extend(recent if state.penalty_window > 0 else ())
+            self._recent.fill(row, recent)
+        if state.strategy is not Strategy.GREEDY or state.counts_output or state.penalty_window:
+            self._write(row, params)
+
+    def _write(self, row: int, params: SamplingParams) -> None:
+        # Within this range float32 neither overflows nor divides by zero.
+        temperature = min(max(params.temperature, 1e-30), 1e30)
+        floats = [temperature, params.min_p, params.repetition_penalty, params.frequency_penalty]
+        self._floats_RP[row] = torch.tensor([*floats, params.presence_penalty])
+        self._top_k_R[row] = (
+            params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
+        )
+        self._top_p_R[row] = int(params.top_p * 2**UNIFORM_BITS)
+
+    @torch.inference_mode()
+    def sample(self, logits_SV: Tensor, rows: Sequence[int]) -> Sampled:
+        """Draw one token per logits row; `rows[i]` is row i's resident row, each named once.
+
+        Counts the tokens as generated. Does not change the logits.
+        """
+        states = [self._rows[row] for row in rows]
+        if all(state.is_argmax for state in states):
+            token_ids = self._argmax(logits_SV).tolist()
+        else:
+            token_ids = self._draw(logits_SV, rows, states).tolist()
+        for num_candidates in (_SECOND_LOOK, self._vocab_size):
+            again = [i for i, token_id in enumerate(token_ids) if token_id == UNDECIDED]
+            if not again:
+                break
+            x_BV = replace_nonfinite(logits_SV[again])
+            ids_B = self._draw(
+                x_BV, [rows[i] for i in again], [states[i] for i in again], num_candidates
+            )
+            if num_candidates == self._vocab_size:
+                ids_B = torch.where(ids_B == UNDECIDED, x_BV.argmax(-1), ids_B)
+            for i, token_id in zip(again, ids_B.tolist(), strict=True):
+                token_ids[i] = token_id
+        self._count(rows, states, token_ids)
+        return Sampled(token_ids, wanted_logprobs(logits_SV, states, token_ids))
+
+    def _draw(
+        self,
+        logits_SV: Tensor,
+        rows: Sequence[int],
+        states: Sequence[RowState],
+        num_candidates: int = 0,
+    ) -> Tensor:
+        """Return token ids, (S,), or UNDECIDED; considers at least `num_candidates`."""
+        host = torch.tensor([rows, [state.uniform() for state in states]], device=self._device)
+        rows_S, uniform_S = host.unbind()
+        ids_S = torch.empty_like(rows_S)
+        for (strategy, width), part in self._groups(states):
+            at = index_of(part, self._device)
+            rows_B, members = rows_S[at], [states[i] for i in part]
+            x_BV = self._adjusted(logits_SV[at], rows_B, members)
+            if strategy is Strategy.GREEDY:
+                ids_S[at] = self._argmax(x_BV)
+                continue
+            temperature_B1 = self._floats_RP[rows_B, _TEMPERATURE, None]
+            min_p_B1 = self._floats_RP[rows_B, _MIN_P, None]
+            if strategy is Strategy.FULL:
+                used_min_p_B1 = min_p_B1 if any(state.min_p for state in members) else None
+                ids_S[at] = draw_full(x_BV, temperature_B1, used_min_p_B1, uniform_S[at])
+                continue
+            best_BK, ids_BK = sort_best(x_BV, max(width, num_candidates))
+            total_B = None
+            if strategy is Strategy.TOP_P:
+                total_B = integer_masses(x_BV, best_BK[:, :1], temperature_B1).sum(-1)
+            mass_BK = truncate(
+                best_BK,
+                self._top_k_R[rows_B],
+                self._top_p_R[rows_B],
+                total_B,
+                temperature_B1,
+                min_p_B1,
+            )
+            ids_S[at] = draw_truncated(
+                best_BK, ids_BK, mass_BK, uniform_S[at], complete=ids_BK.shape[1] == x_BV.shape[1]
+            )
+        return ids_S
+
+    def _groups(
+        self, states: Sequence[RowState]
+    ) -> Iterator[tuple[tuple[Strategy, int], list[int]]]:
+        """Group the positions by strategy, in groups whose temporaries fit the caches."""
+        groups: dict[tuple[Strategy, int], list[int]] = {}
+        for i, state in enumerate(states):
+            groups.setdefault((state.strategy, state.width), []).append(i)
+        for key, members in groups.items():
+            for start in range(0, len(members), self._rows_at_once):
+                yield key, members[start : start + self._rows_at_once]
+
+    def _adjusted(self, x_BV: Tensor, rows_B: Tensor, states: Sequence[RowState]) -> Tensor:
+        """Apply penalties, bias and `min_tokens`, on a float32 copy if a row asks for any."""
+        if not any(state.adjusts_logits for state in states):
+            return x_BV
+        x_BV = x_BV.to(torch.float32, copy=True)
+        if repeated := [i for i, state in enumerate(states) if state.penalty_window]:
+            at = index_of(repeated, self._device)
+            x, penalty = x_BV[at], self._floats_RP[rows_B[at], _REPETITION, None]
+            penalised = torch.where(x > 0, x / penalty, x * penalty)
+            x_BV[at] = torch.where(self._recent.of(rows_B[at]) > 0, penalised, x)
+        if counted := [i for i, state in enumerate(states) if state.counts_output]:
+            at = index_of(counted, self._device)
+            count, floats = self._generated.of(rows_B[at]), self._floats_RP[rows_B[at]]
+            x_BV[at] -= (
+                count * floats[:, _FREQUENCY, None] + (count > 0) * floats[:, _PRESENCE, None]
+            )
+        for x_V, state in zip(x_BV.unbind(), states, strict=True):
+            if state.bias is not None:
+                x_V.index_add_(0, *state.bias)
+            if state.forbidden is not None:  # last, so that nothing can bring an end token back
+                x_V.index_fill_(0, state.forbidden, -math.inf)
+        return x_BV
+
+    def _count(
+        self, rows: Sequence[int], states: Sequence[RowState], token_ids: Sequence[int]
+    ) -> None:
+        generated: list[tuple[int, int, int]] = []
+        recent: list[tuple[int, int, int]] = []
+        for row, state, token_id in zip(rows, states, token_ids, strict=True):
+            if state.is_argmax:
+                continue
+            state.advance()
+            if state.counts_output:
+                generated.append((row, token_id, 1))
+            if state.penalty_window:
+                recent.append((row, token_id, 1))
+            if state.penalty_window > 0:
+                state.recent.append(token_id)
+                if len(state.recent) > state.penalty_window:
+                    recent.append((row, state.recent.popleft(), -1))
+        self._generated.add(generated)
+        self._recent.add(recent)

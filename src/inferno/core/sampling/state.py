@@ -1,0 +1,170 @@
+"""Sampling state of a row: its parameters, token counts and random numbers.
+
+Suffixes: B rows drawn together, V vocabulary, R resident rows.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from attrs import define
+from torch import Tensor
+
+from inferno.core.types import Request, SamplingParams
+
+UNIFORM_BITS = 31
+"""Bits of a uniform number. `floor_share` multiplies it by masses of up to 63 bits, exactly."""
+_TOP_P_WIDTH = 512
+"""Candidates of the first attempt for `top_p`: mostly enough."""
+
+
+class Strategy(enum.Enum):
+    """How a request's tokens are drawn."""
+
+    GREEDY = enum.auto()
+    FULL = enum.auto()
+    """From the full vocabulary, less what `min_p` cuts off. Needs no sort."""
+    TOP_K = enum.auto()
+    TOP_P = enum.auto()
+    """`top_p` of the full vocabulary: needs its total mass."""
+
+
+@define(eq=False)
+class RowState:
+    """Sampling state of one resident row, on the host."""
+
+    strategy: Strategy
+    width: int
+    """Candidates of the first attempt, for TOP_K and TOP_P."""
+    key: int
+    """The seed, hashed."""
+    generated: int
+    min_tokens: int
+    min_p: bool
+    counts_output: bool
+    """Whether presence or frequency penalties need counts of the output."""
+    penalty_window: int
+    """How many of the last tokens `repetition_penalty` applies to: -1 all, 0 none."""
+    recent: deque[int]
+    """Those tokens, where the window is limited."""
+    bias: tuple[Tensor, Tensor] | None
+    forbidden: Tensor | None
+    """End and stop tokens, until `min_tokens` are generated."""
+    logprobs: int | None
+    is_argmax: bool = False
+    """Whether the next draw is an argmax of the logits as they are."""
+    adjusts_logits: bool = False
+    """Whether the next draw applies penalties, bias or `forbidden`."""
+
+    @classmethod
+    def of(
+        cls, request: Request, vocab_size: int, device: torch.device, seed: int, generated: int
+    ) -> RowState:
+        params = request.params
+        strategy, width = _strategy(params, vocab_size)
+        # Some models have end tokens beyond the vocabulary: those are never drawn anyway.
+        stops = sorted(
+            {i for i in (*request.eos_token_ids, *params.stop_token_ids) if 0 <= i < vocab_size}
+        )
+        row = cls(
+            strategy=strategy,
+            width=width,
+            key=_mix(seed),
+            generated=generated,
+            min_tokens=params.min_tokens,
+            min_p=params.min_p > 0,
+            counts_output=bool(params.presence_penalty or params.frequency_penalty),
+            penalty_window=params.repeat_last_n if params.repetition_penalty != 1 else 0,
+            recent=deque(),
+            bias=_bias(params, device),
+            forbidden=torch.tensor(stops, device=device) if stops else None,
+            logprobs=params.logprobs,
+        )
+        row._plan_draws()
+        return row
+
+    def uniform(self) -> int:
+        """The next draw's uniform number."""
+        return 0 if self.strategy is Strategy.GREEDY else uniform(self.key, self.generated)
+
+    def advance(self) -> None:
+        self.generated += 1
+        if self.generated == self.min_tokens:
+            self._plan_draws()
+
+    def _plan_draws(self) -> None:
+        """Decide what the draws from here on need, until `min_tokens` are reached."""
+        if self.generated >= self.min_tokens:
+            self.forbidden = None
+        self.adjusts_logits = bool(
+            self.counts_output or self.penalty_window or self.bias or self.forbidden is not None
+        )
+        self.is_argmax = (
+            self.strategy is Strategy.GREEDY and self.logprobs is None and not self.adjusts_logits
+        )
+
+
+def _strategy(params: SamplingParams, vocab_size: int) -> tuple[Strategy, int]:
+    """Return how a request is drawn and from how many candidates, whatever its neighbours need."""
+    if params.greedy:
+        return Strategy.GREEDY, 0
+    if 0 < params.top_k < vocab_size:
+        # Twice as many: equally likely tokens at the end cost a second attempt. Powers of two, so
+        # that requests share groups.
+        return Strategy.TOP_K, max(32, 1 << (2 * params.top_k - 1).bit_length())
+    return (Strategy.TOP_P, _TOP_P_WIDTH) if params.top_p < 1 else (Strategy.FULL, 0)
+
+
+def _bias(params: SamplingParams, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Token ids and what to add to their logits."""
+    bias = {
+        token_id: -math.inf if b <= -100 else b for token_id, b in params.logit_bias.items() if b
+    }
+    if not bias:
+        return None
+    return torch.tensor(list(bias), device=device), torch.tensor(
+        list(bias.values()), device=device
+    ).float()
+
+
+class TokenCounts:
+    """How often each row has each token, (R, V). Allocated when a row first needs it."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._shape, self._device = (num_rows, vocab_size), device
+        self._count_RV: Tensor | None = None
+
+    def fill(self, row: int, token_ids: Sequence[int]) -> None:
+        """Replace the row's tokens."""
+        if self._count_RV is None:
+            self._count_RV = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+        token_ids_T = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
+        self._count_RV[row] = torch.bincount(token_ids_T, minlength=self._shape[1])
+
+    def add(self, entries: Sequence[tuple[int, int, int]]) -> None:
+        """Entries are (row, token id, how many more)."""
+        if entries and self._count_RV is not None:
+            rows, token_ids, more = torch.tensor(entries, device=self._device).unbind(-1)
+            self._count_RV.index_put_((rows, token_ids), more.int(), accumulate=True)
+
+    def of(self, rows_B: Tensor) -> Tensor:
+        """Return the counts of these rows, (B, V), a copy."""
+        assert self._count_RV is not None, "a row that needs the tally was filled when admitted"
+        return self._count_RV[rows_B]
+
+
+def _mix(x: int) -> int:
+    """Mix 64 bits: the finaliser of SplitMix64 (Steele, Lea, Flood 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & (2**64 - 1)
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return x ^ (x >> 31)
+
+
+def uniform(key: int, position: int) -> int:
+    """Return a number in [0, 2**31): output `position` of the SplitMix64 stream of `key`."""
+    return _mix(key + position * 0x9E3779B97F4A7C15) >> (64 - UNIFORM_BITS)

@@ -1,0 +1,44 @@
+"""Check a request before it is queued: what the scheduler and the sampler may take for granted."""
+
+from __future__ import annotations
+
+import math
+
+from inferno.core.types import Request
+from inferno.errors import RequestError
+
+
+def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -> None:
+    """Raise RequestError unless the prompt fits the context and every token id is the model's."""
+    length = len(request.token_ids)
+    if not length:
+        raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
+    if length >= max_model_len:
+        raise RequestError(
+            f"the prompt has {length} tokens, the context holds {max_model_len} with at least one "
+            "of output",
+            "Shorten the prompt.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    params = request.params
+    for param, ids in (
+        ("prompt", request.token_ids),
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", params.logit_bias),
+    ):
+        lowest = min(ids, default=0)
+        bad = lowest if lowest < 0 else max(ids, default=0)
+        if not 0 <= bad < vocab_size:
+            raise RequestError(
+                f"{param} has token id {bad}",
+                f"The model's token ids are 0 to {vocab_size - 1}.",
+                param=param,
+            )
+    for token_id, bias in params.logit_bias.items():
+        if math.isnan(bias) or bias == math.inf:
+            raise RequestError(
+                f"logit_bias of token {token_id} is {bias}",
+                "It must be a finite number.",
+                param="logit_bias",
+            )

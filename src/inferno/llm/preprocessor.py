@@ -1,0 +1,309 @@
+"""What callers say becomes requests the engine can run: shared by `LLM` and `AsyncLLM`."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from inferno.contracts import TextAssets
+from inferno.core.types import Request, SamplingParams
+from inferno.errors import CheckpointError, OptionError, RequestError
+from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
+from inferno.plan import Opened, Options, open_model
+from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""A conversation, as OpenAI writes it."""
+
+DEFAULT_MAX_TOKENS = 256
+"""Most tokens of an answer when the caller gives no parameters at all and the checkpoint no
+`max_new_tokens`."""
+
+
+def open_for(ref: str | None, options: Mapping[str, Any]) -> Opened:
+    """Open the model of a reference. Raises OptionError without one, and for an unknown option,
+    naming those like it."""
+    if ref is None:
+        raise OptionError(
+            "no model is named", 'Name a directory, a file or a hub id; "demo" is always there.'
+        )
+    known = [a.name for a in attrs.fields(Options)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, cutoff=0.5)
+            hint = f"There are: {', '.join(known)}"
+            if near:
+                hint = f"Did you mean {' or '.join(near)}?"
+            raise OptionError(f"unknown option {name!r}", hint)
+    return open_model(ref, Options(**options))
+
+
+@frozen
+class Job:
+    """One caller's request: a prompt and its `n` outputs, each a request of its own to the
+    engine."""
+
+    id: str
+    prompt: str | None
+    builders: tuple[OutputBuilder, ...]
+
+    def output(self, deltas: Iterable[TextDelta], tokenizer: Tokenizer | None) -> RequestOutput:
+        return collect(self.id, self.prompt, self.builders, deltas, tokenizer)
+
+
+@frozen(kw_only=True)
+class Preprocessor:
+    """The text side of a model: tokenizer, chat template, limits and defaults. Checks all that can
+    be checked before the engine sees a request."""
+
+    tokenizer: Tokenizer | None
+    template: ChatTemplate = ChatTemplate({})
+    max_model_len: int
+    vocab_size: int | None = None
+    """The model's, which may be padded beyond the tokenizer's; None when unknown."""
+    eos_token_ids: tuple[int, ...] = ()
+    default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
+    """What a request without parameters gets: the checkpoint's `generation_config.json`."""
+    response_template: Mapping[str, Any] | None = None
+    """How the checkpoint says that its model writes calls and thoughts
+    (`tokenizer_config.json`)."""
+
+    @classmethod
+    def open(cls, opened: Opened, chat_template: str | None = None) -> Preprocessor:
+        """Read the tokenizer and the chat template of an opened model."""
+        plan, assets, config = opened.plan, opened.text(), opened.plan.config
+        stop_tokens = opened.parts.architecture.stop_tokens
+        tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
+        eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
+        vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+        return cls(
+            tokenizer=tokenizer,
+            template=ChatTemplate.from_assets(assets, chat_template),
+            max_model_len=plan.max_model_len,
+            vocab_size=vocab_size,
+            eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
+            default_params=default_params(assets),
+            response_template=assets.tokenizer_config.get("response_template"),
+        )
+
+    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """The prompt's token ids, checked: known ids, at least one, and room for an answer."""
+        if isinstance(prompt, Mapping):
+            prompt = _unwrapped(prompt)
+        if isinstance(prompt, str):
+            ids = tuple(self._tokenizer("prompt").encode(prompt))
+        else:
+            ids = _integers(prompt)
+            self._check_ids("prompt", ids)
+        return self._checked_length(ids)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> str:
+        """The chat template's text for `messages`."""
+        return self.template.render(messages, tools=tools, **template_kwargs)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any
+    ) -> tuple[int, ...]:
+        """`render_chat`'s token ids, checked as a prompt's. The template writes its own special
+        tokens."""
+        text = self.render_chat(messages, **template_kwargs)
+        return self._checked_length(
+            tuple(self._tokenizer("messages").encode(text, add_special_tokens=False))
+        )
+
+    def job(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Job:
+        """Everything the engine needs for one prompt. Raises RequestError."""
+        params = params or self.default_params
+        token_ids = self.encode_prompt(prompt)
+        self._check_params(params)
+        params = self._bounded(params, self.max_model_len - len(token_ids))
+        request_id = request_id or uuid.uuid4().hex
+        if isinstance(prompt, Mapping):
+            prompt = _unwrapped(prompt)
+        requests = [
+            Request(
+                id=request_id if params.n == 1 else f"{request_id}#{i}",
+                token_ids=token_ids,
+                params=_nth(params, i),
+                eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            for i in range(params.n)
+        ]
+        builders = tuple(OutputBuilder(r, i, self.tokenizer) for i, r in enumerate(requests))
+        return Job(request_id, prompt if isinstance(prompt, str) else None, builders)
+
+    def _tokenizer(self, param: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                "this model has no tokenizer", "Send token ids instead of text.", param=param
+            )
+        return self.tokenizer
+
+    def _checked_length(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        if not ids:
+            raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
+        if len(ids) >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, the context holds {self.max_model_len} "
+                f"and an answer needs one",
+                "Shorten the prompt, or start with a larger --max-model-len where the model "
+                "allows it.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        return ids
+
+    def _check_ids(self, param: str, ids: Collection[int]) -> None:
+        end = float("inf") if self.vocab_size is None else self.vocab_size
+        unknown = next((i for i in ids if not 0 <= i < end), None)
+        if unknown is not None:
+            raise RequestError(
+                f"{param} has token id {unknown}",
+                f"The model's ids are 0 to {end - 1}.",
+                param=param,
+            )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.stop and self.tokenizer is None:
+            raise RequestError(
+                "stop strings need a tokenizer, which this model lacks",
+                "Use stop_token_ids.",
+                param="stop",
+            )
+        self._check_ids("logit_bias", params.logit_bias)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+
+    def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
+        """`max_tokens` within the context: an answer that fills it finishes with "length", as at
+        vLLM."""
+        if params.min_tokens > room:
+            raise RequestError(
+                f"min_tokens is {params.min_tokens}, the prompt leaves room for {room}",
+                "Shorten the prompt, or lower min_tokens.",
+                param="min_tokens",
+                code="context_length_exceeded",
+            )
+        return attrs.evolve(
+            params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room)
+        )
+
+
+def default_params(assets: TextAssets) -> SamplingParams:
+    """A checkpoint's own sampling. `do_sample: false` means greedy, as it does to transformers."""
+    config = assets.generation_config
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    values = {name: config[name] for name in names if config.get(name) is not None}
+    if config.get("do_sample") is False:
+        values["temperature"] = 0.0
+    try:
+        return SamplingParams(
+            max_tokens=config.get("max_new_tokens") or DEFAULT_MAX_TOKENS, **values
+        )
+    except (RequestError, TypeError) as error:
+        raise CheckpointError(f"generation_config.json: {error}", "Correct the file.") from error
+
+
+def _nth(params: SamplingParams, index: int) -> SamplingParams:
+    """Output `index` as a request of its own. The prompt is scored once, for the first."""
+    if params.n == 1:
+        return params
+    return attrs.evolve(
+        params,
+        n=1,
+        seed=None if params.seed is None else params.seed + index,
+        prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+    )
+
+
+def _unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    """The text or ids in vLLM's prompt objects, ids first; a field that would be ignored is an
+    error."""
+    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
+    found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if unknown or found is None:
+        raise RequestError(
+            f"a prompt object with {', '.join(unknown or prompt) or 'nothing in it'}",
+            'Give {"prompt": text} or {"prompt_token_ids": ids}.',
+            param="prompt",
+        )
+    return found
+
+
+def _integers(ids: Any) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, ids))
+    except TypeError as error:
+        raise RequestError(
+            f"a prompt of type {type(ids).__name__}",
+            "It is text, or a list of token ids.",
+            param="prompt",
+        ) from error
+
+
+class Prompting:
+    """What `LLM` and `AsyncLLM` have in common: the way from texts and messages to token ids."""
+
+    _preprocessor: Preprocessor
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._preprocessor.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._preprocessor.template
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self._preprocessor.max_model_len
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What calls without params use: the checkpoint's generation_config.json."""
+        return self._preprocessor.default_params
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How the checkpoint says that its model writes calls and thoughts, if it does."""
+        return self._preprocessor.response_template
+
+    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model
+        cannot take."""
+        return self._preprocessor.encode_prompt(prompt)
+
+    def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
+        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the
+        template's own."""
+        return self._preprocessor.render_chat(messages, **template_kwargs)
+
+    def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:
+        """`render_chat` as token ids: a prompt for `generate` and `stream`."""
+        return self._preprocessor.encode_chat(messages, **template_kwargs)

@@ -1,0 +1,111 @@
+"""Which backend serves each attention layer, and which provider computes each op."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+from inferno.catalog import Catalog
+from inferno.contracts import (
+    EXPERT_OPS,
+    GROUPED,
+    LINEAR,
+    OPS,
+    AttentionNeed,
+    AttentionSpec,
+    DType,
+    KernelNeed,
+    ModelConfig,
+    StateSpec,
+)
+from inferno.errors import CheckpointError
+from inferno.plan.cache_groups import StateUse
+from inferno.plan.decided import Decided
+from inferno.plan.options import Options
+from inferno.plan.plan import AttentionUse, KernelUse
+
+STATE_BLOCK_SIZE = 64
+"""Tokens per block of a model without attention, where blocks are only names of prefixes."""
+
+
+def state_uses(
+    specs: Mapping[int, AttentionSpec | StateSpec], dtype: DType
+) -> tuple[StateUse, ...]:
+    """The layers with recurrent states. Raises CheckpointError for a model that keeps nothing."""
+    if not specs:
+        raise CheckpointError(
+            "the model has neither attention layers nor recurrent states",
+            "Its config.json is not one inferno can run.",
+        )
+    layers = defaultdict[StateSpec, list[int]](list)
+    for layer, spec in specs.items():
+        if isinstance(spec, StateSpec):
+            layers[spec].append(layer)
+    return tuple(
+        StateUse(spec=spec, layers=tuple(ids), cache=spec.resolved(dtype))
+        for spec, ids in layers.items()
+    )
+
+
+def choose_attention(
+    catalog: Catalog, needs: Mapping[int, AttentionNeed], options: Options
+) -> Decided[tuple[tuple[AttentionUse, ...], int]]:
+    """The backends of the layers with attention, and the tokens of a block. Raises UnsupportedError
+    with every refusal."""
+    layers = defaultdict[AttentionNeed, list[int]](list)
+    for layer, need in needs.items():
+        layers[need].append(layer)
+    chosen = {
+        need: catalog.attention(need, options.attention_backend, options.block_size)
+        for need in layers
+    }
+    block_size = options.block_size or max(
+        (choice.item.block_size for choice in chosen.values()), default=STATE_BLOCK_SIZE
+    )
+    uses = tuple(
+        AttentionUse(
+            name=choice.item.name,
+            distribution=choice.offer.distribution,
+            need=need,
+            layers=tuple(layers[need]),
+            cache=dict(choice.item.cache(need, block_size)),
+        )
+        for need, choice in chosen.items()
+    )
+    return Decided(
+        (uses, block_size),
+        tuple(("attention", choice.offer) for choice in chosen.values()),
+        tuple(refusal for choice in chosen.values() for refusal in choice.refusals),
+    )
+
+
+def choose_kernels(
+    catalog: Catalog, layouts: Collection[str], model: ModelConfig, dtype: DType, device: str
+) -> Decided[tuple[KernelUse, ...]]:
+    """The provider of matrix products, for each layout the weights come in, and of the ops between.
+    What none provides, torch computes."""
+    experts = bool(getattr(model, "num_experts", 0))
+    products = (LINEAR, GROUPED) if experts else (LINEAR,)
+    needs = [
+        KernelNeed(op=op, layout=layout, dtype=dtype, device=device)
+        for op in products
+        for layout in sorted({*layouts, dtype})
+    ]
+    ops = OPS + EXPERT_OPS if experts else OPS
+    needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
+    asked = [(need, *catalog.kernel(need)) for need in needs]
+    uses = tuple(
+        KernelUse(op=need.op, layout=need.layout, name=o.item.name, distribution=o.distribution)
+        for need, o, _ in asked
+        if o is not None
+    )
+    notes = []
+    if device == "cpu" and not any(use.op == LINEAR for use in uses):
+        hint = catalog.hint("kernels", device)
+        notes.append(f"no native kernels: torch multiplies the matrices, slower. {hint}".rstrip())
+    return Decided(
+        uses,
+        tuple(("kernels", offer) for _, offer, _ in asked if offer is not None),
+        tuple(refusal for _, _, refusals in asked for refusal in refusals),
+        tuple(notes),
+    )

@@ -1,0 +1,123 @@
+"""The memory plan: what is needed beside the cache, and how large the cache may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from inferno import host
+from inferno.contracts import DTYPE_BYTES, Checkpoint, ModelConfig
+from inferno.errors import OptionError, OutOfMemoryError
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+from inferno.plan.cache_size import CacheSizes, describe
+from inferno.plan.decided import Decided
+from inferno.plan.options import Options
+from inferno.plan.plan import AttentionUse, MemoryItem
+from inferno.plan.schemes import Matrices
+
+DEFAULT_MEMORY = "70%"
+RUNTIME_BYTES = 448 * host.UNITS["MI"]
+"""Resident memory beside weights and cache: measured at 265 MiB after the first answers of a tiny
+model (torch 2.13, Linux x86-64), the rest for thread stacks and the scratch of large steps."""
+
+
+def memory_limit(options: Options, device: str) -> int:
+    """Bytes the engine may use. Raises OptionError, OutOfMemoryError."""
+    total = host.device_total(device)
+    if options.gpu_memory_utilization is None:
+        return host.parse_memory(options.memory or DEFAULT_MEMORY, total)
+    if device == "cpu":
+        raise OptionError(
+            "gpu_memory_utilization cannot be honoured on the CPU", "Use --memory instead."
+        )
+    if not 0 < options.gpu_memory_utilization <= 1:
+        raise OptionError(
+            f"gpu_memory_utilization is {options.gpu_memory_utilization}",
+            "It must be above 0 and at most 1.",
+        )
+    return int(total * options.gpu_memory_utilization)
+
+
+def fixed_memory(
+    matrices: Matrices, checkpoint: Checkpoint, model: ModelConfig, dtype: str, options: Options
+) -> tuple[MemoryItem, ...]:
+    """Everything but the cache."""
+    tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
+
+    def size(name: str) -> int:
+        """As the architecture read it: a multimodal model has its text model's sizes elsewhere in
+        `config.json`."""
+        found = getattr(model, name, checkpoint.config.get(name))
+        return found if isinstance(found, int) else 0
+
+    hidden, inner = size("hidden_size"), size("intermediate_size")
+    picked, expert = size("num_experts_per_tok"), size("moe_intermediate_size") or inner
+    widest = max(3 * inner, picked * (3 * expert + 2 * hidden))  # a row for each picked expert
+    weights = matrices.nbytes + matrices.num_plain * DTYPE_BYTES[dtype]
+    activations = tokens * (8 * hidden + widest) * DTYPE_BYTES[dtype]
+    logits = rows * model.vocab_size * 4 * 3
+    return (
+        MemoryItem("weights", weights, f"{len(checkpoint.tensors)} tensors as {dtype}"),
+        MemoryItem("activations", activations, f"{tokens} tokens in one step"),
+        MemoryItem("logits and sampling", logits, f"{rows} rows of {model.vocab_size}"),
+        MemoryItem("runtime", RUNTIME_BYTES, "torch, the interpreter, attention scratch"),
+    )
+
+
+@frozen
+class CacheSize:
+    """How much the cache holds."""
+
+    max_model_len: int
+    groups: tuple[CacheGroupPlan, ...]
+    memory: MemoryItem
+
+
+def size_cache(
+    options: Options,
+    model: ModelConfig,
+    attention: Sequence[AttentionUse],
+    states: Sequence[StateUse],
+    block_size: int,
+    *,
+    limit: int,
+    fixed: int,
+) -> Decided[CacheSize]:
+    """The cache that fits beside `fixed` bytes into `limit`, but no larger than could be used.
+    Raises OptionError, OutOfMemoryError."""
+    longest = model.max_position_embeddings
+    if options.max_model_len is not None and options.max_model_len > longest:
+        raise OptionError(
+            f"max_model_len {options.max_model_len} is beyond the model's {longest}", "Lower it."
+        )
+    wanted = options.max_model_len or longest
+    sizes = CacheSizes(
+        attention,
+        states,
+        block_size,
+        options.max_num_seqs,
+        options.max_num_batched_tokens,
+        room=max(0, limit - fixed),
+    )
+    if sizes.state_bytes() > sizes.room:
+        raise OutOfMemoryError(
+            f"{host.format_bytes(fixed)} for weights and workspace leave "
+            f"{host.format_bytes(sizes.room)} of {host.format_bytes(limit)}; the states of "
+            f"{options.max_num_seqs} sequences take {host.format_bytes(sizes.state_bytes())}",
+            f"Lower --max-num-seqs, or raise --memory (it is {options.memory or DEFAULT_MEMORY}).",
+        )
+    groups = sizes.choose(wanted)
+    tokens = groups[0].num_blocks * block_size
+    if tokens < min(wanted, options.max_model_len or block_size):
+        raise OutOfMemoryError(
+            f"{host.format_bytes(fixed)} for weights and workspace leave room for {tokens} tokens "
+            f"of {host.format_bytes(sizes.per_token())} in {host.format_bytes(limit)}; "
+            f"{wanted} are wanted",
+            f"Raise --memory (it is {options.memory or DEFAULT_MEMORY}), or lower --max-model-len, "
+            "--max-num-seqs or --max-num-batched-tokens.",
+        )
+    notes = (f"context lowered from {wanted} to {tokens} tokens: that is what fits",)
+    memory = MemoryItem("KV cache", sum(group.nbytes for group in groups), describe(groups))
+    size = CacheSize(min(wanted, tokens), groups, memory)
+    return Decided(size, notes=notes if tokens < wanted else ())

@@ -1,0 +1,180 @@
+"""What was decided, as values that can be written down. Nothing here decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import cattrs
+from attrs import frozen
+from cattrs.preconf.msgspec import make_converter
+
+from inferno.catalog import Refusal
+from inferno.contracts import AttentionNeed, CacheTensor
+from inferno.errors import OptionError
+from inferno.plan.cache_groups import CacheGroupPlan, StateUse
+
+
+@frozen(kw_only=True)
+class SchemeUse:
+    """The matrices one scheme holds."""
+
+    name: str
+    distribution: str
+    layout: str
+    """How its weights are held in memory: what a kernel is asked for."""
+    classes: tuple[str, ...]
+    """Last path components: q_proj, embed_tokens."""
+    stored: tuple[str, ...]
+    """Types they are stored in."""
+    count: int
+    nbytes: int
+    """Once loaded."""
+
+
+@frozen(kw_only=True)
+class KernelUse:
+    """An op that a kernel provider computes."""
+
+    op: str
+    layout: str
+    """Of the matrices, for `linear`."""
+    name: str
+    distribution: str
+
+
+@frozen(kw_only=True)
+class AttentionUse:
+    """The layers one attention backend serves with one need."""
+
+    name: str
+    distribution: str
+    need: AttentionNeed
+    layers: tuple[int, ...]
+    cache: Mapping[str, CacheTensor]
+    """What each layer keeps per block."""
+
+
+@frozen
+class Chosen:
+    """One choice of the plan, and the installed distribution it comes from."""
+
+    kind: str
+    """What it is: "architecture", "scheme", "kernels"."""
+    name: str
+    distribution: str
+    version: str
+
+
+@frozen
+class MemoryItem:
+    """One line of the memory plan."""
+
+    name: str
+    nbytes: int
+    why: str
+
+
+@frozen(kw_only=True)
+class Plan:
+    """Everything that was decided, before the first token."""
+
+    ref: str
+    path: str
+    model_id: str
+    source: str
+    architecture: str
+    format: str
+    config: Mapping[str, Any]
+    """The checkpoint's, as its format tells it."""
+    schemes: tuple[SchemeUse, ...]
+    modules: Mapping[str, str]
+    """Module path -> scheme of its matrix. `*` in a path is any number: what is not named follows
+    its pattern (`scheme_of`)."""
+    isq: str | None
+    kernels: tuple[KernelUse, ...]
+    """What is not listed, torch computes."""
+    attention: tuple[AttentionUse, ...]
+    states: tuple[StateUse, ...] = ()
+    """Layers with a recurrent state."""
+    cache_policy: str
+    dtype: str
+    device: str
+    threads: int
+    seed: int | None
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    groups: tuple[CacheGroupPlan, ...]
+    """What layers keep in common. The first is the full group."""
+    memory_limit: int
+    memory: tuple[MemoryItem, ...]
+    chosen: tuple[Chosen, ...]
+    """Everything that was chosen, and where it comes from."""
+    considered: tuple[Refusal, ...]
+    """Candidates that were not chosen, and why."""
+    notes: tuple[str, ...]
+    """What a user should know: limits lowered to fit, and so on."""
+    disable: tuple[str, ...]
+    only: tuple[str, ...]
+
+    def scheme_of(self, path: str) -> str | None:
+        """Name of the scheme that holds the matrix of this module; None where it has none."""
+        return self.modules.get(path) or self.modules.get(pattern_of(path))
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the full group: what sequences and the prefix cache name."""
+        return self.groups[0].num_blocks
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of context the cache holds, over all sequences."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Of a context's tokens beyond every window that has a group of its own."""
+        return sum(group.bytes_per_token for group in self.groups)
+
+    @property
+    def kv_bytes(self) -> int:
+        """The whole cache."""
+        return sum(group.nbytes for group in self.groups)
+
+    def fitting(self, tokens: int) -> int:
+        """How many sequences of this length the cache holds at once, each computing its share of a
+        step."""
+        step = -(-self.max_num_batched_tokens // self.block_size)
+        found = [self.max_num_seqs]
+        for group in self.groups:
+            if (blocks := group.blocks_of(tokens)) > 0:
+                spare = group.num_blocks - (step if group.kind == "window" else 0)
+                found.append(spare // blocks)
+        return min(found)
+
+
+def pattern_of(path: str) -> str:
+    """Return a module path with `*` for its numbers: `layers.3.mlp` as `layers.*.mlp`."""
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+
+
+_converter = make_converter()
+
+
+def plan_to_json(plan: Plan) -> str:
+    """The plan as an indented JSON document."""
+    return json.dumps(_converter.unstructure(plan), indent=2)
+
+
+def plan_from_json(text: str | bytes) -> Plan:
+    """The plan a document holds. Raises OptionError when it holds none."""
+    try:
+        return _converter.loads(text.encode() if isinstance(text, str) else text, Plan)
+    except (cattrs.BaseValidationError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(
+            f"this is no plan: {error}", "Write it anew with `inferno explain REF --lock`."
+        ) from error

@@ -1,0 +1,93 @@
+"""Which scheme holds each stored matrix."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from inferno.catalog import Catalog, Offer
+from inferno.contracts import COMPUTE_DTYPES, Checkpoint, ModelConfig, QuantScheme, TensorInfo
+from inferno.errors import OptionError
+from inferno.plan.decided import Decided
+from inferno.plan.plan import SchemeUse, pattern_of
+from inferno.plan.stored import modules_of, unused_tensors
+
+
+@frozen
+class Matrices:
+    """What the checkpoint stores, by scheme."""
+
+    uses: tuple[SchemeUse, ...]
+    modules: Mapping[str, str]
+    """As `Plan.modules`."""
+    num_plain: int
+    """Elements of the tensors that no scheme holds: norms, biases, a router's corrections."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(use.nbytes for use in self.uses)
+
+
+def choose_schemes(
+    catalog: Catalog, checkpoint: Checkpoint, model: ModelConfig, dtype: str
+) -> Decided[Matrices]:
+    """Ask the catalog for the scheme of every stored matrix. Raises UnsupportedError."""
+    quant_config = checkpoint.config.get("quantization_config") or {}
+    held: dict[str, list[tuple[str, dict[str, TensorInfo], Offer[QuantScheme]]]] = defaultdict(list)
+    decisions: list[Decided[Any]] = []
+    num_plain = 0
+    for path, parts in modules_of(checkpoint.tensors, unused_tensors(model)).items():
+        matrix = _matrix(parts)
+        num_plain += sum(math.prod(info.shape) for p, info in parts.items() if p not in matrix)
+        if matrix:
+            choice = catalog.scheme_of(matrix, quant_config, path)
+            decisions.append(Decided.by("scheme", choice))
+            held[choice.item.name].append((path, matrix, choice.offer))
+    uses = tuple(
+        SchemeUse(
+            name=name,
+            distribution=found[0][2].distribution,
+            layout=found[0][2].item.layout or dtype,
+            classes=tuple(dict.fromkeys(path.rpartition(".")[2] for path, _, _ in found)),
+            stored=tuple(sorted({info.dtype for _, parts, _ in found for info in parts.values()})),
+            count=len(found),
+            nbytes=sum(offer.item.nbytes(parts, dtype) for _, parts, offer in found),
+        )
+        for name, found in held.items()
+    )
+    modules = _by_pattern({path: name for name, found in held.items() for path, _, _ in found})
+    offers = dict.fromkeys(offer for d in decisions for offer in d.offers)
+    refusals = dict.fromkeys(refusal for d in decisions for refusal in d.refusals)
+    return Decided(Matrices(uses, modules, num_plain), tuple(offers), tuple(refusals))
+
+
+def choose_isq(catalog: Catalog, name: str) -> Decided[QuantScheme]:
+    """The scheme that quantizes while loading. Raises OptionError when it cannot."""
+    offer = catalog.named(QuantScheme, name)
+    if offer.item.pack is None:
+        raise OptionError(
+            f"scheme {name!r} cannot quantize while loading", "Choose one that packs."
+        )
+    note = f"memory is planned for the weights before {name}: it will be less"
+    return Decided(offer.item, (("in-situ scheme", offer),), notes=(note,))
+
+
+def _matrix(parts: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The parts that a scheme holds: none for a norm."""
+    matrix = {part: info for part, info in parts.items() if part != "bias"}
+    if all(info.dtype in COMPUTE_DTYPES for info in matrix.values()):  # only a "weight" can be one
+        matrix = {p: info for p, info in matrix.items() if p == "weight" and len(info.shape) == 2}
+    return matrix
+
+
+def _by_pattern(schemes: Mapping[str, str]) -> dict[str, str]:
+    """Name the most common scheme of each pattern once, and the exceptions by their whole path."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for path, name in schemes.items():
+        counts[pattern_of(path)][name] += 1
+    usual = {pattern: count.most_common(1)[0][0] for pattern, count in counts.items()}
+    return usual | {p: name for p, name in schemes.items() if usual[pattern_of(p)] != name}

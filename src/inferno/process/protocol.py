@@ -1,0 +1,52 @@
+"""What the engine process and its client say to each other: a kind and one msgpack body, over a
+local socket.
+
+engine -> client   ready (first), tokens [EngineOutput], stats EngineStats,
+                   failed Failure (then it ends)
+client -> engine   add Request, abort id, stop
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import msgspec
+from attrs import frozen
+
+from inferno.core.types import EngineOutput, EngineStats, Request
+from inferno.errors import ERRORS, InfernoError
+
+ADD, ABORT, STOP = b"add", b"abort", b"stop"
+READY, TOKENS, STATS, FAILED = b"ready", b"tokens", b"stats", b"failed"
+
+
+@frozen
+class Failure:
+    """An exception, on its way to another process."""
+
+    kind: str
+    cause: str
+    remedy: str
+    detail: str
+    """The traceback."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        detail = "".join(traceback.format_exception(error))
+        if isinstance(error, InfernoError):
+            return cls(type(error).__name__, error.cause, error.remedy, error.detail or detail)
+        return cls(
+            "InfernoError", f"the engine failed: {type(error).__name__}: {error}", "", detail
+        )
+
+    def error(self) -> InfernoError:
+        return ERRORS.get(self.kind, InfernoError)(self.cause, self.remedy).with_detail(self.detail)
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request: Any = msgspec.msgpack.Decoder(Request).decode
+decode_tokens: Any = msgspec.msgpack.Decoder(list[EngineOutput]).decode
+decode_stats: Any = msgspec.msgpack.Decoder(EngineStats).decode
+decode_failure: Any = msgspec.msgpack.Decoder(Failure).decode
+decode_text: Any = msgspec.msgpack.Decoder(str).decode

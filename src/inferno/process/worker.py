@@ -1,0 +1,108 @@
+"""The engine process: `python -m inferno.process.worker ENDPOINT PARENT PLAN`.
+
+Runs the plan in that file, takes requests, answers with tokens.
+
+It ends when told to, when its parent is gone, or after reporting an error it cannot go on from.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+
+import zmq
+
+from inferno.core.types import EngineOutput, EngineStats, FinishReason
+from inferno.errors import RequestError
+from inferno.host import sleep_at_barriers
+from inferno.process import protocol
+
+_IDLE_MS = 1000
+"""How long to wait for work before looking whether the parent still lives."""
+
+
+class Worker:
+    """One engine behind one socket."""
+
+    def __init__(self, socket: zmq.Socket[bytes], parent: int) -> None:
+        self._socket, self._parent = socket, parent
+        self._told = EngineStats()
+
+    def run(self, plan: Path) -> None:
+        from inferno.plan import plan_from_json, reopen
+        from inferno.process.prepare import prepared
+
+        with reopen(plan_from_json(plan.read_bytes())) as opened, prepared(opened):
+            from inferno.core.engine import Engine  # torch
+
+            self._engine = Engine.load(opened)
+        gc.freeze()  # torch's modules and the model stay: no pause to look through them for garbage
+        gc.enable()
+        self._send(protocol.READY, protocol.encode(None))
+        while self._serve():
+            pass
+
+    def _serve(self) -> bool:
+        """Take what came in, then one step. False when it is time to end."""
+        engine = self._engine
+        if os.getppid() != self._parent:
+            return False
+        if not engine.busy and not self._socket.poll(_IDLE_MS):
+            return True
+        while self._socket.poll(0):
+            if not self._take(*self._socket.recv_multipart()):
+                return False
+        if engine.busy and (tokens := engine.step()):
+            self._send(protocol.TOKENS, protocol.encode(tokens))
+        if not engine.busy or engine.stats().steps % 16 == 1:
+            self._send(protocol.STATS, protocol.encode(engine.stats()))
+        return True
+
+    def _take(self, kind: bytes, body: bytes) -> bool:
+        if kind == protocol.ADD:
+            request = protocol.decode_request(body)
+            try:
+                self._engine.submit(request)
+            except RequestError as error:
+                refused = EngineOutput(request.id, None, FinishReason.ERROR, error=str(error))
+                self._send(protocol.TOKENS, protocol.encode([refused]))
+        elif kind == protocol.ABORT:
+            aborted = protocol.decode_text(body)
+            self._engine.abort(aborted)
+            # Its last token: what the id brings from now on is another request's.
+            self._send(
+                protocol.TOKENS, protocol.encode([EngineOutput(aborted, None, FinishReason.ABORT)])
+            )
+        return kind != protocol.STOP
+
+    def _send(self, kind: bytes, body: bytes) -> None:
+        self._socket.send_multipart([kind, body])
+
+
+def main() -> None:
+    sleep_at_barriers()
+    # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, and
+    # tells us when to end.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
+    gc.disable()  # what is made until the model is loaded is a million objects, and they stay
+    endpoint, parent = sys.argv[1], int(sys.argv[2])
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 2000)
+    socket.connect(endpoint)
+    try:
+        Worker(socket, parent).run(Path(sys.argv[3]))
+    except Exception as error:
+        socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
+    finally:
+        socket.close()
+        context.term()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""An op is named in `contracts`, computed in `nn.ops`, and offered by providers: they agree."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from inferno.catalog import load_catalog
+from inferno.contracts import EXPERT_OPS, GROUPED, LINEAR, OPS, KernelNeed, lazy
+from inferno.nn import ops
+
+
+def test_the_ops_of_the_contract_are_those_that_torch_computes() -> None:
+    assert {field.name for field in attrs.fields(ops.Ops)} == {*OPS, *EXPERT_OPS}
+    for name in (*OPS, *EXPERT_OPS):
+        assert getattr(ops.TORCH, name) is getattr(ops, name)
+
+
+def test_a_provider_takes_the_arguments_that_torch_takes() -> None:
+    for offer in load_catalog().of("inferno_kernels"):
+        assert set(offer.item.ops) <= {LINEAR, GROUPED, *OPS, *EXPERT_OPS}
+        for name in set(offer.item.ops) - {LINEAR, GROUPED}:
+            need = KernelNeed(op=name, dtype="float32", device="cpu")
+            if offer.item.refuses(need) is None:  # else it may not be compiled here
+                theirs = _arguments(lazy.resolved(offer.item.ops[name]))
+                assert theirs == _arguments(getattr(ops, name)), f"{offer.item.name}: {name}"
+
+
+def _arguments(function: Callable[..., Any]) -> list[tuple[object, object]]:
+    """Kinds and defaults: ops are called by position."""
+    return [(p.kind, p.default) for p in inspect.signature(function).parameters.values()]

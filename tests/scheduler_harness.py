@@ -1,0 +1,126 @@
+"""A scheduler with a runner that has no model: what the tests of both drive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from attrs import define, field
+
+from inferno.builtin.lru import LRUPrefixCache
+from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks
+from inferno.core.scheduler import Scheduler
+from inferno.core.types import EngineOutput, Request, SamplingParams, Step
+from inferno.testing import FakeRunner
+from inferno.testing.fake_runner import continuation
+
+VOCAB = 50
+BLOCK = 4
+
+
+@define(eq=False)
+class Harness:
+    """A scheduler, its cache groups and a fake runner that knows what each slot must hold."""
+
+    num_blocks: int = 64
+    block_size: int = BLOCK
+    max_model_len: int = 100
+    max_num_seqs: int = 8
+    budget: int = 32
+    prefix: bool = True
+    windows: Mapping[int, int] = field(factory=dict)
+    """Window -> blocks of its group."""
+    num_snapshots: int | None = None
+    """None: no layer has a recurrent state."""
+    interval: int = 1024
+    groups: CacheGroups = field(init=False)
+    scheduler: Scheduler = field(init=False)
+    runner: FakeRunner = field(init=False)
+    outputs: dict[str, list[EngineOutput]] = field(factory=dict, init=False)
+    steps: list[Step] = field(factory=list, init=False)
+    order: list[str] = field(factory=list, init=False)
+    """Request ids in the order of their first tokens."""
+
+    def __attrs_post_init__(self) -> None:
+        count = self.num_snapshots
+        self.groups = CacheGroups(
+            self.num_blocks,
+            self.block_size,
+            LRUPrefixCache(self.num_blocks) if self.prefix else None,
+            [WindowBlocks(n, self.block_size, window) for window, n in self.windows.items()],
+            Snapshots(self.max_num_seqs, count, self.interval) if count is not None else None,
+        )
+        self.scheduler = Scheduler(
+            self.groups,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.budget,
+        )
+        self.runner = FakeRunner(self.block_size, VOCAB, tuple(self.windows), count is not None)
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int | None = 1,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        eos: Sequence[int] = (),
+        prompt_logprobs: int | None = None,
+        stop: Sequence[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            prompt_logprobs=prompt_logprobs,
+            stop_token_ids=stop,
+            min_tokens=min_tokens,
+        )
+        self.outputs[request_id] = []
+        self.scheduler.add(
+            Request(
+                id=request_id,
+                token_ids=tuple(prompt),
+                params=params,
+                priority=priority,
+                cache_salt=salt,
+                eos_token_ids=tuple(eos),
+            )
+        )
+
+    def step(self) -> Step:
+        step = self.scheduler.plan()
+        assert step.num_tokens <= self.budget, "the budget is exceeded"
+        assert {update.row for update in step.block_updates} <= self.scheduler._running.keys()
+        for output in self.scheduler.commit(step, self.runner.run(step)):
+            if not self.outputs[output.request_id]:
+                self.order.append(output.request_id)
+            self.outputs[output.request_id].append(output)
+        self.scheduler.check()
+        self.steps.append(step)
+        return step
+
+    def run(self) -> None:
+        while self.scheduler.busy:
+            assert self.step().slices, "requests wait and nothing runs"
+        assert self.groups.num_available == min([self.num_blocks, *self.windows.values()])
+        assert self.groups.usage == 0, "a block is not given back"
+
+    def ask(self, request_id: str, prompt: Sequence[int], max_tokens: int = 1) -> int:
+        """Run one request to its end, alone; how many of its tokens were found."""
+        self.add(request_id, prompt, max_tokens)
+        self.run()
+        assert self.output(request_id) == continuation(prompt, max_tokens, VOCAB)
+        return self.outputs[request_id][0].num_cached
+
+    def output(self, request_id: str) -> list[int]:
+        return [output.token_id for output in self.outputs[request_id]]
+
+    def last(self, request_id: str) -> EngineOutput:
+        return self.outputs[request_id][-1]
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(VOCAB) for _ in range(length)]

@@ -1,0 +1,35 @@
+"""Plugins that mypy refuses: each line that ends in `# error: CODES` is one."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import Architecture, Hint, Source
+
+
+@hookimpl  # error: type-var
+def inferno_architectures() -> list[str]:
+    return ["LlamaForCausalLM"]
+
+
+@hookimpl  # error: arg-type
+def inferno_kernels() -> str:
+    return "cpu"
+
+
+@hookimpl  # error: arg-type
+def inferno_sources(ref: str) -> list[Source]:
+    return []
+
+
+@hookimpl(specname="inferno_architecturs")  # error: call-overload, untyped-decorator
+def architectures() -> list[Architecture]:
+    return []
+
+
+@hookimpl(specname="inferno_architectures")  # error: arg-type
+def sources() -> list[Source]:
+    return []
+
+
+architecture = Architecture(name="Bad", config="bad:config")  # error: call-arg
+hint = Hint(kind="weather", name="rain", distribution="inferno-rain")  # error: arg-type
