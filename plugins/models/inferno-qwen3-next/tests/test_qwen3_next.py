@@ -8,8 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inferno.catalog import load_catalog
 from inferno.errors import CheckpointError
+from inferno.loading import load_model
+from inferno.plan import Options, open_model
+from inferno.testing import ArchitectureTests, generate
+from inferno.testing.architecture import transformers_model
+from inferno.testing.tiny import Toy
 from inferno_qwen3_next.config import FULL, LINEAR, Qwen3NextConfig, qwen3_5, qwen3_5_moe
 
 TINY: dict[str, Any] = {
@@ -153,7 +157,7 @@ def test_the_language_model_of_one_that_sees() -> None:
 
 def test_the_language_model_is_found_beside_a_vision_tower(tmp_path: Path) -> None:
     """Qwen3.5-35B-A3B as published: experts in stacks, and layers that are not read."""
-    reference = transformers_model(TestQwen35Moe.config)
+    reference: Any = transformers_model(TestQwen35Moe.config)
     tensors = {
         name.replace("model.", "model.language_model.", 1): tensor.contiguous()
         for name, tensor in reference.state_dict().items()
@@ -168,8 +172,12 @@ def test_the_language_model_is_found_beside_a_vision_tower(tmp_path: Path) -> No
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     prompt = list(range(40))
-    [ours] = Stepper(load(tmp_path, load_catalog())).step([(0, prompt)])
-    assert_close(ours, logits_of(reference, prompt))
+    options = Options(dtype="float32", device="cpu", max_num_seqs=1, max_model_len=64)
+    with open_model(str(tmp_path), options) as opened:
+        [ours] = generate(Toy(opened.plan, load_model(opened)), [prompt])
+    with torch.inference_mode():
+        theirs_V = reference(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(ours.logits_NV[0], theirs_V, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
