@@ -81,9 +81,6 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_num_seqs": 
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A checkpoint of random weights, and transformers' greedy tokens after both prompts."""
     config, path = FAMILIES[request.param], tmp_path_factory.mktemp("toy")
-    pytest.importorskip(
-        f"inferno_{request.param.replace('-', '_')}".replace("granite", "granite_hybrid")
-    )
     reference: Any = transformers_model(config)
     reference.save_pretrained(path)
     (path / "config.json").write_text(json.dumps(config))
@@ -109,17 +106,16 @@ def test_a_folder_gives_the_reference_s_tokens_and_again_from_a_snapshot(made: A
     assert again.outputs[0].token_ids == expected[1]
 
 
-def test_a_step_is_not_recorded_and_a_trial_leaves_the_states_alone(made: Any) -> None:
-    """A step's first decode is tried twice before it is computed: a state that advanced then would
+def test_a_step_is_not_recorded_and_trying_to_leaves_the_states_alone(made: Any) -> None:
+    """The first decode step is tried twice before it is computed: a state that advanced then would
     change every later token."""
-    path, expected = made
-    llm = LLM(str(path), **{**OPTIONS, "dtype": "bfloat16"})
+    pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
+    path, _ = made
+    llm = LLM(str(path), **{**OPTIONS, "dtype": "bfloat16", "cache_policy": "none"})
     runner: Any = llm._engine._runner  # type: ignore[attr-defined]
     tried = llm.generate([SHORT, LONG], GREEDY)
-    if runner.replays is not None:
-        assert not runner.replays.shapes and not runner.replays.possible
+    assert not runner.replays.shapes and not runner.replays.possible
     runner.replays = None
-    llm.reset_prefix_cache()
     computed = llm.generate([SHORT, LONG], GREEDY)
     assert [a.outputs[0].token_ids for a in tried] == [a.outputs[0].token_ids for a in computed]
 

@@ -12,6 +12,10 @@ COMPUTE = "compute"
 """As a state tensor's type: that of the activations."""
 
 
+def _dict(tensors: Mapping[str, CacheTensor]) -> dict[str, CacheTensor]:
+    return dict(tensors)
+
+
 def _items(tensors: Mapping[str, CacheTensor]) -> Hashable:
     return frozenset(tensors.items())
 
@@ -21,8 +25,8 @@ class StateSpec:
     """A fixed-size recurrent state that a layer keeps for each sequence: a short convolution's last
     inputs, the matrix of a Mamba or a gated delta rule."""
 
-    tensors: Mapping[str, CacheTensor] = field(converter=dict, eq=_items)
-    """Name -> shape and type of one sequence's state; the type may be `COMPUTE`. A sequence begins
+    tensors: Mapping[str, CacheTensor] = field(converter=_dict, eq=_items)
+    """Name -> shape and type of one sequence's state; the type may be "compute", that of the activations. A sequence begins
     with zeros."""
 
     def resolved(self, dtype: DType) -> dict[str, CacheTensor]:

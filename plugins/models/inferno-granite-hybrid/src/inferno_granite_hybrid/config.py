@@ -117,7 +117,7 @@ class GraniteHybridConfig(DecoderConfig):
             taps=self.mamba_d_conv,
         )
 
-    def cache_specs(self) -> list[AttentionSpec | StateSpec]:  # type: ignore[override]
+    def cache_specs(self) -> list[AttentionSpec | StateSpec]:
         return [
             self.attention_spec(layer) if kind == FULL else self.state_spec
             for layer, kind in enumerate(self.layer_types)
