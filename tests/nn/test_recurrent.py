@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from inferno.nn import causal_conv, gated_delta, ssd
+from inferno.nn import causal_conv, gated_delta, recurrence, ssd
 
 LENGTHS = (1, 1, 70, 1, 2, 200, 1)
 """Of the sequences of a mixed step: single tokens, less than a chunk, several chunks."""
@@ -103,6 +103,16 @@ def test_neighbours_change_nothing(name: str) -> None:
 def test_cutting_a_prompt_changes_nothing(name: str, cuts: tuple[int, ...]) -> None:
     inputs, state = draw(name, 150, 1)
     assert_close(alone(name, inputs, state, cuts), alone(name, inputs, state, ()))
+
+
+@pytest.mark.parametrize("name", ["delta", "ssd"])
+def test_spans_of_a_long_sequence_change_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, state = draw(name, 300, 1)
+    whole = alone(name, inputs, state, ())
+    monkeypatch.setattr(recurrence, "SPAN", 128)
+    assert_close(alone(name, inputs, state, ()), whole)
 
 
 def test_cutting_a_convolution_changes_no_bit() -> None:

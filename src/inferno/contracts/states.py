@@ -26,8 +26,8 @@ class StateSpec:
     inputs, the matrix of a Mamba or a gated delta rule."""
 
     tensors: Mapping[str, CacheTensor] = field(converter=_dict, eq=_items)
-    """Name -> shape and type of one sequence's state; the type may be "compute", that of the activations. A sequence begins
-    with zeros."""
+    """Name -> shape and type of one sequence's state; the type may be "compute", that of the
+    activations. A sequence begins with zeros."""
 
     def resolved(self, dtype: DType) -> dict[str, CacheTensor]:
         """The tensors, with the compute type filled in."""

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+SPAN = 512
+"""Tokens that a rule computes at once: what it needs on its way grows with them. A multiple of the
+rules' chunks."""
+
 Rule = Callable[..., tuple[Tensor, Tensor]]
 """(*inputs, states) -> (outputs, new states)."""
 
@@ -26,17 +30,24 @@ def over_sequences(
     """Outputs (T, ...) and new states (S, ...) of inputs (T, ...), each sequence by itself.
 
     `step` is given neighbouring sequences of one token each, all at once: row s of the inputs is
-    sequence s. `scan` is given one sequence of several tokens, and its state as (1, ...). A step in
-    which every sequence decodes is one call. Every sequence has at least one token.
+    sequence s. `scan` is given up to `SPAN` tokens of one sequence, and its state as (1, ...). A
+    step in which every sequence decodes is one call. Every sequence has at least one token.
     """
-    pieces = []
+    outputs, new = [], []
     for first, last in runs(query_starts):
-        tokens = slice(query_starts[first], query_starts[last])
-        rule = step if tokens.stop - tokens.start == last - first else scan
-        pieces.append(rule(*(x_T[tokens] for x_T in inputs), states_S[first:last]))
-    if len(pieces) == 1:
-        return pieces[0]
-    return torch.cat([y_T for y_T, _ in pieces]), torch.cat([new_S for _, new_S in pieces])
+        start, stop, states = query_starts[first], query_starts[last], states_S[first:last]
+        alone = stop - start > last - first
+        rule, size = (scan, SPAN) if alone else (step, stop - start)
+        for begin in range(start, stop, size):
+            tokens = slice(begin, min(begin + size, stop))
+            y_T, states = rule(*(x_T[tokens] for x_T in inputs), states)
+            outputs.append(y_T)
+        new.append(states)
+    return _joined(outputs), _joined(new)
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def runs(query_starts: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -76,10 +76,12 @@ def _scan(
     y_CGRLP = ((c_CGLN @ b_CGLN.mT)[:, :, None] * decay_CGRLL) @ x_CGRLP
     added_CGRPN = (x_CGRLP * left_CGRL[..., None]).mT @ b_CGLN[:, :, None]
 
-    state_GRPN, before_CGRPN = per_group(state_1HPN, groups)[0], torch.empty_like(added_CGRPN)
+    # Each chunk's sum gives way to the state before the chunk: one such tensor is large enough.
+    state_GRPN, before_CGRPN = per_group(state_1HPN, groups)[0], added_CGRPN
     for c in range(len(added_CGRPN)):
+        after_GRPN = torch.addcmul(added_CGRPN[c], state_GRPN, grown_CGRL[c, ..., -1, None, None])
         before_CGRPN[c] = state_GRPN
-        state_GRPN = torch.addcmul(added_CGRPN[c], state_GRPN, grown_CGRL[c, ..., -1, None, None])
+        state_GRPN = after_GRPN
     y_CGRLP += (c_CGLN[:, :, None] @ before_CGRPN.mT) * grown_CGRL[..., None]
     y_THP = y_CGRLP.flatten(1, 2).transpose(1, 2).flatten(0, 1)[:length]
     return y_THP, state_GRPN.flatten(0, 1)[None]

@@ -89,7 +89,7 @@ TEXT: dict[str, Any] = {
 class TestQwen3Next(ArchitectureTests):
     """Qwen3-Next-80B-A3B: three linear layers, one of attention; experts in every layer."""
 
-    rerouted = 0.05
+    rerouted = 0.08  # of transformers' own bfloat16 choices 4 to 5 % are further below
     config = TINY
 
 
