@@ -46,7 +46,7 @@ def over_sequences(
     return _joined(outputs), _joined(new)
 
 
-def _joined(pieces: Sequence[Tensor]) -> Tensor:
+def _joined(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
