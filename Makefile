@@ -14,6 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -q -c $(CONSTRAINTS) --no-build-isolation
 NATIVE := $(patsubst %/CMakeLists.txt,%,$(wildcard plugins/*/*/CMakeLists.txt))
 PLUGINS := $(filter-out $(NATIVE),$(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
+WORKERS := $(if $(filter 0 1,$(shell nproc 2>/dev/null || echo 1)),,-n 2 --dist loadscope)
 SOURCES := src $(wildcard plugins/*/*/src)
 
 help: ## This list
@@ -27,13 +28,14 @@ demo: $(VENV)/.native ## Set up, then stream an answer of the demo model
 
 dev: $(VENV)/.dev ## Set up everything that tests and lint need
 
-test: $(VENV)/.dev ## Run every test, the kernel's and the plugins'
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev ## Run every test, the kernel's and the plugins', in two processes where there are two cores
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
-lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on src and every plugin
+lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on src, every plugin, the tests of the kernel and docs/generate.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy --explicit-package-bases --exclude 'tests/(thirdparty|typing_tests)/' tests docs/generate.py
 
 docs: $(VENV)/.docs ## Build the documentation into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build

@@ -20,11 +20,10 @@ import click
 
 from inferno import cli, contracts, errors, hookspecs
 from inferno.catalog import ANY, KINDS, Catalog, load_catalog
-from inferno.core import types
+from inferno.core import sampling_params
 from inferno.llm import outputs
 from inferno.plan import options, plan
-from inferno.server import FIELDS, AddressError
-from inferno.server import errors as server_errors
+from inferno.server import FIELDS
 
 DOCS = Path(__file__).parent
 FLOORS = DOCS.parent / "tests" / "test_floors.py"
@@ -34,13 +33,13 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # What the code leaves unsaid because the name says it; a table has no room for silence.
 _UNSAID = {
-    "name": "What it is chosen and shown by.",
+    "name": "How it is chosen and shown.",
     "priority": "The willing offer of the highest priority is taken; a tie is an error.",
     "api_version": "The version of the hook's contract that it speaks.",
     "vocab_size": "Columns of the logits.",
     "num_heads": "Query heads.",
     "num_kv_heads": "Key/value heads.",
-    "head_dim": "Numbers in a head.",
+    "head_dim": "Elements of a head's vector.",
     "AttentionNeed.dtype": "Of queries and outputs.",
     "AttentionNeed.device": "Where the layer computes: cpu, cuda.",
     "AttentionBackend.build": "build(need) -> the layer's `Attend`.",
@@ -48,25 +47,23 @@ _UNSAID = {
     "TensorInfo.nbytes": "As stored.",
     "CacheTensor.shape": "For one block.",
     "CacheTensor.dtype": "By torch's names.",
-    "TextAssets.chat_template": "A Jinja template, as text.",
+    "TextAssets.chat_template": "A Jinja template, as a string.",
     "FetchOptions.revision": "Branch, tag or commit.",
     "Checkpoint.tensors": "Every stored tensor by name.",
-    "Checkpoint.text": "What it says about text.",
-    "Checkpoint.close": "Lets go of its files.",
-    "SamplingParams.include_stop_str_in_output": "Keep the stop text.",
-    "SamplingParams.skip_special_tokens": "Leave special tokens out of the text.",
+    "Checkpoint.text": "Its tokenizer files and chat template.",
+    "Checkpoint.close": "Closes its files.",
     "Options.progress": "Draw progress bars on stderr.",
-    "Options.served_model_name": "What the model is called in answers.",
+    "Options.served_model_name": "The model's name in responses.",
     "RequestOutput.request_id": "The caller's, or a new one.",
     "RequestOutput.prompt_token_ids": "The prompt as the model saw it.",
     "RequestOutput.outputs": "One per `n`.",
-    "RequestOutput.finished": "Always true here, as at vLLM.",
+    "RequestOutput.finished": "Always true here, as in vLLM.",
     "RequestOutput.metrics": "When it arrived, had its first token and ended, in seconds "
     "since 1970.",
     "CompletionOutput.index": "Which of the `n` outputs.",
-    "CompletionOutput.text": "Without the stop text, unless asked for.",
-    "CompletionOutput.token_ids": "An ending token included.",
-    "CompletionOutput.cumulative_logprob": "The sum over its tokens, if asked for.",
+    "CompletionOutput.text": "Without the stop string, unless requested.",
+    "CompletionOutput.token_ids": "Includes a token that ended the output.",
+    "CompletionOutput.cumulative_logprob": "The sum over its tokens, if requested.",
 }
 
 
@@ -129,6 +126,22 @@ def fields(module: str, name: str) -> str:
                     meaning,
                 )
             )
+    return _table(("field", "type", "default", "meaning"), rows)
+
+
+def sampling() -> str:
+    """Each sampling parameter, as its field describes it."""
+    meanings = {p.name: p.help for p in sampling_params.parameters()}
+    rows = [
+        (
+            f"`{(field := ast.unparse(statement.target))}`",
+            f"`{ast.unparse(statement.annotation)}`",
+            _default(statement),
+            meanings[field],
+        )
+        for statement in _class(sampling_params, "SamplingParams").body
+        if isinstance(statement, ast.AnnAssign)
+    ]
     return _table(("field", "type", "default", "meaning"), rows)
 
 
@@ -399,12 +412,6 @@ def endpoint(path: str) -> str:
 
 
 def error_table() -> str:
-    kinds: list[type[errors.InfernoError]] = [*errors.ERRORS.values(), AddressError]
-    kinds += [
-        k
-        for k in vars(server_errors).values()
-        if isinstance(k, type) and k.__module__ == server_errors.__name__
-    ]
     rows = [
         (
             f"`{k.__name__}`",
@@ -413,7 +420,7 @@ def error_table() -> str:
             f"`{k.code}`" if k.code else "",
             _clean(k.__doc__),
         )
-        for k in kinds
+        for k in errors.ERRORS.values()
     ]
     return _table(("error", "exit code", "HTTP status", "code", "meaning"), rows)
 
@@ -429,16 +436,11 @@ def floors() -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
 
 
-_MODULES = {
-    "contracts": contracts,
-    "types": types,
-    "plan": plan,
-    "options": options,
-    "outputs": outputs,
-}
+_MODULES = {"contracts": contracts, "plan": plan, "options": options, "outputs": outputs}
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook,
     "fields": fields,
+    "sampling": sampling,
     "protocol": protocol,
     "commands": commands,
     "endpoint": endpoint,

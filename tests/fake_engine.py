@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from inferno.core.types import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.errors import EngineDeadError
 from inferno.llm.preprocessor import Preprocessor
+from inferno.process.client import TokenStream
 from inferno.text import ChatTemplate, Tokenizer
 
 END = 256
@@ -23,19 +24,23 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
-    """One id per byte, and an end token."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
-    )
+def _byte_vocabulary() -> dict[str, int]:
+    """Each byte's character in byte-level BPE: its own where it has a visible one."""
+    visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = itertools.count(256)
+    return {chr(b if b in visible else next(others)): b for b in range(256)}
+
+
+def byte_backend() -> tokenizers.Tokenizer:
+    """A token is a byte, by its value; 256 is the end."""
+    backend = tokenizers.Tokenizer(models.BPE(vocab=_byte_vocabulary(), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|end|>"])
-    return Tokenizer(backend, eos_token_ids=(END,))
+    return backend
 
 
-TOKENIZER = byte_tokenizer()
+TOKENIZER = Tokenizer(byte_backend(), eos_token_ids=(END,))
 
 
 def front(**changes: object) -> Preprocessor:
@@ -129,13 +134,13 @@ def _scored(token_id: int, top: int) -> Logprobs:
 
 
 class FakeClient:
-    """The engine behind a queue, as if in another process. `dies()` ends it under its callers."""
+    """The engine behind streams, as if in another process. `dies()` ends it under its callers."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self.alive = self.closed = False
         self.stats = EngineStats()
-        self._queues: dict[str, asyncio.Queue[list[EngineOutput] | None]] = {}
+        self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -148,33 +153,30 @@ class FakeClient:
 
     def dies(self) -> None:
         self.engine._running.clear()
-        for queue in self._queues.values():
-            queue.put_nowait(None)
+        for stream in self._streams.values():
+            stream.fail(EngineDeadError("the engine process ended", "Send the request again."))
+        self._streams.clear()
 
     def abort(self, request_id: str) -> None:
         self.engine.abort(request_id)
-        if request_id in self._queues:
-            self._queues[request_id].put_nowait(
-                [EngineOutput(request_id, None, FinishReason.ABORT)]
-            )
+        if request_id in self._streams:
+            self._give(EngineOutput(request_id, None, FinishReason.ABORT))
 
-    async def submit(self, request: Request) -> AsyncIterator[list[EngineOutput]]:
-        queue = self._queues[request.id] = asyncio.Queue()
+    def submit(self, request: Request, news: asyncio.Event) -> TokenStream:
+        stream = self._streams[request.id] = TokenStream(request.id, news)
         self.engine.submit(request)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._loop())
-        try:
-            while (tokens := await queue.get()) is not None:
-                yield tokens
-                if tokens[-1].finish is not None:
-                    return
-            raise EngineDeadError("the engine process ended", "Send the request again.")
-        finally:
-            del self._queues[request.id]
+        return stream
 
     async def _loop(self) -> None:
         while self.engine.busy:
             for token in self.engine.step():
-                if token.request_id in self._queues:
-                    self._queues[token.request_id].put_nowait([token])
+                if token.request_id in self._streams:
+                    self._give(token)
             await asyncio.sleep(0)
+
+    def _give(self, token: EngineOutput) -> None:
+        self._streams[token.request_id].feed(token)
+        if token.finish is not None:
+            del self._streams[token.request_id]

@@ -9,8 +9,9 @@ from attrs import define, field
 
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks
+from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import EngineOutput, Request, SamplingParams, Step
+from inferno.core.types import EngineOutput, Request, Step
 from inferno.testing import FakeRunner
 from inferno.testing.fake_runner import continuation
 
@@ -115,7 +116,8 @@ class Harness:
         return self.outputs[request_id][0].num_cached
 
     def output(self, request_id: str) -> list[int]:
-        return [output.token_id for output in self.outputs[request_id]]
+        outputs = self.outputs[request_id]
+        return [o.token_id for o in outputs if o.token_id is not None]
 
     def last(self, request_id: str) -> EngineOutput:
         return self.outputs[request_id][-1]

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.fake_engine import FakeClient, FakeEngine, Script, echoes, forever, front, says
 
-from inferno.core.types import SamplingParams
+from inferno.core.sampling_params import SamplingParams
 from inferno.errors import CheckpointError, EngineDeadError, RequestError
 from inferno.llm import AsyncLLM, TextDelta
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Opened, Plan
-
-from .fake_engine import FakeClient, FakeEngine, Script, echoes, forever, front, says
 
 LONG = SamplingParams(max_tokens=90)
 
@@ -240,7 +239,7 @@ def test_the_tokenizer_can_be_used_before_the_engine_starts(
             Preprocessor, "open", lambda model, template: opened.append(template) or front()
         )
         llm = AsyncLLM.of_opened(FAKE, "a template")
-        assert llm.encode_prompt("hi") == front().encode_prompt("hi")
+        assert llm.preprocessor.encode_prompt("hi") == front().encode_prompt("hi")
         llm._client = FakeClient(FakeEngine(echoes))
         async with llm:
             assert (await llm.generate("hi", LONG)).outputs[0].text == "hi"

@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
-from inferno import hookspecs
+from inferno import cli, hookspecs
 from inferno.catalog import KINDS
 from inferno.server import FIELDS
 
@@ -177,6 +178,11 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
         for name in _names(line)
     }
     assert rooms == named
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", contributing, re.MULTILINE)
+    assert {f for row in rows for f in re.findall(r"\w+", row)} == {
+        name.removesuffix(".py") for name in rooms
+    }
 
 
 def _names(line: str) -> list[str]:
@@ -203,7 +209,7 @@ CLASSES = {
     ids=lambda page: page.name,
 )
 def test_names_of_the_code_exist(page: Path) -> None:
-    """`Scheduler.plan`, `cache.extend_keys`: a dotted name that begins with a class or a room of
+    """`Scheduler.plan`, `plan.reopen`: a dotted name that begins with a class or a room of
     ours."""
     prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
     rooms = {path.stem for path in SOURCE.iterdir()}
@@ -232,6 +238,147 @@ def _exists(start: str, rest: list[str]) -> bool:
             return False
         found = getattr(found, part)
     return True
+
+
+# --- commands, counts, prose ----------------------------------------------------------------------
+
+_GENERATED = re.compile(r"<!-- begin .+? -->.*?<!-- end -->", re.DOTALL)
+_FLAG = re.compile(r"--[a-z][a-z-]*")
+COMMANDS = {
+    name: {
+        flag
+        for option in command.params
+        for flag in (*option.opts, *option.secondary_opts)
+        if flag.startswith("--")
+    }
+    for name in cli.COMMANDS
+    if (command := cli.cli.get_command(click.Context(cli.cli), name)) is not None
+}
+FLAGS_OF_OTHERS = {"benchmarks/README.md"}  # those of run.py
+EDITED_LATER = {"plugins/kernels/inferno-cpu/README.md"}
+NAMED = {name: page for page in PAGES if (name := str(page.relative_to(ROOT))) not in EDITED_LATER}
+
+
+def written(page: Path) -> str:
+    """What was written by hand: the rest is made from docstrings."""
+    return _GENERATED.sub("", page.read_text(encoding="utf-8"))
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"`[^`]*`", "`code`", _FENCE.sub("", written(page)))
+
+
+def test_commands_and_flags_exist() -> None:
+    """Each `inferno CMD --flag`, in code blocks and in the text, and each `--flag` alone."""
+    wrong = []
+    for name, page in NAMED.items():
+        text = written(page)
+        inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", _FENCE.sub("", text))]
+        blocks = [code.replace("\\\n", " ") for _, code in _FENCE.findall(text)]
+        for code in inline + [line.removeprefix("$ ") for b in blocks for line in b.splitlines()]:
+            command, _, rest = code.removeprefix("inferno ").partition(" ")
+            flags = set(_FLAG.findall(rest.partition("#")[0])) - {"--help"}
+            if code.startswith("inferno ") and re.fullmatch(r"[a-z]+", command):
+                if command not in COMMANDS or flags - COMMANDS[command]:
+                    wrong.append(f"{name}: {code}")
+            elif code.startswith("--") and name not in FLAGS_OF_OTHERS:
+                if not set(_FLAG.findall(code)) <= set().union(*COMMANDS.values()):
+                    wrong.append(f"{name}: {code}")
+    assert wrong == []
+
+
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen".split()
+NUMBERS += "fourteen fifteen sixteen seventeen eighteen nineteen twenty".split()
+FAMILIES = {p.name for p in ROOT.glob("plugins/models/*")} - {
+    "inferno-demo",
+    "inferno-transformers",
+}
+COUNTS = {"hooks": len(hookspecs.API_VERSIONS), "model families": len(FAMILIES)}
+
+
+@pytest.mark.parametrize("noun", COUNTS)
+def test_counts_are_right(noun: str) -> None:
+    """`seven hooks`, wherever a page says it."""
+    said = {
+        (page.name, number)
+        for page in PAGES
+        for number in re.findall(rf"\b({'|'.join(NUMBERS)}) {noun}\b", prose(page).lower())
+        if page.parent.name != "decisions"  # they say what was
+    }
+    assert said, f"no page says how many {noun} there are"
+    assert {number for _, number in said} == {NUMBERS[COUNTS[noun]]}, said
+
+
+def test_pages_say_what_plugins_may_import() -> None:
+    named = set()
+    for page in (
+        ROOT / "CONTRIBUTING.md",
+        DOCS / "reference/hooks.md",
+        DOCS / "explanation/walk.md",
+    ):
+        text = " ".join(written(page).split())
+        found = re.search(r"import\*{0,2} `inferno`, and of it ((?:`\w+`(?:, | and )?)+)", text)
+        assert found, f"{page.name} says it in other words"
+        named.add(frozenset(re.findall(r"`(\w+)`", found[1])))
+    floors = ast.parse((ROOT / "tests" / "test_floors.py").read_text(encoding="utf-8"))
+    [allowed] = [
+        ast.literal_eval(node.value)
+        for node in floors.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FOR_PLUGINS"
+    ]
+    assert named == {frozenset(allowed)}
+
+
+def test_environment_variables_are_for_entry_points() -> None:
+    """As CONTRIBUTING has it; the kit hands its own environment to a subprocess."""
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"os\.(environ|getenv|putenv)", path.read_text(encoding="utf-8"))
+    }
+    assert found - {"testing/tiny.py"} == {"host.py"}
+    users = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"^ +sleep_at_barriers\(\)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert users == {"cli/__init__.py", "process/worker.py"}
+
+
+AVOIDED = [  # docs/explanation/words.md says what to write instead
+    r"\b(is|are|be) no multiples?\b",
+    r"(?<!there )\b(is|are) no (plan|object|proof|error|name|amount|template)\b",
+    r"\bwhoever\b",
+    r"\bnobody\b",
+    r"\bwho waits\b",
+    r"\bguess(es|ing)? (ahead|further)\b",
+    r"\b(lie|lies|lay|lying) (in|at|on|under|beside|around|one after)\b",
+    r"\bstands? (for|in|on|behind|beside)\b",
+    r"\bso many\b",
+    r"\btexts\b",
+    r"\b(turn|turns|turned) by\b",
+    r"\bat (OpenAI|vLLM|llama\.cpp)\b",
+    r"\bno adapters\b",
+]
+
+
+def test_pages_are_in_plain_english() -> None:
+    found = []
+    for name, page in NAMED.items():
+        text = " ".join(prose(page).split())
+        for match in (m for avoided in AVOIDED for m in re.finditer(avoided, text, re.IGNORECASE)):
+            found.append(f"{name}: {text[max(0, match.start() - 30) : match.end() + 30]}")
+    assert found == []
+
+
+def test_lines_are_short() -> None:
+    """At most 120 columns, but for tables and code blocks."""
+    assert [
+        f"{name}: {line}"
+        for name, page in NAMED.items()
+        for line in _FENCE.sub("", written(page)).splitlines()
+        if len(line) > 120 and not line.startswith("|")
+    ] == []
 
 
 # --- the tutorial ---------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferno.core.engine import Engine
-from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request
 from inferno.errors import RequestError
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve, with_num_blocks

@@ -36,7 +36,7 @@ def test_a_hook_is_answered_by_a_plugin_of_this_repository(name: str) -> None:
 def test_a_hooks_kind_is_frozen_documented_and_speaks_its_version(name: str) -> None:
     kind = KINDS[name]
     assert kind is getattr(contracts, kind.__name__) and inspect.getdoc(kind)
-    fields = {a.name: a for a in kind.__attrs_attrs__}  # type: ignore[attr-defined]
+    fields = {a.name: a for a in kind.__attrs_attrs__}
     assert fields["name"].type == "str"
     oldest, newest = hookspecs.API_VERSIONS[name]
     assert fields["api_version"].default == newest and newest - 1 <= oldest <= newest

@@ -1,16 +1,17 @@
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
+from tests.fake_engine import END, TOKENIZER, FakeEngine, echoes, forever, front, says
 
 from inferno.contracts import TextAssets
-from inferno.core.types import EngineOutput, FinishReason, Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, FinishReason, Request
 from inferno.errors import InfernoError, OptionError, RequestError
 from inferno.llm import LLM, Logprob
 from inferno.llm.outputs import OutputBuilder
 from inferno.llm.preprocessor import default_params, open_for
-
-from .fake_engine import END, TOKENIZER, FakeEngine, echoes, forever, front, says
 
 LONG = SamplingParams(max_tokens=50)
 HI = tuple(TOKENIZER.encode("hi"))
@@ -47,7 +48,8 @@ def test_an_output_has_what_vllm_s_has() -> None:
         None,
     )
     assert answer.token_ids == (*TOKENIZER.encode("yes"), END)
-    assert answer.logprobs is answer.cumulative_logprob is output.prompt_logprobs is None
+    assert answer.logprobs is None and answer.cumulative_logprob is None
+    assert output.prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -102,20 +104,20 @@ def test_each_prompt_may_have_its_own_params() -> None:
     ids=str,
 )
 def test_one_invalid_prompt_refuses_all_before_anything_runs(
-    prompt: object, params: SamplingParams, param: str
+    prompt: Any, params: SamplingParams, param: str
 ) -> None:
     model, engine = llm()
     with pytest.raises(RequestError) as caught:
-        model.generate(["fine", prompt], params)  # type: ignore[list-item]
+        model.generate(["fine", prompt], params)
     assert caught.value.param == param
     assert engine.submitted == []
 
 
 def test_a_prompt_that_leaves_no_room_has_openai_s_code() -> None:
     with pytest.raises(RequestError) as caught:
-        llm()[0].encode_prompt([1] * 100)
-    assert caught.value.request_code == "context_length_exceeded"
-    assert len(llm()[0].encode_prompt([1] * 99)) == 99
+        llm()[0].preprocessor.encode_prompt([1] * 100)
+    assert caught.value.code == "context_length_exceeded"
+    assert len(llm()[0].preprocessor.encode_prompt([1] * 99)) == 99
 
 
 def test_params_that_do_not_match_the_prompts_are_refused() -> None:
@@ -214,12 +216,12 @@ def test_tokens_that_come_after_the_end_are_dropped() -> None:
     assert builder.take() is None
 
 
-def test_an_engine_stream_that_just_closes_is_an_abort_and_gives_up_what_was_held_back() -> None:
+def test_an_abort_gives_up_what_was_held_back() -> None:
     request = Request(id="x", token_ids=(1,), params=SamplingParams(stop="abc", max_tokens=90))
     builder = OutputBuilder(request, 0, TOKENIZER)
     for token_id in TOKENIZER.encode("ab"):
         builder.push(EngineOutput("x", token_id))
-    builder.end()
+    builder.push(EngineOutput("x", None, FinishReason.ABORT))
     delta = builder.take()
     assert delta is not None
     assert (delta.text, delta.finish_reason) == ("ab", "abort")

@@ -15,7 +15,7 @@ import transformers
 
 from inferno import LLM, AsyncLLM, SamplingParams
 from inferno.plan import Options, Plan, resolve
-from inferno.testing.architecture import transformers_model
+from inferno.testing import transformers_model
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

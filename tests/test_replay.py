@@ -19,7 +19,8 @@ from torch import Tensor
 from inferno.core.engine import Engine
 from inferno.core.runner import Tables
 from inferno.core.runner.replay import Arena, Replays
-from inferno.core.types import Request, SamplingParams, Slice, Step
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Request, Slice, Step
 from inferno.nn import Router
 from inferno.nn.batch import Batch
 from inferno.plan import Options, open_model

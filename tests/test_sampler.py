@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from inferno.core.sampling import Sampler, logprobs_of
 from inferno.core.sampling.draw import floor_share
 from inferno.core.sampling.state import RowState, TokenCounts, uniform
-from inferno.core.types import Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Request
 from inferno.core.validation import validate_request
 from inferno.errors import RequestError
 

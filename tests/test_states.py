@@ -53,12 +53,21 @@ def test_where_two_prompts_part_the_third_is_resumed() -> None:
 
 
 def test_a_conversation_is_resumed_at_the_last_block_that_was_generated() -> None:
-    harness = harness_of()
+    harness = harness_of(num_snapshots=2)
     turn = prompt_of(0, 6)
     harness.ask("turn 1", turn, 30)
     assert harness.ask("turn 2", [*turn, *harness.output("turn 1"), 7, 8]) == 32
-    saved = [copy for step in harness.steps for copy in step.copies_after]
-    assert len({copy.target for copy in saved}) <= 3, "a generated block's replaces the one before"
+    assert harness.ask("turn 1 again", turn) == 4, "what was generated took no prompt's place"
+
+
+def test_of_two_conversations_each_keeps_its_last_snapshot() -> None:
+    harness = harness_of(num_snapshots=4)
+    turns = {name: prompt_of(seed, 6) for seed, name in enumerate("ab")}
+    harness.add("a", turns["a"], 12)
+    harness.add("b", turns["b"], 30)
+    harness.run()
+    assert harness.ask("a 2", [*turns["a"], *harness.output("a"), 7]) == 16
+    assert harness.ask("b 2", [*turns["b"], *harness.output("b"), 7]) == 32
 
 
 def test_a_long_sequence_leaves_snapshots_on_its_way() -> None:
@@ -158,6 +167,22 @@ def test_a_snapshot_on_the_way_never_takes_the_place_of_a_lasting_one() -> None:
     snapshots.check({10, 15}.__contains__)
 
 
+def test_a_superseded_snapshot_goes_first_unless_it_was_used() -> None:
+    snapshots = Snapshots(num_rows=2, num_snapshots=3)
+    for block in (10, 11, 12):
+        snapshots.save(block, lasting=block == 12)
+    for block in (11, 12):
+        snapshots.supersede(block)
+    snapshots.save(13, lasting=False)
+    assert 11 not in snapshots and 10 in snapshots, "a lasting one is never superseded"
+    for block in (10, 13):
+        snapshots.supersede(block)
+    snapshots.use(10)
+    snapshots.save(14, lasting=False)
+    assert 13 not in snapshots
+    snapshots.check({10, 12, 14}.__contains__)
+
+
 def test_equal_blocks_have_one_snapshot() -> None:
     snapshots = Snapshots(num_rows=1, num_snapshots=3)
     for block in (5, 6, 7):
@@ -165,9 +190,11 @@ def test_equal_blocks_have_one_snapshot() -> None:
     snapshots.deduplicate(own=6, known=5)
     assert 5 in snapshots and 6 not in snapshots
     snapshots.deduplicate(own=7, known=8)
+    snapshots.save(9, lasting=False)
     snapshots.supersede(8)
+    snapshots.save(10, lasting=False)
     assert 8 not in snapshots, "it is still one on the way"
-    snapshots.check({5}.__contains__)
+    snapshots.check({5, 9, 10}.__contains__)
 
 
 @settings(

@@ -18,7 +18,8 @@ from torch import Tensor
 from inferno.core.engine import Engine
 from inferno.core.kvcache import WindowBlocks, extend_keys
 from inferno.core.runner import ModelRunner
-from inferno.core.types import BlockUpdate, Request, SamplingParams, Step
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import BlockUpdate, Request, Step
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve
 from inferno.testing import generate, randomize

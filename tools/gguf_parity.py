@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 from inferno.catalog import load_catalog
-from inferno.core.types import Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Request
 from inferno.errors import InfernoError
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve

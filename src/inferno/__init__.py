@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pluggy
 
 if TYPE_CHECKING:
-    from inferno.core.types import SamplingParams
+    from inferno.core.sampling_params import SamplingParams
     from inferno.errors import InfernoError
     from inferno.hookspecs import HookImpl
     from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
@@ -20,7 +20,7 @@ hookimpl = cast("HookImpl", pluggy.HookimplMarker("inferno"))
 of the hook that `specname` names."""
 
 _LAZY = {
-    "SamplingParams": "inferno.core.types",
+    "SamplingParams": "inferno.core.sampling_params",
     "LLM": "inferno.llm",
     "AsyncLLM": "inferno.llm",
     "RequestOutput": "inferno.llm",

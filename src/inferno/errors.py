@@ -32,7 +32,7 @@ class InfernoError(Exception):
 
     exit_code: ClassVar[int] = 1
     status: ClassVar[int] = 500
-    code: ClassVar[str | None] = None
+    code: str | None = None
 
     missing: Missing | None = None
 
@@ -69,7 +69,7 @@ class UnsupportedError(InfernoError):
 
 
 class ModelNotFoundError(InfernoError):
-    """No source has a model of that name."""
+    """No source has a model of that name, or the server does not serve it."""
 
     exit_code = 3
     status = 404
@@ -96,17 +96,32 @@ class OptionError(InfernoError):
 
 
 class RequestError(InfernoError):
-    """A request the engine cannot serve as it stands. `param` names the field at fault."""
+    """A request the engine cannot serve as it stands. `param` names the field at fault, and `code`
+    may say more than the class does."""
 
     exit_code = 2
     status = 400
+    code = "invalid_value"
 
     def __init__(
-        self, cause: str, remedy: str = "", *, param: str | None = None, code: str | None = None
+        self,
+        cause: str,
+        remedy: str = "",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        detail: str = "",
     ) -> None:
-        super().__init__(cause, remedy)
+        super().__init__(cause, remedy, detail=detail)
         self.param = param
-        self.request_code = code
+        self.code = code or type(self).code
+
+
+class AuthenticationError(InfernoError):
+    """No API key, or one that the server does not know."""
+
+    status = 401
+    code = "invalid_api_key"
 
 
 class EngineDeadError(InfernoError):
@@ -124,6 +139,18 @@ class QueueFullError(InfernoError):
     code = "rate_limit_exceeded"
 
 
+class ShuttingDownError(InfernoError):
+    """The server is stopping: it takes no new requests, and cuts off those that still run at the
+    deadline."""
+
+    status = 503
+    code = "server_shutting_down"
+
+
+class AddressError(InfernoError):
+    """The server cannot listen on the address it was given."""
+
+
 ERRORS: dict[str, type[InfernoError]] = {
     cls.__name__: cls
     for cls in (
@@ -135,8 +162,11 @@ ERRORS: dict[str, type[InfernoError]] = {
         OutOfMemoryError,
         OptionError,
         RequestError,
+        AuthenticationError,
         EngineDeadError,
         QueueFullError,
+        ShuttingDownError,
+        AddressError,
     )
 }
 """By name, for errors that cross a process boundary."""

@@ -122,13 +122,14 @@ def test_lock_writes_the_plan_that_locked_reads(
     inferno: Inferno, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from inferno.cli import lock
+    from inferno.plan import plan_from_json
 
     args = ["explain", str(model), "--only", "toy-model", "--max-num-seqs", "3"]
     printed = json.loads(inferno(*args, "--json", "--lock").stdout)
     monkeypatch.chdir(tmp_path)
     plan = lock.read(str(model), {"dtype": None, "disable": ()})
     assert plan.max_num_seqs == printed["max_num_seqs"] == 3
-    assert plan == lock.plan_from_json(json.dumps(printed))
+    assert plan == plan_from_json(json.dumps(printed))
 
 
 @pytest.mark.parametrize("ref, values", [("other", {}), (None, {"dtype": "float32"})])

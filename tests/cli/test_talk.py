@@ -13,11 +13,10 @@ from click.testing import CliRunner, Result
 
 from inferno.cli import cli
 from inferno.cli.session import Run
-from inferno.core.types import SamplingParams
+from inferno.core.sampling_params import SamplingParams
 from inferno.errors import RequestError
 from inferno.llm import CompletionOutput, RequestOutput, TextDelta
 from inferno.llm.outputs import RequestMetrics
-from inferno.llm.preprocessor import Preprocessor
 
 
 @define
@@ -29,19 +28,28 @@ class FakeTemplate:
 
 
 @define
-class FakeLLM:
-    """Says the prompt backwards, word by word. A chat prompt is its messages, joined."""
+class FakePreprocessor:
+    """A chat prompt is its messages, joined."""
 
     template: FakeTemplate = field(factory=FakeTemplate)
     default_params: SamplingParams = SamplingParams(max_tokens=256, temperature=0.6)
-    asked: list[tuple[Any, SamplingParams]] = field(factory=list)
-    interrupt: bool = False
+    tokenizer: None = None
+    vocab_size: int = 10
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         if "refuse" in messages[-1]["content"]:
             raise RequestError("No", "Ask something else.")
         text = " ".join(f"{m['role'][0]}:{m['content']}" for m in messages)
         return text + "".join(f" {key}={value}" for key, value in kwargs.items())
+
+
+@define
+class FakeLLM:
+    """Says the prompt backwards, word by word."""
+
+    preprocessor: FakePreprocessor = field(factory=FakePreprocessor)
+    asked: list[tuple[Any, SamplingParams]] = field(factory=list)
+    interrupt: bool = False
 
     def stream(self, prompt: str, params: SamplingParams) -> Iterator[TextDelta]:
         self.asked.append((prompt, params))
@@ -71,7 +79,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     def opened(
         ref: str | None, values: dict[str, Any], chat_template: str | None = None
     ) -> Iterator[Run]:
-        yield Run(llm, Preprocessor(tokenizer=None, max_model_len=64, vocab_size=10))  # type: ignore[arg-type]
+        yield Run(llm, llm.preprocessor)  # type: ignore[arg-type]
 
     monkeypatch.setattr("inferno.cli.session.opened", opened)
     return llm
@@ -91,7 +99,7 @@ def test_one_prompt_is_streamed_and_its_speed_told_on_stderr(llm: FakeLLM) -> No
 
 def test_raw_and_template_less_prompts_go_as_they_are(llm: FakeLLM) -> None:
     run("generate", "--prompt", "as it is", "--raw")
-    llm.template.exists = False
+    llm.preprocessor.template.exists = False
     run("generate", "--prompt", "as it is")
     assert [prompt for prompt, _ in llm.asked] == ["as it is", "as it is"]
 

@@ -12,10 +12,9 @@ import httpx
 import pytest
 import uvicorn
 from litestar.testing import TestClient
+from tests.server.server_fakes import FakeLLM
 
 from inferno.server import create_app
-
-from .server_fakes import FakeLLM
 
 
 class Live:

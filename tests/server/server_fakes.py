@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from attrs import define, field
+from attrs import define, field, frozen
+from tests.fake_engine import TOKENIZER
 
-from inferno.core.types import EngineStats, Logprobs, SamplingParams
-from inferno.errors import EngineDeadError, RequestError
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineStats, Logprobs
+from inferno.errors import EngineDeadError
 from inferno.llm import TextDelta
-from inferno.text import ChatTemplate
+from inferno.llm.preprocessor import Preprocessor
+from inferno.text import ChatTemplate, Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -44,28 +47,15 @@ RESPONSE_TEMPLATE = {
 }
 
 
-class ByteTokenizer:
-    """A token is a byte; 256 is the end."""
+@frozen(kw_only=True)
+class RecordingPreprocessor(Preprocessor):
+    """Remembers the conversations it wrote out."""
 
-    eos_token_ids = (256,)
-    vocab_size = 257
+    prompts: list[str]
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        try:
-            return list(text.encode())
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                "the prompt is not valid Unicode text", "Fix it.", param="prompt"
-            ) from error
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return bytes(i for i in ids if 0 <= i < 256).decode("utf-8", "replace")
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if 0 <= token_id < 256 else b""
-
-    def token_text(self, token_id: int) -> str:
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], /, **kwargs: Any) -> str:
+        self.prompts.append(super().render_chat(messages, **kwargs))
+        return self.prompts[-1]
 
 
 @define(eq=False)
@@ -85,7 +75,7 @@ class FakeLLM:
     response_template: Mapping[str, Any] | None = None
     default_params: SamplingParams = SamplingParams(max_tokens=256)
     model_id: str = "fake"
-    tokenizer: ByteTokenizer | None = field(factory=ByteTokenizer)
+    tokenizer: Tokenizer | None = TOKENIZER
     template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
     stats: EngineStats = field(factory=EngineStats)
     plan: Any = field(factory=lambda: SimpleNamespace(max_num_seqs=4))
@@ -110,29 +100,17 @@ class FakeLLM:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def encode_prompt(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        ids = (
-            tuple(self.tokenizer.encode(prompt))
-            if isinstance(prompt, str) and self.tokenizer
-            else tuple(prompt)
+    @property
+    def preprocessor(self) -> Preprocessor:
+        return RecordingPreprocessor(
+            tokenizer=self.tokenizer,
+            template=self.template,
+            max_model_len=self.max_model_len,
+            vocab_size=257,
+            default_params=self.default_params,
+            response_template=self.response_template,
+            prompts=self.prompts,
         )
-        if not ids:
-            raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
-        if any(not isinstance(i, int) or not 0 <= i < 257 for i in ids):
-            raise RequestError(
-                "prompt has an unknown token id", "The ids are 0 to 256.", param="prompt"
-            )
-        if len(ids) >= self.max_model_len:
-            raise RequestError(
-                "too long", "Shorten it.", param="prompt", code="context_length_exceeded"
-            )
-        return ids
-
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], /, *, tools: Any = None, **kwargs: Any
-    ) -> str:
-        self.prompts.append(self.template.render(messages, tools=tools, **kwargs))
-        return self.prompts[-1]
 
     def stream(
         self,
@@ -142,8 +120,8 @@ class FakeLLM:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> AsyncIterator[list[TextDelta]]:
-        ids = self.encode_prompt(prompt)
+    ) -> AsyncGenerator[list[TextDelta], None]:
+        ids = self.preprocessor.encode_prompt(prompt)
         self.seen.append((ids, params))
         return self._run(ids, params, request_id)
 
@@ -154,7 +132,7 @@ class FakeLLM:
 
     async def _run(
         self, ids: tuple[int, ...], params: SamplingParams, name: str
-    ) -> AsyncIterator[list[TextDelta]]:
+    ) -> AsyncGenerator[list[TextDelta], None]:
         stop = self.live[name] = asyncio.Event()
         try:
             step, at, sent = 0, [0] * params.n, 0

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from litestar import Litestar, asgi
 from litestar.testing import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from tests.server.server_fakes import FakeLLM
+from tests.server.test_schema import JSON
 
 from inferno.core.types import EngineStats
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.server import create_app
-from inferno.server.app import service_of
-
-from .server_fakes import FakeLLM
-from .test_schema import JSON
+from inferno.server.app import limiter_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -351,18 +350,18 @@ def test_the_app_can_be_mounted_in_another() -> None:
 
 def test_a_full_queue_is_a_429_worth_another_try(client: Any) -> None:
     http = client(max_waiting=2)  # and four run
-    gate = service_of(http.app).gate
-    gate.in_flight = 5
+    limiter = limiter_of(http.app)
+    limiter.in_flight = 5
     assert http.post(CHAT, json={"messages": MESSAGES}).status_code == 200
     response = http.post(CHAT, json={"messages": MESSAGES, "n": 2})
     assert error(response, 429)["type"] == "rate_limit_error"
     assert int(response.headers["retry-after"]) > 0
-    assert gate.in_flight == 5
+    assert limiter.in_flight == 5
 
 
 def test_a_stopping_server_lets_nobody_in(client: Any) -> None:
     http = client()
-    service_of(http.app).gate.draining = True
+    limiter_of(http.app).draining = True
     assert (
         error(http.post(CHAT, json={"messages": MESSAGES}), 503)["code"] == "server_shutting_down"
     )
@@ -377,8 +376,8 @@ def test_the_gate_is_left_whatever_happens(client: Any) -> None:
         {"messages": MESSAGES, "n": 0},
     ):
         http.post(CHAT, json=body)
-        assert service_of(http.app).gate.in_flight == 0
-        assert not service_of(http.app).gate.jobs
+        assert limiter_of(http.app).in_flight == 0
+        assert not limiter_of(http.app).running
 
 
 def test_a_response_template_that_cannot_be_read_costs_the_tools_only(

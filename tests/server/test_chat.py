@@ -4,11 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
-from inferno.core.types import SamplingParams
+from inferno.core.sampling_params import SamplingParams
 from inferno.text import ChatTemplate
-
-from .server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]

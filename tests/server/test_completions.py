@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from .server_fakes import FakeLLM
+from tests.server.server_fakes import FakeLLM
 
 PATH = "/v1/completions"
 

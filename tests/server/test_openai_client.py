@@ -17,8 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-
-from .conftest import wait_until
+from tests.server.conftest import wait_until
 
 openai = pytest.importorskip("openai")
 if importlib.util.find_spec("inferno_demo") is None:

@@ -6,30 +6,31 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fake_engine import TOKENIZER, byte_backend
+from tests.server.server_fakes import RESPONSE_TEMPLATE
 
-from inferno.server.output_parser import Dialect, Parser, Piece
-
-from .server_fakes import RESPONSE_TEMPLATE, ByteTokenizer
+from inferno.server.output_parser import Delta, OutputFormat, OutputParser
+from inferno.text import Tokenizer
 
 PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def parser(prompt: str = PROMPT, tools: Any = TOOLS, parallel: bool = True) -> Parser:
-    found = Dialect(RESPONSE_TEMPLATE).parser(prompt, tools, parallel=parallel)
+def parser(prompt: str = PROMPT, tools: Any = TOOLS, parallel: bool = True) -> OutputParser:
+    found = OutputFormat(RESPONSE_TEMPLATE).parser(prompt, tools, parallel=parallel)
     assert found is not None
     return found
 
 
-def read(parser: Parser, *texts: str) -> list[Piece]:
-    return [piece for text in texts for piece in parser.feed(text)] + parser.finish()
+def read(parser: OutputParser, *texts: str) -> list[Delta]:
+    return [delta for text in texts for delta in parser.feed(text)] + parser.finish()
 
 
-def joined(pieces: list[Piece]) -> list[tuple[str, str, str]]:
+def joined(deltas: list[Delta]) -> list[tuple[str, str, str]]:
     """Neighbours of the same kind as one."""
     result: list[tuple[str, str, str]] = []
-    for kind, text, name, _ in pieces:
+    for kind, text, name, _ in deltas:
         if result and result[-1][0] == kind != "tool":
             text = result.pop()[1] + text
         result.append((kind, text, name))
@@ -37,9 +38,9 @@ def joined(pieces: list[Piece]) -> list[tuple[str, str, str]]:
 
 
 def test_a_reply_is_taken_apart() -> None:
-    pieces = joined(read(parser(), f"<think>\nhm</think>\n\nSo: {CALL}\n{CALL}<|im_end|>"))
+    deltas = joined(read(parser(), f"<think>\nhm</think>\n\nSo: {CALL}\n{CALL}<|im_end|>"))
     call = ("tool", json.dumps({"a": 1}), "f")
-    assert pieces == [("reasoning", "hm", ""), ("content", "So: ", ""), call, call]
+    assert deltas == [("reasoning", "hm", ""), ("content", "So: ", ""), call, call]
 
 
 def test_each_call_has_an_id_of_its_own() -> None:
@@ -84,10 +85,10 @@ def test_a_broken_call_comes_out_in_the_models_own_words(broken: str) -> None:
 
 
 def test_what_came_before_a_broken_call_stays_what_it_was() -> None:
-    pieces = joined(
+    deltas = joined(
         read(parser(), "<think>hm</think>", "So: ", CALL, "<tool_call>{", "</tool_call>", " end")
     )
-    assert pieces == [
+    assert deltas == [
         ("reasoning", "hm", ""),
         ("content", "So: ", ""),
         ("tool", '{"a": 1}', "f"),
@@ -113,18 +114,19 @@ def test_any_chunking_gives_the_same(reply: str, data: st.DataObject) -> None:
 
 
 def test_a_model_without_a_template_writes_content_only() -> None:
-    assert Dialect.of(None, ByteTokenizer()).parser(PROMPT, TOOLS) is None
+    assert OutputFormat.of(None, TOKENIZER).parser(PROMPT, TOOLS) is None
 
 
 def test_marks_that_are_special_tokens_are_noticed() -> None:
-    class Strips(ByteTokenizer):
+    class Strips(Tokenizer):
         def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
             return "" if skip_special_tokens else super().decode(ids)
 
-    assert Dialect.of(RESPONSE_TEMPLATE, Strips()).writes_special
-    assert not Dialect.of(RESPONSE_TEMPLATE, ByteTokenizer()).writes_special
+    strips = Strips(byte_backend(), eos_token_ids=())
+    assert OutputFormat.of(RESPONSE_TEMPLATE, strips).writes_special
+    assert not OutputFormat.of(RESPONSE_TEMPLATE, TOKENIZER).writes_special
 
 
 def test_a_broken_template_is_found_before_the_first_request() -> None:
     with pytest.raises(ValueError, match="fields"):
-        Dialect.of({"version": 1, "fields": {}}, ByteTokenizer())
+        OutputFormat.of({"version": 1, "fields": {}}, TOKENIZER)

@@ -14,15 +14,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.server.server_fakes import FakeLLM
 
 from inferno.server import AddressError, run_server
 
-from .server_fakes import FakeLLM
-
 SCRIPT = """
 import sys
-sys.path.insert(0, {tests!r})
-from server.server_fakes import FakeLLM
+sys.path.insert(0, {root!r})
+from tests.server.server_fakes import FakeLLM
 from inferno.server import run_server
 
 class Closes(FakeLLM):
@@ -40,7 +39,7 @@ def process() -> Iterator[Any]:
 
     def start(seconds: float) -> tuple[subprocess.Popen[str], str]:
         script = textwrap.dedent(
-            SCRIPT.format(tests=str(Path(__file__).parents[1]), seconds=seconds)
+            SCRIPT.format(root=str(Path(__file__).parents[2]), seconds=seconds)
         )
         child = subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=os.environ

@@ -1,6 +1,7 @@
 """Tokenizers small enough to read, of the two kinds that generative models have."""
 
 import json
+from typing import Any
 
 import pytest
 import tokenizers
@@ -64,7 +65,7 @@ def byte_fallback() -> tokenizers.Tokenizer:
     return backend
 
 
-def opened(backend: tokenizers.Tokenizer, **files: object) -> Tokenizer:
+def opened(backend: tokenizers.Tokenizer, **files: Any) -> Tokenizer:
     config = files.pop("config", None)
     found = Tokenizer.from_assets(
         TextAssets(tokenizer_json=backend.to_str().encode(), **files), config

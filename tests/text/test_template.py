@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -168,7 +168,7 @@ def test_no_messages_are_refused() -> None:
 @pytest.mark.parametrize("name", ["chat_template", "messages", "return_assistant_tokens_mask"])
 def test_callers_cannot_replace_the_renderer_s_own_arguments(name: str) -> None:
     with pytest.raises(RequestError) as caught:
-        ChatTemplate({"default": CHATML}).render(USER, **{name: "x"})
+        ChatTemplate({"default": CHATML}).render(USER, **cast(Any, {name: "x"}))
     assert caught.value.param == f"chat_template_kwargs.{name}"
 
 

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -27,7 +28,7 @@ def with_bos() -> tokenizers.Tokenizer:
     return backend
 
 
-def opened(**files: object) -> Tokenizer:
+def opened(**files: Any) -> Tokenizer:
     tokenizer = Tokenizer.from_assets(
         TextAssets(tokenizer_json=with_bos().to_str().encode(), **files)
     )

@@ -60,5 +60,5 @@ def command(
 def _round(run: Run, count: int, input_len: int, output_len: int) -> float:
     """Seconds that `count` requests take together."""
     prompts = [[random.randrange(run.vocab_size) for _ in range(input_len)] for _ in range(count)]
-    params = run.params({"max_tokens": output_len, "temperature": 0, "ignore_eos": True})
+    params = run.params(max_tokens=output_len, temperature=0, ignore_eos=True)
     return run.timed(lambda: run.llm.generate(prompts, params))[1]

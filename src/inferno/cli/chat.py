@@ -37,7 +37,7 @@ def command(
 
     sampling = take_sampling(values)
     with opened(ref, values, chat_template) as run:
-        params = run.params(sampling)
+        params = run.params(**sampling)
         start = [{"role": "system", "content": system}] if system else []
         messages = list(start)
         while (line := _ask()) is not None:

@@ -53,7 +53,7 @@ def command(
     sampling = take_sampling(values)
     with opened(ref, values, chat_template) as run:
         inputs = [run.prompt(text, system=system, thinking=thinking, raw=raw) for text in texts]
-        params = run.params(sampling)
+        params = run.params(**sampling)
         if len(inputs) == 1 and stream:
             run.stream(inputs[0], params)
             return

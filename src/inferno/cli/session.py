@@ -15,7 +15,7 @@ from attrs import frozen
 
 from inferno.cli import render
 from inferno.cli.options import chosen, plan_options
-from inferno.core.types import SamplingParams
+from inferno.core.sampling_params import SamplingParams
 from inferno.errors import OptionError
 from inferno.llm import LLM
 from inferno.llm.preprocessor import Preprocessor, Prompt
@@ -71,14 +71,14 @@ class Run:
         tokenizer = self.preprocessor.tokenizer
         return self.preprocessor.vocab_size or (tokenizer.vocab_size if tokenizer else 1)
 
-    def params(self, given: Mapping[str, Any]) -> SamplingParams:
+    def params(self, **given: Any) -> SamplingParams:
         """The checkpoint's own sampling, but for what was given."""
-        return attrs.evolve(self.llm.default_params, **given)
+        return attrs.evolve(self.preprocessor.default_params, **given)
 
     def prompt(self, text: str, *, system: str | None, thinking: bool | None, raw: bool) -> Prompt:
         """One question, through the chat template where the model has one and `raw` does not forbid
         it."""
-        if raw or not self.llm.template.exists:
+        if raw or not self.preprocessor.template.exists:
             if system is not None or thinking is not None:
                 raise OptionError(
                     "--system and --thinking need a chat template", "Leave them out, and --raw too."
@@ -89,12 +89,12 @@ class Run:
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], thinking: bool | None) -> Prompt:
         if thinking is None:
-            return self.llm.encode_chat(messages)
-        if "enable_thinking" not in self.llm.template.source():
+            return self.preprocessor.encode_chat(messages)
+        if "enable_thinking" not in self.preprocessor.template.source():
             raise OptionError(
                 "this model's template has no thinking to switch", "Leave --thinking out."
             )
-        return self.llm.encode_chat(messages, enable_thinking=thinking)
+        return self.preprocessor.encode_chat(messages, enable_thinking=thinking)
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> str:
         """Print the answer as it comes, then its speed on stderr."""

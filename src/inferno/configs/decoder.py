@@ -59,7 +59,7 @@ class DecoderConfig:
         check_positive(**{name: getattr(read, name) for name in (*sizes, *given)})
         if not read.head_dim and read.hidden_size % read.num_attention_heads:
             raise CheckpointError(
-                f"config.json: hidden_size {read.hidden_size} is no multiple of "
+                f"config.json: hidden_size {read.hidden_size} is not divisible by "
                 f"num_attention_heads {read.num_attention_heads}",
                 "Check them, or say what head_dim is.",
             )
@@ -124,8 +124,8 @@ class WindowedConfig(DecoderConfig):
 
 @frozen(kw_only=True)
 class SwitchedWindowConfig(WindowedConfig):
-    """A window that `use_sliding_window` must switch on, and that the layers from
-    `max_window_layers` on have."""
+    """A decoder whose window is off unless `use_sliding_window`, and then in the layers from
+    `max_window_layers` on."""
 
     max_window_layers: int = 28
 
@@ -135,4 +135,4 @@ class SwitchedWindowConfig(WindowedConfig):
         return super().from_json({**config, "sliding_window": window})
 
     def slides(self, layer: int) -> bool:
-        return layer >= self.max_window_layers
+        return self.sliding_window is not None and layer >= self.max_window_layers

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import attrs
 import cattrs
+from cattrs.v import format_exception
 
 from inferno.errors import CheckpointError
 
@@ -15,8 +16,8 @@ C = TypeVar("C")
 
 
 def _number(value: Any, kind: type) -> Any:
-    """bool is no number here, nor are NaN and Infinity, which Python's JSON has; 1e3 is no int,
-    "12" is neither."""
+    """`value` as that kind of number. Refuses bool, NaN and Infinity, which Python's JSON has, and
+    1e3 or "12" for an int."""
     allowed = (int, float) if kind is float else (int,)
     if (
         isinstance(value, bool)
@@ -56,10 +57,17 @@ def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
     try:
         return _converter.structure(given, cls)
     except cattrs.ClassValidationError as error:
-        problems = "; ".join(cattrs.transform_error(error, path="config.json")[:5])
+        problems = "; ".join(cattrs.transform_error(error, "config.json", _explained)[:5])
         raise CheckpointError(
             f"{cls.__name__}: {problems}", "Check the model's config.json."
         ) from error
+
+
+def _explained(error: BaseException, kind: type | None) -> str:
+    """A field's validator names its field and what it must be."""
+    if kind is None and isinstance(error, ValueError):
+        return str(error)
+    return format_exception(error, kind)
 
 
 _LISTED = (
@@ -69,7 +77,7 @@ _LISTED = (
     "num_local_experts",
     "n_routed_experts",
 )
-"""Numbers of things that are listed one by one, before any tensor is looked for."""
+"""Counts of what is built one by one, before any tensor is looked for."""
 _MOST_LISTED, _LARGEST = 10_000, 2**31 - 1
 """Far beyond any model, and found out in no time."""
 
@@ -118,8 +126,8 @@ def check_experts(num_experts: int, picked: int, groups: int = 1, top_groups: in
 
 
 def layers_behind(num_hidden_layers: int, count: int) -> tuple[str, ...]:
-    """Name patterns (`ModelConfig.unused_tensors`) of layers stored behind the last, which guess
-    further tokens."""
+    """Name patterns (`ModelConfig.unused_tensors`) of the multi-token-prediction layers, stored
+    after the last decoder layer."""
     return tuple(
         f"model.layers.{layer}.*" for layer in range(num_hidden_layers, num_hidden_layers + count)
     )

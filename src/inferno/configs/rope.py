@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 
 from inferno.configs.reader import read_config
 from inferno.errors import CheckpointError
+
+_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 @frozen(kw_only=True)
 class RopeConfig:
     """Rotary position embedding: its base, and how it is stretched past the trained context.
 
-    `rope_type` is one of default, linear, dynamic, yarn (arXiv:2309.00071), llama3, longrope
-    (arXiv:2402.13753); fields as in transformers' `rope_parameters`.
+    Fields are those of transformers' `rope_parameters`; yarn is arXiv:2309.00071, longrope
+    arXiv:2402.13753.
     """
 
-    rope_type: str = "default"
-    rope_theta: float = 10_000.0
-    factor: float = 1.0
-    original_max_position_embeddings: int | None = None
-    partial_rotary_factor: float = 1.0
+    rope_type: str = field(default="default", validator=in_(_TYPES))
+    rope_theta: float = field(default=10_000.0, validator=gt(0))
+    factor: float = field(default=1.0, validator=gt(0))
+    original_max_position_embeddings: int | None = field(default=None, validator=optional(ge(2)))
+    partial_rotary_factor: float = field(default=1.0, validator=[gt(0), le(1)])
     # yarn
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: float = field(default=32.0, validator=gt(0))
+    beta_slow: float = field(default=1.0, validator=gt(0))
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
@@ -34,10 +37,22 @@ class RopeConfig:
     attention_factor: float | None = None
     # llama3
     low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
+    high_freq_factor: float = field(default=4.0)
     # longrope
-    short_factor: tuple[float, ...] = ()
-    long_factor: tuple[float, ...] = ()
+    short_factor: tuple[float, ...] = field(default=(), validator=deep_iterable(gt(0)))
+    long_factor: tuple[float, ...] = field(default=(), validator=deep_iterable(gt(0)))
+
+    @rope_theta.validator
+    def _above_1_for_yarn(self, attribute: object, theta: float) -> None:
+        if self.rope_type == "yarn" and theta <= 1:
+            raise ValueError(f"'rope_theta' must be > 1 for yarn: {theta}")
+
+    @high_freq_factor.validator
+    def _above_low_freq_factor(self, attribute: object, high: float) -> None:
+        if high <= self.low_freq_factor:
+            raise ValueError(
+                f"'high_freq_factor' must be > low_freq_factor {self.low_freq_factor}: {high}"
+            )
 
     @classmethod
     def from_json(
@@ -59,58 +74,20 @@ class RopeConfig:
         merged = {"rope_theta": theta if given is None else given, **scaling}
         merged["rope_type"] = scaling.get("rope_type") or scaling.get("type") or "default"
         merged.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
-        rope = read_config(cls, {k: v for k, v in merged.items() if v is not None})
-        known = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
-        if rope.rope_type not in known:
-            raise CheckpointError(
-                f"config.json: rope_type {rope.rope_type!r} is not known",
-                f"Known: {', '.join(known)}.",
-            )
-        for name, wrong, must in (
-            (
-                "rope_theta",
-                rope.rope_theta <= (rope.rope_type == "yarn"),
-                "above 0, for yarn above 1",
-            ),
-            ("factor", rope.factor <= 0, "above 0"),
-            (
-                "original_max_position_embeddings",
-                (rope.original_max_position_embeddings or 2) < 2,
-                "at least 2",
-            ),
-            (
-                "partial_rotary_factor",
-                not 0 < rope.partial_rotary_factor <= 1,
-                "above 0 and at most 1",
-            ),
-            ("beta_fast", rope.beta_fast <= 0, "above 0"),
-            ("beta_slow", rope.beta_slow <= 0, "above 0"),
-            (
-                "high_freq_factor",
-                rope.high_freq_factor <= rope.low_freq_factor,
-                "above low_freq_factor",
-            ),
-            ("short_factor", min(rope.short_factor, default=1.0) <= 0, "above 0, every one"),
-            ("long_factor", min(rope.long_factor, default=1.0) <= 0, "above 0, every one"),
-        ):
-            if wrong:
-                raise CheckpointError(
-                    f"config.json: {name} is {getattr(rope, name)}", f"It must be {must}."
-                )
-        return rope
+        return read_config(cls, {k: v for k, v in merged.items() if v is not None})
 
     def check_width(self, head_dim: int) -> None:
-        """Raises CheckpointError unless heads so wide can be turned: by whole pairs, longrope by a
-        factor for each."""
-        turned = int(head_dim * self.partial_rotary_factor)
-        if turned < 2 or turned % 2:
+        """Raises CheckpointError unless `head_dim` gives an even rotary dimension, with one
+        longrope factor per pair."""
+        rotated = int(head_dim * self.partial_rotary_factor)
+        if rotated < 2 or rotated % 2:
             raise CheckpointError(
-                f"config.json: {turned} numbers of a head of {head_dim} are to rotate",
+                f"config.json: {rotated} elements of a head of {head_dim} are to rotate",
                 "They rotate in pairs: check head_dim and partial_rotary_factor.",
             )
         for name in ("short_factor", "long_factor") if self.rope_type == "longrope" else ():
-            if (count := len(getattr(self, name))) != turned // 2:
+            if (count := len(getattr(self, name))) != rotated // 2:
                 raise CheckpointError(
-                    f"config.json: {name} has {count} numbers",
-                    f"It must have {turned // 2}, half of what rotates.",
+                    f"config.json: {name} has {count} elements",
+                    f"It must have {rotated // 2}, one for each rotated pair.",
                 )

@@ -12,7 +12,7 @@ COMPUTE = "compute"
 """As a state tensor's type: that of the activations."""
 
 
-def _dict(tensors: Mapping[str, CacheTensor]) -> dict[str, CacheTensor]:
+def _copied(tensors: Mapping[str, CacheTensor]) -> Mapping[str, CacheTensor]:
     return dict(tensors)
 
 
@@ -25,9 +25,9 @@ class StateSpec:
     """A fixed-size recurrent state that a layer keeps for each sequence: a short convolution's last
     inputs, the matrix of a Mamba or a gated delta rule."""
 
-    tensors: Mapping[str, CacheTensor] = field(converter=_dict, eq=_items)
-    """Name -> shape and type of one sequence's state; the type may be "compute", that of the
-    activations. A sequence begins with zeros."""
+    tensors: Mapping[str, CacheTensor] = field(converter=_copied, eq=_items)
+    """Name -> shape and type of one sequence's state; the type may be `COMPUTE`. A sequence begins
+    with zeros."""
 
     def resolved(self, dtype: DType) -> dict[str, CacheTensor]:
         """The tensors, with the compute type filled in."""

@@ -6,107 +6,12 @@ They travel between processes as msgpack: plain numbers, strings, tuples and dic
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-import attrs
 from attrs import define, field, frozen
 
-from inferno.errors import RequestError
-
-
-def _between(low: float, high: float = float("inf")) -> Any:
-    """Validator: a number in [low, high], or None where the field allows it. NaN is in no range."""
-
-    def check(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value is not None and not low <= value <= high:
-            wanted = (
-                f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-            )
-            raise RequestError(
-                f"{attribute.name} is {value}", f"It must be {wanted}.", param=attribute.name
-            )
-
-    return check
-
-
-def _texts(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One text or several, as OpenAI allows."""
-    return (value,) if isinstance(value, str) else tuple(value or ())
-
-
-def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
-    return tuple(value or ())
-
-
-MAX_LOGPROBS = 20
-"""How many alternatives a request may ask for at each position, as at OpenAI."""
-
-
-@frozen(kw_only=True)
-class SamplingParams:
-    """How one request wants its tokens drawn. Always per request, whatever its neighbours ask.
-
-    Order: penalties and `logit_bias`, then `min_tokens`, then `temperature`, then `top_k`, `top_p`,
-    `min_p`.
-    """
-
-    temperature: float = field(default=1.0, validator=_between(0))
-    """0 takes the most likely token (greedy)."""
-    top_k: int = field(default=0, validator=_between(-1))
-    """Keep the k most likely tokens; 0 or -1 keeps all."""
-    top_p: float = field(default=1.0, validator=_between(0, 1))
-    """Keep the fewest most likely tokens whose probabilities sum to at least this."""
-    min_p: float = field(default=0.0, validator=_between(0, 1))
-    """Keep tokens at least this likely, relative to the most likely one."""
-    presence_penalty: float = field(default=0.0, validator=_between(-2, 2))
-    """Subtracted once from the logit of every token generated before (OpenAI)."""
-    frequency_penalty: float = field(default=0.0, validator=_between(-2, 2))
-    """Subtracted from a token's logit for each time it was generated before (OpenAI)."""
-    repetition_penalty: float = field(default=1.0, validator=_between(1e-3, 1e3))
-    """Divides positive and multiplies negative logits of tokens in prompt or output (CTRL,
-    arXiv:1909.05858)."""
-    repeat_last_n: int = field(default=-1, validator=_between(-1))
-    """How many of the last tokens, prompt included, `repetition_penalty` looks at; -1 all, 0
-    none."""
-    logit_bias: Mapping[int, float] = field(factory=dict)
-    """Added to the logits of these token ids; -100 and below forbids one."""
-    seed: int | None = field(default=None)
-    """The same seed gives the same draws, whatever the neighbours in the batch."""
-    stop: tuple[str, ...] = field(default=(), converter=_texts)
-    """Texts that end the output. The text layer watches for them; the engine sees token ids
-    only."""
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
-    """Token ids that end the output."""
-    max_tokens: int | None = field(default=16, validator=_between(1))
-    """Most tokens to generate; None until the context is full."""
-    min_tokens: int = field(default=0, validator=_between(0))
-    """No stop token before this many tokens."""
-    ignore_eos: bool = False
-    """Go on past the model's own end-of-text tokens."""
-    n: int = field(default=1, validator=_between(1, 128))
-    """Independent outputs for the prompt. With a seed, output i draws with seed + i."""
-    logprobs: int | None = field(default=None, validator=_between(0, MAX_LOGPROBS))
-    """Report each token's log-probability and this many of the most likely alternatives'. The
-    model's own distribution: before penalties, bias and temperature."""
-    prompt_logprobs: int | None = field(default=None, validator=_between(0, MAX_LOGPROBS))
-    """The same for the prompt's tokens."""
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-
-    def __attrs_post_init__(self) -> None:
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}",
-                "min_tokens may not exceed max_tokens.",
-                param="min_tokens",
-            )
-        if any(not s for s in self.stop):
-            raise RequestError("stop has an empty string", "Leave it out.", param="stop")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
+from inferno.core.sampling_params import SamplingParams
 
 
 @frozen(kw_only=True)

@@ -1,4 +1,8 @@
-"""Check a request before it is queued: what the scheduler and the sampler may take for granted."""
+"""Check a request before it is queued: what the scheduler and the sampler may take for granted.
+
+`llm.preprocessor` checks the same prompts first, where a message can name the caller's field; this
+is the engine's own door, for requests of any client.
+"""
 
 from __future__ import annotations
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from inferno.core.types import EngineOutput, EngineStats, Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, EngineStats, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, open_for
+from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
 from inferno.plan import Opened, Plan
+
+
+class _Tokens(Protocol):
+    """What `AsyncLLM` needs of `inferno.process.client.TokenStream`."""
+
+    def take(self) -> list[EngineOutput]: ...
 
 
 class _Client(Protocol):
@@ -21,7 +28,7 @@ class _Client(Protocol):
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
-    def submit(self, request: Request) -> AsyncIterable[list[EngineOutput]]: ...
+    def submit(self, request: Request, news: asyncio.Event) -> _Tokens: ...
     def abort(self, request_id: str) -> None: ...
     @property
     def alive(self) -> bool: ...
@@ -29,7 +36,7 @@ class _Client(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-class AsyncLLM(Prompting):
+class AsyncLLM:
     """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with
     `start()` or `async with`, and beside it the tokenizer is read, unless something has asked for
     it before."""
@@ -66,10 +73,10 @@ class AsyncLLM(Prompting):
         self._client: _Client = EngineClient(opened.plan)
         self._opened: Opened | None = opened
         self._chat_template = chat_template
-        self._live: dict[str, Job] = {}
+        self._live: dict[str, ParentRequest] = {}
 
     @cached_property
-    def _preprocessor(self) -> Preprocessor:  # type: ignore[override]  # mypy: no settable properties
+    def _preprocessor(self) -> Preprocessor:
         assert self._opened is not None, "one that is given needs no opening"
         with self._opened:
             return Preprocessor.open(self._opened, self._chat_template)
@@ -105,6 +112,11 @@ class AsyncLLM(Prompting):
         await self.close()
 
     @property
+    def preprocessor(self) -> Preprocessor:
+        """The model's text side: tokenizer, chat template, limits, default parameters."""
+        return self._preprocessor
+
+    @property
     def model_id(self) -> str:
         return self.plan.model_id
 
@@ -132,13 +144,13 @@ class AsyncLLM(Prompting):
         Raises RequestError at once, EngineDeadError while it runs. Closing the iterator, or
         cancelling the task that reads it, aborts the request in the engine.
         """
-        return self._run(self._job(prompt, params, request_id, priority, cache_salt))
+        return self._run(self._prepare(prompt, params, request_id, priority, cache_salt))
 
     def abort(self, request_id: str) -> None:
         """End a request's stream, normally: its outputs finish with "abort". Unknown ids are no
         error."""
-        job = self._live.get(request_id)
-        for builder in job.builders if job else ():
+        parent = self._live.get(request_id)
+        for builder in parent.builders if parent else ():
             if not builder.done:
                 self._client.abort(builder.request.id)
 
@@ -152,91 +164,61 @@ class AsyncLLM(Prompting):
         cache_salt: str = "",
     ) -> RequestOutput:
         """The whole answer. Cancelling it aborts the request."""
-        job = self._job(prompt, params, request_id, priority, cache_salt)
-        async with aclosing(self._run(job)) as stream:
+        parent = self._prepare(prompt, params, request_id, priority, cache_salt)
+        async with aclosing(self._run(parent)) as stream:
             deltas = [d async for some in stream for d in some]
-        return job.output(deltas, self.tokenizer)
+        return parent.output(deltas)
 
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any
     ) -> RequestOutput:
         """The whole answer to a conversation."""
-        return await self.generate(self.encode_chat(messages, **template_kwargs), params)
+        prompt = self._preprocessor.encode_chat(messages, **template_kwargs)
+        return await self.generate(prompt, params)
 
-    def _job(
+    def _prepare(
         self,
         prompt: Prompt,
         params: SamplingParams | None,
         request_id: str | None,
         priority: int,
         cache_salt: str,
-    ) -> Job:
+    ) -> ParentRequest:
         if request_id in self._live:
             raise RequestError(
                 f"request id {request_id!r} is in use", "Choose another one.", param="request_id"
             )
-        return self._preprocessor.job(
+        return self._preprocessor.prepare(
             prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
 
-    async def _run(self, job: Job) -> AsyncGenerator[list[TextDelta], None]:
-        self._live[job.id] = job
-        steps = (
-            self._follow(job.builders[0])
-            if len(job.builders) == 1
-            else self._follow_all(job.builders)
-        )
-        try:
-            async with aclosing(steps):
-                async for _ in steps:
-                    deltas = [d for b in job.builders if (d := b.take())]
-                    if deltas:
-                        yield deltas
-        finally:
-            self._live.pop(job.id, None)
-
-    async def _follow(self, builder: OutputBuilder) -> AsyncGenerator[None, None]:
-        """Run one request, filling its builder; yields when there is news."""
-        try:
-            async for tokens in self._client.submit(builder.request):
-                for token in tokens:
-                    builder.push(token)
-                if builder.done:
-                    break
-                yield
-            else:
-                builder.end()
-            if builder.error is not None:
-                raise builder.error
-            yield
-        finally:
-            if not builder.ended:
-                self._client.abort(builder.request.id)
-
-    async def _follow_all(self, builders: Sequence[OutputBuilder]) -> AsyncGenerator[None, None]:
-        """The same for several requests at once; the first to fail fails all."""
+    async def _run(self, parent: ParentRequest) -> AsyncGenerator[list[TextDelta], None]:
+        """Follow all of the parent's requests at once; the first error ends them all."""
         news = asyncio.Event()
-
-        async def follow(builder: OutputBuilder) -> None:
-            async with aclosing(self._follow(builder)) as steps:
-                async for _ in steps:
-                    news.set()
-
-        tasks = [asyncio.create_task(follow(b)) for b in builders]
-        for task in tasks:
-            task.add_done_callback(lambda _: news.set())
+        running: dict[OutputBuilder, _Tokens] = {}
+        self._live[parent.id] = parent
         try:
-            while True:
+            for builder in parent.builders:
+                running[builder] = self._client.submit(builder.request, news)
+            while running:
                 await news.wait()
                 news.clear()
-                finished = all(task.done() for task in tasks)
-                for task in tasks:
-                    if task.done():
-                        task.result()
-                yield
-                if finished:
-                    return
+                done = []
+                for builder, tokens in running.items():
+                    for token in tokens.take():
+                        builder.push(token)
+                    if builder.done:
+                        done.append(builder)
+                for builder in done:
+                    del running[builder]
+                    if not builder.ended:  # by a stop string, which the engine cannot see
+                        self._client.abort(builder.request.id)
+                if deltas := [d for b in parent.builders if (d := b.take())]:
+                    yield deltas
+                for builder in done:
+                    if builder.error is not None:
+                        raise builder.error
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for builder in running:
+                self._client.abort(builder.request.id)
+            self._live.pop(parent.id, None)

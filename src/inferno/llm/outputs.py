@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
-from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request
 from inferno.errors import InfernoError
 from inferno.text import TextStream, Tokenizer
 
@@ -138,10 +139,6 @@ class OutputBuilder:
         self._add_text(token)
         if self._finish is not None:
             self.finished_at = time.time()
-
-    def end(self) -> None:
-        """The engine's stream closed without a last token: the request was aborted."""
-        self.push(EngineOutput(self.request.id, None, FinishReason.ABORT))
 
     def _add_text(self, token: EngineOutput) -> None:
         finish = token.finish

@@ -12,7 +12,8 @@ import attrs
 from attrs import frozen
 
 from inferno.contracts import TextAssets
-from inferno.core.types import Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams, parameters
+from inferno.core.types import Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.plan import Opened, Options, open_model
@@ -48,16 +49,18 @@ def open_for(ref: str | None, options: Mapping[str, Any]) -> Opened:
 
 
 @frozen
-class Job:
-    """One caller's request: a prompt and its `n` outputs, each a request of its own to the
-    engine."""
+class ParentRequest:
+    """One call: a prompt and its `n` outputs, each of them one request to the engine."""
 
     id: str
     prompt: str | None
+    """None when token ids were given."""
     builders: tuple[OutputBuilder, ...]
+    tokenizer: Tokenizer | None
 
-    def output(self, deltas: Iterable[TextDelta], tokenizer: Tokenizer | None) -> RequestOutput:
-        return collect(self.id, self.prompt, self.builders, deltas, tokenizer)
+    def output(self, deltas: Iterable[TextDelta]) -> RequestOutput:
+        """All of its deltas as one result."""
+        return collect(self.id, self.prompt, self.builders, deltas, self.tokenizer)
 
 
 @frozen(kw_only=True)
@@ -74,7 +77,7 @@ class Preprocessor:
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """What a request without parameters gets: the checkpoint's `generation_config.json`."""
     response_template: Mapping[str, Any] | None = None
-    """How the checkpoint says that its model writes calls and thoughts
+    """How the checkpoint says that its model writes tool calls and reasoning
     (`tokenizer_config.json`)."""
 
     @classmethod
@@ -114,7 +117,8 @@ class Preprocessor:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> str:
-        """The chat template's text for `messages`."""
+        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the
+        template's own variables."""
         return self.template.render(messages, tools=tools, **template_kwargs)
 
     def encode_chat(
@@ -127,7 +131,7 @@ class Preprocessor:
             tuple(self._tokenizer("messages").encode(text, add_special_tokens=False))
         )
 
-    def job(
+    def prepare(
         self,
         prompt: Prompt,
         params: SamplingParams | None,
@@ -135,8 +139,8 @@ class Preprocessor:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> Job:
-        """Everything the engine needs for one prompt. Raises RequestError."""
+    ) -> ParentRequest:
+        """Everything the engine needs for one prompt, checked. Raises RequestError."""
         params = params or self.default_params
         token_ids = self.encode_prompt(prompt)
         self._check_params(params)
@@ -156,7 +160,8 @@ class Preprocessor:
             for i in range(params.n)
         ]
         builders = tuple(OutputBuilder(r, i, self.tokenizer) for i, r in enumerate(requests))
-        return Job(request_id, prompt if isinstance(prompt, str) else None, builders)
+        text = prompt if isinstance(prompt, str) else None
+        return ParentRequest(request_id, text, builders, self.tokenizer)
 
     def _tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -217,7 +222,7 @@ class Preprocessor:
 def default_params(assets: TextAssets) -> SamplingParams:
     """A checkpoint's own sampling. `do_sample: false` means greedy, as it does to transformers."""
     config = assets.generation_config
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names = [p.name for p in parameters() if p.in_generation_config]
     values = {name: config[name] for name in names if config.get(name) is not None}
     if config.get("do_sample") is False:
         values["temperature"] = 0.0
@@ -264,46 +269,3 @@ def _integers(ids: Any) -> tuple[int, ...]:
             "It is text, or a list of token ids.",
             param="prompt",
         ) from error
-
-
-class Prompting:
-    """What `LLM` and `AsyncLLM` have in common: the way from texts and messages to token ids."""
-
-    _preprocessor: Preprocessor
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self._preprocessor.tokenizer
-
-    @property
-    def template(self) -> ChatTemplate:
-        return self._preprocessor.template
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and answer together."""
-        return self._preprocessor.max_model_len
-
-    @property
-    def default_params(self) -> SamplingParams:
-        """What calls without params use: the checkpoint's generation_config.json."""
-        return self._preprocessor.default_params
-
-    @property
-    def response_template(self) -> Mapping[str, Any] | None:
-        """How the checkpoint says that its model writes calls and thoughts, if it does."""
-        return self._preprocessor.response_template
-
-    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """A prompt's token ids. Raises RequestError (`context_length_exceeded`) for one the model
-        cannot take."""
-        return self._preprocessor.encode_prompt(prompt)
-
-    def render_chat(self, messages: Messages, /, **template_kwargs: Any) -> str:
-        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the
-        template's own."""
-        return self._preprocessor.render_chat(messages, **template_kwargs)
-
-    def encode_chat(self, messages: Messages, /, **template_kwargs: Any) -> tuple[int, ...]:
-        """`render_chat` as token ids: a prompt for `generate` and `stream`."""
-        return self._preprocessor.encode_chat(messages, **template_kwargs)

@@ -7,10 +7,11 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from inferno.core.types import EngineOutput, Request, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import Job, Messages, Preprocessor, Prompt, Prompting, open_for
+from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
 from inferno.process.prepare import prepared
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -27,7 +28,7 @@ class _Engine(Protocol):
     def close(self) -> None: ...
 
 
-class LLM(Prompting):
+class LLM:
     """A loaded model: prompts in, texts out, all prompts of a call computed together.
 
     `ref` is a directory, a file, a hub id or "demo" (`model` is vLLM's name for it); `options` are
@@ -65,6 +66,11 @@ class LLM(Prompting):
         self._engine, self._preprocessor = engine, front
         self._live: dict[str, OutputBuilder] = {}
 
+    @property
+    def preprocessor(self) -> Preprocessor:
+        """The model's text side: tokenizer, chat template, limits, default parameters."""
+        return self._preprocessor
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -80,7 +86,7 @@ class LLM(Prompting):
         many = _prompts(prompts)
         return self._run(
             [
-                self._preprocessor.job(p, s)
+                self._preprocessor.prepare(p, s)
                 for p, s in zip(many, _each(sampling_params, len(many)), strict=True)
             ]
         )
@@ -102,7 +108,8 @@ class LLM(Prompting):
         if continue_final_message:
             options["continue_final_message"] = True
         prompts = [
-            self.encode_chat(cast(Messages, c), tools=tools, **options) for c in conversations
+            self._preprocessor.encode_chat(cast(Messages, c), tools=tools, **options)
+            for c in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
@@ -111,7 +118,7 @@ class LLM(Prompting):
     ) -> Generator[TextDelta, None, None]:
         """The answer as it comes; the `n` outputs interleave. Leaving the loop aborts the request.
         Several streams may be open at once: each step of one computes all."""
-        return self._deltas(self._preprocessor.job(prompt, sampling_params))
+        return self._deltas(self._preprocessor.prepare(prompt, sampling_params))
 
     def close(self) -> None:
         """Free the model's memory. The LLM is of no use afterwards."""
@@ -128,8 +135,8 @@ class LLM(Prompting):
     ) -> None:
         self.close()
 
-    def _run(self, jobs: list[Job]) -> list[RequestOutput]:
-        builders = [b for job in jobs for b in job.builders]
+    def _run(self, parents: list[ParentRequest]) -> list[RequestOutput]:
+        builders = [b for parent in parents for b in parent.builders]
         try:
             self._submit(builders)
             waiting = builders
@@ -139,27 +146,27 @@ class LLM(Prompting):
         finally:
             self._forget(builders)
         return [
-            job.output((d for b in job.builders if (d := b.take())), self.tokenizer) for job in jobs
+            parent.output([d for b in parent.builders if (d := b.take())]) for parent in parents
         ]
 
-    def _deltas(self, job: Job) -> Generator[TextDelta, None, None]:
+    def _deltas(self, parent: ParentRequest) -> Generator[TextDelta, None, None]:
         try:
-            self._submit(job.builders)
+            self._submit(parent.builders)
             while True:
                 # Before the tokens are taken: the caller may step the engine from another stream
                 # meanwhile.
-                finished = all(b.done for b in job.builders)
-                for builder in job.builders:
+                finished = all(b.done for b in parent.builders)
+                for builder in parent.builders:
                     delta = builder.take()
                     if delta is not None:
                         yield delta
-                _raise_first(job.builders)
+                _raise_first(parent.builders)
                 if finished:
                     return
-                if not all(b.done for b in job.builders):
+                if not all(b.done for b in parent.builders):
                     self._step()
         finally:
-            self._forget(job.builders)
+            self._forget(parent.builders)
 
     def _submit(self, builders: Sequence[OutputBuilder]) -> None:
         for builder in builders:

@@ -12,39 +12,16 @@ from inferno.contracts import (
     LINEAR,
     OPS,
     AttentionNeed,
-    AttentionSpec,
     DType,
     KernelNeed,
     ModelConfig,
-    StateSpec,
 )
-from inferno.errors import CheckpointError
-from inferno.plan.cache_groups import StateUse
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, KernelUse
 
 STATE_BLOCK_SIZE = 64
 """Tokens per block of a model without attention, where blocks are only names of prefixes."""
-
-
-def state_uses(
-    specs: Mapping[int, AttentionSpec | StateSpec], dtype: DType
-) -> tuple[StateUse, ...]:
-    """The layers with recurrent states. Raises CheckpointError for a model that keeps nothing."""
-    if not specs:
-        raise CheckpointError(
-            "the model has neither attention layers nor recurrent states",
-            "Its config.json is not one inferno can run.",
-        )
-    layers = defaultdict[StateSpec, list[int]](list)
-    for layer, spec in specs.items():
-        if isinstance(spec, StateSpec):
-            layers[spec].append(layer)
-    return tuple(
-        StateUse(spec=spec, layers=tuple(ids), cache=spec.resolved(dtype))
-        for spec, ids in layers.items()
-    )
 
 
 def choose_attention(

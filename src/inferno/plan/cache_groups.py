@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from attrs import evolve, frozen
 
-from inferno.contracts import DTYPE_BYTES, CacheTensor, StateSpec
+from inferno.contracts import DTYPE_BYTES, AttentionSpec, CacheTensor, DType, StateSpec
+from inferno.errors import CheckpointError
 
 
 def nbytes_of(tensors: Mapping[str, CacheTensor]) -> int:
@@ -24,6 +26,26 @@ class StateUse:
     layers: tuple[int, ...]
     cache: Mapping[str, CacheTensor]
     """What each layer keeps per sequence: the spec's tensors, with the compute type filled in."""
+
+
+def state_uses(
+    specs: Mapping[int, AttentionSpec | StateSpec], dtype: DType
+) -> tuple[StateUse, ...]:
+    """The recurrent layers among a model's layers. Raises CheckpointError for a model that keeps
+    nothing of its tokens."""
+    if not specs:
+        raise CheckpointError(
+            "the model has neither attention layers nor recurrent states",
+            "Its config.json is not one inferno can run.",
+        )
+    layers = defaultdict[StateSpec, list[int]](list)
+    for layer, spec in specs.items():
+        if isinstance(spec, StateSpec):
+            layers[spec].append(layer)
+    return tuple(
+        StateUse(spec=spec, layers=tuple(ids), cache=spec.resolved(dtype))
+        for spec, ids in layers.items()
+    )
 
 
 @frozen(kw_only=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import get_args
 
 from attrs import field, frozen
 
 from inferno.contracts import COMPUTE_DTYPES, CacheDType
 from inferno.errors import OptionError
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(names)
 
 
 @frozen(kw_only=True)
@@ -43,8 +48,8 @@ class Options:
     offline: bool = False
     progress: bool = False
     served_model_name: str | None = None
-    disable: tuple[str, ...] = field(default=(), converter=tuple)
-    only: tuple[str, ...] = field(default=(), converter=tuple)
+    disable: tuple[str, ...] = field(default=(), converter=_names)
+    only: tuple[str, ...] = field(default=(), converter=_names)
 
     def __attrs_post_init__(self) -> None:
         for name in (

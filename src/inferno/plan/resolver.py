@@ -20,7 +20,8 @@ from inferno.contracts import (
     FetchOptions,
 )
 from inferno.errors import OptionError
-from inferno.plan.backends import choose_attention, choose_kernels, state_uses
+from inferno.plan.backends import choose_attention, choose_kernels
+from inferno.plan.cache_groups import state_uses
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
 from inferno.plan.opened import Opened, Parts, adapted, model_config

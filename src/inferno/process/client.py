@@ -13,9 +13,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import zmq
 from attrs import define, field
@@ -33,44 +33,45 @@ _GIVE_UP_AFTER = 3
 
 @define(eq=False)
 class TokenStream:
-    """One request's tokens. Iterating gives whatever piled up since the last look, so that a slow
-    reader costs its tokens and nothing more. Ends after a token that finishes; raises
-    EngineDeadError. May be abandoned after `abort`."""
+    """One request's tokens. `take` gives whatever piled up since the last look, so that a slow
+    reader costs its tokens and nothing more; iterating waits and takes, until a token finishes.
+    Both raise EngineDeadError. May be abandoned after `abort`."""
 
     request_id: str
+    news: asyncio.Event = field(factory=asyncio.Event)
+    """Set while there is something to take, an error included. Several streams may share one."""
     _tokens: list[EngineOutput] = field(factory=list, init=False)
-    _event: asyncio.Event = field(factory=asyncio.Event, init=False)
     _error: InfernoError | None = field(default=None, init=False)
     _done: bool = field(default=False, init=False)
 
     def feed(self, token: EngineOutput) -> None:
         self._tokens.append(token)
         self._done = token.finish is not None
-        self._event.set()
+        self.news.set()
 
     def fail(self, error: InfernoError) -> None:
         self._error = error
-        self._event.set()
+        self.news.set()
 
-    def end(self) -> None:
-        """Nothing more will come."""
-        self._done = True
-        self._event.set()
-
-    def __aiter__(self) -> AsyncIterator[list[EngineOutput]]:
-        return self._batches()
-
-    async def _batches(self) -> AsyncIterator[list[EngineOutput]]:
-        while True:
-            await self._event.wait()
-            self._event.clear()
-            tokens, self._tokens = self._tokens, []
-            if tokens:
-                yield tokens
-            if self._done and not self._tokens:
-                return
-            if self._error is not None:
+    def take(self) -> list[EngineOutput]:
+        """The tokens since the last call. An error comes after the last of them."""
+        tokens, self._tokens = self._tokens, []
+        if self._error is not None:
+            if not tokens:
                 raise self._error
+            self.news.set()  # for the call that raises it
+        return tokens
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[EngineOutput]:
+        while not (tokens := self.take()):
+            if self._done:
+                raise StopAsyncIteration
+            await self.news.wait()
+            self.news.clear()
+        return tokens
 
 
 @define(eq=False)
@@ -167,12 +168,13 @@ class EngineClient:
         self._fail_all(EngineDeadError("the engine was closed", "Open another."))
         self._context.destroy(linger=0)
 
-    def submit(self, request: Request) -> TokenStream:
+    def submit(self, request: Request, news: asyncio.Event | None = None) -> TokenStream:
+        """Send a request to the engine. `news` is the stream's event, if several share one."""
         if not self.alive or self._link is None:
             raise self._failure or EngineDeadError(
                 "the engine process is being restarted", "Try again in a moment."
             )
-        stream = TokenStream(request.id)
+        stream = TokenStream(request.id, news or asyncio.Event())
         self._streams[request.id] = stream
         self._link.send(protocol.ADD, protocol.encode(request))
         return stream

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from inferno.errors import AddressError
 from inferno.server.app import create_app
-from inferno.server.serve import AddressError, run_server
+from inferno.server.serve import run_server
 from inferno.server.support import FIELDS, Field
 
 __all__ = ["FIELDS", "AddressError", "Field", "create_app", "run_server"]

@@ -1,5 +1,5 @@
-"""The Litestar app: one model behind OpenAI's endpoints. Pure: two apps in one process know nothing
-of each other."""
+"""The Litestar app: one model behind OpenAI's endpoints. Pure: two apps in one process share
+nothing."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import Guard, Message, Scope
 
 import inferno
+from inferno.errors import AuthenticationError
 from inferno.server import routes
 from inferno.server.chat import chat_completions
 from inferno.server.completions import completions
-from inferno.server.errors import AuthenticationError, log, respond
+from inferno.server.errors import error_response
 from inferno.server.events import PING_SECONDS
-from inferno.server.generation import Limiter
+from inferno.server.generation import Pipeline
+from inferno.server.limiter import Limiter
 from inferno.server.metrics import Metrics
-from inferno.server.output_parser import Dialect
-from inferno.server.service import Service
+from inferno.server.model import ServedModel
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -44,7 +45,7 @@ REASONING_FIELDS = {
     "reasoning": ("reasoning",),
     "reasoning_content": ("reasoning_content",),
 }
-"""Clients are split over the name of the field that holds a model's thoughts."""
+"""Clients differ over the name of the field that holds a model's reasoning."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -69,22 +70,16 @@ def create_app(
     no key even where there are keys.
     """
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
-    service = Service(
-        llm=llm,
-        gate=Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting),
-        metrics=metrics,
-        served_names=tuple(served_names),
-        strict_params=strict_params,
-        reasoning_fields=REASONING_FIELDS[reasoning],
-        ping_seconds=ping_seconds,
-    )
+    limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
+    model = ServedModel(llm, served_names, REASONING_FIELDS[reasoning])
+    pipeline = Pipeline(llm, limiter, metrics, ping_seconds)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         if own_llm:
             await llm.start()
         try:
-            await asyncio.to_thread(_warm, service)
+            await asyncio.to_thread(model.warm_up)
             yield
         finally:
             if own_llm:
@@ -111,10 +106,13 @@ def create_app(
             routes.detokenize,
         ],
         lifespan=[lifespan],
-        state=State({"service": service}),
-        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
+        state=State({"limiter": limiter, "strict_params": strict_params}),
+        dependencies={
+            "model": Provide(lambda: model, sync_to_thread=False),
+            "pipeline": Provide(lambda: pipeline, sync_to_thread=False),
+        },
         guards=[_key_guard(api_keys, open_paths)] if api_keys else [],
-        exception_handlers={HTTPException: respond, Exception: respond},
+        exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[stamp],
         request_max_body_size=max_body_bytes,
         openapi_config=OpenAPIConfig(
@@ -127,25 +125,10 @@ def create_app(
     )
 
 
-def service_of(app: Litestar) -> Service:
-    """What the app's handlers share: its gate, its metrics."""
-    service: Service = app.state.service
-    return service
-
-
-def _warm(service: Service) -> None:
-    """What would else hold up every stream at the first chat: imports, and the template's
-    compilation."""
-    llm = service.llm
-    try:
-        service.dialect = Dialect.of(llm.response_template, llm.tokenizer)
-    except ValueError as error:
-        log.warning(
-            "no tools and no reasoning: the checkpoint's response_template cannot be used: %s",
-            error,
-        )
-    with contextlib.suppress(Exception):  # a template may refuse this conversation and take others
-        llm.render_chat([{"role": "user", "content": "."}])
+def limiter_of(app: Litestar) -> Limiter:
+    """The app's limiter: what runs, and the way to let it end."""
+    limiter: Limiter = app.state.limiter
+    return limiter
 
 
 def _key_guard(api_keys: Sequence[str], open_paths: Sequence[str]) -> Guard:

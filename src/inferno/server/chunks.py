@@ -3,12 +3,14 @@ times as much."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from inferno.server.generation import Job
-from inferno.server.schema import Generation
+if TYPE_CHECKING:
+    from inferno.server.generation import Generation
+    from inferno.server.schema import StreamOptions
 
 encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
@@ -18,21 +20,23 @@ class Chunks:
     """One stream's events. All carry the same id, time and model."""
 
     def __init__(
-        self, kind: str, id: str, model: str, job: Job, data: Generation, ignored: list[str]
+        self,
+        head: dict[str, Any],
+        generation: Generation,
+        options: StreamOptions | None,
+        ignored: Sequence[str],
     ) -> None:
-        options = data.stream_options
         self._include = bool(options and options.include_usage)
         self._continuous = self._include and bool(options and options.continuous_usage_stats)
-        self._job = job
-        head = {"id": id, "object": kind, "created": job.created, "model": model}
+        self._generation = generation
         self._head = b"data: " + encode(head)[:-1] + b',"choices":['
         self._first = b',"x_inferno":' + encode({"ignored": ignored}) if ignored else b""
 
     def event(
         self, index: int, payload: bytes, *, finish: str | None = None, rest: bytes = b""
     ) -> bytes:
-        """One choice's news. `payload` is its members before `finish_reason`, `rest` those after
-        it."""
+        """What is new of one choice. `payload` is its members before `finish_reason`, `rest` those
+        after it."""
         first, self._first = self._first, b""
         return b'%b{"index":%d,%b,"finish_reason":%b%b}]%b%b}\n\n' % (
             self._head,
@@ -51,14 +55,14 @@ class Chunks:
         return (
             self._head
             + b'],"usage":'
-            + encode(self._job.usage(reasoning_tokens=reasoning_tokens))
+            + encode(self._generation.usage(reasoning_tokens=reasoning_tokens))
             + b"}\n\n"
             + DONE
         )
 
     def _usage(self) -> bytes:
         if self._continuous:
-            return b',"usage":' + encode(self._job.usage())
+            return b',"usage":' + encode(self._generation.usage())
         return b',"usage":null' if self._include else b""
 
 

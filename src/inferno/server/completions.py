@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.core.types import Logprobs, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Logprobs
 from inferno.errors import RequestError
+from inferno.llm import TextDelta
 from inferno.server import logprobs
 from inferno.server.chunks import Chunks, encode, members
-from inferno.server.errors import frame, unsupported
-from inferno.server.events import Events, on_disconnect
-from inferno.server.generation import Job
-from inferno.server.parsing import CattrsDTO
+from inferno.server.errors import unsupported
+from inferno.server.generation import Pipeline, Prepared
+from inferno.server.model import ServedModel, in_time
+from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.sampling import given
 from inferno.server.schema import ERROR_RESPONSES, CompletionRequest
-from inferno.server.service import Service, check_salt, sampling
+from inferno.server.shape import Choice, Shape
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for this endpoint only."""
-_LONG = 20_000
-"""Characters of prompt that are worth a thread: tokenizing them would hold up every stream."""
 _MAX_OUTPUTS = 1024
 """Prompts times n that one request may ask for."""
 
@@ -38,205 +38,153 @@ _MAX_OUTPUTS = 1024
     responses=ERROR_RESPONSES,
 )
 async def completions(
-    data: JSONBody[CompletionRequest],
+    data: JSONBody[Parsed[CompletionRequest]],
     request: Request[Any, Any, Any],
-    service: NamedDependency[Service],
+    model: NamedDependency[ServedModel],
+    pipeline: NamedDependency[Pipeline],
 ) -> Response[Any]:
-    """Text, or token ids, that go on."""
-    model = service.model(data.model)
-    _check(data)
-    params = _params(data, service)
-    texts, prompts = await _prompts(data, service)
+    """The continuation of a string, or of token ids."""
+    body = data.body
+    name = model.name(body.model)
+    sent = given(body)
+    params = _params(body, sent, model)
+    texts, prompts = await _prompts(body, model)
     if len(prompts) * params.n > _MAX_OUTPUTS:
         raise RequestError(
             "too many prompts", f"Prompts times n may be {_MAX_OUTPUTS}.", param="prompt"
         )
-    job = Job(
-        service.llm,
-        service.gate,
-        service.metrics,
-        prompts,
-        params,
-        data.priority or 0,
-        check_salt(data.cache_salt),
+    prepared = Prepared.of(
+        data,
+        model=name,
+        prompts=prompts,
+        params=params,
+        prompt_only=sent.get("max_tokens") == 0,
     )
-    choices = [_Choice(service, data, i, prompts[i // params.n]) for i in range(job.num_outputs)]
-    ignored = request.state.ignored
-    job.open()
-    if data.stream:
-        chunks = Chunks("text_completion", f"cmpl-{job.id}", model, job, data, ignored)
-        return Events(
-            _frames(job, choices, texts, chunks),
-            abort=job.abort,
-            close=job.close,
-            ping_seconds=service.ping_seconds,
-        )
-    try:
-        async with on_disconnect(request.receive, job.abort):
-            async for deltas in job.deltas():
-                for delta in deltas:
-                    choices[delta.index].take(delta)
-    finally:
-        job.close()
-    return Response(_whole(job, choices, texts, model, ignored), media_type="application/json")
+    shape = TextShape(
+        model, body, texts, prompts, params.n, reports_prompt="prompt_logprobs" in sent
+    )
+    return await pipeline.respond(prepared, shape, request.receive)
 
 
-def _check(data: CompletionRequest) -> None:
-    if data.best_of is not None and data.best_of != (data.n or 1):
+def _params(data: CompletionRequest, sent: Mapping[str, Any], model: ServedModel) -> SamplingParams:
+    if data.best_of is not None and data.best_of != sent.get("n", 1):
         raise unsupported("best_of", "Use n and choose among the outputs.")
-    if data.stream and data.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "They come in one piece: leave stream out.")
     if data.stream and data.echo and data.logprobs is not None:
         raise unsupported(
             "echo", "The prompt's logprobs come in one piece: leave stream out, or logprobs."
         )
-
-
-def _params(data: CompletionRequest, service: Service) -> SamplingParams:
-    limit = _DEFAULT_MAX_TOKENS if data.max_tokens is None else data.max_tokens
-    if data.echo and limit == 0:
-        limit = 1  # the engine always draws one; `_Choice` leaves it out
-    prompt_logprobs = data.prompt_logprobs
+    values = {"max_tokens": _DEFAULT_MAX_TOKENS, **sent, "logprobs": data.logprobs}
+    if values["max_tokens"] == 0 and data.echo:
+        values["max_tokens"] = 1  # the engine always draws one; `Generation` drops it
     if data.echo and data.logprobs is not None:
-        prompt_logprobs = max(data.logprobs, prompt_logprobs or 0)
-    return sampling(
-        data,
-        service.llm.default_params,
-        max_tokens=limit,
-        logprobs=data.logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+        values["prompt_logprobs"] = max(data.logprobs, sent.get("prompt_logprobs", 0))
+    return evolve(model.preprocessor.default_params, **values)
 
 
 async def _prompts(
-    data: CompletionRequest, service: Service
+    data: CompletionRequest, model: ServedModel
 ) -> tuple[list[str], list[tuple[int, ...]]]:
-    """Each prompt as text (empty unless echoed) and as token ids. Raises RequestError."""
+    """Each prompt as text (empty unless echoed) and as token ids, not checked yet. Raises
+    RequestError."""
     raw: Any = data.prompt
-    given = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
-    tokenizer, special = service.llm.tokenizer, data.add_special_tokens is not False
+    prompts = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
+    special = data.add_special_tokens is not False
 
-    def encode_one(prompt: str | list[int]) -> tuple[int, ...]:
-        if isinstance(prompt, str) and tokenizer is not None:
-            return tuple(tokenizer.encode(prompt, add_special_tokens=special))
-        return service.llm.encode_prompt(prompt)
+    def encode_one(prompt: str | list[int]) -> tuple[str, tuple[int, ...]]:
+        if isinstance(prompt, str):
+            ids = model.needed_tokenizer("prompt").encode(prompt, add_special_tokens=special)
+            return prompt, tuple(ids)
+        if not data.echo or model.tokenizer is None:
+            return "", tuple(prompt)
+        return model.tokenizer.decode(prompt, skip_special_tokens=False), tuple(prompt)
 
-    def text(prompt: str | list[int]) -> str:
-        if isinstance(prompt, str) or not data.echo:
-            return prompt if isinstance(prompt, str) else ""
-        return tokenizer.decode(prompt, skip_special_tokens=False) if tokenizer else ""
-
-    def work() -> tuple[list[str], list[tuple[int, ...]]]:
-        return [text(p) for p in given], [encode_one(p) for p in given]
-
-    return await asyncio.to_thread(work) if sum(map(len, given)) > _LONG else work()
+    pairs = await in_time(lambda: [encode_one(p) for p in prompts], sum(map(len, prompts)))
+    return [text for text, _ in pairs], [ids for _, ids in pairs]
 
 
 @define
-class _Choice:
-    """One output so far."""
-
-    service: Service
-    data: CompletionRequest
-    index: int
-    prompt: tuple[int, ...]
+class _Choice(Choice):
+    shape: TextShape = field(kw_only=True)
     text: list[str] = field(factory=list)
-    token_ids: list[int] = field(factory=list)
-    logprobs: list[Logprobs] = field(factory=list)
-    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
-    offset: int = 0
+    _offset: int = 0
     """Where in the text the next token's logprobs begin."""
-    finish: str | None = None
-    stop_reason: str | int | None = None
 
-    @property
-    def news(self) -> bool:
-        """Whether there is anything to tell: a token may be half a character, or the beginning of a
-        stop text."""
-        return bool(self.finish or self.logprobs or any(self.text) or self.data.return_token_ids)
-
-    def take(self, delta: Any) -> None:
-        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
-        if delta.finish_reason is not None:
-            self.finish, self.stop_reason = delta.finish_reason, delta.stop_reason
-        if self.data.max_tokens == 0:
-            self.finish = self.finish and "length"
-            return
+    def take(self, delta: TextDelta) -> None:
+        super().take(delta)
         self.text.append(delta.text)
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs or ()
 
-    def scored(self, echo: tuple[Logprobs | None, ...] | None = None) -> dict[str, Any] | None:
-        if self.data.logprobs is None:
+    def opening(self, chunks: Chunks) -> bytes | None:
+        if not self.shape.data.echo:
+            return None
+        payload = b'"text":%b,"logprobs":null' % encode(self.shape.prompt_text(self.index))
+        return chunks.event(self.index, payload)
+
+    def events(self, chunks: Chunks) -> Sequence[bytes]:
+        """None yet if a token is half a character, or may be the beginning of a stop string."""
+        text, ids = "".join(self.text), self.shape.data.return_token_ids
+        if not (text or self.finish or self.logprobs or ids):
+            return ()
+        payload = b'"text":%b,"logprobs":%b' % (encode(text), encode(self._scored()))
+        rest = members(stop_reason=self.stop_reason) if self.finish else b""
+        if ids:
+            rest += members(token_ids=self.token_ids)
+        self.text, self.token_ids, self.logprobs = [], [], []
+        return (chunks.event(self.index, payload, finish=self.finish, rest=rest),)
+
+    def entry(self) -> dict[str, Any]:
+        data, shape = self.shape.data, self.shape
+        scored = shape.prompt_logprobs(self.index)
+        entry: dict[str, Any] = {
+            "index": self.index,
+            "text": (shape.prompt_text(self.index) if data.echo else "") + "".join(self.text),
+            "logprobs": self._scored(scored if data.echo else None),
+            "finish_reason": self.finish,
+            "stop_reason": self.stop_reason,
+        }
+        if shape.reports_prompt and scored is not None:
+            entry["prompt_logprobs"] = logprobs.prompt(shape.model.tokenizer, scored)
+        if data.return_token_ids:
+            prompt_token_ids = shape.prompt_token_ids(self.index)
+            entry |= {"prompt_token_ids": prompt_token_ids, "token_ids": self.token_ids}
+        return entry
+
+    def _scored(self, echo: tuple[Logprobs | None, ...] | None = None) -> dict[str, Any] | None:
+        shape, top = self.shape, self.shape.data.logprobs
+        if top is None:
             return None
         positions: list[Logprobs | None] = [*(echo or ()), *self.logprobs]
-        ids = [*(self.prompt if echo is not None else ()), *self.token_ids]
-        tokenizer, top = self.service.llm.tokenizer, self.data.logprobs
-        shape, self.offset = logprobs.completion(tokenizer, positions, ids, self.offset, top)
-        return shape
+        ids = [*(shape.prompt_token_ids(self.index) if echo is not None else ()), *self.token_ids]
+        scored, self._offset = logprobs.completion(
+            shape.model.tokenizer, positions, ids, self._offset, top
+        )
+        return scored
 
 
-def _whole(
-    job: Job, choices: list[_Choice], texts: list[str], model: str, ignored: list[str]
-) -> dict[str, Any]:
-    data, n, shown = choices[0].data, job.params.n, []
-    if data.max_tokens == 0:
-        job.completion_tokens = 0
-    for choice in choices:
-        first = choices[
-            choice.index // n * n
-        ]  # the prompt was scored once, for the first of its n outputs
-        prompt_logprobs = first.prompt_logprobs
-        entry: dict[str, Any] = {
-            "index": choice.index,
-            "text": (texts[choice.index // n] if data.echo else "") + "".join(choice.text),
-            "logprobs": choice.scored(prompt_logprobs if data.echo else None),
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop_reason,
-        }
-        if data.prompt_logprobs is not None and prompt_logprobs is not None:
-            entry["prompt_logprobs"] = logprobs.prompt(job.llm.tokenizer, prompt_logprobs)
-        if data.return_token_ids:
-            entry |= {"prompt_token_ids": choice.prompt, "token_ids": choice.token_ids}
-        shown.append(entry)
-    body = {
-        "id": f"cmpl-{job.id}",
-        "object": "text_completion",
-        "created": job.created,
-        "model": model,
-        "choices": shown,
-        "usage": job.usage(),
-    }
-    return body | ({"x_inferno": {"ignored": ignored}} if ignored else {})
+class TextShape(Shape[_Choice]):
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
+    def __init__(
+        self,
+        model: ServedModel,
+        data: CompletionRequest,
+        texts: list[str],
+        prompts: list[tuple[int, ...]],
+        n: int,
+        *,
+        reports_prompt: bool,
+    ) -> None:
+        self.model, self.data = model, data
+        self._texts, self._prompts, self._n = texts, prompts, n
+        self.reports_prompt = reports_prompt
+        """Whether `prompt_logprobs` were asked for: an echo scores the prompt too."""
+        self.choices = [_Choice(i, shape=self) for i in range(len(prompts) * n)]
 
-async def _frames(
-    job: Job, choices: list[_Choice], texts: list[str], chunks: Chunks
-) -> AsyncGenerator[bytes, None]:
-    try:
-        data = choices[0].data
-        if data.echo:
-            for choice in choices:
-                text = texts[choice.index // job.params.n]
-                yield chunks.event(choice.index, b'"text":%b,"logprobs":null' % encode(text))
-        async for deltas in job.deltas():
-            for delta in deltas:
-                choice = choices[delta.index]
-                choice.take(delta)
-                if data.max_tokens == 0:
-                    job.completion_tokens = 0
-                if choice.news:
-                    yield _event(choice, chunks)
-        if all(c.finish for c in choices):
-            yield chunks.end()
-    except Exception as error:
-        yield frame(error)
+    def prompt_text(self, index: int) -> str:
+        return self._texts[index // self._n]
 
+    def prompt_token_ids(self, index: int) -> tuple[int, ...]:
+        return self._prompts[index // self._n]
 
-def _event(choice: _Choice, chunks: Chunks) -> bytes:
-    payload = b'"text":%b,"logprobs":%b' % (encode("".join(choice.text)), encode(choice.scored()))
-    rest = members(stop_reason=choice.stop_reason) if choice.finish else b""
-    if choice.data.return_token_ids:
-        rest += members(token_ids=choice.token_ids)
-    choice.text, choice.token_ids, choice.logprobs = [], [], []
-    return chunks.event(choice.index, payload, finish=choice.finish, rest=rest)
+    def prompt_logprobs(self, index: int) -> tuple[Logprobs | None, ...] | None:
+        """The prompt is scored once, for the first of its n outputs."""
+        return self.choices[index // self._n * self._n].prompt_logprobs

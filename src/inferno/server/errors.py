@@ -27,28 +27,6 @@ RETRY_AFTER = 2
 """Seconds a client is asked to wait before it tries again: about an engine's restart."""
 
 
-class AuthenticationError(InfernoError):
-    """No API key, or one that this server does not know."""
-
-    status = 401
-    code = "invalid_api_key"
-
-
-class UnknownModelError(InfernoError):
-    """The request names a model that is not served here."""
-
-    status = 404
-    code = "model_not_found"
-
-
-class ShuttingDownError(InfernoError):
-    """The server is stopping: no new requests, and those still running at the deadline are cut
-    off."""
-
-    status = 503
-    code = "server_shutting_down"
-
-
 def unsupported(name: str, remedy: str) -> RequestError:
     """A known field that cannot be honoured."""
     return RequestError(
@@ -61,15 +39,14 @@ def shorten(text: str, limit: int = _MAX_MESSAGE) -> str:
 
 
 def body(error: BaseException) -> tuple[int, dict[str, Any]]:
-    """Status and JSON body. What is not an error of ours says nothing of the inside."""
+    """Status and JSON body. An exception that is not an InfernoError becomes an opaque 500."""
     status, message, param, code = 500, "Internal server error.", None, None
     if isinstance(error, InfernoError):
         status, code = error.status, error.code
         message = " ".join(
             part if part.endswith((".", "!", "?")) else f"{part}." for part in _parts(error)
         )
-        if isinstance(error, RequestError):
-            param, code = error.param, error.request_code or "invalid_value"
+        param = error.param if isinstance(error, RequestError) else None
     elif isinstance(error, HTTPException):
         status, message = error.status_code, error.detail
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -86,7 +63,7 @@ def frame(error: BaseException) -> bytes:
     return b"data: " + msgspec.json.encode(body(error)[1]) + b"\n\n"
 
 
-def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """Litestar's exception handler for everything."""
     status, content = body(error)
     if status >= 500 and not isinstance(error, InfernoError):

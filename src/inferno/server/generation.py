@@ -1,115 +1,205 @@
-"""One HTTP request's work in the engine, and the gate it comes in by."""
+"""The way from a prepared request to its answer, streamed or whole: one for all endpoints."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
+from litestar import Response
+from litestar.types import Receive
 
-from inferno.core.types import SamplingParams
-from inferno.errors import EngineDeadError, InfernoError, QueueFullError
-from inferno.server.errors import ShuttingDownError
+from inferno.core.sampling_params import SamplingParams
+from inferno.errors import EngineDeadError, InfernoError, RequestError, ShuttingDownError
+from inferno.server.chunks import Chunks
+from inferno.server.errors import frame
+from inferno.server.events import PING_SECONDS, Events, on_disconnect
+from inferno.server.limiter import Limiter
+from inferno.server.merge import Merge
+from inferno.server.parsing import Parsed
+from inferno.server.schema import GenerationRequest, StreamOptions
+from inferno.server.shape import Shape
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM, TextDelta
     from inferno.server.metrics import Metrics
 
 
-@define(eq=False)
-class Limiter:
-    """Who may come in: not more than `limit` outputs at a time, and nobody once the server is
-    stopping."""
+@frozen(kw_only=True)
+class Prepared:
+    """What generation needs of a request, whatever the endpoint."""
 
-    limit: int | None = None
-    """Outputs running or waiting in the engine; None for any number."""
-    in_flight: int = 0
-    draining: bool = False
-    jobs: set[Job] = field(factory=set)
-
-    def admit(self, job: Job) -> None:
-        """Raises QueueFullError or ShuttingDownError. An admitted job must be closed."""
-        if self.draining:
-            raise ShuttingDownError("the server is shutting down", "Try again.")
-        if (
-            self.limit is not None
-            and self.in_flight
-            and self.in_flight + job.num_outputs > self.limit
-        ):
-            raise QueueFullError(
-                "too many requests are waiting",
-                "Try again later, or start with more --max-waiting.",
-            )
-        self.in_flight += job.num_outputs
-        self.jobs.add(job)
-
-    def release(self, job: Job) -> None:
-        if job in self.jobs:
-            self.jobs.remove(job)
-            self.in_flight -= job.num_outputs
-
-    def drain(self, seconds: float) -> None:
-        """Let nobody in any more, and cut off after `seconds` whoever still runs."""
-        self.draining = True
-        asyncio.get_running_loop().call_later(seconds, self.expire)
-
-    def expire(self) -> None:
-        for job in list(self.jobs):
-            job.abort("shutdown")
-
-
-@define(eq=False)
-class Job:
-    """One prompt or several, `params.n` outputs each. Output j of prompt i has index i * n + j.
-
-    Use: create, `open`, read `deltas` to the end, `close`.
-    """
-
-    llm: AsyncLLM
-    gate: Limiter
-    metrics: Metrics
+    model: str
+    """The name that the answer bears."""
     prompts: Sequence[tuple[int, ...]]
     params: SamplingParams
+    stream: bool = False
+    stream_options: StreamOptions | None = None
     priority: int = 0
     cache_salt: str = ""
-    id: str = field(factory=lambda: uuid.uuid4().hex)
-    created: int = field(factory=lambda: int(time.time()))
-    completion_tokens: int = 0
-    _started: float = field(factory=time.monotonic)
-    _last: dict[int, float] = field(factory=dict)
-    _cached: dict[int, int] = field(factory=dict)
-    _aborted: Literal["client", "shutdown"] | None = None
-    _ended: bool = False
-    _sources: list[AsyncIterator[list[TextDelta]]] = field(factory=list)
+    ignored: tuple[str, ...] = ()
+    """Names of fields that were sent for nothing."""
+    prompt_only: bool = False
+    """Score the prompt and drop the token that the engine draws all the same."""
+
+    @classmethod
+    def of(
+        cls,
+        parsed: Parsed[GenerationRequest],
+        *,
+        model: str,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        ignored: Sequence[str] = (),
+        prompt_only: bool = False,
+    ) -> Self:
+        """A parsed body with what its endpoint made of it. `ignored` is added to what parsing
+        named. Raises RequestError."""
+        data = parsed.body
+        return cls(
+            model=model,
+            prompts=prompts,
+            params=params,
+            stream=bool(data.stream),
+            stream_options=data.stream_options,
+            priority=data.priority or 0,
+            cache_salt=_checked(data.cache_salt),
+            ignored=tuple(dict.fromkeys((*parsed.ignored, *ignored))),
+            prompt_only=prompt_only,
+        )
 
     @property
     def num_outputs(self) -> int:
         return len(self.prompts) * self.params.n
 
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
+
+class Pipeline:
+    """What all generations of one app share. (No attrs class: Litestar would look inside.)"""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        limiter: Limiter,
+        metrics: Metrics,
+        ping_seconds: float = PING_SECONDS,
+    ) -> None:
+        self.llm, self.limiter, self.metrics = llm, limiter, metrics
+        self.ping_seconds = ping_seconds
+
+    async def respond(
+        self, prepared: Prepared, shape: Shape[Any], receive: Receive
+    ) -> Response[Any]:
+        """Generate, and answer in that shape: as events if the client wants a stream, else whole.
+        Raises what should become a status code."""
+        generation = Generation(self.llm, self.limiter, self.metrics, prepared)
+        generation.open()
+        head = {
+            "id": f"{shape.id_prefix}-{generation.id}",
+            "object": shape.chunk_kind if prepared.stream else shape.kind,
+            "created": generation.created,
+            "model": prepared.model,
+        }
+        if prepared.stream:
+            chunks = Chunks(head, generation, prepared.stream_options, prepared.ignored)
+            return Events(
+                _events(generation, shape, chunks),
+                abort=generation.abort,
+                close=generation.close,
+                ping_seconds=self.ping_seconds,
+            )
+        try:
+            async with on_disconnect(receive, generation.abort):
+                async for deltas in generation.deltas():
+                    for delta in deltas:
+                        shape.choices[delta.index].take(delta)
+        finally:
+            generation.close()
+        body = {
+            **head,
+            "choices": [choice.entry() for choice in shape.choices],
+            "usage": generation.usage(reasoning_tokens=shape.reasoning_tokens()),
+            **shape.extras(),
+        }
+        if prepared.ignored:
+            body["x_inferno"] = {"ignored": prepared.ignored}
+        return Response(body, media_type="application/json")
+
+
+async def _events(
+    generation: Generation, shape: Shape[Any], chunks: Chunks
+) -> AsyncGenerator[bytes, None]:
+    choices = shape.choices
+    try:
+        for choice in choices:
+            if (opening := choice.opening(chunks)) is not None:
+                yield opening
+        async with aclosing(generation.deltas()) as deltas:
+            async for some in deltas:
+                for delta in some:
+                    choice = choices[delta.index]
+                    choice.take(delta)
+                    for event in choice.events(chunks):
+                        yield event
+        if all(choice.finish for choice in choices):
+            yield chunks.end(reasoning_tokens=shape.reasoning_tokens())
+    except Exception as error:
+        yield frame(error)
+
+
+@define(eq=False)
+class Generation:
+    """One HTTP request in the engine: a prompt or several, `params.n` outputs each. Output j of
+    prompt i has index i * n + j.
+
+    Use: create, `open`, read `deltas` to the end, `close`.
+    """
+
+    llm: AsyncLLM
+    limiter: Limiter
+    metrics: Metrics
+    prepared: Prepared
+    id: str = field(factory=lambda: uuid.uuid4().hex)
+    created: int = field(factory=lambda: int(time.time()))
+    completion_tokens: int = 0
+    _started: float = field(factory=time.monotonic)
+    _last: dict[int, float] = field(factory=dict)
+    """When each output's latest token came."""
+    _cached: dict[int, int] = field(factory=dict)
+    """Each prompt's tokens that were found in the cache."""
+    _aborted: Literal["client", "shutdown"] | None = None
+    _ended: bool = False
+    _streams: list[AsyncGenerator[list[TextDelta], None]] = field(factory=list)
+    """One for each prompt, once it is open."""
 
     @property
-    def cached_tokens(self) -> int:
-        return sum(self._cached.values())
+    def num_outputs(self) -> int:
+        return self.prepared.num_outputs
 
     def open(self) -> None:
         """Raises what should become a status code: a bad parameter, a full queue, an engine that is
         away."""
+        prepared = self.prepared
+        self._streams = [
+            self.llm.stream(
+                prompt,
+                prepared.params,
+                request_id=f"{self.id}-{i}",
+                priority=prepared.priority,
+                cache_salt=prepared.cache_salt,
+            )
+            for i, prompt in enumerate(prepared.prompts)
+        ]
         if not self.llm.alive:
             raise EngineDeadError("the engine is restarting", "Try again in a moment.")
-        self._sources = [self._source(i) for i in range(len(self.prompts))]
-        self.gate.admit(self)
+        self.limiter.admit(self)
 
     def close(self) -> None:
         if not self._ended:
             self.abort()
-        self.gate.release(self)
+        self.limiter.release(self)
 
     def abort(self, why: Literal["client", "shutdown"] = "client") -> None:
         """Ends `deltas`: quietly when the client is gone, with ShuttingDownError when the server is
@@ -117,7 +207,7 @@ class Job:
         if self._aborted is None:
             self._aborted = why
             self.metrics.finished("abort", self.num_outputs)
-        for i in range(len(self._sources)):
+        for i in range(len(self._streams)):
             self.llm.abort(f"{self.id}-{i}")
 
     async def deltas(self) -> AsyncGenerator[list[TextDelta], None]:
@@ -125,43 +215,30 @@ class Job:
         EngineDeadError."""
         if self._gone():
             return
-        async with contextlib.aclosing(_merge(self._sources)) as merged:
-            async for source, deltas in merged:
-                self._note(source, deltas)
+        async with Merge(self._streams) as merged:
+            while (news := await merged.next()) is not None:
+                deltas = self._noted(*news)
                 if self._gone():
                     return
                 if any(d.finish_reason == "abort" for d in deltas):
                     raise InfernoError(
                         "the engine gave the request up", "The server's log has the reason."
                     )
-                yield (
-                    [evolve(d, index=source * self.params.n + d.index) for d in deltas]
-                    if source
-                    else deltas
-                )
+                yield deltas
         self._ended = not self._gone()
 
     def usage(self, *, reasoning_tokens: int | None = None) -> dict[str, object]:
         """OpenAI's usage object, as of now."""
+        prompt_tokens = sum(map(len, self.prepared.prompts))
         usage: dict[str, object] = {
-            "prompt_tokens": self.prompt_tokens,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
         if reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
         return usage
-
-    def _source(self, i: int) -> AsyncIterator[list[TextDelta]]:
-        name = f"{self.id}-{i}"
-        return self.llm.stream(
-            self.prompts[i],
-            self.params,
-            request_id=name,
-            priority=self.priority,
-            cache_salt=self.cache_salt,
-        )
 
     def _gone(self) -> bool:
         """Whether the client is; raises when it is the server."""
@@ -171,13 +248,15 @@ class Job:
             )
         return self._aborted is not None
 
-    def _note(self, source: int, deltas: Sequence[TextDelta]) -> None:
-        now = time.monotonic()
+    def _noted(self, prompt: int, deltas: list[TextDelta]) -> list[TextDelta]:
+        """Count what came for a prompt, and give it the request's indices."""
+        now, first = time.monotonic(), prompt * self.prepared.params.n
         for delta in deltas:
-            index, count = source * self.params.n + delta.index, len(delta.token_ids)
+            index, count = first + delta.index, len(delta.token_ids)
+            if not self.prepared.prompt_only:
+                self.completion_tokens += count
             if delta.index == 0:  # the others find the prompt that the first one computed
-                self._cached[source] = max(self._cached.get(source, 0), delta.num_cached)
-            self.completion_tokens += count
+                self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached)
             if count:
                 self.metrics.tokens(
                     count, now - self._last.get(index, self._started), first=index not in self._last
@@ -185,29 +264,23 @@ class Job:
                 self._last[index] = now
             if delta.finish_reason and delta.finish_reason != "abort":
                 self.metrics.finished(delta.finish_reason, 1, now - self._started)
+        if self.prepared.prompt_only:
+            deltas = [_without_output(delta) for delta in deltas]
+        return [evolve(d, index=first + d.index) for d in deltas] if first else deltas
 
 
-async def _merge(
-    sources: Sequence[AsyncIterator[list[TextDelta]]],
-) -> AsyncGenerator[tuple[int, list[TextDelta]], None]:
-    """(source, deltas) as they come. Each source is asked again only after its last answer was
-    taken."""
-    if len(sources) == 1:  # the common case, without a task per step
-        async for deltas in sources[0]:
-            yield 0, deltas
-        return
-    waiting = {asyncio.ensure_future(anext(source)): i for i, source in enumerate(sources)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                i = waiting.pop(task)
-                try:
-                    deltas = task.result()
-                except StopAsyncIteration:
-                    continue
-                waiting[asyncio.ensure_future(anext(sources[i]))] = i
-                yield i, deltas
-    finally:
-        for task in waiting:
-            task.cancel()
+def _without_output(delta: TextDelta) -> TextDelta:
+    finish = delta.finish_reason if delta.finish_reason in (None, "abort") else "length"
+    return evolve(delta, text="", token_ids=(), logprobs=None, finish_reason=finish)
+
+
+def _checked(salt: str | None) -> str:
+    if salt is None:
+        return ""
+    if not 0 < len(salt) <= 128 or any(c in salt for c in "@/\\\0"):
+        raise RequestError(
+            "cache_salt is not usable",
+            "Give 1 to 128 characters without @, / and \\.",
+            param="cache_salt",
+        )
+    return salt

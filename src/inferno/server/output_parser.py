@@ -17,7 +17,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 """The names that response templates have for it."""
 
 
-class Piece(NamedTuple):
+class Delta(NamedTuple):
     """A part of the answer in the order it was written. A tool call comes whole."""
 
     kind: Literal["content", "reasoning", "tool"]
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 @frozen
-class Dialect:
+class OutputFormat:
     """How a model writes its answers."""
 
     template: Mapping[str, Any] | None = None
@@ -38,7 +38,7 @@ class Dialect:
     the text."""
 
     @classmethod
-    def of(cls, template: Mapping[str, Any] | None, tokenizer: Any) -> Dialect:
+    def of(cls, template: Mapping[str, Any] | None, tokenizer: Any) -> OutputFormat:
         """Raises ValueError for a template that transformers cannot read."""
         if not template or tokenizer is None:
             return cls()
@@ -58,17 +58,17 @@ class Dialect:
 
     def parser(
         self, prompt: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True
-    ) -> Parser | None:
+    ) -> OutputParser | None:
         """For one output of the rendered `prompt`; None where everything is content. Without tools,
         what looks like a call is content too."""
         if self.template is None:
             return None
         fields = {k: v for k, v in self.template["fields"].items() if tools or k != "tool_calls"}
-        return Parser({**self.template, "fields": fields}, prompt, tools, parallel=parallel)
+        return OutputParser({**self.template, "fields": fields}, prompt, tools, parallel=parallel)
 
 
-class Parser:
-    """Takes one output apart as it comes. Any chunking gives the same pieces, but for where texts
+class OutputParser:
+    """Takes one output apart as it comes. Any chunking gives the same deltas, but for where texts
     are cut."""
 
     def __init__(
@@ -92,54 +92,54 @@ class Parser:
         self._trim = any(e["type"] == "region_close" for e in self._parser.initial_events)
         self.num_calls = 0
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Delta]:
         self._raw += text
         if self._parser is None:
             return self._give_up()
         try:
-            return self._pieces(self._parser.feed(text))
+            return self._deltas(self._parser.feed(text))
         except ValueError:  # a call that is not the JSON its template promises
             return self._give_up()
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[Delta]:
         if self._parser is None:
             return []
         try:
-            return self._pieces(self._parser.finalize()[1])
+            return self._deltas(self._parser.finalize()[1])
         except ValueError:  # cut off in the middle of a call
             return self._give_up()
 
-    def _give_up(self) -> list[Piece]:
+    def _give_up(self) -> list[Delta]:
         """From here on the model's own words, as content."""
         self._parser, text, self._raw = None, self._raw, ""
-        return [Piece("content", text)] if text else []
+        return [Delta("content", text)] if text else []
 
-    def _pieces(self, events: Sequence[Mapping[str, Any]]) -> list[Piece]:
-        pieces = []
+    def _deltas(self, events: Sequence[Mapping[str, Any]]) -> list[Delta]:
+        deltas = []
         for event in events:
             kind, name = event["type"], event["field"]
             if kind == "region_chunk":
                 self._advance(event["text"], keep=event["dirty"])
                 if not event["dirty"]:
-                    pieces += self._text(name, event["text"])
+                    deltas += self._text(name, event["text"])
             elif kind == "region_open":
                 self._trim = self._trim or name in REASONING
             elif kind == "region_close":
                 self._close(name)
                 if name == "tool_calls":
-                    pieces += self._calls(event["value"])
+                    deltas += self._calls(event["value"])
                 self._trim = True
-        return pieces
+        return deltas
 
-    def _text(self, name: str, text: str) -> list[Piece]:
+    def _text(self, name: str, text: str) -> list[Delta]:
         if self._trim:  # the line breaks between regions belong to none
             text = text.lstrip("\n")
             self._trim = not text
         if not text:
             return []
-        return [Piece("reasoning" if name in REASONING else "content", text)]
+        return [Delta("reasoning" if name in REASONING else "content", text)]
 
-    def _calls(self, value: Any) -> list[Piece]:
+    def _calls(self, value: Any) -> list[Delta]:
         calls = []
         for each in value if isinstance(value, list) else [value]:
             function = each.get("function", each) if isinstance(each, Mapping) else {}
@@ -154,7 +154,7 @@ class Parser:
                 if isinstance(arguments, str)
                 else json.dumps(arguments, ensure_ascii=False)
             )
-            calls.append(Piece("tool", text, name, f"call_{uuid.uuid4().hex[:24]}"))
+            calls.append(Delta("tool", text, name, f"call_{uuid.uuid4().hex[:24]}"))
         return calls
 
     def _advance(self, text: str, *, keep: bool) -> None:

@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeVar
 import cattrs
 import cattrs.gen
 import msgspec
-from attrs import fields_dict
+from attrs import fields_dict, frozen
 from cattrs.errors import IterableValidationError, IterableValidationNote
 from litestar.dto import AbstractDTO, DTOConfig
+from litestar.typing import FieldDefinition
 
 from inferno.errors import RequestError
 from inferno.server.errors import shorten, unsupported
@@ -23,6 +24,7 @@ from inferno.server.schema import ENDPOINTS, Message, StreamOptions
 from inferno.server.support import FIELDS, Field
 
 T = TypeVar("T")
+Body = TypeVar("Body", covariant=True)
 _MAX_PROBLEMS = 5
 """Mistakes named in one answer."""
 _MAX_INT = 2**62
@@ -30,11 +32,18 @@ _MAX_INT = 2**62
 _ROWS = {cls: {row.name: row for row in FIELDS[endpoint]} for cls, endpoint in ENDPOINTS.items()}
 
 
-def decode(body: bytes, cls: type[T], *, strict: bool = False) -> tuple[T, list[str]]:
-    """The request, and the names of what was sent and changes nothing. `strict` refuses unknown
-    fields.
+@frozen
+class Parsed(Generic[Body]):
+    """A request body, and what in it changes nothing."""
 
-    Raises RequestError."""
+    body: Body
+    ignored: tuple[str, ...]
+    """Names of fields that were sent for nothing: the answer lists them."""
+
+
+def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
+    """A body as `cls`. `strict` refuses unknown fields instead of naming them. Raises
+    RequestError."""
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -50,23 +59,20 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> tuple[T, list[
         raise
     except Exception as error:
         raise _refusal(error) from error
-    return value, ignored + _unknown_in_messages(raw, strict)
+    return Parsed(value, (*ignored, *_unknown_in_messages(raw, strict)))
 
 
 class CattrsDTO(AbstractDTO[T], Generic[T]):
-    """Lets Litestar read bodies with `decode`, and describe them in its OpenAPI schema. What was
-    ignored is left in the request's state."""
+    """Lets Litestar read bodies with `decode`: a handler's data is a `Parsed`, and its OpenAPI
+    schema that of the body."""
 
     config = DTOConfig()
 
     def decode_bytes(self, value: bytes) -> Any:
         connection = self.asgi_connection
-        data, ignored = decode(
-            value, self.model_type, strict=connection.app.state.service.strict_params
-        )
-        connection.state.ignored = ignored
-        connection.state.request_id = getattr(data, "request_id", None)
-        return data
+        parsed = decode(value, self.model_type, strict=connection.app.state.strict_params)
+        connection.state.request_id = getattr(parsed.body, "request_id", None)
+        return parsed
 
     def data_to_encodable_type(self, data: Any) -> Any:
         return data
@@ -89,7 +95,7 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
     def create_openapi_schema(
         cls, field_definition: Any, handler_id: str, schema_creator: Any
     ) -> Any:
-        return schema_creator.for_field_definition(field_definition)
+        return schema_creator.for_field_definition(FieldDefinition.from_annotation(cls.model_type))
 
 
 def _judge(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
@@ -258,7 +264,7 @@ def _prompt(value: Any, _: Any) -> Any:
         return value
     if not isinstance(value, list) or not value:
         raise ValueError(
-            "must be a text, a list of texts, token ids or a list of those, and not empty"
+            "must be a string, a list of strings, token ids or a list of those, and not empty"
         )
     first = value[0]
     kind = (

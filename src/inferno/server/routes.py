@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 import inferno
 from inferno.errors import RequestError
-from inferno.server.chat import encode_chat
+from inferno.server.conversation import encode_chat
 from inferno.server.errors import RETRY_AFTER
+from inferno.server.generation import Pipeline
 from inferno.server.logprobs import token_text
-from inferno.server.parsing import CattrsDTO
+from inferno.server.model import ServedModel
+from inferno.server.parsing import CattrsDTO, Parsed
 from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
-from inferno.server.service import Service
 
 
 @get("/v1/models", sync_to_thread=False)
-def list_models(service: NamedDependency[Service]) -> dict[str, Any]:
+def list_models(model: NamedDependency[ServedModel]) -> dict[str, Any]:
     """The served model, by every name it is served by."""
-    return {"object": "list", "data": [_card(service, name) for name in service.names]}
+    return {"object": "list", "data": [_card(model, name) for name in model.names]}
 
 
-@get("/v1/models/{model:path}", sync_to_thread=False)
-def get_model(model: FromPath[str], service: NamedDependency[Service]) -> dict[str, Any]:
+@get("/v1/models/{name:path}", sync_to_thread=False)
+def get_model(name: FromPath[str], model: NamedDependency[ServedModel]) -> dict[str, Any]:
     """One name. Names may have slashes."""
-    wanted = model.removeprefix("/")
-    return _card(service, wanted if f"/{wanted}" not in service.names else f"/{wanted}")
+    wanted = name.removeprefix("/")
+    return _card(model, wanted if f"/{wanted}" not in model.names else f"/{wanted}")
 
 
 @get(["/health", "/ping"], sync_to_thread=False)
-def health(service: NamedDependency[Service]) -> Response[Any]:
+def health(pipeline: NamedDependency[Pipeline]) -> Response[Any]:
     """200 while requests can be served, else 503: the engine is restarting, or the server
     stopping."""
-    state = (
-        "shutting down" if service.gate.draining else "ok" if service.llm.alive else "restarting"
-    )
+    stopping = pipeline.limiter.draining
+    state = "shutting down" if stopping else "ok" if pipeline.llm.alive else "restarting"
     if state == "ok":
         return Response({"status": state}, media_type="application/json")
     headers = {"Retry-After": str(RETRY_AFTER)}
@@ -53,9 +54,9 @@ def version() -> dict[str, str]:
 
 
 @get("/metrics", sync_to_thread=False)
-def metrics(service: NamedDependency[Service]) -> Response[bytes]:
+def metrics(pipeline: NamedDependency[Pipeline]) -> Response[bytes]:
     """Prometheus' exposition format."""
-    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+    return Response(pipeline.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 @post(
@@ -66,38 +67,38 @@ def metrics(service: NamedDependency[Service]) -> Response[bytes]:
     responses=ERROR_RESPONSES,
 )
 async def tokenize(
-    data: JSONBody[TokenizeRequest],
-    request: Request[Any, Any, Any],
-    service: NamedDependency[Service],
+    data: JSONBody[Parsed[TokenizeRequest]], model: NamedDependency[ServedModel]
 ) -> Response[Any]:
-    """A text's token ids, as vLLM (`prompt` or `messages`) and llama.cpp (`content`) answer."""
-    service.model(data.model)
-    given = [name for name in ("prompt", "content", "messages") if getattr(data, name) is not None]
+    """A string's token ids, as vLLM (`prompt` or `messages`) and llama.cpp (`content`) answer."""
+    body = data.body
+    model.name(body.model)
+    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise RequestError(
-            "tokenize needs one text", "Send one of prompt, content and messages.", param="prompt"
+            "tokenize needs one string", "Send one of prompt, content and messages.", param="prompt"
         )
-    tokenizer = _tokenizer(service)
-    if data.messages is not None:
-        ids = (await encode_chat(service, data, data.tools or [], request.state.ignored))[1]
-    elif data.content is not None:
-        special = (
-            data.add_special if data.add_special is not None else bool(data.add_special_tokens)
-        )
-        ids = tuple(tokenizer.encode(data.content, add_special_tokens=special))
+    tokenizer, ignored = model.needed_tokenizer(), data.ignored
+    ids: Sequence[int]
+    if body.messages is not None:
+        prompt = await encode_chat(model, body, body.tools or [])
+        ids, ignored = prompt.token_ids, (*ignored, *prompt.ignored)
+    elif body.content is not None:
+        special = body.add_special_tokens if body.add_special is None else body.add_special
+        ids = tokenizer.encode(body.content, add_special_tokens=bool(special))
     else:
-        ids = tuple(
-            tokenizer.encode(
-                data.prompt or "", add_special_tokens=data.add_special_tokens is not False
-            )
-        )
+        special = body.add_special_tokens is not False
+        ids = tokenizer.encode(body.prompt or "", add_special_tokens=special)
     tokens: Any = ids
-    if data.with_pieces:
+    if body.with_pieces:
         tokens = [{"id": i, "piece": token_text(tokenizer, i)} for i in ids]
-    body = {"tokens": tokens, "count": len(ids), "max_model_len": service.llm.max_model_len}
-    if data.return_token_strs:
-        body["token_strs"] = [token_text(tokenizer, i) for i in ids]
-    return Response(body | _ignored(request), media_type="application/json")
+    answer = {
+        "tokens": tokens,
+        "count": len(ids),
+        "max_model_len": model.preprocessor.max_model_len,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [token_text(tokenizer, i) for i in ids]
+    return _answer(answer, ignored)
 
 
 @post(
@@ -108,35 +109,26 @@ async def tokenize(
     responses=ERROR_RESPONSES,
 )
 async def detokenize(
-    data: JSONBody[DetokenizeRequest],
-    request: Request[Any, Any, Any],
-    service: NamedDependency[Service],
+    data: JSONBody[Parsed[DetokenizeRequest]], model: NamedDependency[ServedModel]
 ) -> Response[Any]:
     """The text of token ids, under vLLM's name for it and llama.cpp's."""
-    service.model(data.model)
-    text = _tokenizer(service).decode(data.tokens, skip_special_tokens=False)
-    return Response(
-        {"prompt": text, "content": text} | _ignored(request), media_type="application/json"
-    )
+    model.name(data.body.model)
+    text = model.needed_tokenizer().decode(data.body.tokens, skip_special_tokens=False)
+    return _answer({"prompt": text, "content": text}, data.ignored)
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
+def _card(model: ServedModel, name: str) -> dict[str, Any]:
     return {
-        "id": service.model(name),
+        "id": model.name(name),
         "object": "model",
-        "created": service.created,
+        "created": model.created,
         "owned_by": "inferno",
-        "root": service.llm.model_id,
-        "max_model_len": service.llm.max_model_len,
+        "root": model.llm.model_id,
+        "max_model_len": model.preprocessor.max_model_len,
     }
 
 
-def _tokenizer(service: Service) -> Any:
-    if service.llm.tokenizer is None:
-        raise RequestError("this model has no tokenizer", "Send token ids to /v1/completions.")
-    return service.llm.tokenizer
-
-
-def _ignored(request: Request[Any, Any, Any]) -> dict[str, Any]:
-    ignored = request.state.ignored
-    return {"x_inferno": {"ignored": ignored}} if ignored else {}
+def _answer(body: dict[str, Any], ignored: Sequence[str]) -> Response[Any]:
+    if ignored:
+        body = {**body, "x_inferno": {"ignored": ignored}}
+    return Response(body, media_type="application/json")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import field, frozen, make_class
 from litestar.openapi.datastructures import ResponseSpec
+
+from inferno.core.sampling_params import Parameter, parameters
 
 
 @frozen(kw_only=True)
@@ -18,7 +21,7 @@ class StreamOptions:
 
 @frozen(kw_only=True)
 class Message:
-    """One turn. Goes to the chat template as it stands, without its nulls."""
+    """One turn. Goes to the chat template as it is, without its nulls."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -29,30 +32,40 @@ class Message:
     reasoning_content: str | None = None
 
 
+_JSON: dict[Any, Any] = {
+    tuple[str, ...]: str | list[str],
+    tuple[int, ...]: list[int],
+    Mapping[int, float]: dict[str, float],
+}
+"""What a body has instead of a parameter's Python type, where JSON has no such thing."""
+
+
+def sampling_fields(found: Iterable[Parameter]) -> dict[str, Any]:
+    """A body's field for each sampling parameter that has one, None where it is not given."""
+    return {
+        p.name: field(default=None, type=_JSON.get(p.type, p.type) | None)
+        for p in found
+        if p.in_body
+    }
+
+
+if TYPE_CHECKING:
+
+    class SamplingFields:
+        """The sampling parameters of `core.sampling_params`. Made at import, so a type checker sees
+        none of them: read them with `server.sampling.given`."""
+
+else:
+    SamplingFields = make_class(
+        "SamplingFields", sampling_fields(parameters()), frozen=True, kw_only=True
+    )
+
+
 @frozen(kw_only=True)
-class Generation:
+class GenerationRequest(SamplingFields):
     """What chat and text completions have in common."""
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    repeat_last_n: int | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    n: int | None = None
-    prompt_logprobs: int | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -62,7 +75,7 @@ class Generation:
 
 
 @frozen(kw_only=True)
-class ChatRequest(Generation):
+class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     messages: list[Message]
@@ -79,7 +92,7 @@ class ChatRequest(Generation):
 
 
 @frozen(kw_only=True)
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
@@ -91,7 +104,7 @@ class CompletionRequest(Generation):
 
 @frozen(kw_only=True)
 class TokenizeRequest:
-    """The body of POST /tokenize: a text in `prompt` (vLLM) or `content` (llama.cpp), or
+    """The body of POST /tokenize: a string in `prompt` (vLLM) or `content` (llama.cpp), or
     messages."""
 
     model: str | None = None

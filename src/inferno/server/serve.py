@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from inferno.errors import InfernoError
-from inferno.server.app import create_app, service_of
+from inferno.errors import AddressError
+from inferno.server.app import create_app, limiter_of
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
 
 SHUTDOWN_SECONDS = 30.0
 """How long running requests may go on after the first signal."""
-
-
-class AddressError(InfernoError):
-    """The server cannot listen where it should."""
 
 
 def run_server(
@@ -63,7 +59,7 @@ def run_server(
             # a little later than the drain, so that its error frames still get out
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
         )
-        server = _Server(config, lambda: service_of(app).gate.drain(shutdown_seconds))
+        server = _Server(config, lambda: limiter_of(app).drain(shutdown_seconds))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_run(server, listener, llm, ready))
     for number in server.signals:  # all is closed: now the signal may do what it does

@@ -8,9 +8,12 @@ fine everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from attrs import field, frozen
+
+from inferno.core.sampling_params import Parameter, parameters
 
 
 @frozen
@@ -29,33 +32,32 @@ def _honoured(**notes: str) -> tuple[Field, ...]:
     return tuple(Field(name, "honoured", note) for name, note in notes.items())
 
 
-_SAMPLING = _honoured(
-    model="A served name; the served model when left out.",
-    temperature="0 or more; 0 takes the most likely token.",
-    top_p="0 to 1.",
-    top_k="0 and -1 keep all tokens.",
-    min_p="0 to 1.",
-    presence_penalty="-2 to 2.",
-    frequency_penalty="-2 to 2.",
-    repetition_penalty="Over prompt and output; 1 changes nothing.",
-    repeat_last_n="How many of the last tokens `repetition_penalty` looks at; -1 all.",
-    logit_bias="Token id to bias, -100 to 100.",
-    seed="Reproducible whatever else runs; output i of `n` draws with seed + i.",
-    stop="A text or a list of them.",
-    stop_token_ids="Token ids that end the output.",
-    max_tokens="Most tokens to generate.",
-    min_tokens="No end before this many tokens.",
-    ignore_eos="Go on past the model's own end tokens.",
-    n="1 to 128.",
-    prompt_logprobs="Log-probabilities of the prompt's tokens; not with `stream`.",
-    include_stop_str_in_output="Keep the stop text.",
-    skip_special_tokens="Leave special tokens out of the text; true unless said.",
-    stream="Server-sent events.",
-    stream_options="`include_usage` and `continuous_usage_stats`.",
-    priority="Lower runs first.",
-    cache_salt="Prefixes are shared only among requests of the same salt; at most 128 characters.",
-    request_id="Comes back as the header x-request-id, unless the request has that header itself.",
-    return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
+def sampling_rows(found: Iterable[Parameter]) -> tuple[Field, ...]:
+    """A row for each sampling parameter that bodies have."""
+    return tuple(
+        Field(p.name, "honoured", " ".join(filter(None, [p.help, _limits(p), p.body_note])))
+        for p in found
+        if p.in_body
+    )
+
+
+def _limits(parameter: Parameter) -> str:
+    return f"{parameter.limits[:1].upper()}{parameter.limits[1:]}." if parameter.limits else ""
+
+
+_GENERATION = (
+    *_honoured(model="A served name; the served model when left out."),
+    *sampling_rows(parameters()),
+    *_honoured(
+        stream="Server-sent events.",
+        stream_options="`include_usage` and `continuous_usage_stats`.",
+        priority="Lower runs first.",
+        cache_salt="Prefixes are shared only among requests of the same salt; at most 128 "
+        "characters.",
+        request_id="Comes back as the header x-request-id, unless the request has that header "
+        "itself.",
+        return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
+    ),
 )
 
 _NO_EFFECT = (
@@ -120,7 +122,7 @@ CHAT = (
         "or null. "
         "`reasoning` and `reasoning_content` are accepted in the history.",
     ),
-    *_SAMPLING,
+    *_GENERATION,
     *_honoured(
         max_completion_tokens="As max_tokens, and wins over it.",
         logprobs="Report the log-probability of each token.",
@@ -130,7 +132,7 @@ CHAT = (
         "Tools of other types are named in `x_inferno.ignored`.",
         tool_choice="none or auto. required and a named function are a 400.",
         parallel_tool_calls="false keeps the first call only.",
-        reasoning_effort="Handed to templates that know it; none turns thinking off and any "
+        reasoning_effort="Handed to templates that know it; none turns reasoning off and any "
         "other value turns it "
         "on where the template has enable_thinking; else a 400.",
         chat_template_kwargs="Variables for the chat template. Those it does not mention are "
@@ -168,8 +170,8 @@ CHAT = (
 )
 
 COMPLETIONS = (
-    *_honoured(prompt="A text, a list of texts, token ids, or a list of those."),
-    *_SAMPLING,
+    *_honoured(prompt="A string, a list of strings, token ids, or a list of those."),
+    *_GENERATION,
     *_honoured(
         logprobs="How many alternatives to report at each position, 0 to 20.",
         echo="The prompt comes first in the answer; with logprobs, so do its "
@@ -184,11 +186,11 @@ COMPLETIONS = (
 
 TOKENIZE = _honoured(
     model="A served name; the served model when left out.",
-    prompt="The text.",
-    content="The text, as llama.cpp names it.",
-    messages="A conversation instead of a text: its rendered prompt.",
+    prompt="The string.",
+    content="The string, as llama.cpp names it.",
+    messages="A conversation instead of a string: its rendered prompt.",
     tools="As in chat.",
-    add_special_tokens="Whether the tokenizer adds its own, such as BOS; true for a text, "
+    add_special_tokens="Whether the tokenizer adds its own, such as BOS; true for a string, "
     "false for messages.",
     add_special="The same, as llama.cpp names it; false unless said.",
     add_generation_prompt="As in chat.",

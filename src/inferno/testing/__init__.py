@@ -6,32 +6,70 @@ does the rest.
     class TestTiny(ArchitectureTests):
         config = {"architectures": ["TinyForCausalLM"], "model_type": "tiny", ...}
 
+Around the classes stands what a plugin's own tests need: `load_toy` loads a model through the real
+engine, `plan_of` makes its plan, `write_gguf` its GGUF file, `torch_only` is the catalog without
+native kernels.
+
 Needs pytest and hypothesis, and transformers where it has the reference: `pip install
 inferno[test]`.
 """
 
 from __future__ import annotations
 
-from inferno.testing.architecture import ArchitectureTests
+from inferno.catalog import Catalog, load_catalog
+from inferno.core.kvcache import KVCache
+from inferno.loading import checkpoint_path
+from inferno.testing.architecture import ArchitectureTests, transformers_model
 from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.fake_runner import FakeRunner
+from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.quant_scheme import QuantSchemeTests
 from inferno.testing.source import SourceTests
-from inferno.testing.tiny import Outcome, generate, randomize
+from inferno.testing.tiny import (
+    Outcome,
+    Toy,
+    count_tensors,
+    generate,
+    load_toy,
+    plan_of,
+    ragged_prompts,
+    randomize,
+    run_python,
+    torch_only,
+)
+from inferno.text import ChatTemplate, Tokenizer
+from inferno.text.tokenizer import eos_token_ids
 
 __all__ = [
     "ArchitectureTests",
     "AttentionBackendTests",
     "CachePolicyTests",
+    "Catalog",
+    "ChatTemplate",
     "CheckpointFormatTests",
     "FakeRunner",
+    "KVCache",
     "KernelProviderTests",
     "Outcome",
     "QuantSchemeTests",
     "SourceTests",
+    "Tokenizer",
+    "Toy",
+    "checkpoint_path",
+    "count_tensors",
+    "eos_token_ids",
     "generate",
+    "gguf_dialect",
+    "load_catalog",
+    "load_toy",
+    "plan_of",
+    "ragged_prompts",
     "randomize",
+    "run_python",
+    "torch_only",
+    "transformers_model",
+    "write_gguf",
 ]

@@ -6,8 +6,10 @@ Suffixes: L tokens of a sequence, N generated tokens, V vocabulary.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +20,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog
+from inferno.configs import RopeConfig
 from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
 from inferno.loading import build, fill, load_model
 from inferno.nn import Attention, Rope, State
-from inferno.plan import Options, open_model, reopen, unused_tensors, with_num_blocks
+from inferno.plan import Options, open_model, reopen, unused_tensors
+from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import (
@@ -54,6 +58,8 @@ class ArchitectureTests(Installed):
     them."""
     gguf_fields: ClassVar[Mapping[str, Any]] = {}
     """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
+    gguf_unsaid: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the model's config that files do not store and that change no token."""
     rerouted: ClassVar[float] = 0.0
     """Share of bfloat16 choices that may lie further below: where layers have routed experts,
     rounding sends some tokens to others, in the reference too."""
@@ -194,6 +200,34 @@ class ArchitectureTests(Installed):
             f"first other choices lie {lost} below the best; {unclear} is unclear"
         )
 
+    def test_a_gguf_file_has_the_config_that_the_model_reads(
+        self, toy: Toy, reference: Any, catalog: Catalog, tmp_path: Path
+    ) -> None:
+        """Field by field; rotary embeddings, of which files store other numbers, by the tokens."""
+        dialect = gguf_dialect(catalog, toy.plan.architecture)
+        architecture = catalog.architecture(toy.plan.architecture).item
+        read: Any = architecture.config(self.config)
+        if not self.in_gguf or dialect is None or not attrs.has(type(read)):
+            pytest.skip("GGUF files cannot say this config, or no plugin reads them")
+        known = reference.config.to_dict() if hasattr(reference, "config") else {}
+        fields = {**known, **self.config, **self.gguf_fields}
+        write_gguf(tmp_path / "toy.gguf", dialect, fields, _tensors(toy, catalog), "F16")
+        _, opened = catalog.open(tmp_path / "toy.gguf")
+        config = {**opened.config}
+        opened.close()
+        [name] = config["architectures"]
+        found: Any = catalog.architecture(name).item.config(config)
+        assert name == self.config["architectures"][0]
+        ours, theirs = (
+            {
+                field: value
+                for field, value in attrs.asdict(model, recurse=False).items()
+                if field not in self.gguf_unsaid and not isinstance(value, RopeConfig)
+            }
+            for model in (found, read)
+        )
+        assert ours == theirs
+
     def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
         dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
         if "gguf" not in dialects:
@@ -256,14 +290,11 @@ class ArchitectureTests(Installed):
     # --- the declarations -------------------------------------------------------------------------
 
     def test_discovery_and_config_import_no_torch(self) -> None:
-        code = (
-            "import json, sys; from inferno.catalog import load_catalog; config = "
-            "json.loads(sys.argv[1])\n"
-            "load_catalog().architecture(config['architectures'][0]).item.config(config).cache_specs()\n"
-            "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
-        )
-        done = run_python(code, json.dumps(self.config))
-        assert done.returncode == 0, done.stderr
+        """Asked of all classes of a test file in one process."""
+        module = vars(sys.modules[type(self).__module__]).values()
+        classes = [c for c in module if isinstance(c, type) and issubclass(c, ArchitectureTests)]
+        configs = [c.config for c in {type(self), *classes} if hasattr(c, "config")]
+        _assert_torch_free(tuple(sorted(map(json.dumps, configs))))
 
     def test_declared_cache_specs_are_those_it_builds(self, catalog: Catalog) -> None:
         architecture = catalog.architecture(self.config["architectures"][0]).item
@@ -300,6 +331,20 @@ class ArchitectureTests(Installed):
                 damaged = attrs.evolve(opened, checkpoint=_Damaged(opened.checkpoint, tensors))
                 with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
                     fill(build(opened), damaged)
+
+
+@cache
+def _assert_torch_free(configs: tuple[str, ...]) -> None:
+    """Discovery, and reading these configs, import no torch."""
+    code = (
+        "import json, sys; from inferno.catalog import load_catalog; catalog = load_catalog()\n"
+        "for config in map(json.loads, sys.argv[1:]):\n"
+        "    architecture = catalog.architecture(config['architectures'][0]).item\n"
+        "    architecture.config(config).cache_specs()\n"
+        "    if 'torch' in sys.modules: sys.exit(f'torch is imported: {config}')\n"
+    )
+    done = run_python(code, *configs)
+    assert done.returncode == 0, done.stderr
 
 
 def transformers_model(config: Mapping[str, Any]) -> nn.Module:

@@ -10,6 +10,8 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +22,10 @@ from inferno.catalog import Catalog, load_catalog
 from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.runner import ModelRunner
-from inferno.core.types import EngineStats, Request, Sampled, SamplingParams, Step
-from inferno.plan import Plan
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineStats, Request, Sampled, Step
+from inferno.loading import check, load_model
+from inferno.plan import Options, Plan, open_model
 
 
 @frozen(eq=False)
@@ -43,6 +47,14 @@ class Toy:
 
     plan: Plan
     model: nn.Module
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int = 1) -> list[Outcome]:
+        """Greedy tokens and their logits for all prompts at once."""
+        return generate(self, prompts, max_tokens)
+
+    def logits(self, prompt: Sequence[int]) -> Tensor:
+        """The logits of the token after the prompt, (V,), float32."""
+        return self.generate([prompt])[0].logits_NV[0]
 
     def engine(self) -> Engine:
         plan = self.plan
@@ -109,13 +121,37 @@ def generate(
     ]
 
 
+def load_toy(path: str | Path, catalog: Catalog | None = None, **options: Any) -> Toy:
+    """The model at `path`, loaded on the CPU: in float32, for contexts of 160 tokens and 8
+    sequences, unless `options` (the fields of `inferno.LLM`) say otherwise."""
+    with open_model(str(path), _small(options), catalog) as opened:
+        return Toy(opened.plan, load_model(opened))
+
+
+def plan_of(path: str | Path, catalog: Catalog | None = None, **options: Any) -> Plan:
+    """The plan that `load_toy` loads by."""
+    with open_model(str(path), _small(options), catalog) as opened:
+        return opened.plan
+
+
+def count_tensors(path: str | Path, catalog: Catalog | None = None, **options: Any) -> int:
+    """How many tensors are stored, once each that the model wants was found in its shape. Raises
+    CheckpointError; reads headers only."""
+    with open_model(str(path), _small(options), catalog) as opened:
+        return check(opened)
+
+
+def _small(options: Mapping[str, Any]) -> Options:
+    few = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 160}
+    return Options(**{"dtype": "float32", "device": "cpu", **few, **options})
+
+
+@cache
 def torch_only() -> Catalog:
     """What is installed, less the plugins with kernels: those may round activations to 8 bits, as
-    llama.cpp does."""
-    installed = load_catalog()
-    return load_catalog(
-        disable=[plugin.name for plugin in installed.plugins if "inferno_kernels" in plugin.offers]
-    )
+    llama.cpp does. Asked once."""
+    kernels = {offer.distribution for offer in load_catalog().of("inferno_kernels")}
+    return load_catalog(disable=kernels)
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:

@@ -33,6 +33,10 @@ class FakeLLM:
         self.asked: list[Params] = []
         self.open = 0
 
+    @property
+    def preprocessor(self) -> FakeLLM:
+        return self
+
     def encode_prompt(self, prompt: str) -> tuple[int, ...]:
         return tuple(map(ord, prompt))
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from inferno.contracts import AttentionNeed
-from inferno.core.kvcache import KVCache
 from inferno.nn.batch import Batch
+from inferno.testing import KVCache
 from inferno_cpu import _native
 from inferno_cpu.attend import NativeAttend
 from inferno_cpu.attention import cache, refuses
@@ -200,7 +200,7 @@ def test_8_bit_caches(kind: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
 def test_8_bit_elements_are_the_nearest(kind: str) -> None:
-    """The cache holds what torch rounds the row divided by its scale to; zeros, tiny and huge
+    """The cache holds the row divided by its scale, rounded as torch does; zeros, tiny and huge
     values included."""
     asked = need(1, 1, 64, cache_dtype=kind)
     sequences = Sequences(asked, [16])

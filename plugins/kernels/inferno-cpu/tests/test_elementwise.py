@@ -104,8 +104,7 @@ def test_norm_and_rope_of_heads_within_a_qkv_matrix(dtype: torch.dtype, heads: i
                     torch.testing.assert_close(
                         ours, theirs, rtol=1e-5, atol=1e-5
                     )  # differences of products
-                # a rounding difference after the norm is rotated: as large an error, in two
-                # elements
+                # rotation carries a rounding difference of the norm into two elements
                 else:
                     torch.testing.assert_close(ours, theirs, rtol=ULP[dtype], atol=4 * ULP[dtype])
                     assert (ours == theirs).double().mean() > 0.9

@@ -14,8 +14,7 @@ pytestmark = pytest.mark.usefixtures("isa")
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_every_run_sees_what_the_last_operator_wrote(count: int) -> None:
-    """A thread that is late takes tasks of the right operator or none; there may be more threads
-    than cores."""
+    """A late thread takes tasks of the right operator or none, even if threads outnumber cores."""
     _native.set_threads(count)
     torch.manual_seed(0)
     weight, up = Panels.of(Dense(torch.randn(512, 256))), Panels.of(Dense(torch.randn(256, 256)))

@@ -15,14 +15,22 @@ from torch import Tensor
 from inferno.configs import RopeConfig
 from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
-from inferno.loading import check, checkpoint_path, load_model
 from inferno.nn import Rope, Unloaded
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import gguf_dialect, write_gguf
-from inferno.testing.tiny import Toy, ragged_prompts, torch_only
-from inferno_deepseek.config import DeepseekConfig
-from inferno_deepseek.model import DeepseekForCausalLM
+from inferno.testing import (
+    ArchitectureTests,
+    Toy,
+    checkpoint_path,
+    count_tensors,
+    generate,
+    gguf_dialect,
+    load_toy,
+    ragged_prompts,
+    torch_only,
+    write_gguf,
+)
+from inferno_deepseek.config import DeepseekV2Config, DeepseekV3Config
+from inferno_deepseek.gguf import DEEPSEEK
+from inferno_deepseek.model import DeepseekV3ForCausalLM
 
 V2_LITE: dict[str, Any] = {
     "architectures": ["DeepseekV2ForCausalLM"],
@@ -61,7 +69,6 @@ V2_LITE: dict[str, Any] = {
         "mscale": 0.707,
         "mscale_all_dim": 0.707,
     },
-    "yarn_log_multiplier": 0.0707,  # as llama.cpp's converter derives it from mscale_all_dim
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "attention_bias": False,
@@ -87,8 +94,13 @@ V3: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
     "num_nextn_predict_layers": 1,
     "rope_scaling": {**V2["rope_scaling"], "mscale": 1.0, "mscale_all_dim": 1.0},
-    "yarn_log_multiplier": 0.1,
 }
+
+
+def gguf_fields(mscale: float | None) -> dict[str, Any]:
+    """What llama.cpp's converter derives: widths of heads, a tenth of `mscale_all_dim`."""
+    multiplier = None if mscale is None else mscale / 10
+    return {"key_length": 40, "value_length": 24, "yarn_log_multiplier": multiplier}
 
 
 class TestV2Lite(ArchitectureTests):
@@ -96,6 +108,7 @@ class TestV2Lite(ArchitectureTests):
 
     rerouted = 0.05
     config = V2_LITE
+    gguf_fields = gguf_fields(0.707)
 
 
 class TestV2(ArchitectureTests):
@@ -103,6 +116,7 @@ class TestV2(ArchitectureTests):
 
     rerouted = 0.05
     config = V2
+    gguf_fields = gguf_fields(0.707)
 
 
 class TestV3(ArchitectureTests):
@@ -110,6 +124,8 @@ class TestV3(ArchitectureTests):
 
     rerouted = 0.05
     config = V3
+    gguf_fields = gguf_fields(1.0)
+    gguf_unsaid = frozenset({"num_nextn_predict_layers"})
 
 
 class TestKimiK2(ArchitectureTests):
@@ -125,6 +141,7 @@ class TestKimiK2(ArchitectureTests):
         "rope_theta": 50_000.0,
         "rope_scaling": {**V3["rope_scaling"], "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0},
     }
+    gguf_fields = gguf_fields(1.0)
 
 
 class TestMoonlight(ArchitectureTests):
@@ -137,29 +154,24 @@ class TestMoonlight(ArchitectureTests):
         "q_lora_rank": None,
         "n_shared_experts": 2,
         "rope_scaling": None,
-        "yarn_log_multiplier": None,
         "rms_norm_eps": 1e-5,
     }
+    gguf_fields = gguf_fields(None)
 
 
 class TestHalves(ArchitectureTests):
     """DeepSeek-V3 as transformers may write it: `rope_interleave` false, a tied head."""
 
-    in_gguf = False  # llama.cpp turns neighbouring pairs
+    in_gguf = False  # llama.cpp rotates neighbouring pairs
     rerouted = 0.05
-    config = {
-        **V3,
-        "rope_interleave": False,
-        "tie_word_embeddings": True,
-        "yarn_log_multiplier": None,
-    }
+    config = {**V3, "rope_interleave": False, "tie_word_embeddings": True}
 
 
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, Tensor]:
     """A V3 checkpoint's."""
     with torch.device("meta"):
-        model = DeepseekForCausalLM(DeepseekConfig.of_v3({**V3, "split_kv_b": False}))
+        model = DeepseekV3ForCausalLM(DeepseekV3Config.from_json(V3))
     draw = torch.Generator().manual_seed(0)
     found = {}
     for path, module in model.named_modules():
@@ -175,13 +187,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def load(path: Path) -> Toy:
-    catalog = torch_only()
-    plan = resolve(
-        str(path),
-        Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"),
-        catalog,
-    )
-    return Toy(plan, load_model(reopen(plan, catalog)))
+    return load_toy(path, torch_only())
 
 
 def saved(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
@@ -261,37 +267,23 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
 ) -> None:
     """As llama.cpp converts since April 2025: `attn_k_b`, transposed, and `attn_v_b`, each a stack
     of heads. (The tests above write `attn_kv_b`, as before.)"""
-    heads, nope = V3["num_attention_heads"], V3["qk_nope_head_dim"]
-    stored = dict(tensors)
-    for prefix in [f"model.layers.{n}.self_attn" for n in range(V3["num_hidden_layers"])]:
-        for head, kv_CL in enumerate(stored.pop(f"{prefix}.kv_b_proj.weight").chunk(heads)):
-            stored[f"{prefix}.k_b_proj.{head}.weight"] = kv_CL[:nope].T.contiguous()
-            stored[f"{prefix}.v_b_proj.{head}.weight"] = kv_CL[nope:].contiguous()
-    cached, latent = V3["kv_lora_rank"] + V3["qk_rope_head_dim"], V3["kv_lora_rank"]
+    latent, nope, rotated = V3["kv_lora_rank"], V3["qk_nope_head_dim"], V3["qk_rope_head_dim"]
     widths = {
-        "qk_head_dim": cached,
-        "v_head_dim": latent,
-        "qk_head_dim_mla": nope + V3["qk_rope_head_dim"],
+        "key_length": latent + rotated,
+        "value_length": latent,
+        "key_length_mla": nope + rotated,
+        "value_length_mla": V3["v_head_dim"],
     }
     dialect = gguf_dialect(torch_only(), "DeepseekV3ForCausalLM")
     assert dialect is not None
     held = write_gguf(
         tmp_path / "toy.gguf",
         dialect,
-        {**V3, **widths, "v_head_dim_mla": V3["v_head_dim"]},
-        stored,
+        {**V3, **gguf_fields(1.0), **widths},
+        tensors,
         kind,
+        joined={"model.layers.{n}.self_attn.kv_b_proj": (nope, V3["v_head_dim"])},
     )
-    for prefix in [f"model.layers.{n}.self_attn" for n in range(V3["num_hidden_layers"])]:
-        halves = [
-            part
-            for head in range(heads)
-            for part in (
-                held.pop(f"{prefix}.k_b_proj.{head}.weight").T,
-                held.pop(f"{prefix}.v_b_proj.{head}.weight"),
-            )
-        ]
-        held[f"{prefix}.kv_b_proj.weight"] = torch.cat(halves)
     prompts = ragged_prompts(V3["vocab_size"])
     ours, theirs = (
         generate(load(path), prompts, 16)
@@ -310,38 +302,59 @@ def test_layers_that_predict_further_tokens_are_left_alone(
         "model.layers.2.eh_proj.weight": torch.ones(9, 9),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
     }
-    plan = resolve(
-        str(saved(tmp_path / "more", {**tensors, **extra}, V3)),
-        Options(device="cpu", max_model_len=160),
-    )
-    assert check(reopen(plan)) == len(tensors) + 2
-    plan = resolve(
-        str(saved(tmp_path / "none", {**tensors, **extra}, {**V3, "num_nextn_predict_layers": 0})),
-        Options(device="cpu", max_model_len=160),
-    )
+    path = saved(tmp_path / "more", {**tensors, **extra}, V3)
+    assert count_tensors(path) == len(tensors) + 2
+    config = {**V3, "num_nextn_predict_layers": 0}
+    path = saved(tmp_path / "none", {**tensors, **extra}, config)
     with pytest.raises(CheckpointError, match="eh_proj"):
-        check(reopen(plan))
+        count_tensors(path)
 
 
 def test_a_token_costs_one_latent_and_one_rotated_key() -> None:
     scale = (0.1 * math.log(40) + 1) ** 2 * 40**-0.5
     need = AttentionSpec(num_heads=4, num_kv_heads=1, head_dim=72, latent_dim=64, scale=scale)
-    assert DeepseekConfig.of_v3(V3).cache_specs() == [need, need]
+    assert DeepseekV3Config.from_json(V3).cache_specs() == [need, need]
+
+
+def fields_of_a_file(config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Without what files do not store, or the first did not."""
+    unsaid = ("qk_nope_head_dim", "v_head_dim", "scoring_func", "topk_method", "n_group")
+    known = {name: value for name, value in config.items() if name not in unsaid}
+    return {**known, "key_length": 40, "value_length": 24, **more}
 
 
 def test_gguf_files_that_name_no_scoring_mean_softmax() -> None:
     """The first of DeepSeek-V2; heads are `attention.key_length` wide in them."""
-    old = {
-        name: value
-        for name, value in V2.items()
-        if name not in ("qk_nope_head_dim", "scoring_func", "topk_method")
+    assert DEEPSEEK.config is not None
+    old = DEEPSEEK.config(fields_of_a_file(V2, n_group=4, routed_scaling_factor=0.0))
+    read = DeepseekV2Config.from_json(old)
+    assert (old["scoring_func"], read.qk_nope_head_dim, read.num_groups) == ("softmax", 32, 4)
+    assert (read.v_head_dim, read.routed_scaling_factor) == (24, 1.0)
+    lengths = {"key_length": 72, "value_length": 64, "key_length_mla": 40, "value_length_mla": 24}
+    assert DEEPSEEK.config({**fields_of_a_file(V2, n_group=4), **lengths}) == {
+        **old,
+        "routed_scaling_factor": 3.0,
     }
-    read = DeepseekConfig.of_v2({**old, "qk_head_dim": 40})
-    assert (read.scoring_func, read.qk_nope_head_dim, read.num_groups) == ("softmax", 32, 4)
-    split = DeepseekConfig.of_v2(
-        {**old, "qk_head_dim": 72, "v_head_dim": 64, "qk_head_dim_mla": 40, "v_head_dim_mla": 24}
-    )
-    assert split == read
+
+
+def test_gguf_files_with_sigmoid_scores_are_v3s() -> None:
+    assert DEEPSEEK.config is not None
+    fields = fields_of_a_file(V3, scoring_func="sigmoid", n_group=4, yarn_log_multiplier=0.1)
+    read = DEEPSEEK.config(fields)
+    assert read["architectures"] == ["DeepseekV3ForCausalLM"]
+    assert DeepseekV3Config.from_json(read) == DeepseekV3Config.from_json(V3)
+
+
+def test_gguf_files_that_scale_queries_by_position_are_refused() -> None:
+    assert DEEPSEEK.config is not None
+    with pytest.raises(CheckpointError, match="temperature_scale is 0.1"):
+        DEEPSEEK.config(fields_of_a_file(V3, temperature_scale=0.1))
+
+
+@pytest.mark.parametrize("damage", [{"topk_method": "noaux_tc"}, {"norm_topk_prob": True}])
+def test_a_config_of_v2_that_would_be_computed_wrongly_is_refused(damage: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=next(iter(damage))):
+        DeepseekV2Config.from_json({**V2, **damage})
 
 
 @pytest.mark.parametrize(
@@ -353,15 +366,13 @@ def test_gguf_files_that_name_no_scoring_mean_softmax() -> None:
         ({"n_group": 5}, "n_group"),
         ({"topk_group": 5}, "topk_group"),
         ({"num_experts_per_tok": 10}, "num_experts_per_tok"),
-        ({"scoring_func": "softmax"}, "topk_method"),
-        ({"scoring_func": "softmax", "topk_method": "greedy"}, "norm_topk_prob"),
-        ({"scoring_func": "tanh"}, "scoring_func"),
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"topk_method": "greedy"}, "topk_method"),
         ({"moe_layer_freq": 2}, "moe_layer_freq"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"attention_temperature_scale": 0.1}, "attention_temperature_scale"),
         ({"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
 def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
-        DeepseekConfig.of_v3({**V3, **damage})
+        DeepseekV3Config.from_json({**V3, **damage})

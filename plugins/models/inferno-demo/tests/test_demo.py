@@ -56,15 +56,17 @@ def test_it_calls_a_tool(llm: LLM) -> None:
         for k in known()
         if k.get("tools") and k["exact"] and "question" in k and "<tool_call>" in k["answer"]
     )
-    prompt = llm.encode_chat([{"role": "user", "content": case["question"]}], tools=case["tools"])
+    prompt = llm.preprocessor.encode_chat(
+        [{"role": "user", "content": case["question"]}], tools=case["tools"]
+    )
     [answer] = llm.generate([list(prompt)], GREEDY)
     assert answer.outputs[0].text == case["answer"]
 
 
 def test_its_loss_on_text_it_never_saw_is_what_the_readme_says(llm: LLM) -> None:
     text = (files(inferno_demo) / "heldout.txt").read_text(encoding="utf-8")
-    assert llm.tokenizer is not None
-    ids = llm.tokenizer.encode(text)
+    assert llm.preprocessor.tokenizer is not None
+    ids = llm.preprocessor.tokenizer.encode(text)
     windows = [ids[i : i + 512] for i in range(0, len(ids) - 511, 512)]
     outputs = llm.generate(windows, SamplingParams(max_tokens=1, prompt_logprobs=0))
     losses = []

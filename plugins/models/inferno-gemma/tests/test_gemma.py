@@ -11,11 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from inferno.configs import FULL, SLIDING
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.tiny import Toy
-from inferno_gemma.config import gemma, gemma2, gemma3, gemma3_text
+from inferno.testing import ArchitectureTests, Toy, generate, load_toy
+from inferno_gemma.config import Gemma2Config, Gemma3Config, GemmaConfig
+from inferno_gemma.gguf import GEMMA2 as GEMMA_2_GGUF
+from inferno_gemma.gguf import GEMMA3 as GEMMA_3_GGUF
 
 SIZES: dict[str, Any] = {
     "vocab_size": 160,
@@ -165,20 +164,17 @@ class TestGemma3WithVision(ArchitectureTests):
         }
         save_file(renamed, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(self.config))
-        plan = resolve(
-            str(tmp_path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
-        )
-        [ours], [theirs] = (
-            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(reopen(plan))), toy)
-        )
+        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (load_toy(tmp_path), toy))
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
 
 def test_a_gelu_of_gemma_is_its_approximation() -> None:
     """The first configs say "gelu", later ones what was meant."""
-    assert gemma({**GEMMA, "hidden_act": "gelu_pytorch_tanh"}) == gemma(
-        {**GEMMA, "hidden_act": "gelu"}
+    first, later = (
+        GemmaConfig.from_json({**GEMMA, "hidden_act": name})
+        for name in ("gelu", "gelu_pytorch_tanh")
     )
+    assert first == later
 
 
 def test_fields_that_published_configs_leave_out_are_those_of_transformers() -> None:
@@ -192,7 +188,7 @@ def test_fields_that_published_configs_leave_out_are_those_of_transformers() -> 
         "sliding_window": 1024,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     }
-    ours, theirs = gemma3_text({"text_config": given}), Gemma3TextConfig(**given)
+    ours, theirs = Gemma3Config.from_multimodal({"text_config": given}), Gemma3TextConfig(**given)
     for name in (
         "vocab_size",
         "num_attention_heads",
@@ -220,15 +216,16 @@ def test_fields_that_published_configs_leave_out_are_those_of_transformers() -> 
 def test_a_gguf_file_of_gemma_2_has_the_published_scale(
     layers: int, hidden: int, heads: int, head_dim: int, scalar: int
 ) -> None:
-    """The files do not hold it."""
+    """Files do not store it."""
     sizes = {
-        **GEMMA_2,
+        **{name: value for name, value in GEMMA_2.items() if name != "query_pre_attn_scalar"},
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "head_dim": head_dim,
     }
-    assert gemma2({**sizes, "query_pre_attn_scalar": 0}).query_pre_attn_scalar == scalar
+    assert GEMMA_2_GGUF.config is not None
+    assert GEMMA_2_GGUF.config(sizes) == {**sizes, "query_pre_attn_scalar": scalar}
 
 
 def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
@@ -237,35 +234,52 @@ def test_a_gguf_file_of_gemma_3_without_a_window_has_none() -> None:
     config = {
         k: v for k, v in GEMMA_3.items() if k not in ("sliding_window", "sliding_window_pattern")
     }
-    assert set(gemma3({**config, "query_pre_attn_scalar": 0}).layer_types) == {FULL}
-    assert gemma3(config).attention_spec(0).sliding_window == 4096
+    assert GEMMA_3_GGUF.config is not None
+    assert set(Gemma3Config.from_json(GEMMA_3_GGUF.config(config)).layer_types) == {FULL}
+    assert Gemma3Config.from_json(config).attention_spec(0).sliding_window == 4096
 
 
 @pytest.mark.parametrize(
     ("read", "damage", "named"),
     [
-        (gemma, {**GEMMA, "hidden_act": "relu"}, "hidden_act"),
-        (gemma, {**GEMMA, "num_key_value_heads": 0}, "num_key_value_heads"),
-        (gemma2, {**GEMMA_2, "hidden_activation": "gelu"}, "hidden_activation"),
-        (gemma2, {**GEMMA_2, "layer_types": [FULL]}, "layer_types"),
-        (gemma2, {**GEMMA_2, "layer_types": [FULL, FULL, "linear_attention"]}, "linear_attention"),
-        (gemma3, {**GEMMA_3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        (gemma3, {**GEMMA_3, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        (gemma3, {**GEMMA_3, "sliding_window": 0}, "sliding_window"),
-        (gemma3, {**GEMMA_3, "rope_parameters": [1]}, "rope_scaling"),
+        (GemmaConfig.from_json, {**GEMMA, "hidden_act": "relu"}, "hidden_act"),
+        (GemmaConfig.from_json, {**GEMMA, "num_key_value_heads": 0}, "num_key_value_heads"),
+        (Gemma2Config.from_json, {**GEMMA_2, "hidden_activation": "gelu"}, "hidden_activation"),
+        (Gemma2Config.from_json, {**GEMMA_2, "layer_types": [FULL]}, "layer_types"),
         (
-            gemma3,
+            Gemma2Config.from_json,
+            {**GEMMA_2, "layer_types": [FULL, FULL, "linear_attention"]},
+            "linear_attention",
+        ),
+        (
+            Gemma3Config.from_json,
+            {**GEMMA_3, "attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping",
+        ),
+        (
+            Gemma3Config.from_json,
+            {**GEMMA_3, "use_bidirectional_attention": True},
+            "use_bidirectional_attention",
+        ),
+        (Gemma3Config.from_json, {**GEMMA_3, "sliding_window": 0}, "sliding_window"),
+        (Gemma3Config.from_json, {**GEMMA_3, "rope_parameters": [1]}, "rope_scaling"),
+        (
+            Gemma3Config.from_json,
             {**GEMMA_3, "rope_parameters": {SLIDING: {"rope_type": "longrope"}}},
             "short_factor has 0",
         ),
-        (gemma2, {**GEMMA_2, "query_pre_attn_scalar": -4}, "query_pre_attn_scalar"),
+        (Gemma2Config.from_json, {**GEMMA_2, "query_pre_attn_scalar": -4}, "query_pre_attn_scalar"),
         (
-            gemma2,
-            {**GEMMA_2, "query_pre_attn_scalar": 0, "attn_logit_softcapping": 0.0},
+            Gemma2Config.from_json,
+            {**GEMMA_2, "attn_logit_softcapping": 0.0},
             "attn_logit_softcapping",
         ),
-        (gemma3, {**GEMMA_3, "final_logit_softcapping": -30.0}, "final_logit_softcapping"),
-        (gemma3_text, GEMMA_3, "text_config"),
+        (
+            Gemma3Config.from_json,
+            {**GEMMA_3, "final_logit_softcapping": -30.0},
+            "final_logit_softcapping",
+        ),
+        (Gemma3Config.from_multimodal, GEMMA_3, "text_config"),
     ],
 )
 def test_a_bad_config_is_an_error_that_names_the_field(

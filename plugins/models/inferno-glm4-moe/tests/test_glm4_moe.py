@@ -8,13 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inferno.catalog import Catalog
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import gguf_dialect, write_gguf
-from inferno.testing.tiny import Toy
+from inferno.testing import (
+    ArchitectureTests,
+    Catalog,
+    Toy,
+    generate,
+    gguf_dialect,
+    load_toy,
+    write_gguf,
+)
 from inferno_glm4_moe.config import Glm4MoeConfig
 
 AIR: dict[str, Any] = {
@@ -111,11 +114,7 @@ class TestAir(ArchitectureTests):
             twin / "model.safetensors",
         )
         (twin / "config.json").write_text(json.dumps(self.config))
-        options = Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
-        plans = [resolve(str(where), options) for where in (path, twin)]
-        [ours], [theirs] = (
-            generate(Toy(plan, load_model(reopen(plan))), prompts[-1:], 8) for plan in plans
-        )
+        [ours], [theirs] = (generate(load_toy(where), prompts[-1:], 8) for where in (path, twin))
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
 
 

@@ -7,13 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inferno.catalog import Catalog
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import gguf_dialect, write_gguf
-from inferno.testing.tiny import Toy
+from inferno.testing import (
+    ArchitectureTests,
+    Catalog,
+    Toy,
+    generate,
+    gguf_dialect,
+    load_toy,
+    write_gguf,
+)
 from inferno_glm4.config import Glm4Config
 
 GLM_4: dict[str, Any] = {
@@ -40,7 +43,6 @@ GLM: dict[str, Any] = {
     "model_type": "glm",
     "head_dim": 16,
 }
-OPTIONS = Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float32")
 
 
 class TestGlm4(ArchitectureTests):
@@ -84,8 +86,7 @@ class TestGlm(ArchitectureTests):
             "rms_norm_eps": 1.5625e-7
         }
         write_gguf(tmp_path / "toy.gguf", dialect, said, tensors, "F16", fused={"blk.{n}.attn_qkv"})
-        plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
-        fused_toy = Toy(plan, load_model(reopen(plan, catalog)))
+        fused_toy = load_toy(tmp_path / "toy.gguf", catalog)
         for ours, theirs in zip(
             generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True
         ):

@@ -11,10 +11,7 @@ from torch import Tensor
 
 from inferno.contracts import TensorInfo
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.tiny import Toy, ragged_prompts
+from inferno.testing import ArchitectureTests, generate, load_toy, ragged_prompts
 from inferno_gpt_oss.checkpoint import per_expert
 from inferno_gpt_oss.config import GptOssConfig
 
@@ -89,8 +86,7 @@ class TestGptOss20B(ArchitectureTests):
             (path / "config.json").write_text(
                 json.dumps({**self.config, **more, "dtype": "float32"})
             )
-            plan = resolve(str(path), Options(max_model_len=160, max_num_seqs=8, device="cpu"))
-            toys.append(Toy(plan, load_model(reopen(plan))))
+            toys.append(load_toy(path))
         assert [(use.name, use.count) for use in toys[0].plan.schemes if use.name != "dense"] == [
             ("mxfp4-blocks", 3 * 5 * 3)
         ]

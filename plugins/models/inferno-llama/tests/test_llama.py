@@ -11,10 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.tiny import Toy
+from inferno.testing import ArchitectureTests, Toy, generate, load_toy
 from inferno_llama.config import LlamaConfig
 
 LLAMA_2: dict[str, Any] = {
@@ -48,10 +45,7 @@ class TestLlama2(ArchitectureTests):
         }
         save_file(tensors, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(self.config))
-        plan = resolve(str(tmp_path), Options(max_model_len=160, max_num_seqs=8, device="cpu"))
-        [ours], [theirs] = (
-            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(reopen(plan))), toy)
-        )
+        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (load_toy(tmp_path), toy))
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
 

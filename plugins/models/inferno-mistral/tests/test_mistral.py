@@ -5,13 +5,17 @@ from typing import Any
 
 import pytest
 
-from inferno.catalog import Catalog, load_catalog
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import gguf_dialect, write_gguf
-from inferno.testing.tiny import Toy
+from inferno.testing import (
+    ArchitectureTests,
+    Catalog,
+    Toy,
+    generate,
+    gguf_dialect,
+    load_catalog,
+    load_toy,
+    write_gguf,
+)
 from inferno_mistral.config import MistralConfig
 
 V0_3: dict[str, Any] = {
@@ -76,18 +80,9 @@ class TestV03(MistralTests):
         write_gguf(file, dialect, self.config, tensors, "F16")
         tokens = []
         for catalog, name in ((both, "LlamaForCausalLM"), (alone, "MistralForCausalLM")):
-            plan = resolve(
-                str(file),
-                Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float32"),
-                catalog,
-            )
-            assert plan.architecture == name
-            tokens.append(
-                [
-                    o.token_ids
-                    for o in generate(Toy(plan, load_model(reopen(plan, catalog))), prompts, 16)
-                ]
-            )
+            loaded = load_toy(file, catalog)
+            assert loaded.plan.architecture == name
+            tokens.append([o.token_ids for o in generate(loaded, prompts, 16)])
         assert tokens[0] == tokens[1]
 
 

@@ -7,13 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inferno.catalog import Catalog
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.gguf import gguf_dialect, write_gguf
-from inferno.testing.tiny import Toy, ragged_prompts
+from inferno.testing import (
+    ArchitectureTests,
+    Catalog,
+    Toy,
+    generate,
+    gguf_dialect,
+    load_toy,
+    ragged_prompts,
+    write_gguf,
+)
 from inferno_phi.config import Phi3Config, PhiConfig
 
 PHI: dict[str, Any] = {
@@ -49,7 +53,6 @@ PHI_3: dict[str, Any] = {
     "tie_word_embeddings": False,
     "pad_token_id": None,
 }
-OPTIONS = Options(max_model_len=160, max_num_seqs=8, device="cpu", dtype="float32")
 
 
 def longrope(pairs: int, kind: str = "longrope") -> dict[str, Any]:
@@ -72,8 +75,7 @@ class TestPhi2(ArchitectureTests):
         tensors = load_file(checkpoint / "model.safetensors")
         fused = {"blk.{n}.attn_qkv"}
         write_gguf(tmp_path / "toy.gguf", dialect, self.config, tensors, "F16", fused=fused)
-        plan = resolve(str(tmp_path / "toy.gguf"), OPTIONS, catalog)
-        fused_toy = Toy(plan, load_model(reopen(plan, catalog)))
+        fused_toy = load_toy(tmp_path / "toy.gguf", catalog)
         for ours, theirs in zip(
             generate(fused_toy, prompts, 8), generate(toy, prompts, 8), strict=True
         ):

@@ -7,6 +7,7 @@ import pytest
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests
 from inferno_qwen2_moe.config import Qwen2MoeConfig
+from inferno_qwen2_moe.gguf import QWEN2_MOE
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen2MoeForCausalLM"],
@@ -83,11 +84,16 @@ class TestDenseLayers(ArchitectureTests):
     }
 
 
-def test_widths_where_files_do_not_say() -> None:
+def test_widths_where_gguf_files_do_not_say() -> None:
     """As llama.cpp reads its first files, which were Qwen1.5-MoE-A2.7B's."""
-    unsaid = {name: value for name, value in TINY.items() if "_intermediate_size" not in name}
-    config = Qwen2MoeConfig.from_json(unsaid)
-    assert (config.moe_intermediate_size, config.shared_expert_intermediate_size) == (32, 128)
+    assert QWEN2_MOE.config is not None
+    assert QWEN2_MOE.config({"intermediate_size": 128, "num_experts_per_tok": 4}) == {
+        "intermediate_size": 128,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 128,
+    }
+    assert QWEN2_MOE.config(TINY) == TINY
 
 
 @pytest.mark.parametrize(
@@ -96,6 +102,7 @@ def test_widths_where_files_do_not_say() -> None:
         ({"hidden_size": None}, "hidden_size"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
         ({"mlp_only_layers": ["1"]}, "mlp_only_layers"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"use_sliding_window": True}, "use_sliding_window"),

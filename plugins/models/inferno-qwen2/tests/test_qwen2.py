@@ -36,13 +36,17 @@ TINY: dict[str, Any] = {
 switched off."""
 
 
-class TestTied(ArchitectureTests):
+class Qwen2Tests(ArchitectureTests):
+    gguf_unsaid = frozenset({"max_window_layers"})
+
+
+class TestTied(Qwen2Tests):
     """Qwen2.5-0.5B-Instruct to 3B, Qwen2-1.5B: a tied head."""
 
     config = TINY
 
 
-class TestDistill(ArchitectureTests):
+class TestDistill(Qwen2Tests):
     """DeepSeek-R1-Distill-Qwen-7B: a head of its own, base 10 000, few key/value heads."""
 
     config = {
@@ -54,7 +58,7 @@ class TestDistill(ArchitectureTests):
     }
 
 
-class TestQwQ(ArchitectureTests):
+class TestQwQ(Qwen2Tests):
     """QwQ-32B and Qwen2.5-7B-Instruct, with the YaRN that their model cards tell for long
     contexts."""
 

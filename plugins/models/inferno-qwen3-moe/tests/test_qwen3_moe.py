@@ -7,6 +7,7 @@ import pytest
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests
 from inferno_qwen3_moe.config import Qwen3MoeConfig
+from inferno_qwen3_moe.gguf import QWEN3_MOE
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -101,10 +102,12 @@ def test_which_layers_have_experts() -> None:
     assert [config.has_experts(layer) for layer in range(4)] == [False, False, False, True]
 
 
-def test_width_of_experts_where_files_do_not_say() -> None:
+def test_width_of_experts_where_gguf_files_do_not_say() -> None:
     """As llama.cpp reads its first files."""
     unsaid = {name: value for name, value in TINY.items() if name != "moe_intermediate_size"}
-    assert Qwen3MoeConfig.from_json(unsaid).moe_intermediate_size == 48
+    assert QWEN3_MOE.config is not None
+    assert QWEN3_MOE.config(unsaid) == {**unsaid, "moe_intermediate_size": 48}
+    assert QWEN3_MOE.config(TINY) == TINY
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,7 @@ def test_width_of_experts_where_files_do_not_say() -> None:
         ({"num_experts_per_tok": 9}, "num_experts_per_tok"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
         ({"mlp_only_layers": ["1"]}, "mlp_only_layers"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"rope_scaling": {"type": "spiral"}}, "spiral"),

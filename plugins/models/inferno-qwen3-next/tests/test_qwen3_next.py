@@ -9,11 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, open_model
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.architecture import transformers_model
-from inferno.testing.tiny import Toy
+from inferno.testing import ArchitectureTests, generate, load_toy, transformers_model
 from inferno_qwen3_next.config import FULL, LINEAR, Qwen3NextConfig, qwen3_5, qwen3_5_moe
 
 TINY: dict[str, Any] = {
@@ -172,9 +168,7 @@ def test_the_language_model_is_found_beside_a_vision_tower(tmp_path: Path) -> No
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     prompt = list(range(40))
-    options = Options(dtype="float32", device="cpu", max_num_seqs=1, max_model_len=64)
-    with open_model(str(tmp_path), options) as opened:
-        [ours] = generate(Toy(opened.plan, load_model(opened)), [prompt])
+    [ours] = generate(load_toy(tmp_path), [prompt])
     with torch.inference_mode():
         theirs_V = reference(torch.tensor([prompt])).logits[0, -1]
     torch.testing.assert_close(ours.logits_NV[0], theirs_V, rtol=1e-4, atol=1e-4)

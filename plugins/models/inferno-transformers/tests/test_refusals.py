@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferno.contracts import TensorInfo
 from inferno.errors import CheckpointError, UnsupportedError
-from inferno.testing.tiny import run_python
+from inferno.testing import run_python
 from inferno_transformers import skeleton
 from inferno_transformers.adapt import Recipe
 from inferno_transformers.config import HostedConfig

@@ -11,13 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from inferno.catalog import Catalog, load_catalog
 from inferno.errors import UnsupportedError
-from inferno.loading import load_model
 from inferno.nn import Linear, LMHead
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests, generate
-from inferno.testing.tiny import Toy, randomize, run_python
+from inferno.testing import (
+    ArchitectureTests,
+    Catalog,
+    Toy,
+    generate,
+    load_catalog,
+    load_toy,
+    randomize,
+    run_python,
+)
 from inferno_transformers.config import HostedConfig
 
 TINY: dict[str, Any] = {
@@ -108,14 +113,7 @@ class TestGPT2(FamilyTests):
         tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 256, 256) for i in range(2)}
         save_file(tensors, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(self.config))
-        plan = resolve(
-            str(tmp_path),
-            Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu"),
-            catalog,
-        )
-        [ours], [theirs] = (
-            generate(t, prompts[-1:]) for t in (Toy(plan, load_model(reopen(plan, catalog))), toy)
-        )
+        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (load_toy(tmp_path, catalog), toy))
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV)
 
 
@@ -200,13 +198,9 @@ class TestDeepseekV3(FamilyTests):
     def test_the_routers_correction_is_not_rounded(
         self, checkpoint: Path, catalog: Catalog
     ) -> None:
-        plan = resolve(
-            str(checkpoint), Options(dtype="bfloat16", max_model_len=160, device="cpu"), catalog
-        )
+        model = load_toy(checkpoint, catalog, dtype="bfloat16").model
         [bias] = [
-            p
-            for name, p in load_model(reopen(plan, catalog)).named_parameters()
-            if name.endswith("e_score_correction_bias")
+            p for name, p in model.named_parameters() if name.endswith("e_score_correction_bias")
         ]
         torch.testing.assert_close(bias.data, torch.linspace(-0.5, 0.5, len(bias)), rtol=0, atol=0)
 
@@ -237,8 +231,7 @@ def test_every_matrix_but_the_head_can_be_packed(tmp_path: Path) -> None:
     if not packs:
         pytest.skip("no plugin packs matrices")
     reference_of(TestOlmo2.config).save_pretrained(tmp_path)
-    plan = resolve(str(tmp_path), Options(isq=packs[0], max_model_len=160, device="cpu"), catalog)
-    model = load_model(reopen(plan, catalog))
+    model = load_toy(tmp_path, catalog, isq=packs[0]).model
     dense = {
         name
         for name, m in model.named_modules()
@@ -250,14 +243,14 @@ def test_every_matrix_but_the_head_can_be_packed(tmp_path: Path) -> None:
 def test_config_and_headers_need_no_torch(tmp_path: Path) -> None:
     reference_of(TestOlmoe.config).save_pretrained(tmp_path)
     code = (
-        "import sys; from inferno.plan import Options, resolve\n"
-        "plan = resolve(sys.argv[1], Options(only=('inferno-transformers',), "
-        "max_model_len=160, device='cpu'))\n"
-        "assert any('transformers' in note for note in plan.notes), plan.notes\n"
-        "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
+        "import atexit, sys; from inferno.cli import main\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+        "sys.argv[1:] = ['explain', sys.argv[1], '--only', 'inferno-transformers']\n"
+        "main()"
     )
     done = run_python(code, str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "transformers' own module" in done.stdout, done.stderr
+    assert done.stderr == "False\n"
 
 
 def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
@@ -284,8 +277,7 @@ def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     catalog = load_catalog(only=["inferno-transformers"])
-    plan = resolve(str(tmp_path), Options(max_model_len=160, device="cpu"), catalog)
-    model = load_model(reopen(plan, catalog))
+    model = load_toy(tmp_path, catalog).model
     assert not (tmp_path / "ran").exists()
     assert type(model._causal[0]).__module__ == "transformers.models.olmo2.modeling_olmo2"  # type: ignore[index, union-attr]
     unknown = {**config, "architectures": ["EvilForCausalLM"], "model_type": "evil"}

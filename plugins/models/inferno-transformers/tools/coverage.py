@@ -28,10 +28,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import generate
-from inferno.testing.tiny import Toy, ragged_prompts, randomize
+from inferno.testing import Toy, generate, load_toy, ragged_prompts, randomize
 from inferno_transformers.config import HostedConfig
 
 auto: Any = transformers  # it is not typed
@@ -147,17 +144,8 @@ def attempt(model_type: str, name: str) -> tuple[str, str]:
         reference.save_pretrained(folder)
         path = Path(folder) / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [name]}))
-        options = Options(
-            dtype="float32",
-            max_num_seqs=8,
-            max_num_batched_tokens=512,
-            max_model_len=160,
-            device="cpu",
-            only=("inferno-transformers",),  # type: ignore[arg-type]  # a converter's own type
-        )
         try:
-            plan = resolve(folder, options)
-            toy = Toy(plan, load_model(reopen(plan)))
+            toy = load_toy(folder, only=("inferno-transformers",))
         except InfernoError as error:
             return "refused", error.cause
         return compare(toy, reference)

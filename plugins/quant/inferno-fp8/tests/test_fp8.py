@@ -11,10 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferno.errors import CheckpointError
-from inferno.loading import load_model
-from inferno.plan import Options, reopen, resolve
-from inferno.testing import QuantSchemeTests, generate
-from inferno.testing.tiny import Toy, ragged_prompts, randomize
+from inferno.testing import QuantSchemeTests, generate, load_toy, ragged_prompts, randomize
 from inferno_fp8.weight import Fp8Blocks, load
 
 CONFIG = {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}
@@ -164,10 +161,7 @@ def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(
         path.mkdir()
         save_file(tensors, path / "model.safetensors")
         (path / "config.json").write_text(json.dumps({**config, **quantized, "dtype": "float32"}))
-        plan = resolve(
-            str(path), Options(dtype="float32", max_model_len=160, max_num_seqs=8, device="cpu")
-        )
-        outcomes.append(generate(Toy(plan, load_model(reopen(plan))), ragged_prompts(160), 16))
+        outcomes.append(generate(load_toy(path), ragged_prompts(160), 16))
     for ours, theirs in zip(*outcomes, strict=True):
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
         assert ours.token_ids == theirs.token_ids

@@ -37,7 +37,7 @@ if atheris is not None:
 from inferno.configs import RopeConfig
 from inferno.contracts import Architecture, Dialect
 from inferno.errors import CheckpointError
-from inferno.text.tokenizer import Tokenizer
+from inferno.testing import Tokenizer
 from inferno_gguf.checkpoint import GgufCheckpoint
 
 DIALECT = Dialect(architecture="llama", rotary_pairs={"blk.{n}.attn_q": "attention.head_count"})

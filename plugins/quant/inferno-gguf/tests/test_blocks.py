@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferno.catalog import load_catalog
 from inferno.contracts import QuantScheme
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.nn import Dense
-from inferno.testing import QuantSchemeTests
+from inferno.testing import QuantSchemeTests, load_catalog
 from inferno_gguf.blocks import Blocks, unpack
 from inferno_gguf.ggml import BY_NAME, PACKABLE, PACKED, TYPES, UNPACKED
 

@@ -13,11 +13,10 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
-from inferno.catalog import load_catalog
 from inferno.configs import RopeConfig
 from inferno.contracts import Architecture, Dialect
 from inferno.errors import CheckpointError, Missing
-from inferno.testing import CheckpointFormatTests
+from inferno.testing import CheckpointFormatTests, load_catalog
 from inferno_gguf.checkpoint import GgufCheckpoint
 
 CONFIG: dict[str, Any] = {

@@ -15,7 +15,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
 from inferno import LLM, SamplingParams
-from inferno.plan import resolve
+from inferno.testing import plan_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
 
@@ -81,7 +81,7 @@ def test_the_same_answers(
     tmp_path: Path,
 ) -> None:
     path = converted(original, tmp_path / "demo-bf16.gguf", write_gguf, Type.BF16)
-    plan = resolve(str(path))
+    plan = plan_of(path, dtype="auto", max_model_len=None)
     assert (plan.format, plan.dtype, plan.max_model_len) == ("gguf", "bfloat16", 2048)
     with LLM(str(path), memory="2GiB") as llm:
         assert [o.outputs[0].text for o in llm.chat(questions, GREEDY)] == answers
@@ -95,7 +95,7 @@ def test_nearly_the_same_answers_from_eight_bits(
     tmp_path: Path,
 ) -> None:
     path = converted(original, tmp_path / "demo-q8_0.gguf", write_gguf, Type.Q8_0)
-    assert [use.name for use in resolve(str(path)).schemes] == ["q8_0"]
+    assert [use.name for use in plan_of(path).schemes] == ["q8_0"]
     with LLM(str(path), memory="2GiB") as llm:
         given = [o.outputs[0].text for o in llm.chat(questions, GREEDY)]
     assert sum(a == b for a, b in zip(given, answers, strict=True)) >= 0.8 * len(answers)

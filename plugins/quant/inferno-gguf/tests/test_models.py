@@ -16,11 +16,17 @@ from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inferno.catalog import load_catalog
-from inferno.loading import check, load_model
 from inferno.nn import MergedLinear
-from inferno.plan import Options, reopen, resolve
-from inferno.testing.tiny import Toy, generate, ragged_prompts, randomize
+from inferno.testing import (
+    Toy,
+    count_tensors,
+    generate,
+    load_catalog,
+    load_toy,
+    plan_of,
+    ragged_prompts,
+    randomize,
+)
 from inferno_gguf.blocks import Blocks
 
 NUM_GREEDY = 16
@@ -76,17 +82,8 @@ def save(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor])
 
 
 def load(path: Path, dtype: str = "float32") -> Toy:
-    options = Options(
-        dtype=dtype,
-        max_num_seqs=8,
-        max_num_batched_tokens=512,
-        max_model_len=160,
-        device="cpu",
-        only=TORCH_ONLY,
-    )
-    plan = resolve(str(path), options)
-    assert check(reopen(plan)) > 0
-    return Toy(plan, load_model(reopen(plan)))
+    assert count_tensors(path, only=TORCH_ONLY) > 0
+    return load_toy(path, dtype=dtype, only=TORCH_ONLY)
 
 
 def assert_equal(ours: Toy, theirs: Toy, tolerance: float = 1e-4) -> None:
@@ -270,17 +267,12 @@ def test_the_type_to_compute_in_is_the_files(write_gguf: Any, tmp_path: Path) ->
     for kind, dtype in ((Type.F16, "float16"), (Type.Q8_0, "bfloat16"), (Type.F32, "float32")):
         types = {name: kind for name, t in tensors.items() if t.ndim > 1}
         path = write_gguf(tmp_path / f"{dtype}.gguf", LLAMA, tensors, types=types)
-        assert resolve(str(path), Options(device="cpu", max_model_len=64)).dtype == dtype
+        assert plan_of(path, dtype="auto").dtype == dtype
 
 
 def test_dense_models_are_quantized_while_loading(tmp_path: Path) -> None:
     folder = save(tmp_path / "original", LLAMA, random_tensors(LLAMA))
-    plan = resolve(
-        str(folder),
-        Options(isq="q8_0", dtype="float32", max_model_len=160, device="cpu", only=TORCH_ONLY),
-    )
-    model = load_model(reopen(plan))
-    assert any(isinstance(m, Blocks) and m.layout == "q8_0" for m in model.modules())
-    [logits] = (o.logits_NV[0] for o in generate(Toy(plan, model), [[1, 2, 3]]))
-    [exact] = (o.logits_NV[0] for o in generate(load(folder), [[1, 2, 3]]))
+    toy = load_toy(folder, isq="q8_0", only=TORCH_ONLY)
+    assert any(isinstance(m, Blocks) and m.layout == "q8_0" for m in toy.model.modules())
+    logits, exact = toy.logits([1, 2, 3]), load(folder).logits([1, 2, 3])
     assert 0 < (logits - exact).abs().max() < 0.05 * exact.abs().max()

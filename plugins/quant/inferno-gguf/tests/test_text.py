@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from inferno.errors import CheckpointError
-from inferno.text.template import ChatTemplate
-from inferno.text.tokenizer import Tokenizer, eos_token_ids
+from inferno.testing import ChatTemplate, Tokenizer, eos_token_ids
 from inferno_gguf.pretokenizers import PRETOKENIZERS
 from inferno_gguf.reader import GgufFile
 from inferno_gguf.text import read_text

@@ -164,7 +164,9 @@ class CacheGroups:
     def _extend(self, sequence: Sequence, blocks: list[int]) -> list[BlockUpdate]:
         row, begin = sequence.held_row, len(sequence.block_ids)
         sequence.block_ids += blocks
-        updates = [BlockUpdate(FULL, row, begin + i, block) for i, block in enumerate(blocks)]
+        updates = [BlockUpdate(FULL, row, i, block) for i, block in enumerate(blocks, begin)]
+        if not self.windows:
+            return updates
         for group, (window, first) in enumerate(
             zip(self.windows, sequence.held_from, strict=True), FULL + 1
         ):

@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, field
 
+SUPERSEDED, PASSING, LASTING = range(3)
+"""What a snapshot is worth: in this order they are evicted."""
+
 
 @define
 class Snapshots:
     """Copies of sequences' states, each as it was at the end of a full block. A prefix can be
     resumed only where there is one.
 
-    A snapshot is *lasting* where a prompt ends or two prompts part. The others, taken on the way,
-    are evicted first, and never evict a lasting one. Among equals the least recently used goes.
+    A snapshot is lasting where a prompt ends or two prompts part, and passing where a sequence took
+    it on its way: superseded as soon as the sequence has a later one. A passing one never evicts a
+    lasting one. Among equals the least recently used goes first.
 
     The slots of a state tensor are, in this order: one per row, one for trial steps, the snapshots.
     """
@@ -21,11 +25,12 @@ class Snapshots:
     num_rows: int
     num_snapshots: int
     interval: int = 1024
-    """In tokens: how often a sequence takes a snapshot that its next one does not replace."""
+    """In tokens: how often a sequence takes a snapshot that a later one does not supersede."""
     _slot_of: dict[int, int] = field(factory=dict, init=False)
-    """Full block -> the slot of its snapshot, least recently used first."""
-    _passing: dict[int, None] = field(factory=dict, init=False)
-    """Those that are not lasting, in the same order."""
+    """Full block -> the slot of its snapshot."""
+    _worth: dict[int, int] = field(factory=dict, init=False)
+    _order: tuple[dict[int, None], ...] = field(factory=lambda: ({}, {}, {}), init=False)
+    """For each worth, its full blocks, least recently used first."""
     _free: list[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -45,47 +50,54 @@ class Snapshots:
         """The slot to copy a state to that was computed up to the end of this block; None where
         there is no room."""
         assert block not in self._slot_of, "a block just computed has a snapshot"
+        worth = LASTING if lasting else PASSING
         if not self._free:
-            victim = next(iter(self._passing), None)
-            if victim is None and lasting:
-                victim = next(iter(self._slot_of), None)
+            evictable = self._order if lasting else self._order[:LASTING]
+            victim = next((block for blocks in evictable for block in blocks), None)
             if victim is None:
                 return None
             self.drop(victim)
         self._slot_of[block] = slot = self._free.pop()
-        if not lasting:
-            self._passing[block] = None
+        self._rank(block, worth)
         return slot
 
     def use(self, block: int) -> int:
         """The slot of a block's snapshot, which is from now on the most recently used."""
-        self._slot_of[block] = slot = self._slot_of.pop(block)
-        if block in self._passing:
-            self._passing[block] = self._passing.pop(block)
-        return slot
+        self._rank(block, max(PASSING, self._worth[block]))
+        return self._slot_of[block]
 
     def supersede(self, block: int) -> None:
-        """The sequence that took a block's snapshot has a later one: drop it, unless it lasts."""
-        if block in self._passing:
-            self.drop(block)
+        """The sequence that took a block's snapshot has a later one."""
+        if self._worth.get(block) == PASSING:
+            self._rank(block, SUPERSEDED)
 
     def deduplicate(self, own: int, known: int) -> None:
         """`known` has the same content as `own` and takes its snapshot, unless it has one."""
         if own in self._slot_of and known not in self._slot_of:
             self._slot_of[known] = self._slot_of.pop(own)
-            if own in self._passing:
-                self._passing[known] = self._passing.pop(own)
+            worth = self._worth.pop(own)
+            del self._order[worth][own]
+            self._rank(known, worth)
         self.drop(own)
 
     def drop(self, block: int) -> None:
         """Free the snapshot of a block, if it has one."""
-        self._passing.pop(block, None)
         if (slot := self._slot_of.pop(block, None)) is not None:
+            del self._order[self._worth.pop(block)][block]
             self._free.append(slot)
+
+    def _rank(self, block: int, worth: int) -> None:
+        """Make a block the most recently used of this worth."""
+        if (before := self._worth.get(block)) is not None:
+            del self._order[before][block]
+        self._worth[block] = worth
+        self._order[worth][block] = None
 
     def check(self, cached: Callable[[int], bool]) -> None:
         """Check the invariants."""
         slots = sorted([*self._free, *self._slot_of.values()])
         assert slots == list(self._slots()), "a snapshot's slot is lost"
-        assert self._passing.keys() <= self._slot_of.keys(), "a snapshot was dropped by half"
+        ranked = {block: worth for worth, blocks in enumerate(self._order) for block in blocks}
+        assert ranked == self._worth, "a snapshot has two ranks"
+        assert ranked.keys() == self._slot_of.keys(), "a snapshot was dropped by half"
         assert all(map(cached, self._slot_of)), "a snapshot cannot be found"

@@ -217,7 +217,7 @@ class Arena:
         self._free.insert(i, (chunk, begin, end))
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchDispatchMode):
     """Sees every torch operator: allocations are the arena's, views are free, anything else is
     `foreign`."""
 

@@ -35,7 +35,8 @@ from inferno.core.sampling.draw import (
 )
 from inferno.core.sampling.logprobs import wanted_logprobs
 from inferno.core.sampling.state import UNIFORM_BITS, RowState, Strategy, TokenCounts
-from inferno.core.types import Request, Sampled, SamplingParams
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Request, Sampled
 from inferno.nn import ops
 
 _SECOND_LOOK = 4096

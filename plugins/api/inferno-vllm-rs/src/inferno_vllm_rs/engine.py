@@ -114,7 +114,7 @@ class Engine:
         self, messages: Sequence[Message], add_generation_prompt: bool = True
     ) -> str:
         """The prompt text of a conversation."""
-        return self._llm.render_chat(
+        return self._llm.preprocessor.render_chat(
             [attrs.asdict(m) for m in messages], add_generation_prompt=add_generation_prompt
         )
 
@@ -164,12 +164,12 @@ class Engine:
     def _params(self, params: SamplingParams | Params) -> Params:
         if isinstance(params, Params):
             return params
-        return params.merged(self._config, self._llm.default_params)
+        return params.merged(self._config, self._llm.preprocessor.default_params)
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            return self._llm.encode_prompt(prompt)
-        return self._llm.encode_chat([attrs.asdict(m) for m in prompt])
+            return self._llm.preprocessor.encode_prompt(prompt)
+        return self._llm.preprocessor.encode_chat([attrs.asdict(m) for m in prompt])
 
     def _generated(self, output: RequestOutput) -> GenerationOutput:
         return GenerationOutput(

@@ -17,8 +17,8 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="DeepseekV2ForCausalLM",
-            config="inferno_deepseek.config:DeepseekConfig.of_v2",
-            build="inferno_deepseek.model:DeepseekForCausalLM",
+            config="inferno_deepseek.config:DeepseekV2Config.from_json",
+            build="inferno_deepseek.model:DeepseekV2ForCausalLM",
             dialects={"gguf": DEEPSEEK},
             stop_tokens=_STOP,
             checkpoints=(
@@ -33,9 +33,9 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="DeepseekV3ForCausalLM",
-            config="inferno_deepseek.config:DeepseekConfig.of_v3",
-            build="inferno_deepseek.model:DeepseekForCausalLM",
-            # One name for both: V2's reads them.
+            config="inferno_deepseek.config:DeepseekV3Config.from_json",
+            build="inferno_deepseek.model:DeepseekV3ForCausalLM",
+            # One name for both: V2's reads them, and tells by the scoring whose they are.
             dialects={"gguf": attrs.evolve(DEEPSEEK, priority=-1)},
             stop_tokens=_STOP,
             checkpoints=(

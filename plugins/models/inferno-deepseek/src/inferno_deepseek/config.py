@@ -4,134 +4,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
-import attrs
 from attrs import frozen
 
 from inferno.configs import (
-    RopeConfig,
+    DecoderConfig,
     check_experts,
     check_known,
     check_positive,
     layers_behind,
-    read_config,
 )
 from inferno.contracts import AttentionSpec
 
-_V3_DEFAULTS = {
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "n_group": 8,
-    "topk_group": 4,
-}
-"""Of fields that V3's published code gives one; transformers leaves out the first."""
-_TOPK_METHODS = {"softmax": ("greedy", "group_limited_greedy"), "sigmoid": ("noaux_tc",)}
-
 
 @frozen(kw_only=True)
-class DeepseekConfig:
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
+class DeepseekConfig(DecoderConfig):
+    """What both generations have. `head_dim` is the rotated part of a head, as in transformers."""
+
+    scoring: ClassVar[str]
+    """What `scoring_func` must be: softmax, or sigmoid with a correction of each score."""
+
     moe_intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
+    """Of one expert. `intermediate_size` is that of the layers without experts."""
     kv_lora_rank: int
+    q_lora_rank: int = 0
+    """0: queries are projected directly (V2-Lite)."""
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
-    q_lora_rank: int = 0
-    """0: queries are projected directly (V2-Lite)."""
-    split_kv_b: bool = False
-    """`kv_b_proj` is stored head by head, as `k_b_proj` and `v_b_proj` (GGUF files)."""
     n_routed_experts: int
     n_shared_experts: int
     num_experts_per_tok: int
     first_k_dense_replace: int = 0
-    scoring_func: str = "softmax"
-    """"sigmoid" is V3's routing: a correction of each expert's score, groups worth their two
-    best."""
-    topk_method: str = ""
-    """Empty: limited to groups if there are several."""
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
     n_group: int = 1
     topk_group: int = 1
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    num_nextn_predict_layers: int = 0
-    """Layers after the last that predict further tokens; they are not run."""
-    rope_interleave: bool = True
-    yarn_log_multiplier: float | None = None
-    """How GGUF files say the scaling's `mscale`."""
-    rope: RopeConfig = RopeConfig()
 
     @classmethod
-    def of_v2(cls, config: Mapping[str, Any]) -> DeepseekConfig:
-        """Of DeepSeek-V2, and of any GGUF file: those that name no scoring mean V2's."""
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
         given = {name: value for name, value in config.items() if value is not None}
-        if "qk_head_dim_mla" in given:
-            given |= {
-                "qk_head_dim": given["qk_head_dim_mla"],
-                "v_head_dim": given["v_head_dim_mla"],
-            }
-        if "qk_nope_head_dim" not in given and {"qk_head_dim", "qk_rope_head_dim"} <= given.keys():
-            given["qk_nope_head_dim"] = given["qk_head_dim"] - given["qk_rope_head_dim"]
-        return cls._read(given)
-
-    @classmethod
-    def of_v3(cls, config: Mapping[str, Any]) -> DeepseekConfig:
-        """Of DeepSeek-V3 and R1, Kimi K2, Moonlight."""
-        return cls._read(
-            {**_V3_DEFAULTS, **{name: value for name, value in config.items() if value is not None}}
-        )
-
-    @classmethod
-    def _read(cls, config: Mapping[str, Any]) -> DeepseekConfig:
-        rope = RopeConfig.from_json(config)
-        read = read_config(cls, config)
-        if (
-            multiplier := read.yarn_log_multiplier
-        ) is not None:  # llama.cpp stores a tenth, and one for both
-            rope = attrs.evolve(rope, mscale=10 * multiplier, mscale_all_dim=10 * multiplier)
-        read = attrs.evolve(read, rope=rope)
-        check_known(config, "hidden_act", "silu", "swish")
-        check_known(config, "attention_bias", False)
-        check_known(config, "moe_layer_freq", 1)
-        check_known(config, "attention_temperature_scale", 0.0)
-        check_known(config, "scoring_func", *_TOPK_METHODS)
-        check_known(config, "topk_method", *_TOPK_METHODS[read.scoring_func])
-        if (
-            read.scoring_func == "softmax"
-        ):  # V2's own code and others disagree on what it means with a scaling factor
-            check_known(config, "norm_topk_prob", False)
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "moe_intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "kv_lora_rank",
-            "qk_nope_head_dim",
-            "qk_rope_head_dim",
-            "v_head_dim",
-            "n_routed_experts",
-            "n_shared_experts",
-        )
+        check_known(given, "scoring_func", cls.scoring)
+        check_known(given, "attention_bias", False)
+        check_known(given, "moe_layer_freq", 1)
+        rotated = given.get("qk_rope_head_dim")
+        read = super().from_json({**given, "head_dim": rotated, "num_key_value_heads": None})
         check_positive(
-            **{
-                name: getattr(read, name)
-                for name in (*sizes, *(["q_lora_rank"] if read.q_lora_rank else []))
-            }
+            moe_intermediate_size=read.moe_intermediate_size,
+            kv_lora_rank=read.kv_lora_rank,
+            q_lora_rank=read.q_lora_rank or 1,
+            qk_nope_head_dim=read.qk_nope_head_dim,
+            qk_rope_head_dim=read.qk_rope_head_dim,
+            v_head_dim=read.v_head_dim,
+            n_shared_experts=read.n_shared_experts,
         )
-        check_experts(
-            read.n_routed_experts, read.num_experts_per_tok, read.n_group, read.topk_group
-        )
-        rope.check_width(read.qk_rope_head_dim)
+        picked = read.num_experts_per_tok
+        check_experts(read.n_routed_experts, picked, read.n_group, read.topk_group)
         return read
 
     @property
@@ -139,25 +68,15 @@ class DeepseekConfig:
         return self.n_routed_experts
 
     @property
-    def num_groups(self) -> int:
-        return 1 if self.topk_method == "greedy" else self.n_group
-
-    @property
     def unused_tensors(self) -> tuple[str, ...]:
-        tied = ("lm_head.weight",) if self.tie_word_embeddings else ()
-        return (
-            "*.rotary_emb.inv_freq",
-            *layers_behind(self.num_hidden_layers, self.num_nextn_predict_layers),
-            *tied,
-        )
+        # The first conversions of Kimi K2 stored the rotary tables of every layer.
+        return ("*.rotary_emb.inv_freq", *super().unused_tensors)
 
-    @property
-    def attention_spec(self) -> AttentionSpec:
+    def attention_spec(self, layer: int) -> AttentionSpec:
         scale = (self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5
         if self.rope.rope_type != "default" and self.rope.mscale_all_dim:
-            scale *= (
-                0.1 * self.rope.mscale_all_dim * math.log(max(self.rope.factor, 1.0)) + 1.0
-            ) ** 2
+            stretched = math.log(max(self.rope.factor, 1.0))
+            scale *= (0.1 * self.rope.mscale_all_dim * stretched + 1.0) ** 2
         return AttentionSpec(
             num_heads=self.num_attention_heads,
             num_kv_heads=1,
@@ -166,5 +85,48 @@ class DeepseekConfig:
             scale=scale,
         )
 
-    def cache_specs(self) -> list[AttentionSpec]:
-        return [self.attention_spec] * self.num_hidden_layers
+
+@frozen(kw_only=True)
+class DeepseekV2Config(DeepseekConfig):
+    """DeepSeek-V2: softmax scores, a group is worth its best expert."""
+
+    scoring = "softmax"
+
+    topk_method: str = "group_limited_greedy"
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        check_known(config, "topk_method", None, "greedy", "group_limited_greedy")
+        # V2's own code and others disagree on what it means with a scaling factor.
+        check_known(config, "norm_topk_prob", None, False)
+        return super().from_json(config)
+
+    @property
+    def num_groups(self) -> int:
+        return 1 if self.topk_method == "greedy" else self.n_group
+
+
+@frozen(kw_only=True)
+class DeepseekV3Config(DeepseekConfig):
+    """DeepSeek-V3 and R1, Kimi K2, Moonlight: sigmoid scores with a correction, a group is worth
+    its two best experts."""
+
+    scoring = "sigmoid"
+
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 2.5
+    n_group: int = 8
+    topk_group: int = 4
+    rope_interleave: bool = True
+    num_nextn_predict_layers: int = 0
+    """Multi-token-prediction (MTP) layers, stored after the last. They are not read."""
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any]) -> Self:
+        check_known(config, "topk_method", None, "noaux_tc")
+        return super().from_json(config)
+
+    @property
+    def unused_tensors(self) -> tuple[str, ...]:
+        predicting = layers_behind(self.num_hidden_layers, self.num_nextn_predict_layers)
+        return (*predicting, *super().unused_tensors)

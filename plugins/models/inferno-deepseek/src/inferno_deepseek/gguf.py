@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
-from inferno.contracts import Dialect
+from collections.abc import Mapping
+from typing import Any
 
-_LAYER = "model.layers.{n}"
+from inferno.contracts import Dialect, RowJoin
+from inferno.errors import CheckpointError
+
+_ATTENTION = "model.layers.{n}.self_attn"
+_MLP = "model.layers.{n}.mlp"
+
+
+def _deepseek(fields: Mapping[str, Any]) -> dict[str, Any]:
+    config = {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, **fields}
+    if temperature := config.pop("temperature_scale", 0.0):
+        raise CheckpointError(
+            f"attention.temperature_scale is {temperature}: queries are scaled by their position",
+            "This plugin computes DeepSeek's models only, which have none.",
+        )
+    # Where kv_b_proj is stored head by head, the widths of heads are `_mla`, and the others those
+    # of the cached vectors. `partial_rotary_factor` is derived from these, and wrong.
+    key, value = config.pop("key_length"), config.pop("value_length")
+    key, value = config.pop("key_length_mla", key), config.pop("value_length_mla", value)
+    config |= {"qk_nope_head_dim": key - config["qk_rope_head_dim"], "v_head_dim": value}
+    config |= {"num_key_value_heads": config["num_attention_heads"], "partial_rotary_factor": 1.0}
+    # 0 is what converters write for none.
+    config["routed_scaling_factor"] = config.get("routed_scaling_factor") or 1.0
+    multiplier = config.pop("yarn_log_multiplier", None)  # a tenth of both
+    if multiplier is not None and (scaling := config.get("rope_scaling")):
+        both = dict.fromkeys(("mscale", "mscale_all_dim"), 10 * multiplier)
+        config["rope_scaling"] = {**scaling, **both}
+    # The first files of V2 name no scoring.
+    if config.setdefault("scoring_func", "softmax") == "softmax":
+        method = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
+        return {**config, "topk_method": method}
+    return {**config, "topk_method": "noaux_tc", "architectures": ["DeepseekV3ForCausalLM"]}
+
 
 DEEPSEEK = Dialect(
     architecture="deepseek2",
@@ -15,12 +47,10 @@ DEEPSEEK = Dialect(
         "q_lora_rank": "attention.q_lora_rank",
         "kv_lora_rank": "attention.kv_lora_rank",
         "qk_rope_head_dim": "rope.dimension_count",
-        # Of the cached vectors in files whose heads are split (`_mla` is of the heads there), else
-        # of the heads.
-        "qk_head_dim": "attention.key_length",
-        "v_head_dim": "attention.value_length",
-        "qk_head_dim_mla": "attention.key_length_mla",
-        "v_head_dim_mla": "attention.value_length_mla",
+        "key_length": "attention.key_length",
+        "value_length": "attention.value_length",
+        "key_length_mla": "attention.key_length_mla",
+        "value_length_mla": "attention.value_length_mla",
         "n_routed_experts": "expert_count",
         "n_shared_experts": "expert_shared_count",
         "first_k_dense_replace": "leading_dense_block_count",
@@ -30,23 +60,28 @@ DEEPSEEK = Dialect(
         "n_group": "expert_group_count",
         "topk_group": "expert_group_used_count",
         "yarn_log_multiplier": "rope.scaling.yarn_log_multiplier",
-        "attention_temperature_scale": "attention.temperature_scale",
+        "temperature_scale": "attention.temperature_scale",
     },
     values={"scoring_func": {1: "softmax", 2: "sigmoid"}},
-    constants={"partial_rotary_factor": 1.0},
-    present={"split_kv_b": "blk.0.attn_k_b.weight"},
     modules={
-        "blk.{n}.attn_q_a": f"{_LAYER}.self_attn.q_a_proj",
-        "blk.{n}.attn_q_a_norm": f"{_LAYER}.self_attn.q_a_layernorm",
-        "blk.{n}.attn_q_b": f"{_LAYER}.self_attn.q_b_proj",
-        "blk.{n}.attn_kv_a_mqa": f"{_LAYER}.self_attn.kv_a_proj_with_mqa",
-        "blk.{n}.attn_kv_a_norm": f"{_LAYER}.self_attn.kv_a_layernorm",
-        "blk.{n}.attn_kv_b": f"{_LAYER}.self_attn.kv_b_proj",
-        "blk.{n}.attn_k_b": f"{_LAYER}.self_attn.k_b_proj.{{e}}",
-        "blk.{n}.attn_v_b": f"{_LAYER}.self_attn.v_b_proj.{{e}}",
-        "blk.{n}.exp_probs_b.bias": f"{_LAYER}.mlp.gate.e_score_correction_bias",
-        "blk.{n}.ffn_gate_shexp": f"{_LAYER}.mlp.shared_experts.gate_proj",
-        "blk.{n}.ffn_up_shexp": f"{_LAYER}.mlp.shared_experts.up_proj",
-        "blk.{n}.ffn_down_shexp": f"{_LAYER}.mlp.shared_experts.down_proj",
+        "blk.{n}.attn_k": None,
+        "blk.{n}.attn_v": None,
+        "blk.{n}.attn_q_a": f"{_ATTENTION}.q_a_proj",
+        "blk.{n}.attn_q_a_norm": f"{_ATTENTION}.q_a_layernorm",
+        "blk.{n}.attn_q_b": f"{_ATTENTION}.q_b_proj",
+        "blk.{n}.attn_kv_a_mqa": f"{_ATTENTION}.kv_a_proj_with_mqa",
+        "blk.{n}.attn_kv_a_norm": f"{_ATTENTION}.kv_a_layernorm",
+        "blk.{n}.attn_kv_b": f"{_ATTENTION}.kv_b_proj",
+        "blk.{n}.exp_probs_b.bias": f"{_MLP}.gate.e_score_correction_bias",
+        "blk.{n}.ffn_gate_shexp": f"{_MLP}.shared_experts.gate_proj",
+        "blk.{n}.ffn_up_shexp": f"{_MLP}.shared_experts.up_proj",
+        "blk.{n}.ffn_down_shexp": f"{_MLP}.shared_experts.down_proj",
     },
+    # llama.cpp since April 2025; files from before store `attn_kv_b`.
+    joins={
+        f"{_ATTENTION}.kv_b_proj": RowJoin(
+            ("blk.{n}.attn_k_b", "blk.{n}.attn_v_b"), transposed=("blk.{n}.attn_k_b",)
+        )
+    },
+    config=_deepseek,
 )

@@ -1,170 +1,66 @@
-"""DeepSeek-V2 and V3: attention over a latent that all heads share, and mixtures of many small
-experts.
+"""DeepSeek-V2 and V3: attention over a latent, and mixtures of many small experts.
 
 https://arxiv.org/abs/2405.04434, https://arxiv.org/abs/2412.19437; reference:
 transformers/models/deepseek_v2, deepseek_v3.
-
-A token's cache entry is its latent and one rotated key. What would unfold the latent to a head's
-key is applied to the query instead, and what would unfold it to a value, to the result: the same
-products in another order.
-
-Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim, N the part of it that
-is not rotated, R the part that is, L latent, V head dim of values.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from collections.abc import Iterator
 
-from inferno.nn import (
-    Attention,
-    CausalLM,
-    Decoder,
-    DecoderLayer,
-    Finalize,
-    GatedMLP,
-    Layer,
-    Linear,
-    MergedLinear,
-    MixtureOfExperts,
-    RMSNorm,
-    Rope,
-    Rotation,
-    Routing,
-)
-from inferno.nn.batch import Batch
-from inferno_deepseek.config import DeepseekConfig
-
-LATENT_EPS = 1e-6
-"""Of the norms within attention, whatever the config's `rms_norm_eps`."""
+from inferno.nn import CausalLM, Decoder, DecoderLayer, GatedMLP, MixtureOfExperts, Routing
+from inferno_deepseek.attention import LatentAttention
+from inferno_deepseek.config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
 
 
-class LatentAttention(Layer):
-    def __init__(self, config: DeepseekConfig, layer_id: int) -> None:
-        super().__init__()
-        self.num_heads, self.latent = config.num_attention_heads, config.kv_lora_rank
-        self.nope, self.rotated, self.value = (
-            config.qk_nope_head_dim,
-            config.qk_rope_head_dim,
-            config.v_head_dim,
+class DeepseekV2ForCausalLM(CausalLM):
+    def __init__(self, config: DeepseekV2Config) -> None:
+        routing = Routing(
+            top_k=config.num_experts_per_tok,
+            scoring="softmax",
+            scale=config.routed_scaling_factor,
+            num_groups=config.num_groups,
+            top_groups=config.topk_group,
+            group_score="max",
         )
-        query_X = self.num_heads * (self.nope + self.rotated)
-        self.q_lora_rank = config.q_lora_rank
-        latent_C = self.latent + self.rotated
-        if self.q_lora_rank:
-            self.down = MergedLinear(
-                config.hidden_size, q_a_proj=self.q_lora_rank, kv_a_proj_with_mqa=latent_C
-            )
-            self.q_a_layernorm = RMSNorm(self.q_lora_rank, LATENT_EPS)
-            self.q_b_proj = Linear(self.q_lora_rank, query_X)
-        else:
-            self.down = MergedLinear(
-                config.hidden_size, q_proj=query_X, kv_a_proj_with_mqa=latent_C
-            )
-        self.kv_a_layernorm = RMSNorm(self.latent, LATENT_EPS)
-        self.split = config.split_kv_b
-        if self.split:
-            self.k_b_proj = nn.ModuleList(
-                Linear(self.nope, self.latent) for _ in range(self.num_heads)
-            )
-            self.v_b_proj = nn.ModuleList(
-                Linear(self.latent, self.value) for _ in range(self.num_heads)
-            )
-        else:
-            self.kv_b_proj = Linear(self.latent, self.num_heads * (self.nope + self.value))
-        self.key_HNL: Tensor  # made by finalize
-        self.value_HLV: Tensor
-        self.attention = Attention(layer_id, config.attention_spec)
-        self.o_proj = Linear(self.num_heads * self.value, config.hidden_size)
+        decoder = Decoder.of(config, _layers(config, routing), interleaved=True)
+        super().__init__(decoder, tied=config.tie_word_embeddings)
 
-    def finalize(self, to: Finalize) -> None:
-        """Unpack what is absorbed, each head's latent to key and latent to value, and let go of
-        what it was stored as."""
-        device = self.kv_a_layernorm.weight.device
-        if self.split:
-            key_HNL = torch.stack([_dense(linear, device) for linear in self.k_b_proj]).transpose(
-                1, 2
-            )
-            value_HVL = torch.stack([_dense(linear, device) for linear in self.v_b_proj])
-            del self.k_b_proj, self.v_b_proj
-        else:
-            both_HCL = _dense(self.kv_b_proj, device).view(self.num_heads, -1, self.latent)
-            key_HNL, value_HVL = both_HCL[:, : self.nope], both_HCL[:, self.nope :]
-            del self.kv_b_proj
-        self.register_buffer("key_HNL", key_HNL, persistent=False)
-        self.register_buffer("value_HLV", value_HVL.transpose(1, 2), persistent=False)
 
-    def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
-        q_TX, latent_TC = self.down(x_TD)
-        if self.q_lora_rank:
-            q_TX = self.q_b_proj(self.q_a_layernorm(q_TX))
-        q_THN, q_THR = q_TX.unflatten(-1, (self.num_heads, -1)).split(
-            [self.nope, self.rotated], dim=-1
+class DeepseekV3ForCausalLM(CausalLM):
+    def __init__(self, config: DeepseekV3Config) -> None:
+        routing = Routing(
+            top_k=config.num_experts_per_tok,
+            scoring="sigmoid",
+            normalize=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+            num_groups=config.n_group,
+            top_groups=config.topk_group,
+            group_score="top2",
         )
-        latent_TL, k_TR = latent_TC.split([self.latent, self.rotated], dim=-1)
-        q_HTL = torch.bmm(q_THN.transpose(0, 1), self.key_HNL)
-        q_THC = torch.cat([q_HTL.transpose(0, 1), rotate(q_THR)], -1)
-        k_TC = torch.cat([self.kv_a_layernorm(latent_TL), rotate(k_TR[:, None])[:, 0]], -1)
-        out_TX = self.attention(q_THC.flatten(1), k_TC, None, batch)
-        out_HTV = torch.bmm(
-            out_TX.unflatten(-1, (self.num_heads, -1)).transpose(0, 1), self.value_HLV
-        )
-        y_TD: Tensor = self.o_proj(out_HTV.transpose(0, 1).flatten(1))
-        return y_TD
+        layers = _layers(config, routing, correction=True)
+        decoder = Decoder.of(config, layers, interleaved=config.rope_interleave)
+        super().__init__(decoder, tied=config.tie_word_embeddings)
 
 
-def _dense(linear: nn.Module, device: torch.device) -> Tensor:
-    """Every row of its matrix, in the compute type."""
-    assert isinstance(linear, Linear)
-    return linear.weight.rows(torch.arange(linear.weight.shape[0], device=device))
-
-
-def _experts(config: DeepseekConfig) -> MixtureOfExperts:
-    corrected = config.scoring_func == "sigmoid"
-    routing = Routing(
-        top_k=config.num_experts_per_tok,
-        scoring="sigmoid" if corrected else "softmax",
-        normalize=config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
-        num_groups=config.num_groups,
-        top_groups=config.topk_group,
-        group_score="top2" if corrected else "max",
-    )
-    return MixtureOfExperts(
-        config.n_routed_experts,
-        config.hidden_size,
-        config.moe_intermediate_size,
-        routing,
-        correction=corrected,
-        shared_size=config.n_shared_experts * config.moe_intermediate_size,
-    )
-
-
-class DeepseekForCausalLM(CausalLM):
-    def __init__(self, config: DeepseekConfig) -> None:
-        layers = (
-            DecoderLayer(
-                LatentAttention(config, layer_id),
-                GatedMLP(config.hidden_size, config.intermediate_size)
-                if layer_id < config.first_k_dense_replace
-                else _experts(config),
-                hidden_size=config.hidden_size,
-                eps=config.rms_norm_eps,
-            )
-            for layer_id in range(config.num_hidden_layers)
-        )
-        rope = Rope(
-            config.qk_rope_head_dim,
-            config.rope,
-            max_position_embeddings=config.max_position_embeddings,
-            interleaved=config.rope_interleave,
-        )
-        decoder = Decoder(
-            layers,
-            rope,
-            vocab_size=config.vocab_size,
+def _layers(
+    config: DeepseekConfig, routing: Routing, *, correction: bool = False
+) -> Iterator[DecoderLayer]:
+    size = config.moe_intermediate_size
+    for layer_id in range(config.num_hidden_layers):
+        dense = layer_id < config.first_k_dense_replace
+        yield DecoderLayer(
+            LatentAttention(config, layer_id),
+            GatedMLP(config.hidden_size, config.intermediate_size)
+            if dense
+            else MixtureOfExperts(
+                config.n_routed_experts,
+                config.hidden_size,
+                size,
+                routing,
+                correction=correction,
+                shared_size=config.n_shared_experts * size,
+            ),
             hidden_size=config.hidden_size,
             eps=config.rms_norm_eps,
         )
-        super().__init__(decoder, tied=config.tie_word_embeddings)

@@ -7,7 +7,6 @@ from inferno.contracts import Architecture
 from inferno_gemma.gguf import GEMMA, GEMMA2, GEMMA3
 
 _END_OF_TURN = ("<end_of_turn>",)
-_BUILD = "inferno_gemma.model:GemmaForCausalLM"
 
 
 @hookimpl
@@ -15,8 +14,8 @@ def inferno_architectures() -> list[Architecture]:
     return [
         Architecture(
             name="GemmaForCausalLM",
-            config="inferno_gemma.config:gemma",
-            build=_BUILD,
+            config="inferno_gemma.config:GemmaConfig.from_json",
+            build="inferno_gemma.gemma1:GemmaForCausalLM",
             dialects={"gguf": GEMMA},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -30,8 +29,8 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="Gemma2ForCausalLM",
-            config="inferno_gemma.config:gemma2",
-            build=_BUILD,
+            config="inferno_gemma.config:Gemma2Config.from_json",
+            build="inferno_gemma.gemma2:Gemma2ForCausalLM",
             dialects={"gguf": GEMMA2},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -44,8 +43,8 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="Gemma3ForCausalLM",
-            config="inferno_gemma.config:gemma3",
-            build=_BUILD,
+            config="inferno_gemma.config:Gemma3Config.from_json",
+            build="inferno_gemma.gemma3:Gemma3ForCausalLM",
             dialects={"gguf": GEMMA3},
             stop_tokens=_END_OF_TURN,
             checkpoints=(
@@ -57,8 +56,8 @@ def inferno_architectures() -> list[Architecture]:
         ),
         Architecture(
             name="Gemma3ForConditionalGeneration",
-            config="inferno_gemma.config:gemma3_text",
-            build=_BUILD,
+            config="inferno_gemma.config:Gemma3Config.from_multimodal",
+            build="inferno_gemma.gemma3:Gemma3ForCausalLM",
             adapt="inferno_gemma.multimodal:text_part",
             stop_tokens=_END_OF_TURN,
             checkpoints=(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from inferno.contracts import Dialect
 
 _LAYER = "model.layers.{n}"
@@ -17,6 +20,23 @@ _MODULES_2 = {
     "blk.{n}.post_ffw_norm": f"{_LAYER}.post_feedforward_layernorm",
 }
 
+
+def _gemma2(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Files do not store `query_pre_attn_scalar`. As llama.cpp has it: the width of a head, but in
+    the models of 27B, known by their number of layers."""
+    is_27b = fields["num_hidden_layers"] in (46, 62)
+    width = fields["hidden_size"] // fields["num_attention_heads"]
+    return {**fields, "query_pre_attn_scalar": width if is_27b else fields["head_dim"]}
+
+
+def _gemma3(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A file without a window has full attention in every layer (rnj-1)."""
+    config = _gemma2(fields)
+    if "sliding_window" not in config:
+        config |= {"sliding_window": None, "sliding_window_pattern": 1}
+    return config
+
+
 GEMMA = Dialect(architecture="gemma", added=dict.fromkeys(_NORMS, 1.0))
 GEMMA2 = Dialect(
     architecture="gemma2",
@@ -26,8 +46,8 @@ GEMMA2 = Dialect(
         "sliding_window": "attention.sliding_window",
     },
     modules=_MODULES_2,
-    constants={"query_pre_attn_scalar": 0},
     added=dict.fromkeys(_NORMS_2, 1.0),
+    config=_gemma2,
 )
 GEMMA3 = Dialect(
     architecture="gemma3",
@@ -38,6 +58,6 @@ GEMMA3 = Dialect(
         "rope_local_base_freq": "rope.freq_base_swa",
     },
     modules=_MODULES_2,
-    constants={"query_pre_attn_scalar": 0},
     added=dict.fromkeys(_NORMS_3, 1.0),
+    config=_gemma3,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import attrs
 from attrs import frozen
 
 from inferno.configs import DecoderConfig, check_experts, check_known, check_positive
@@ -19,10 +18,9 @@ class Qwen2MoeConfig(DecoderConfig):
     qkv_bias: bool = True
     num_experts: int = 60
     num_experts_per_tok: int = 4
-    moe_intermediate_size: int = 0
-    """Of one expert. 0, as in the first GGUF files: intermediate_size / num_experts_per_tok."""
-    shared_expert_intermediate_size: int = 0
-    """0, as in the first GGUF files: intermediate_size."""
+    moe_intermediate_size: int = 1408
+    """Of one expert."""
+    shared_expert_intermediate_size: int = 5632
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
     """Every so many layers has experts, beginning with that of this number, counted from 1."""
@@ -36,14 +34,12 @@ class Qwen2MoeConfig(DecoderConfig):
         check_known(config, "use_sliding_window", False, None)
         read = super().from_json(config)
         check_experts(read.num_experts, read.num_experts_per_tok)
-        check_positive(decoder_sparse_step=read.decoder_sparse_step)
-        return attrs.evolve(
-            read,
-            moe_intermediate_size=read.moe_intermediate_size
-            or read.intermediate_size // read.num_experts_per_tok,
-            shared_expert_intermediate_size=read.shared_expert_intermediate_size
-            or read.intermediate_size,
+        check_positive(
+            decoder_sparse_step=read.decoder_sparse_step,
+            moe_intermediate_size=read.moe_intermediate_size,
+            shared_expert_intermediate_size=read.shared_expert_intermediate_size,
         )
+        return read
 
     def has_experts(self, layer: int) -> bool:
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from inferno.contracts import Dialect
 
 _MLP = "model.layers.{n}.mlp"
+
+
+def _qwen2_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The first files, of Qwen1.5-MoE-A2.7B, do not store the widths of experts."""
+    width = fields["intermediate_size"]
+    return {
+        "moe_intermediate_size": width // fields["num_experts_per_tok"],
+        "shared_expert_intermediate_size": width,
+        **fields,
+    }
+
 
 QWEN2_MOE = Dialect(
     architecture="qwen2moe",
@@ -17,5 +31,6 @@ QWEN2_MOE = Dialect(
     },
     constants={"norm_topk_prob": False},  # files do not say; llama.cpp never normalizes
     present={"qkv_bias": "blk.0.attn_q.bias"},
+    config=_qwen2_moe,
     single_rows=("blk.{n}.ffn_gate_inp_shexp",),
 )

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from inferno.contracts import Dialect
+
+
+def _qwen3_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The first files do not store the width of experts."""
+    width = fields["intermediate_size"] // fields["num_experts_per_tok"]
+    return {"moe_intermediate_size": width, **fields}
+
 
 QWEN3_MOE = Dialect(
     architecture="qwen3moe",
     present={"attention_bias": "blk.0.attn_q.bias"},
     constants={"norm_topk_prob": True},  # files do not say; llama.cpp normalizes always
+    config=_qwen3_moe,
 )

@@ -34,7 +34,7 @@ def number_of_tokens(longest: int, sizes: Collection[int]) -> int:
     return 2 * NEAR + 1
 
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Trace(TorchDispatchMode):
     """`mixed` names the first operator that let tokens see each other. Not in inference mode, which
     hides what composite operators are made of."""
 

@@ -1,0 +1,78 @@
+"""Attention over a latent that all heads share (arXiv:2405.04434).
+
+A token's cache entry is its latent and one rotated key. What would unfold the latent to a head's
+key is applied to the query instead, and what would unfold it to a value, to the result: the same
+products in another order.
+
+Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim, N the part of it that
+is not rotated, R the part that is, L latent, V head dim of values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inferno.nn import Attention, Finalize, Layer, Linear, MergedLinear, RMSNorm, Rotation
+from inferno.nn.batch import Batch
+from inferno_deepseek.config import DeepseekConfig
+
+LATENT_EPS = 1e-6
+"""Of the norms within attention, whatever the config's `rms_norm_eps`."""
+
+
+class LatentAttention(Layer):
+    def __init__(self, config: DeepseekConfig, layer_id: int) -> None:
+        super().__init__()
+        self.num_heads, self.latent = config.num_attention_heads, config.kv_lora_rank
+        self.nope, self.rotated = config.qk_nope_head_dim, config.qk_rope_head_dim
+        query_X = self.num_heads * (self.nope + self.rotated)
+        self.q_lora_rank = config.q_lora_rank
+        latent_C = self.latent + self.rotated
+        if self.q_lora_rank:
+            self.down = MergedLinear(
+                config.hidden_size, q_a_proj=self.q_lora_rank, kv_a_proj_with_mqa=latent_C
+            )
+            self.q_a_layernorm = RMSNorm(self.q_lora_rank, LATENT_EPS)
+            self.q_b_proj = Linear(self.q_lora_rank, query_X)
+        else:
+            self.down = MergedLinear(
+                config.hidden_size, q_proj=query_X, kv_a_proj_with_mqa=latent_C
+            )
+        self.kv_a_layernorm = RMSNorm(self.latent, LATENT_EPS)
+        self.kv_b_proj = Linear(
+            self.latent, self.num_heads * (config.qk_nope_head_dim + config.v_head_dim)
+        )
+        self.key_HNL: Tensor  # made by finalize
+        self.value_HLV: Tensor
+        self.attention = Attention(layer_id, config.attention_spec(layer_id))
+        self.o_proj = Linear(self.num_heads * config.v_head_dim, config.hidden_size)
+
+    def finalize(self, to: Finalize) -> None:
+        """Unpack what is absorbed, each head's latent to key and latent to value, and drop what it
+        was stored as."""
+        weight, device = self.kv_b_proj.weight, self.kv_a_layernorm.weight.device
+        rows_XL = weight.rows(torch.arange(weight.shape[0], device=device))
+        both_HCL = rows_XL.view(self.num_heads, -1, self.latent)
+        key_HNL, value_HVL = both_HCL[:, : self.nope], both_HCL[:, self.nope :]
+        del self.kv_b_proj
+        self.register_buffer("key_HNL", key_HNL, persistent=False)
+        self.register_buffer("value_HLV", value_HVL.transpose(1, 2), persistent=False)
+
+    def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
+        q_TX, latent_TC = self.down(x_TD)
+        if self.q_lora_rank:
+            q_TX = self.q_b_proj(self.q_a_layernorm(q_TX))
+        q_THN, q_THR = q_TX.unflatten(-1, (self.num_heads, -1)).split(
+            [self.nope, self.rotated], dim=-1
+        )
+        latent_TL, k_TR = latent_TC.split([self.latent, self.rotated], dim=-1)
+        q_HTL = torch.bmm(q_THN.transpose(0, 1), self.key_HNL)
+        q_THC = torch.cat([q_HTL.transpose(0, 1), rotate(q_THR)], -1)
+        k_TC = torch.cat([self.kv_a_layernorm(latent_TL), rotate(k_TR[:, None])[:, 0]], -1)
+        out_TX = self.attention(q_THC.flatten(1), k_TC, None, batch)
+        out_HTV = torch.bmm(
+            out_TX.unflatten(-1, (self.num_heads, -1)).transpose(0, 1), self.value_HLV
+        )
+        y_TD: Tensor = self.o_proj(out_HTV.transpose(0, 1).flatten(1))
+        return y_TD

@@ -1,0 +1,271 @@
+"""`SamplingParams`: how one request wants its tokens drawn, each parameter said once.
+
+A field's metadata is all that the outside knows of it. The request bodies, their table of support,
+the command line's options and the reference pages are derived from `parameters()`; a new parameter
+is one new field here, and the code of the sampler that obeys it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+import attrs
+from attrs import field, frozen
+
+from inferno.errors import RequestError
+
+MAX_LOGPROBS = 20
+"""How many alternatives a request may ask for at each position, as at OpenAI."""
+
+
+@frozen
+class _Between:
+    """Validator: a number in [low, high], or None where the field allows it. NaN is in no range."""
+
+    low: float
+    high: float = float("inf")
+
+    def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is not None and not self.low <= value <= self.high:
+            raise RequestError(
+                f"{attribute.name} is {value}", f"It must be {self}.", param=attribute.name
+            )
+
+    def __str__(self) -> str:
+        if self.high == float("inf"):
+            return f"at least {self.low:g}"
+        return f"between {self.low:g} and {self.high:g}"
+
+
+def _described(
+    help: str,
+    *,
+    in_body: bool = True,
+    body_note: str = "",
+    flag: bool = True,
+    short_flag: str = "",
+    in_generation_config: bool = False,
+    flag_default: str = "",
+) -> dict[str, Any]:
+    """A field's metadata: the arguments of its `Parameter`, checked here by their names."""
+    return {
+        "help": help,
+        "in_body": in_body,
+        "body_note": body_note,
+        "flag": flag,
+        "short_flag": short_flag,
+        "in_generation_config": in_generation_config,
+        "flag_default": flag_default or ("the model's" if in_generation_config else ""),
+    }
+
+
+def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    """One string or several, as OpenAI allows."""
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
+    return tuple(value or ())
+
+
+@frozen(kw_only=True)
+class SamplingParams:
+    """How one request wants its tokens drawn. Always per request, whatever its neighbours ask.
+    `max_tokens=None` goes on until the context is full.
+
+    Order: penalties and `logit_bias`, then `min_tokens`, then `temperature`, then `top_k`, `top_p`,
+    `min_p`.
+    """
+
+    max_tokens: int | None = field(
+        default=16,
+        validator=_Between(1),
+        metadata=_described(
+            "Most tokens to generate.",
+            flag_default="the model's, else 256",
+        ),
+    )
+    min_tokens: int = field(
+        default=0,
+        validator=_Between(0),
+        metadata=_described("Nothing ends the output before this many tokens."),
+    )
+    temperature: float = field(
+        default=1.0,
+        validator=_Between(0),
+        metadata=_described(
+            "0 takes the most likely token (greedy).", short_flag="-t", in_generation_config=True
+        ),
+    )
+    top_k: int = field(
+        default=0,
+        validator=_Between(-1),
+        metadata=_described(
+            "Keep the k most likely tokens; 0 or -1 keeps all.", in_generation_config=True
+        ),
+    )
+    top_p: float = field(
+        default=1.0,
+        validator=_Between(0, 1),
+        metadata=_described(
+            "Keep the fewest most likely tokens whose probabilities sum to at least this.",
+            in_generation_config=True,
+        ),
+    )
+    min_p: float = field(
+        default=0.0,
+        validator=_Between(0, 1),
+        metadata=_described(
+            "Keep tokens at least this likely, relative to the most likely one.",
+            in_generation_config=True,
+        ),
+    )
+    presence_penalty: float = field(
+        default=0.0,
+        validator=_Between(-2, 2),
+        metadata=_described(
+            "Subtracted once from the logit of every token generated before (OpenAI)."
+        ),
+    )
+    frequency_penalty: float = field(
+        default=0.0,
+        validator=_Between(-2, 2),
+        metadata=_described(
+            "Subtracted from a token's logit for each time it was generated before (OpenAI)."
+        ),
+    )
+    repetition_penalty: float = field(
+        default=1.0,
+        validator=_Between(1e-3, 1e3),
+        metadata=_described(
+            "Divides positive and multiplies negative logits of tokens in prompt or output (CTRL, "
+            "arXiv:1909.05858); 1 changes nothing.",
+            in_generation_config=True,
+        ),
+    )
+    repeat_last_n: int = field(
+        default=-1,
+        validator=_Between(-1),
+        metadata=_described(
+            "How many of the last tokens, prompt included, `repetition_penalty` looks at; -1 all, "
+            "0 none."
+        ),
+    )
+    logit_bias: Mapping[int, float] = field(
+        factory=dict,
+        metadata=_described(
+            "Added to the logits of these token ids; -100 and below forbids one.",
+            body_note="Token id to bias, -100 to 100.",
+        ),
+    )
+    seed: int | None = field(
+        default=None,
+        metadata=_described("The same seed gives the same draws, whatever else is in the batch."),
+    )
+    # The text layer watches for stop strings; the engine sees token ids only.
+    stop: tuple[str, ...] = field(
+        default=(),
+        converter=_strings,
+        metadata=_described("Strings that end the output.", body_note="A string or a list."),
+    )
+    stop_token_ids: tuple[int, ...] = field(
+        default=(), converter=_ids, metadata=_described("Token ids that end the output.")
+    )
+    ignore_eos: bool = field(
+        default=False, metadata=_described("Go on past the model's own end-of-text tokens.")
+    )
+    n: int = field(
+        default=1,
+        validator=_Between(1, 128),
+        metadata=_described(
+            "Independent outputs for the prompt; with a seed, output i draws with seed + i.",
+            flag=False,
+        ),
+    )
+    logprobs: int | None = field(
+        default=None,
+        validator=_Between(0, MAX_LOGPROBS),
+        metadata=_described(
+            "Report each token's log-probability and this many of the most likely alternatives'. "
+            "The model's own distribution: before penalties, bias and temperature.",
+            in_body=False,  # each endpoint has its own form of it
+            flag=False,
+        ),
+    )
+    prompt_logprobs: int | None = field(
+        default=None,
+        validator=_Between(0, MAX_LOGPROBS),
+        metadata=_described(
+            "Report each prompt token's log-probability and this many of the most likely "
+            "alternatives'.",
+            body_note="Not with `stream`.",
+            flag=False,
+        ),
+    )
+    include_stop_str_in_output: bool = field(
+        default=False, metadata=_described("Keep the stop string in the text.", flag=False)
+    )
+    skip_special_tokens: bool = field(
+        default=True,
+        metadata=_described(
+            "Leave special tokens out of the text.", body_note="true unless said.", flag=False
+        ),
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}",
+                "min_tokens may not exceed max_tokens.",
+                param="min_tokens",
+            )
+        if any(not s for s in self.stop):
+            raise RequestError("stop has an empty string", "Leave it out.", param="stop")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@frozen(kw_only=True)
+class Parameter:
+    """One sampling parameter, for the modules that offer it to callers. Its name is the same
+    everywhere; a flag has dashes."""
+
+    name: str
+    type: Any
+    """Its Python type, without None: JSON and the command line derive theirs from it."""
+    limits: str
+    """Its range in words, or nothing."""
+    help: str
+    in_body: bool
+    """Request bodies have it, in this form, at every endpoint that generates."""
+    body_note: str
+    """What to know of its JSON form."""
+    flag: bool
+    """The command line has an option for it."""
+    short_flag: str
+    flag_default: str
+    """What applies where the command line does not give it."""
+    in_generation_config: bool
+    """A checkpoint's generation_config.json may set it, by the same name."""
+
+
+def parameters(cls: type[SamplingParams] = SamplingParams) -> tuple[Parameter, ...]:
+    """Every field of `cls`, in order."""
+    types = get_type_hints(cls)
+    return tuple(
+        Parameter(
+            name=each.name,
+            type=_without_none(types[each.name]),
+            limits=str(each.validator) if isinstance(each.validator, _Between) else "",
+            **each.metadata,
+        )
+        for each in attrs.fields(cls)
+    )
+
+
+def _without_none(kind: Any) -> Any:
+    found = [each for each in get_args(kind) if each is not type(None)]
+    return found[0] if type(None) in get_args(kind) else kind

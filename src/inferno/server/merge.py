@@ -1,0 +1,66 @@
+"""Several streams read as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Merge(Generic[T]):
+    """The items of several streams as they come. A stream is asked for its next item when its last
+    one is taken, so a slow reader leaves its news in the streams. Leaving the context closes them.
+    """
+
+    def __init__(self, streams: Sequence[AsyncGenerator[T, None]]) -> None:
+        self._streams = streams
+        self._only = streams[0] if len(streams) == 1 else None
+        """The common case, which needs no task for each item."""
+        self._pending: dict[asyncio.Future[T], int] = {}
+        """The next item of each stream that goes on, and which stream's it is."""
+        self._ready: list[asyncio.Future[T]] = []
+
+    async def __aenter__(self) -> Self:
+        if self._only is None:
+            for i in range(len(self._streams)):
+                self._ask(i)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._pending:
+            task.cancel()
+        await asyncio.gather(*self._pending, return_exceptions=True)
+        for stream in self._streams:
+            await stream.aclose()
+
+    async def next(self) -> tuple[int, T] | None:
+        """(which stream, its next item); None when all have ended. Raises what a stream raises."""
+        if self._only is not None:
+            try:
+                return 0, await anext(self._only)
+            except StopAsyncIteration:
+                return None
+        while self._pending:
+            if not self._ready:
+                done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
+                self._ready = sorted(done, key=self._pending.__getitem__, reverse=True)
+            task = self._ready.pop()
+            i = self._pending.pop(task)
+            try:
+                item = task.result()
+            except StopAsyncIteration:
+                continue
+            self._ask(i)
+            return i, item
+        return None
+
+    def _ask(self, i: int) -> None:
+        self._pending[asyncio.ensure_future(anext(self._streams[i]))] = i

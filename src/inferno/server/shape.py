@@ -1,0 +1,72 @@
+"""How an endpoint writes its answers: all that differs between chat and text completions once a
+request is prepared."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from attrs import define, field
+
+from inferno.core.types import Logprobs
+
+if TYPE_CHECKING:
+    from inferno.llm import TextDelta
+    from inferno.server.chunks import Chunks
+
+
+@define
+class Choice(ABC):
+    """One output: what has come and is not written yet, and how it is written."""
+
+    index: int
+    token_ids: list[int] = field(factory=list)
+    logprobs: list[Logprobs] = field(factory=list)
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    finish: str | None = None
+    stop_reason: str | int | None = None
+
+    def take(self, delta: TextDelta) -> None:
+        """Add what is new."""
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        if delta.finish_reason is not None:
+            self.finish, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+    @abstractmethod
+    def opening(self, chunks: Chunks) -> bytes | None:
+        """The stream's event before the first token, if there is one."""
+
+    @abstractmethod
+    def events(self, chunks: Chunks) -> Sequence[bytes]:
+        """What came since the last call as events, and forget it: a stream's memory is its text."""
+
+    @abstractmethod
+    def entry(self) -> dict[str, Any]:
+        """The whole output, for the answer's `choices`."""
+
+
+C = TypeVar("C", bound=Choice)
+
+
+class Shape(Generic[C]):
+    """One answer in an endpoint's form."""
+
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    """The `object` of a whole answer."""
+    chunk_kind: ClassVar[str]
+    """The `object` of a stream's events."""
+
+    choices: Sequence[C]
+    """One for each output, in order."""
+
+    def extras(self) -> Mapping[str, Any]:
+        """Members of a whole answer beside those that every endpoint has."""
+        return {}
+
+    def reasoning_tokens(self) -> int | None:
+        """For the token counts; None where reasoning cannot be told apart."""
+        return None

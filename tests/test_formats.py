@@ -1,0 +1,118 @@
+"""What only a format says stays in its dialect: configs and models know `config.json` alone."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from inferno.catalog import load_catalog
+from inferno.contracts import Architecture
+from inferno.contracts.lazy import Lazy
+
+ROOT = Path(__file__).parents[1]
+MODELS = ROOT / "plugins" / "models"
+DIALECTS = sorted(MODELS.glob("*/src/*/gguf.py"))
+MODULES = sorted(
+    path
+    for path in MODELS.glob("*/src/**/*.py")
+    if path.name not in ("gguf.py", "__init__.py") and "inferno_transformers" not in path.parts
+)
+COMMON = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rope"}
+"""Fields of any decoder, of older or newer releases of transformers."""
+PUBLISHED = {
+    "deepseek": {"scoring_func", "topk_method", "moe_layer_freq"},
+    "gemma": {"text_config"},
+    "glm4_moe": {"scoring_func"},
+    "phi": {"attention_bias", "mlp_bias", "lm_head_bias"},
+}
+"""Fields of published config.json files that transformers' classes do not have."""
+TEXT = {"Gemma3ForConditionalGeneration": "gemma3_text", "MinistralForCausalLM": "ministral"}
+
+
+def architectures() -> list[Architecture]:
+    offers = load_catalog().of("inferno_architectures")
+    return [
+        offer.item
+        for offer in offers
+        if (MODELS / offer.distribution).is_dir() and offer.item.dialects
+    ]
+
+
+def known_fields(architecture: str) -> set[str]:
+    """What transformers' config class of that architecture has, or reads of older files."""
+    types = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+    config = CONFIG_MAPPING[TEXT.get(architecture) or types[architecture]]
+    words = set(re.findall(r"\w+", inspect.getsource(config)))
+    return words | set(vars(config())) | set(config.attribute_map) | COMMON
+
+
+def read_by_name(module: Path) -> Iterator[str]:
+    """Fields that a config module asks `config.json` for beside its class's own."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        called, texts = (
+            ast.unparse(node.func),
+            [a for a in node.args if isinstance(a, ast.Constant)],
+        )
+        if called in ("config.get", "given.get", "text.get", "check_known") and texts:
+            yield str(texts[0].value)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_configs_and_models_mention_no_other_format(path: Path) -> None:
+    assert "gguf" not in path.read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.parametrize("path", DIALECTS, ids=lambda p: p.parent.name)
+def test_a_dialect_imports_contracts_and_errors_only(path: Path) -> None:
+    imported = re.findall(r"^from (inferno\S*|torch\S*)", path.read_text(encoding="utf-8"), re.M)
+    assert set(imported) <= {"inferno.contracts", "inferno.errors"}
+
+
+@pytest.mark.parametrize("architecture", architectures(), ids=lambda a: a.name)
+def test_a_config_reads_fields_of_the_original_checkpoints(architecture: Architecture) -> None:
+    assert isinstance(architecture.config, Lazy)
+    config = architecture.config.resolved().__self__  # type: ignore[attr-defined]  # its class
+    family = config.__module__.partition(".")[0]
+    shared = {
+        field.name
+        for base in config.__mro__
+        if attrs.has(base) and not base.__module__.startswith(family)
+        for field in attrs.fields(base)
+    }
+    own = {
+        field.name
+        for field in attrs.fields(config)
+        if field.name not in shared and "RopeConfig" not in str(field.type)
+    }
+    known = known_fields(architecture.name) | PUBLISHED.get(family.removeprefix("inferno_"), set())
+    assert sorted(own - known) == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted(MODELS.glob("*/src/*/config.py")), ids=lambda p: p.parent.name
+)
+def test_what_a_config_asks_for_by_name_is_a_field_of_the_original_checkpoints(path: Path) -> None:
+    family = path.parent.name
+    held = [a for a in architectures() if str(a.config).startswith(f"{family}.")]
+    if not held:
+        pytest.skip("it reads any config.json")
+    known = set().union(*(known_fields(a.name) for a in held))
+    known |= PUBLISHED.get(family.removeprefix("inferno_"), set())
+    assert sorted(set(read_by_name(path)) - known) == []
+
+
+def test_the_check_sees_what_a_config_asks_for(tmp_path: Path) -> None:
+    module = tmp_path / "config.py"
+    module.write_text('check_known(config, "a", 1)\nconfig.get("b", 2)\nother.get("c")')
+    assert sorted(read_by_name(module)) == ["a", "b"]
+    assert "key_length_mla" not in known_fields("DeepseekV2ForCausalLM")
