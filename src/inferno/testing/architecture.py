@@ -23,9 +23,9 @@ from inferno.catalog import Catalog
 from inferno.configs import RopeConfig
 from inferno.contracts import CheckpointView, TensorInfo
 from inferno.errors import CheckpointError
-from inferno.loading import build, fill, load_model
+from inferno.loading import build, fill
 from inferno.nn import Attention, Rope, State
-from inferno.plan import Options, open_model, reopen, unused_tensors
+from inferno.plan import reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
@@ -33,13 +33,13 @@ from inferno.testing.tiny import (
     Outcome,
     Toy,
     generate,
+    load_toy,
     ragged_prompts,
     randomize,
     run_python,
     torch_only,
 )
 
-MAX_MODEL_LEN = 160
 NUM_GREEDY = 64
 NUM_GGUF = 32
 
@@ -88,8 +88,8 @@ class ArchitectureTests(Installed):
     @classmethod
     def toy(cls, checkpoint: Path, catalog: Catalog) -> Toy:
         """Where no attention backend says how long blocks are, prompts here have several."""
-        toy = _load(checkpoint, catalog)
-        return toy if toy.plan.attention else _load(checkpoint, catalog, block_size=16)
+        toy = load_toy(checkpoint, catalog)
+        return toy if toy.plan.attention else load_toy(checkpoint, catalog, block_size=16)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -115,7 +115,7 @@ class ArchitectureTests(Installed):
     ) -> None:
         """Each token is the reference's choice after the tokens before it, wherever its choice is
         clear."""
-        outcomes = generate(_load(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
+        outcomes = generate(load_toy(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
         clear = total = beyond = 0
         for prompt, outcome in zip(prompts, outcomes, strict=True):
             theirs_NV = _reference_logits(reference, [*prompt, *outcome.token_ids])[
@@ -137,14 +137,14 @@ class ArchitectureTests(Installed):
         if not hasattr(reference, "config"):
             pytest.skip("the reference is not transformers'")
         reference.save_pretrained(tmp_path)
-        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (_load(tmp_path, catalog), toy))
+        [ours], [theirs] = (generate(t, prompts[-1:]) for t in (load_toy(tmp_path, catalog), toy))
         _assert_close(ours.logits_NV, theirs.logits_NV)
 
     def test_tables_are_not_rounded_to_the_compute_type(
         self, checkpoint: Path, catalog: Catalog
     ) -> None:
         """Rotary frequencies in bfloat16 would turn distant tokens by wrong angles."""
-        model = _load(checkpoint, catalog, dtype="bfloat16").model
+        model = load_toy(checkpoint, catalog, dtype="bfloat16").model
         assert not [
             name
             for name, buffer in model.named_buffers()
@@ -178,7 +178,7 @@ class ArchitectureTests(Installed):
         (twin / "config.json").write_text(json.dumps({**self.config, "dtype": "float32"}))
         exact = torch_only()
         fast, ours, theirs = (
-            generate(_load(tmp_path / path, offers), prompts, NUM_GGUF)
+            generate(load_toy(tmp_path / path, offers), prompts, NUM_GGUF)
             for path, offers in (("toy.gguf", catalog), ("toy.gguf", exact), ("twin", exact))
         )
         for one, other in zip(ours, theirs, strict=True):
@@ -257,7 +257,7 @@ class ArchitectureTests(Installed):
     def test_the_block_size_changes_nothing(
         self, toy: Toy, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
-        small = _load(checkpoint, catalog, block_size=4)
+        small = load_toy(checkpoint, catalog, block_size=4)
         for ours, theirs in zip(
             generate(small, prompts, 8), generate(toy, prompts, 8), strict=True
         ):
@@ -379,21 +379,6 @@ def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
         checkpoint, unused = opened.checkpoint, unused_tensors(opened.config)
         names = [n for n in checkpoint.tensors if not any(fnmatchcase(n, p) for p in unused)]
         return {name: checkpoint.read(name) for name in names}
-
-
-def _load(
-    path: Path, catalog: Catalog, *, dtype: str = "float32", block_size: int | None = None
-) -> Toy:
-    options = Options(
-        dtype=dtype,
-        block_size=block_size,
-        max_num_seqs=8,
-        max_num_batched_tokens=512,
-        max_model_len=MAX_MODEL_LEN,
-        device="cpu",
-    )
-    with open_model(str(path), options, catalog) as opened:
-        return Toy(opened.plan, load_model(opened))
 
 
 def _held(model: nn.Module) -> int:
