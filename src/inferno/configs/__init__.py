@@ -8,6 +8,7 @@ from inferno.configs.decoder import (
     SwitchedWindowConfig,
     WindowedConfig,
 )
+from inferno.configs.mamba import NO_LIMITS, check_mamba2_heads, mamba2_state, time_step_limit
 from inferno.configs.reader import (
     check_experts,
     check_known,
@@ -20,13 +21,17 @@ from inferno.configs.rope import RopeConfig
 __all__ = [
     "DecoderConfig",
     "FULL",
+    "NO_LIMITS",
     "RopeConfig",
     "SLIDING",
     "SwitchedWindowConfig",
     "WindowedConfig",
     "check_experts",
     "check_known",
+    "check_mamba2_heads",
     "check_positive",
     "layers_behind",
+    "mamba2_state",
     "read_config",
+    "time_step_limit",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import attrs
@@ -10,7 +10,7 @@ from attrs import frozen
 
 from inferno.configs.reader import check_known, check_positive, read_config
 from inferno.configs.rope import RopeConfig
-from inferno.contracts import AttentionSpec
+from inferno.contracts import AttentionSpec, StateSpec
 from inferno.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -84,7 +84,7 @@ class DecoderConfig:
             scale=self.head_dim**-0.5,
         )
 
-    def cache_specs(self) -> list[AttentionSpec]:
+    def cache_specs(self) -> Sequence[AttentionSpec | StateSpec]:
         return [self.attention_spec(layer) for layer in range(self.num_hidden_layers)]
 
 

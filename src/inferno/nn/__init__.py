@@ -1,6 +1,7 @@
 """The language that models are written in. Only what at least two architectures use."""
 
 from inferno.nn.attention import Attention
+from inferno.nn.conv import CausalConv, causal_conv
 from inferno.nn.decoder import (
     CausalLM,
     Decoder,
@@ -8,6 +9,7 @@ from inferno.nn.decoder import (
     ParallelDecoderLayer,
     SandwichDecoderLayer,
 )
+from inferno.nn.delta import gated_delta
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
 from inferno.nn.layer import Finalize, Layer, Stack, finalize
 from inferno.nn.linear import Linear, MergedLinear
@@ -16,12 +18,14 @@ from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing
 from inferno.nn.norm import LayerNorm, RMSNorm
 from inferno.nn.rope import Rope, Rotation
 from inferno.nn.self_attention import SelfAttention
+from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
 from inferno.nn.weight import Dense, Unloaded, Weight
 
 __all__ = [
     "Activation",
     "Attention",
+    "CausalConv",
     "CausalLM",
     "Decoder",
     "DecoderLayer",
@@ -35,6 +39,7 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
+    "Mamba2Mixer",
     "MergedLinear",
     "MixtureOfExperts",
     "ParallelDecoderLayer",
@@ -50,5 +55,8 @@ __all__ = [
     "TiedLMHead",
     "Unloaded",
     "Weight",
+    "causal_conv",
+    "gated_delta",
+    "ssd",
     "finalize",
 ]

@@ -19,7 +19,7 @@ from __future__ import annotations
 from inferno.catalog import Catalog, load_catalog
 from inferno.core.kvcache import KVCache
 from inferno.loading import checkpoint_path
-from inferno.testing.architecture import ArchitectureTests
+from inferno.testing.architecture import ArchitectureTests, transformers_model
 from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
@@ -70,5 +70,6 @@ __all__ = [
     "randomize",
     "run_python",
     "torch_only",
+    "transformers_model",
     "write_gguf",
 ]

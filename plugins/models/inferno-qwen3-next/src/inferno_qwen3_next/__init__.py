@@ -1,0 +1,51 @@
+"""Qwen3-Next and Qwen3.5 (text) for inferno. Imports no torch until a model is built."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from inferno import hookimpl
+from inferno.contracts import Architecture
+
+_Architecture = partial(
+    Architecture,
+    build="inferno_qwen3_next.model:Qwen3NextForCausalLM",
+    adapt="inferno_qwen3_next.checkpoint:text_part",
+    stop_tokens=("<|im_end|>", "<|endoftext|>"),
+)
+_SEES = "text only: the vision tower of this checkpoint is not loaded"
+
+
+@hookimpl
+def inferno_architectures() -> list[Architecture]:
+    return [
+        _Architecture(
+            name="Qwen3NextForCausalLM",
+            config="inferno_qwen3_next.config:qwen3_next",
+            checkpoints=(
+                "Qwen/Qwen3-Next-80B-A3B-Instruct",
+                "Qwen/Qwen3-Next-80B-A3B-Thinking",
+                "Qwen/Qwen3-Coder-Next",
+            ),
+        ),
+        _Architecture(
+            name="Qwen3_5ForCausalLM",
+            config="inferno_qwen3_next.config:qwen3_5",
+        ),
+        _Architecture(
+            name="Qwen3_5MoeForCausalLM",
+            config="inferno_qwen3_next.config:qwen3_5_moe",
+        ),
+        _Architecture(
+            name="Qwen3_5ForConditionalGeneration",
+            config="inferno_qwen3_next.config:qwen3_5",
+            checkpoints=("Qwen/Qwen3.5-27B",),
+            note=_SEES,
+        ),
+        _Architecture(
+            name="Qwen3_5MoeForConditionalGeneration",
+            config="inferno_qwen3_next.config:qwen3_5_moe",
+            checkpoints=("Qwen/Qwen3.5-35B-A3B",),
+            note=_SEES,
+        ),
+    ]

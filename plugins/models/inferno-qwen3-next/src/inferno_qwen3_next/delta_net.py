@@ -1,0 +1,80 @@
+"""The layers without attention: gated delta nets, which keep a matrix per head of each sequence.
+
+https://arxiv.org/abs/2412.06464. Suffixes: T packed tokens, S sequences, D hidden, X heads x head
+dim, H heads, V width of a value, J key heads, R heads of a key head, K width of a key, N channels
+of the convolution, L inputs the convolution looks back at.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from inferno.nn import CausalConv, Layer, Linear, MergedLinear, RMSNorm, State, gated_delta
+from inferno.nn.batch import Batch
+from inferno_qwen3_next.config import Qwen3NextConfig
+
+
+class GatedRMSNorm(RMSNorm):
+    """norm(x) · silu(gate)"""
+
+    def forward(self, x_THV: Tensor, gate_THV: Tensor) -> Tensor:  # type: ignore[override]
+        y_THV = super().forward(x_THV).float() * F.silu(gate_THV.float())
+        return y_THV.to(x_THV.dtype)
+
+
+class GatedDeltaNet(Layer):
+    """Projections, short convolution, gated delta rule, gated norm, projection."""
+
+    keep_fp32 = ("dt_bias", "A_log")
+
+    def __init__(self, config: Qwen3NextConfig, layer_id: int) -> None:
+        super().__init__()
+        spec, hidden = config.state_spec, config.hidden_size
+        self.key_heads, self.separate = config.linear_num_key_heads, config.separate_projections
+        heads, self.key_dim, self.value_dim = spec.tensors["state"].shape
+        before, channels = spec.tensors["conv"].shape
+        keys, values = self.key_heads * self.key_dim, heads * self.value_dim
+        self.sizes = [keys, keys, values]
+        self.in_proj = (
+            MergedLinear(
+                hidden, in_proj_qkv=channels, in_proj_z=values, in_proj_b=heads, in_proj_a=heads
+            )
+            if self.separate
+            else MergedLinear(hidden, in_proj_qkvz=channels + values, in_proj_ba=2 * heads)
+        )
+        self.conv1d = CausalConv(channels, before + 1)
+        self.dt_bias, self.A_log = (nn.Parameter(torch.empty(heads)) for _ in range(2))
+        self.norm = GatedRMSNorm(self.value_dim, config.rms_norm_eps)
+        self.out_proj = Linear(values, hidden)
+        self.state = State(layer_id, spec)
+
+    def forward(self, x_TD: Tensor, rotation: Any, batch: Batch) -> Tensor:
+        held, starts = self.state.load(batch), batch.query_starts
+        qkv_TN, z_TX, b_TH, a_TH = self.inputs(x_TD)
+        qkv_TN, conv_SLN = self.conv1d(qkv_TN, held["conv"], starts)
+        q_TX, k_TX, v_TX = torch.split(F.silu(qkv_TN), self.sizes, -1)
+        q_TJK, k_TJK = (x.reshape(len(x), -1, self.key_dim) for x in (q_TX, k_TX))
+        v_THV, z_THV = (x.reshape(len(x), -1, self.value_dim) for x in (v_TX, z_TX))
+        decay_TH = -self.A_log.exp() * F.softplus(a_TH.float() + self.dt_bias)
+        y_THV, state_SHKV = gated_delta(
+            q_TJK, k_TJK, v_THV, decay_TH, b_TH.float().sigmoid(), held["state"], starts
+        )
+        self.state.store(batch, conv=conv_SLN, state=state_SHKV)
+        y_TD: Tensor = self.out_proj(self.norm(y_THV.to(x_TD.dtype), z_THV).flatten(1))
+        return y_TD
+
+    def inputs(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys and values side by side, gates, and what beta and decay are made of."""
+        if self.separate:
+            qkv_TN, z_TX, b_TH, a_TH = self.in_proj(x_TD)
+            return qkv_TN, z_TX, b_TH, a_TH
+        qkvz_TX, ba_TX = (x.view(len(x), self.key_heads, -1) for x in self.in_proj(x_TD))
+        shared = self.sizes[-1] // self.key_heads
+        *qkv, z_TJX = torch.split(qkvz_TX, [self.key_dim, self.key_dim, shared, shared], -1)
+        b_TJR, a_TJR = ba_TX.chunk(2, -1)
+        qkv_TN = torch.cat([x.flatten(1) for x in qkv], -1)
+        return qkv_TN, z_TJX.flatten(1), b_TJR.flatten(1), a_TJR.flatten(1)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from inferno.errors import CheckpointError
+from inferno.testing import ArchitectureTests, generate, load_toy, transformers_model
+from inferno_qwen3_next.config import FULL, LINEAR, Qwen3NextConfig, qwen3_5, qwen3_5_moe
+
+TINY: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 2,
+    "full_attention_interval": 4,
+    "head_dim": 32,  # more than hidden_size / heads, as in all of them
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "initializer_range": 0.02,
+    "intermediate_size": 96,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,  # of few numbers heads are often near 0, and normed: much noise
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 64,
+    "max_position_embeddings": 256,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "output_router_logits": False,
+    "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 10_000_000.0,
+    "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 32,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 160,
+}
+"""Every field that Qwen3-Next-80B-A3B's config.json has."""
+
+TEXT: dict[str, Any] = {
+    "attention_bias": False,
+    "full_attention_interval": 4,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "layer_types": [LINEAR, LINEAR, LINEAR, FULL],
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_value_head_dim": 48,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10_000_000,
+        "rope_type": "default",
+    },
+    "vocab_size": 160,
+}
+
+
+class TestQwen3Next(ArchitectureTests):
+    """Qwen3-Next-80B-A3B: three linear layers, one of attention; experts in every layer."""
+
+    rerouted = 0.08  # of transformers' own bfloat16 choices 4 to 5 % are further below
+    config = TINY
+
+
+class TestDenseLayers(ArchitectureTests):
+    """Layers without experts by both fields, a tied head, biases, other widths and a longer
+    convolution, attention first."""
+
+    rerouted = 0.05
+    config = {
+        **TINY,
+        "attention_bias": True,
+        "decoder_sparse_step": 2,
+        "layer_types": [FULL, LINEAR, LINEAR, FULL],
+        "linear_conv_kernel_dim": 6,
+        "linear_num_key_heads": 4,
+        "linear_value_head_dim": 80,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+        "tie_word_embeddings": True,
+    }
+
+
+class TestQwen35(ArchitectureTests):
+    """Qwen3.5-27B's language model: no experts, matrices of their own for a linear layer's
+    inputs."""
+
+    rerouted = 0.02  # a head near 0 is normed: rounding turns some around, in the reference too
+    config = {
+        **TEXT,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "intermediate_size": 96,
+        "tie_word_embeddings": False,
+    }
+
+
+class TestQwen35Moe(ArchitectureTests):
+    """Qwen3.5-35B-A3B's language model."""
+
+    rerouted = 0.05
+    config = {
+        **TEXT,
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "shared_expert_intermediate_size": 48,
+        "tie_word_embeddings": False,
+    }
+
+
+def test_which_layers_are_linear_where_files_do_not_say() -> None:
+    config = Qwen3NextConfig.from_json({**TINY, "num_hidden_layers": 8})
+    assert config.layer_types == (LINEAR, LINEAR, LINEAR, FULL) * 2
+
+
+def test_the_language_model_of_one_that_sees() -> None:
+    """Of its own fields the tied head counts, as published."""
+    text = {**TEXT, "intermediate_size": 96, "tie_word_embeddings": False}
+    whole = {"text_config": text, "vision_config": {}, "tie_word_embeddings": True}
+    assert qwen3_5(whole) == qwen3_5({**text, "tie_word_embeddings": True})
+    assert qwen3_5_moe({"text_config": TEXT}).num_experts == 256
+
+
+def test_the_language_model_is_found_beside_a_vision_tower(tmp_path: Path) -> None:
+    """Qwen3.5-35B-A3B as published: experts in stacks, and layers that are not read."""
+    reference: Any = transformers_model(TestQwen35Moe.config)
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor.contiguous()
+        for name, tensor in reference.state_dict().items()
+    }
+    assert any(name.endswith("experts.gate_up_proj") for name in tensors)
+    others = {"model.visual.patch_embed.weight": torch.ones(2), "mtp.fc.weight": torch.ones(2)}
+    save_file({**tensors, **others}, tmp_path / "model.safetensors")
+    config = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "text_config": TestQwen35Moe.config,
+        "vision_config": {},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    prompt = list(range(40))
+    [ours] = generate(load_toy(tmp_path), [prompt])
+    with torch.inference_mode():
+        theirs_V = reference(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(ours.logits_NV[0], theirs_V, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"linear_num_value_heads": 3}, "linear_num_value_heads"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim"),
+        ({"full_attention_interval": 0}, "full_attention_interval"),
+        ({"layer_types": [FULL]}, "layer_types"),
+        ({"layer_types": ["mamba"] * 4}, "layer_types"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+    ],
+)
+def test_a_bad_config_is_an_error_that_names_the_field(damage: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named):
+        Qwen3NextConfig.from_json({**TINY, **damage})
