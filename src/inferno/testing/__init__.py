@@ -19,7 +19,7 @@ from __future__ import annotations
 from inferno.catalog import Catalog, load_catalog
 from inferno.core.kvcache import KVCache
 from inferno.loading import checkpoint_path
-from inferno.testing.architecture import ArchitectureTests, transformers_model
+from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
@@ -27,6 +27,7 @@ from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.quant_scheme import QuantSchemeTests
+from inferno.testing.reference import transformers_model
 from inferno.testing.source import SourceTests
 from inferno.testing.tiny import (
     Outcome,
