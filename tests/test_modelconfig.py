@@ -72,7 +72,9 @@ def test_a_tied_head_may_be_stored_and_is_not_read() -> None:
 )
 def test_windows(given: dict[str, Any], windows: list[int | None]) -> None:
     config = Alternating.from_json({**FIELDS, **given})
-    assert [need.sliding_window for need in config.cache_specs()] == windows
+    specs = [config.attention_spec(layer) for layer in range(config.num_hidden_layers)]
+    assert [spec.sliding_window for spec in specs] == windows
+    assert specs == config.cache_specs()
 
 
 @pytest.mark.parametrize(
