@@ -194,7 +194,7 @@ class CacheGroups:
         return updates
 
     def _deduplicate(self, sequence: Sequence, index: int, known: int) -> list[BlockUpdate]:
-        """A sequence goes on with a cached block instead of its own of the same content."""
+        """Replace a sequence's block by the cached one with the same content."""
         row, own = sequence.held_row, sequence.block_ids[index]
         blocks = [known, *(window.deduplicate(own, known) for window in self.windows)]
         if self.snapshots is not None:
