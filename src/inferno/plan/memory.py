@@ -29,9 +29,7 @@ def memory_limit(options: Options, device: str) -> int:
     if options.gpu_memory_utilization is None:
         return host.parse_memory(options.memory or DEFAULT_MEMORY, total)
     if device == "cpu":
-        raise OptionError(
-            "gpu_memory_utilization does not apply to CPUs", "Use --memory instead."
-        )
+        raise OptionError("gpu_memory_utilization does not apply to CPUs", "Use --memory instead.")
     if not 0 < options.gpu_memory_utilization <= 1:
         raise OptionError(
             f"gpu_memory_utilization is {options.gpu_memory_utilization}",
