@@ -182,7 +182,7 @@ def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(
 )
 def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
     if nbytes is None:
-        with pytest.raises(OutOfMemoryError, match="more than the device"):
+        with pytest.raises(OutOfMemoryError, match="exceeds the device"):
             host.parse_memory(text, 100 << 30)
     else:
         assert host.parse_memory(text, 100 << 30) == nbytes
