@@ -214,7 +214,7 @@ def test_a_document_that_is_no_plan_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"max_model_len": 2000}, "beyond the model's 1024"),
+        ({"max_model_len": 2000}, "exceeds the model's 1024"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"max_num_seqs": 100}, "below max_num_seqs"),
         ({"max_num_seqs": -1}, "max_num_seqs is -1"),
@@ -225,9 +225,9 @@ def test_a_document_that_is_no_plan_is_refused(text: str) -> None:
         ({"isq": "dense"}, "cannot quantize while loading"),
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"device": "tpu"}, "device 'tpu'"),
-        ({"gpu_memory_utilization": 0.9}, "on the CPU"),
+        ({"gpu_memory_utilization": 0.9}, "to CPUs"),
         ({"gpu_memory_utilization": 0.9, "memory": "1GiB"}, "exclude each other"),
-        ({"memory": "plenty"}, "no amount"),
+        ({"memory": "plenty"}, "invalid --memory"),
         ({"disable": ("warp",)}, "no plugin is called warp"),
     ],
 )

@@ -6,7 +6,8 @@ by the engine loop, and none imports torch: declarations name their heavy parts 
 `"package.module:name"`.
 
 Each hook is the method of a Protocol, which a plugin's module satisfies by a function of that name.
-With `plugin: ProvidesSources = inferno_mine` in a test, a type checker finds a misspelt name."""
+With `plugin: ProvidesSources = inferno_mine` in a test, a type checker finds a misspelt name.
+"""
 
 from __future__ import annotations
 

@@ -103,5 +103,6 @@ def sleep_at_barriers() -> None:
 
     By default they spin for milliseconds. On a busy machine a spinning thread takes the core that
     its own teammate needs, and a step becomes ten times slower. libgomp reads the variable once,
-    when torch is imported."""
+    when torch is imported.
+    """
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")

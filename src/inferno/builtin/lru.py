@@ -12,7 +12,8 @@ class LRUPrefixCache:
     """Evicts idle blocks in the order in which they became idle.
 
     That order never evicts a block before its continuations: a sequence that uses a block uses all
-    blocks before it, and releases them last to first. See `contracts.PrefixCache`."""
+    blocks before it, and releases them last to first. See `contracts.PrefixCache`.
+    """
 
     num_blocks: int
     _block_of: dict[bytes, int] = field(factory=dict, init=False)

@@ -4,7 +4,8 @@ checked without torch.
 The format: 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets},
 then the data (https://github.com/huggingface/safetensors). We check it ourselves, because the plan
 reads headers only and must detect a damaged file: offsets inside the file, sizes that match shapes,
-no overlaps, no allocation sized by an unchecked header."""
+no overlaps, no allocation sized by an unchecked header.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The hub's own client does the work (cache, resume, etags, tokens, `HF_*` variables); this module
 selects the files and turns its errors into ones a user can act on. It is imported on first use, so
-that listing plugins stays cheap."""
+that listing plugins stays cheap.
+"""
 
 from __future__ import annotations
 

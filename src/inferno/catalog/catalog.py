@@ -3,7 +3,8 @@
 One rule chooses everywhere (`inferno.catalog.choice`): of the offers that match and do not refuse,
 the one with the highest priority. A tie is an error that names both distributions. A plugin that
 does not import, or whose offers break the contract, is set aside with its traceback and a remedy;
-so is a single declaration of another API version. That is fatal only when something needs it."""
+so is a single declaration of another API version. That is fatal only when something needs it.
+"""
 
 from __future__ import annotations
 

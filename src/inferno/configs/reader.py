@@ -45,7 +45,8 @@ def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
     fields are ignored.
 
     A null counts as absent if the field has a default. Raises CheckpointError naming each bad
-    field."""
+    field.
+    """
     fields = attrs.fields_dict(cls)  # type: ignore[arg-type]
     given = {
         name: value

@@ -19,7 +19,8 @@ class RopeConfig:
     """Rotary position embedding: its base, and its extension past the trained context.
 
     The fields are those of transformers' `rope_parameters`; yarn is arXiv:2309.00071, longrope
-    arXiv:2402.13753."""
+    arXiv:2402.13753.
+    """
 
     rope_type: str = field(default="default", validator=in_(_TYPES))
     rope_theta: float = field(default=10_000.0, validator=gt(0))

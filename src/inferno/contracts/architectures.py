@@ -60,7 +60,8 @@ class Architecture:
     """A model the kernel can build.
 
     Module paths must equal the checkpoint's tensor names (Hugging Face's), so that formats and
-    schemes need no name map."""
+    schemes need no name map.
+    """
 
     name: str
     """As in `config.json`'s "architectures"; `*` is the fallback for names that no other plugin

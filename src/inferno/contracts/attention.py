@@ -45,7 +45,8 @@ class AttentionSpec:
     """One attention layer's computation, as its model declares it.
 
     Fields with a default are *features*. The kernel refuses a backend that does not list a feature
-    in use, so that a new one is never silently ignored."""
+    in use, so that a new one is never silently ignored.
+    """
 
     num_heads: int
     num_kv_heads: int

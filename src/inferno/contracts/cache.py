@@ -16,7 +16,8 @@ class PrefixCache(Protocol):
     (`extend_keys`).
 
     A cached block is *used* while a sequence holds it, else *idle*: `match` still finds it, and
-    `evict` may remove it."""
+    `evict` may remove it.
+    """
 
     @property
     def num_idle(self) -> int:

@@ -107,7 +107,8 @@ class QuantScheme:
     """A quantization scheme: how a stored matrix becomes a weight.
 
     A module's *parts* are the tensors stored under its path: {"weight"} when dense, {"qweight",
-    "scales", "qzeros"} for GPTQ. Which scheme owns a module is decided by its parts."""
+    "scales", "qzeros"} for GPTQ. Which scheme owns a module is decided by its parts.
+    """
 
     name: str
     owns: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool] = field(

@@ -40,7 +40,8 @@ class Dialect:
 
     `{n}` in a path is a layer's index. The examples are GGUF's, with the names of llama.cpp's
     converters (gguf-py's `constants.py`). An architecture's dialect lists only where its files
-    differ from the format's defaults; None cancels a default."""
+    differ from the format's defaults; None cancels a default.
+    """
 
     architecture: str = ""
     """The architecture's name in files: `general.architecture`, and the prefix of its metadata

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class RowRange:
     """The rows of a stored tensor that make up one tensor of the model.
 
-    Packed blocks run along a row, so that packed rows can be sliced like dense ones."""
+    Packed blocks run along a row, so that packed rows can be sliced like dense ones.
+    """
 
     stored: str
     """Name of the stored tensor."""

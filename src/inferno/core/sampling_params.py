@@ -2,7 +2,8 @@
 
 Other modules know a field by its metadata: the request bodies, their table of support, the command
 line's options and the reference pages are derived from `parameters()`. A new parameter is one new
-field here, and its code in the sampler."""
+field here, and its code in the sampler.
+"""
 
 from __future__ import annotations
 

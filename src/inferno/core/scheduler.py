@@ -2,7 +2,8 @@
 
 There is no prefill and no decode: every sequence has pending tokens, and a step computes some of
 them (vLLM v1's view). Chunked prompts, prefix hits and preemption are all "fewer tokens computed
-than known". The cost of a step grows with its new tokens, never with the length of the contexts."""
+than known". The cost of a step grows with its new tokens, never with the length of the contexts.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Validates a request before it is queued, so that the scheduler and the sampler need not.
 
 `llm.preprocessor` checks prompts first, where a message can name the caller's field; this check
-covers requests of every client."""
+covers requests of every client.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ class Attention(Layer):
     """Causal attention over the cache. Declares what it computes; the loader binds a backend to it,
     the runner its tensors.
 
-    `layer_id` is the layer's index in its config's `cache_specs()`."""
+    `layer_id` is the layer's index in its config's `cache_specs()`.
+    """
 
     def __init__(self, layer_id: int, spec: AttentionSpec) -> None:
         super().__init__()

@@ -58,7 +58,8 @@ class Layer(nn.Module):
 
     The loader fills parameters and weights first, then calls `finalize` once on every layer,
     parents before children. A layer may replace or drop its children; the loader continues with
-    those that it has afterwards."""
+    those that it has afterwards.
+    """
 
     keep_fp32: Collection[str] = ()
     """Parameters that stay float32 whatever the compute dtype; those of submodules by their

@@ -39,7 +39,8 @@ class MergedLinear(Layer):
 
     `qkv = MergedLinear(d, q_proj=a, k_proj=b, v_proj=c)` returns (q, k, v); at `self_attn.qkv` it
     loads `self_attn.q_proj`, `self_attn.k_proj`, `self_attn.v_proj`. If their layouts allow it,
-    they become one matrix at load."""
+    they become one matrix at load.
+    """
 
     merged: Weight | None
     """All parts, stacked; None: each part is multiplied separately."""

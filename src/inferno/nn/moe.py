@@ -109,7 +109,8 @@ class Experts(Layer):
     `experts.3.gate_proj`.
 
     Once loaded, the matrices of all experts are one weight: a step sorts its pairs by expert and
-    multiplies one group per expert."""
+    multiplies one group per expert.
+    """
 
     def __init__(
         self,

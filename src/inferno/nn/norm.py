@@ -12,7 +12,8 @@ class RMSNorm(Layer):
     """x / rms(x) · (offset + weight) over the last dimension, computed in float32
     (arXiv:1910.07467).
 
-    With an offset (Gemma's is 1), weight and sum stay float32, and the result is rounded once."""
+    With an offset (Gemma's is 1), weight and sum stay float32, and the result is rounded once.
+    """
 
     def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
         super().__init__()

@@ -26,7 +26,8 @@ class Rope(Layer):
 
     The frequencies are fixed before the first step. `dynamic` and `longrope` depend on the
     context's length; they are fixed for the longest context served (`serve`), so that a cached key
-    never changes."""
+    never changes.
+    """
 
     inv_freq_E: Tensor
 

@@ -16,7 +16,8 @@ from inferno.nn.batch import Batch
 class State(nn.Module):
     """The recurrent state of one layer. Declares what it keeps; the runner binds its tensors.
 
-    `layer_id` is the layer's index in its config's `cache_specs()`."""
+    `layer_id` is the layer's index in its config's `cache_specs()`.
+    """
 
     def __init__(self, layer_id: int, spec: StateSpec) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
 `open_model` reads headers only and imports no torch. `explain` prints the plan; `serve`, `chat`,
 `generate` and `bench` execute that same plan, and an engine process receives it serialised. There
-is one code path."""
+is one code path.
+"""
 
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.opened import Opened, Parts, reopen

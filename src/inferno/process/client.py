@@ -80,7 +80,8 @@ class _Link:
     """This end of the socket to an engine process.
 
     libzmq's descriptor is edge-triggered: any operation on the socket may consume the notification
-    of a message, so every use ends with a check for messages."""
+    of a message, so every use ends with a check for messages.
+    """
 
     socket: zmq.Socket[bytes]
     take: Callable[[bytes, bytes], None]

@@ -3,7 +3,8 @@
 Runs the plan in that file, receives requests, sends tokens.
 
 It ends when it receives a stop message, when its parent is gone, or after reporting a fatal
-error."""
+error.
+"""
 
 from __future__ import annotations
 

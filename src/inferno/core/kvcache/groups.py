@@ -3,7 +3,8 @@
 Layers with the same cache needs form a group. The full group has the blocks that sequences and the
 prefix cache refer to, one for every `block_size` tokens; in a model without full attention they
 store nothing. Every sliding window has a group of fewer blocks, and all recurrent states together
-are one group of slots."""
+are one group of slots.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class CacheGroups:
     """Tracks which sequence holds which blocks of every group. Knows no tensors.
 
     A sequence holds all its full blocks, and in a window's group those from `Sequence.held_from`
-    on. Changes of its block tables are returned as updates for the runner."""
+    on. Changes of its block tables are returned as updates for the runner.
+    """
 
     def __init__(
         self,

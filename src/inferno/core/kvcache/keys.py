@@ -13,7 +13,8 @@ def extend_keys(
     """Append the content keys that `keys` lacks of `token_ids`' full blocks.
 
     Keys are a hash chain with `salt` at its root: a key identifies a block's tokens and everything
-    before them. 128 bits of BLAKE2b, so that no request can be crafted to hit another's blocks."""
+    before them. 128 bits of BLAKE2b, so that no request can be crafted to hit another's blocks.
+    """
     for index in range(len(keys), len(token_ids) // block_size):
         parent = keys[-1] if keys else hashlib.blake2b(salt.encode(), digest_size=16).digest()
         tokens = array("i", token_ids[index * block_size : (index + 1) * block_size])

@@ -88,7 +88,8 @@ def sort_best(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values and their ids, best first, equal ones by id.
 
     Which tokens tied at the last value are included is undefined, unless `count` covers the
-    vocabulary."""
+    vocabulary.
+    """
     if count >= x_BV.shape[1]:
         best_BK, ids_BK = x_BV.sort(dim=-1, descending=True, stable=True)
         return best_BK, ids_BK
