@@ -54,10 +54,10 @@ class CacheSizes:
 
     def choose(self, context: int) -> tuple[CacheGroupPlan, ...]:
         """Return groups for contexts of at most `context` tokens, with as many blocks as could be
-        used, or as fit besides the states.
+        used, or as fit alongside the states.
 
         Windows get blocks for all sequences that may run, or for fewer, so that if possible one
-        sequence of the whole context fits besides those that fill the windows."""
+        sequence of the whole context fits alongside those that fill the windows."""
         states = self._states()
         room = self.room - sum(group.nbytes for group in states)
         wanted = self._blocks(context)
@@ -135,7 +135,7 @@ class CacheSizes:
         return found
 
     def _fitting(self, wanted: int, windows: Mapping[int, int], room: int) -> int:
-        """Return the most full blocks that could be used and fit besides these blocks of
+        """Return the most full blocks that could be used and fit alongside these blocks of
         windows."""
 
         def nbytes(num_blocks: int) -> int:

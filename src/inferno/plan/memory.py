@@ -83,8 +83,8 @@ def size_cache(
     limit: int,
     fixed: int,
 ) -> Decided[CacheSize]:
-    """Size the cache so that it fits into `limit` besides `fixed` bytes, but no larger than could
-    be used. Raises OptionError, OutOfMemoryError."""
+    """Size the cache to fit into `limit` alongside `fixed` bytes, but no larger than could be used.
+    Raises OptionError, OutOfMemoryError."""
     longest = model.max_position_embeddings
     if options.max_model_len is not None and options.max_model_len > longest:
         raise OptionError(

@@ -1,4 +1,4 @@
-"""Runs one step on one device: Step -> Batch -> logits -> token ids. No tensor leaves this room.
+"""Runs one step on one device: Step -> Batch -> logits -> token ids. No tensor leaves this module.
 
 Suffixes: T tokens of the step, S sampled rows, P prompt positions, D hidden, V vocabulary.
 """
