@@ -214,7 +214,7 @@ def test_a_declaration_of_another_version_is_set_aside_alone(
     [aside] = plugin.set_aside
     assert (aside.hook, aside.name) == ("inferno_architectures", "PebbleForCausalLM")
     assert aside.remedy.startswith(remedy) and not catalog.broken
-    with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*speaks version") as caught:
+    with pytest.raises(UnsupportedError, match="PebbleForCausalLM.*has version") as caught:
         catalog.architecture("PebbleForCausalLM")
     assert remedy in caught.value.remedy and "--disable odd" in caught.value.remedy
 

@@ -1,5 +1,5 @@
-"""Errors a user can act on: one line of cause, one line of remedy, the right exit or status
-code."""
+"""Errors that a user can act on: one line of cause, one line of remedy, an exit code and an HTTP
+status."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MissingKind = Literal[
 
 @frozen
 class Missing:
-    """Something that no installed plugin provides, by the name it was asked for."""
+    """Something that no installed plugin provides, by kind and name."""
 
     kind: MissingKind
     name: str
 
 
 class InfernoError(Exception):
-    """Base class of every error inferno raises on purpose.
+    """Base class of every error that inferno raises on purpose.
 
     `cause` says what is wrong, `remedy` what to do next. `exit_code` is the command line's,
-    `status` the HTTP status and `code` OpenAI's error code for it. `detail` is the traceback of
-    another process, printed last. `missing` is what an installed plugin would have to provide; the
-    catalog adds to the remedy which distribution does.
+    `status` the HTTP status and `code` OpenAI's error code for it. `detail` is another process's
+    traceback, printed last. `missing` is what no installed plugin provides; the catalog adds to the
+    remedy which distribution does.
     """
 
     exit_code: ClassVar[int] = 1
@@ -41,12 +41,12 @@ class InfernoError(Exception):
         self.cause, self.remedy, self.detail = cause, remedy, detail
 
     def for_lack_of(self, kind: MissingKind, name: str) -> Self:
-        """The same error, naming what is not installed."""
+        """Set what is not installed, and return the error."""
         self.missing = Missing(kind, name)
         return self
 
     def with_detail(self, detail: str) -> Self:
-        """The same error, carrying the traceback of where it happened."""
+        """Set the traceback, and return the error."""
         self.detail = detail
         return self
 
@@ -55,14 +55,14 @@ class InfernoError(Exception):
 
 
 class PluginError(InfernoError):
-    """A plugin broke its contract: it does not import, offers a wrong type, or a name that is
+    """A plugin broke its contract: it does not import, offers a wrong type, or uses a name that is
     taken."""
 
     exit_code = 5
 
 
 class UnsupportedError(InfernoError):
-    """No installed plugin can do what was asked. Lists who refused, and why."""
+    """No installed plugin can do what was requested. Lists the refusals and their reasons."""
 
     exit_code = 3
     status = 400
@@ -77,27 +77,27 @@ class ModelNotFoundError(InfernoError):
 
 
 class CheckpointError(InfernoError):
-    """The checkpoint is damaged, or it and the architecture disagree."""
+    """The checkpoint is damaged, or does not match the architecture."""
 
     exit_code = 3
 
 
 class OutOfMemoryError(InfernoError):
-    """What was asked does not fit the memory it was given."""
+    """The model or its cache does not fit into the memory limit."""
 
     exit_code = 4
 
 
 class OptionError(InfernoError):
-    """An option that cannot be honoured here, or options that exclude each other."""
+    """An option that cannot be honoured, or options that exclude each other."""
 
     exit_code = 2
     status = 400
 
 
 class RequestError(InfernoError):
-    """A request the engine cannot serve as it stands. `param` names the field at fault, and `code`
-    may say more than the class does."""
+    """An invalid request. `param` names the field at fault, and `code` may be more specific than
+    the class's."""
 
     exit_code = 2
     status = 400
@@ -118,29 +118,29 @@ class RequestError(InfernoError):
 
 
 class AuthenticationError(InfernoError):
-    """No API key, or one that the server does not know."""
+    """No API key, or an unknown one."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class EngineDeadError(InfernoError):
-    """The engine process ended while requests waited. A new one is being started; the request may
-    be sent again."""
+    """The engine process ended with requests pending. A new one is being started: send the request
+    again."""
 
     status = 503
     code = "engine_restarting"
 
 
 class QueueFullError(InfernoError):
-    """More requests wait than the server accepts."""
+    """More requests are waiting than the server accepts."""
 
     status = 429
     code = "rate_limit_exceeded"
 
 
 class ShuttingDownError(InfernoError):
-    """The server is stopping: it takes no new requests, and cuts off those that still run at the
+    """The server is stopping: it accepts no new requests, and aborts those still running at the
     deadline."""
 
     status = 503
@@ -148,7 +148,7 @@ class ShuttingDownError(InfernoError):
 
 
 class AddressError(InfernoError):
-    """The server cannot listen on the address it was given."""
+    """The server cannot listen on the given address."""
 
 
 ERRORS: dict[str, type[InfernoError]] = {
@@ -169,4 +169,4 @@ ERRORS: dict[str, type[InfernoError]] = {
         AddressError,
     )
 }
-"""By name, for errors that cross a process boundary."""
+"""Error classes by name, for errors that cross a process boundary."""

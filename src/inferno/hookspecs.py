@@ -1,12 +1,12 @@
-"""The hooks: every question the kernel asks a plugin, once, while it starts.
+"""The hooks: every question that the kernel asks a plugin, once, at start-up.
 
-Hooks declare, the kernel decides. Each takes no argument and returns a list of frozen declarations
-(`inferno.contracts`); `inferno.catalog` files them by name. No hook is called again after start-up,
-none by the engine loop, and none imports torch: declarations name their heavy parts as
+Hooks declare; the kernel decides. Each takes no argument and returns a list of frozen declarations
+(`inferno.contracts`); `inferno.catalog` collects them by name. No hook is called after start-up or
+by the engine loop, and none imports torch: declarations name their heavy parts as
 `"package.module:name"`.
 
-Each hook is the method of a Protocol, which a plugin's module satisfies by a function of that name:
-`plugin: ProvidesSources = inferno_mine` in a test, and a type checker finds a misspelt name.
+Each hook is the method of a Protocol, which a plugin's module satisfies by a function of that name.
+With `plugin: ProvidesSources = inferno_mine` in a test, a type checker finds a misspelt name.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_sources": (1, 1),
     "inferno_hints": (1, 1),
 }
-"""The oldest and the newest version of each hook's contract that is understood: the present one and
-the one before. A declaration of another `api_version` is set aside, alone, with a remedy."""
+"""The oldest and newest supported version of each hook's contract: the current one and the one
+before. A declaration with another `api_version` is set aside with a remedy; the rest of its plugin
+is kept."""
 
 
 class ProvidesArchitectures(Protocol):
@@ -61,7 +62,7 @@ class ProvidesCheckpointFormats(Protocol):
 class ProvidesQuantSchemes(Protocol):
     @hookspec
     def inferno_quant_schemes(self) -> list[QuantScheme]:
-        """Layouts of a stored matrix that a linear layer computes with: dense, Q8_0, GPTQ, AWQ."""
+        """Quantization schemes of stored matrices: dense, Q8_0, GPTQ, AWQ."""
         ...
 
 
@@ -83,21 +84,21 @@ class ProvidesAttentionBackends(Protocol):
 class ProvidesCachePolicies(Protocol):
     @hookspec
     def inferno_cache_policies(self) -> list[CachePolicy]:
-        """Which finished blocks to remember, find again and evict: none, LRU."""
+        """Prefix caches, which decide which full blocks to cache and evict: none, LRU."""
         ...
 
 
 class ProvidesSources(Protocol):
     @hookspec
     def inferno_sources(self) -> list[Source]:
-        """Where a model reference is looked for: this machine, a hub, a package."""
+        """Places where model references are looked up: this machine, a hub, a package."""
         ...
 
 
 class ProvidesHints(Protocol):
     @hookspec
     def inferno_hints(self) -> list[Hint]:
-        """Which distribution provides what is not installed: data for the remedies of errors."""
+        """Which distributions provide what is not installed, for the remedies of errors."""
         ...
 
 
@@ -117,7 +118,7 @@ HOOKS: Mapping[str, Callable[..., object]] = {
     for name, function in vars(protocol).items()
     if name.startswith("inferno_")
 }
-"""Every hook by its name."""
+"""Every hook by name."""
 
 if TYPE_CHECKING:
     _D = TypeVar(
@@ -135,8 +136,8 @@ if TYPE_CHECKING:
     _Mark = Callable[[_Hook[_D]], _Hook[_D]]
 
     class HookImpl(Protocol):
-        """The type of `inferno.hookimpl`: what it marks returns a list of declarations; with
-        `specname`, of that hook's."""
+        """The type of `inferno.hookimpl`: a marked function returns a list of declarations, of the
+        hook named by `specname` if given."""
 
         @overload
         def __call__(self, function: _Hook[_D], /) -> _Hook[_D]: ...

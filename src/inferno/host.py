@@ -25,7 +25,7 @@ CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limi
 
 
 def format_bytes(nbytes: float) -> str:
-    """`8.2 GiB`, for people."""
+    """Format a number of bytes for people: `8.2 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(nbytes) < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -34,32 +34,29 @@ def format_bytes(nbytes: float) -> str:
 
 
 def parse_memory(text: str, total: int) -> int:
-    """`8GiB`, `500MB`, `60%` (of `total`), in bytes. Raises OptionError."""
+    """Parse `8GiB`, `500MB` or `60%` (of `total`) into bytes. Raises OptionError,
+    OutOfMemoryError."""
     if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
         share = float(match[1]) / 100
         if not 0 < share <= 1:
-            raise OptionError(f"--memory {text}", "A share must be above 0% and at most 100%.")
+            raise OptionError(f"invalid --memory {text}", "Give more than 0% and at most 100%.")
         return int(total * share)
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
     if match is None:
-        raise OptionError(
-            f"--memory {text!r} is no amount of memory", "Write it as 8GiB, 500MB or 60%."
-        )
+        raise OptionError(f"invalid --memory {text!r}", "Write it as 8GiB, 500MB or 60%.")
     nbytes = int(float(match[1]) * UNITS[match[2]]) if match[2] in UNITS else 0
     if nbytes <= 0:
-        raise OptionError(
-            f"--memory {text!r} is no amount of memory", "Write it as 8GiB, 500MB or 60%."
-        )
+        raise OptionError(f"invalid --memory {text!r}", "Write it as 8GiB, 500MB or 60%.")
     if nbytes > total:
         raise OutOfMemoryError(
-            f"--memory {text} is more than the device's {format_bytes(total)}", "Ask for less."
+            f"--memory {text} exceeds the device's {format_bytes(total)}", "Lower it."
         )
     return nbytes
 
 
 def device_total(device: str) -> int:
-    """All the memory of the device, in bytes; on the CPU what this process may use (cgroup limits
-    count)."""
+    """Return the memory of the device in bytes: on the CPU, what this process may use under its
+    cgroup limits."""
     if device != "cpu":
         return _gpu_total()
     total = _host_total()
@@ -78,7 +75,7 @@ def has_gpu() -> bool:
 def _gpu_total() -> int:
     rows = _nvidia_smi()
     if not rows:
-        raise OptionError("there is no CUDA device here", "Start with --device cpu.")
+        raise OptionError("no CUDA device was found", "Start with --device cpu.")
     return int(rows[0]) * UNITS["MI"]
 
 
@@ -96,14 +93,15 @@ def _host_total() -> int:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """Return the number of cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def sleep_at_barriers() -> None:
-    """Make OpenMP threads spin for 0.4 ms at a barrier and then sleep, unless the user has decided.
+    """Make OpenMP threads spin for 0.4 ms at a barrier and then sleep, unless the user has set
+    another value.
 
-    They spin for milliseconds otherwise. On a busy machine a spinning thread takes the core that
+    By default they spin for milliseconds. On a busy machine a spinning thread takes the core that
     its own teammate needs, and a step becomes ten times slower. libgomp reads the variable once,
     when torch is imported.
     """

@@ -1,4 +1,4 @@
-"""Load a plan's model: build, pair, fill, finalize. Read top to bottom; it runs once."""
+"""Loads a plan's model: build, pair, fill, finalize. Runs once, top to bottom."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from inferno.plan import Opened, Plan, modules_of, unused_tensors
 
 
 def load_model(opened: Opened) -> nn.Module:
-    """Return the plan's model: weights in place, every layer bound to its kernels and backend."""
+    """Return the plan's model: weights loaded, every layer bound to its kernels and backend."""
     plan = opened.plan
     if plan.device.startswith("cuda") and not torch.cuda.is_available():
         raise UnsupportedError(
-            "the plan is for a CUDA device; torch sees none", "Start with --device cpu."
+            "the plan is for a CUDA device, but torch finds none", "Start with --device cpu."
         )
-    torch.set_num_threads(plan.threads)  # of the steps, and of packing weights
+    torch.set_num_threads(plan.threads)  # for steps, and for packing weights
     model = build(opened)
     fill(model, opened)
     backends = attention_of(opened)
@@ -67,7 +67,7 @@ def load_model(opened: Opened) -> nn.Module:
 def build(opened: Opened) -> nn.Module:
     """Build the plan's model without memory, on meta."""
     config, stored = opened.config, len(opened.checkpoint.tensors)
-    # Each stores some: a model of many thousands is not built to find none.
+    # Each stores tensors: do not build thousands of modules only to find none stored.
     for name in ("num_hidden_layers", "num_experts"):
         if isinstance(number := getattr(config, name, 0), int) and number > stored:
             raise CheckpointError(
@@ -80,27 +80,27 @@ def build(opened: Opened) -> nn.Module:
 
 
 def check(opened: Opened) -> int:
-    """Compare the checkpoint's headers with the model: names and shapes. Returns the number of
-    tensors, reads none."""
+    """Compare names and shapes in the checkpoint's headers with the model. Returns the number of
+    tensors, without reading any."""
     pair(build(opened), opened.checkpoint, opened.config)
     return len(opened.checkpoint.tensors)
 
 
 @frozen(eq=False)
 class Stored:
-    """A module of the model and what the checkpoint stores for it."""
+    """A module of the model, and the tensors that the checkpoint stores for it."""
 
     module: nn.Module
     path: str
-    """In the checkpoint."""
+    """Its path in the checkpoint."""
     parts: Mapping[str, TensorInfo]
     keep_fp32: frozenset[str]
-    """Parameters that are not cast."""
+    """Parameters that stay float32."""
 
 
 def pair(model: nn.Module, checkpoint: Checkpoint, config: ModelConfig) -> list[Stored]:
-    """Find what is stored for each module. Raises CheckpointError unless the two fit, by headers
-    alone."""
+    """Find the tensors stored for each module. Raises CheckpointError unless model and checkpoint
+    match, judged by headers."""
     stored = modules_of(checkpoint.tensors, unused_tensors(config))
     problems: list[str] = []
     found: list[Stored] = []
@@ -128,7 +128,8 @@ def pair(model: nn.Module, checkpoint: Checkpoint, config: ModelConfig) -> list[
 
 
 def checkpoint_path(path: str) -> str:
-    """`self_attn.qkv.parts.q_proj` is stored as `self_attn.q_proj`."""
+    """Return a module's path in checkpoints: `self_attn.q_proj` for
+    `self_attn.qkv.parts.q_proj`."""
     parent, found, part = path.rpartition(".parts.")
     return f"{parent.rpartition('.')[0]}.{part}".lstrip(".") if found else path
 
@@ -138,7 +139,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> list[str]:
-    """What is missing or of the wrong shape, from headers alone."""
+    """Describe tensors that are missing, unexpected or of the wrong shape."""
     problems = []
     wanted = getattr(module, "weight", None)
     for part, param in module.named_parameters(recurse=False):
@@ -146,7 +147,7 @@ def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> l
             problems.append(f"{path}.{part} is missing")
         elif parts[part].shape != tuple(param.shape):
             problems.append(
-                f"{path}.{part} is {parts[part].shape}, the model wants {tuple(param.shape)}"
+                f"{path}.{part} is {parts[part].shape}, the model needs {tuple(param.shape)}"
             )
     if not isinstance(wanted, Unloaded):
         own = {name for name, _ in module.named_parameters(recurse=False)}
@@ -159,14 +160,14 @@ def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> l
     if not matrix:
         problems.append(f"{path}.weight is missing")
     elif matrix == {"weight"} and parts["weight"].shape != wanted.shape:
-        problems.append(f"{path}.weight is {parts['weight'].shape}, the model wants {wanted.shape}")
+        problems.append(f"{path}.weight is {parts['weight'].shape}, the model needs {wanted.shape}")
     if "bias" in parts and getattr(module, "bias", None) is None:
         problems.append(f"{path}.bias is stored, but the model has no such tensor")
     return problems
 
 
 def fill(model: nn.Module, opened: Opened) -> None:
-    """Give every module its tensors. What is stored under a module's path decides what it holds."""
+    """Give every module its tensors: parameters, and a weight of the scheme that the plan chose."""
     plan = opened.plan
     isq = opened.parts.schemes[plan.isq] if plan.isq is not None else None
     for stored in pair(model, opened.checkpoint, opened.config):
@@ -174,7 +175,7 @@ def fill(model: nn.Module, opened: Opened) -> None:
         module = stored.module
         if isq is not None and isinstance(module, Linear) and module.quantizable:
             module.weight = _packed(module.weight, isq)
-        # Tables the model computed for itself move to the device; nothing may be left on meta.
+        # Move tables that the model computed to the device; nothing may remain on meta.
         for name, buffer in list(module.named_buffers(recurse=False)):
             assert not buffer.is_meta, (
                 f"{type(module).__name__}.{name} was built on meta: compute it on the CPU"
@@ -193,20 +194,20 @@ def _fill_module(stored: Stored, opened: Opened) -> None:
     held = getattr(module, "weight", None)
     if isinstance(held, Unloaded):
         name = plan.scheme_of(path)
-        assert name is not None, f"the plan names a scheme for every matrix, not for {path}"
+        assert name is not None, f"the plan has no scheme for {path}"
         quant_config = opened.checkpoint.config.get("quantization_config") or {}
         load = opened.parts.schemes[name].load
         weight = load(tensors, quant_config=quant_config, dtype=plan.dtype)
         if weight.shape != held.shape:
             raise CheckpointError(
-                f"{path}: {name} holds {weight.shape}, the model wants {held.shape}",
+                f"{path}: {name} holds {weight.shape}, the model needs {held.shape}",
                 "The checkpoint and its config.json belong to different models.",
             )
         module.weight = weight
 
 
 def _packed(weight: Weight, scheme: QuantScheme) -> Weight:
-    """In-situ quantization of a matrix, where it is dense."""
+    """Quantize a matrix in situ, if it is dense."""
     assert scheme.pack is not None, "the plan refuses schemes that cannot pack"
     return scheme.pack(weight.data) if isinstance(weight, Dense) else weight
 
@@ -218,8 +219,8 @@ def dtype_of(plan: Plan) -> torch.dtype:
 
 
 def stack_of(opened: Opened) -> Stack:
-    """Return what gives matrices their final layout: the plan's kernel for their op and layout,
-    else torch."""
+    """Return the function that gives matrices their final layout: the plan's kernel for their op
+    and layout, else torch."""
     products = {
         (use.op, use.layout): lazy.resolved(opened.parts.kernels[use.name].ops[use.op])
         for use in opened.plan.kernels
@@ -241,7 +242,7 @@ def stack_of(opened: Opened) -> Stack:
 
 
 def ops_of(opened: Opened) -> Ops:
-    """The plan's implementation of each op: its providers', else torch's."""
+    """Return the plan's implementation of each op: its provider's, else torch's."""
     kernels: dict[str, Callable[..., Any]] = {
         use.op: lazy.resolved(opened.parts.kernels[use.name].ops[use.op])
         for use in opened.plan.kernels
@@ -251,7 +252,7 @@ def ops_of(opened: Opened) -> Ops:
 
 
 def attention_of(opened: Opened) -> dict[int, Attend]:
-    """The backend of each attention layer, by layer id."""
+    """Return the backend of each attention layer, by layer id."""
     return {
         layer: opened.parts.attention[use.name].build(use.need)
         for use in opened.plan.attention
@@ -260,22 +261,22 @@ def attention_of(opened: Opened) -> dict[int, Attend]:
 
 
 def check_layers(model: nn.Module, plan: Plan) -> None:
-    """Raise PluginError unless the model has the layers that its config promised."""
+    """Raise PluginError unless the model has the layers that its config declares."""
     for kind, uses in ((Attention, plan.attention), (State, plan.states)):
         built = sorted(m.layer_id for m in model.modules() if isinstance(m, kind))
         promised = sorted(layer for use in uses for layer in use.layers)
         if built != promised:
             raise PluginError(
-                f"{plan.architecture} built {len(built)} {kind.__name__} layers, its config "
-                f"promised {len(promised)}, or others",
+                f"{plan.architecture} built {len(built)} {kind.__name__} layers, but its config "
+                f"declares {len(promised)}, or other ids",
                 "Report this to the plugin's authors.",
             )
 
 
 def record_of(opened: Opened) -> Callable[[], Recording] | None:
-    """How to record a step: only when one distribution computes every op of the plan, and its
-    attention too. A recording cannot see what another backend computes past torch's dispatcher,
-    and a replay would skip it."""
+    """Return the recorder of steps, if one distribution computes every op of the plan and its
+    attention. A recording cannot see what another backend computes outside torch's dispatcher, and
+    a replay would skip it."""
     plan = opened.plan
     names = {use.name for use in plan.kernels}
     distributions = {use.distribution for use in plan.kernels}

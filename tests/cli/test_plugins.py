@@ -70,7 +70,7 @@ def test_a_declaration_that_is_set_aside_is_listed_with_its_remedy(
 ) -> None:
     install("toy-old", GOOD.replace("priority=99", "priority=98, api_version=0"))
     shown = inferno("plugins").stdout
-    assert "'shelf' speaks version 0 of inferno_sources" in shown and "Upgrade the plugin." in shown
+    assert "'shelf' has version 0 of inferno_sources" in shown and "Upgrade the plugin." in shown
     [aside] = listed(inferno)["toy-old"]["set_aside"]
     assert (aside["name"], aside["hook"]) == ("shelf", "inferno_sources")
 

@@ -1,4 +1,4 @@
-"""What comes with the kernel, registered through the same hooks as any plugin. Imports no torch."""
+"""The built-in plugin, registered through the same hooks as any other. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             build="inferno.builtin.torch_attention:TorchAttend",
             cache="inferno.builtin.torch_cache:layout",
             features=frozenset({"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks"}),
-            priority=-10,  # the reference: right everywhere, taken when nothing faster is willing
+            priority=-10,  # the reference: works everywhere, chosen if nothing faster is willing
         )
     ]
 

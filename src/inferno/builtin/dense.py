@@ -1,4 +1,4 @@
-"""Matrices stored as they are: one floating-point tensor, "weight"."""
+"""Unquantized matrices: one floating-point tensor, "weight"."""
 
 from __future__ import annotations
 

@@ -11,15 +11,15 @@ from attrs import define, field
 class LRUPrefixCache:
     """Evicts idle blocks in the order in which they became idle.
 
-    That order never frees a block before its continuations: whoever uses a block uses all before
-    it, and a sequence gives its blocks back last to first. See `contracts.PrefixCache`.
+    That order never evicts a block before its continuations: a sequence that uses a block uses all
+    blocks before it, and releases them last to first. See `contracts.PrefixCache`.
     """
 
     num_blocks: int
     _block_of: dict[bytes, int] = field(factory=dict, init=False)
     _key_of: dict[int, bytes] = field(factory=dict, init=False)
     _idle: dict[int, None] = field(factory=dict, init=False)
-    """In the order of becoming idle: a dict is an ordered set."""
+    """In the order in which they became idle; a dict as an ordered set."""
 
     @property
     def num_idle(self) -> int:

@@ -3,8 +3,8 @@ checked without torch.
 
 The format: 8 bytes little-endian header length, a JSON object name -> {dtype, shape, data_offsets},
 then the data (https://github.com/huggingface/safetensors). We check it ourselves, because the plan
-reads headers only and a damaged file must be found there: offsets inside the file, sizes that match
-shapes, no overlaps, nothing allocated by what a header claims.
+reads headers only and must detect a damaged file: offsets inside the file, sizes that match shapes,
+no overlaps, no allocation sized by an unchecked header.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_HEADER = 100_000_000
-"""Bytes; the reference implementation's own limit."""
+"""In bytes: the reference implementation's limit."""
 
 DTYPES: Mapping[str, str] = {
     "F64": "float64",
@@ -42,12 +42,11 @@ DTYPES: Mapping[str, str] = {
     "F8_E5M2": "float8_e5m2",
 }
 
-DAMAGED = "The file is damaged or incomplete: fetch it again."
+DAMAGED = "The file is damaged or incomplete: download it again."
 
 
 def matches(path: Path) -> bool:
-    """A folder with safetensors files, an index of them, or one such file beside its
-    config.json."""
+    """Whether `path` is a folder with safetensors files, or one such file."""
     if path.is_file():
         return path.suffix == ".safetensors"
     return path.is_dir() and any(path.glob("*.safetensors"))
@@ -58,7 +57,7 @@ class _Stored:
     file: Path
     info: TensorInfo
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
 
 
 @define
@@ -75,7 +74,7 @@ class SafetensorsCheckpoint:
         config = _read_json(folder / "config.json")
         if config is None:
             raise CheckpointError(
-                f"{folder} has no config.json", "It must lie beside the safetensors files."
+                f"{folder} has no config.json", "Put it next to the safetensors files."
             )
         stored: dict[str, _Stored] = {}
         for file in _files(path):
@@ -92,8 +91,8 @@ class SafetensorsCheckpoint:
         return {name: s.info for name, s in self.stored.items()}
 
     def read(self, name: str) -> Tensor:
-        """A view of the mapped file. Each tensor has a map of its own: when it goes, its pages
-        do."""
+        """Return a view of the mapped file. Each tensor has its own mapping, which is unmapped with
+        it."""
         import torch
 
         stored = self.stored[name]
@@ -113,9 +112,7 @@ class SafetensorsCheckpoint:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{stored.file.name}: {error}", DAMAGED) from error
         raw = torch.frombuffer(pages, dtype=torch.uint8, count=info.nbytes, offset=before)
-        if (
-            before % dtype.itemsize
-        ):  # nothing forbids it, and torch cannot look at such bytes as numbers
+        if before % dtype.itemsize:  # the format allows unaligned tensors, torch cannot view them
             raw = raw.clone()
         return raw.view(dtype).view(info.shape)
 
@@ -150,7 +147,7 @@ class SafetensorsCheckpoint:
 
 
 def _files(path: Path) -> list[Path]:
-    """The files of the checkpoint: the one named, those the index names, or all in the folder."""
+    """Return the checkpoint's files: the given one, those in the index, or all in the folder."""
     if path.is_file():
         return [path]
     indexes = sorted(path.glob("*.safetensors.index.json"))
@@ -173,8 +170,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> dict[str, _Stored]:
-    """The tensors of one file. Raises CheckpointError unless sizes, shapes and offsets agree with
-    one another and the file."""
+    """Read the tensors of one file. Raises CheckpointError unless sizes, shapes and offsets agree
+    with each other and the file."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -226,10 +223,10 @@ def _entry(file: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{file.name}: the entry of {name} is malformed", DAMAGED) from error
     if not all(type(n) is int and n >= 0 for n in numbers):
-        raise CheckpointError(f"{file.name}: {name} has a size that is no natural number", DAMAGED)
+        raise CheckpointError(f"{file.name}: {name} has an invalid size or offset", DAMAGED)
     if not isinstance(kind, str) or kind not in DTYPES:
         raise CheckpointError(
-            f"{file.name}: {name} is of the unknown type {kind!r}", f"Known: {', '.join(DTYPES)}."
+            f"{file.name}: {name} has the unknown dtype {kind!r}", f"Known: {', '.join(DTYPES)}."
         )
     if end - begin != math.prod(shape) * DTYPE_BYTES[DTYPES[kind]]:
         raise CheckpointError(
@@ -253,7 +250,7 @@ def _read_text(file: Path) -> str:
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
-    """The object in the file, or None when there is no file."""
+    """Return the object in the file, or None if there is no file."""
     if not file.exists():
         return None
     try:

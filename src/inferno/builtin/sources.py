@@ -1,8 +1,8 @@
-"""Where models come from by default: this machine, and the Hugging Face hub.
+"""The built-in sources of models: this machine, and the Hugging Face hub.
 
 The hub's own client does the work (cache, resume, etags, tokens, `HF_*` variables); this module
-says what to fetch and turns its errors into ones a user can act on. It is imported on first use:
-listing plugins stays cheap.
+selects the files and turns its errors into ones a user can act on. It is imported on first use, so
+that listing plugins stays cheap.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from inferno.contracts import FetchOptions, Source
 from inferno.errors import InfernoError, ModelNotFoundError, OptionError
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
-"""Configs, tokenizer and weights; a repository often holds the same weights in other formats
-too."""
+"""Configs, tokenizer and weights; a repository often has the same weights in other formats too."""
 UNWANTED = ("*/*", "consolidated*")
 """Folders (onnx, original) and Mistral's second copy of the weights."""
 
@@ -40,10 +39,10 @@ def is_local(ref: str) -> bool:
 
 def fetch_local(ref: str, options: FetchOptions) -> Path:
     if options.revision:
-        raise OptionError(f"{ref} is on this machine: it has no revisions", "Leave --revision out.")
+        raise OptionError(f"{ref} is a local path: it has no revisions", "Remove --revision.")
     return (
         Path(ref).expanduser().absolute()
-    )  # not resolved: links in a hub's cache are named, what they point at is not
+    )  # not resolved: in a hub's cache, links have file names, their targets do not
 
 
 def is_hub(ref: str) -> bool:
@@ -51,7 +50,7 @@ def is_hub(ref: str) -> bool:
 
 
 def fetch_hub(ref: str, options: FetchOptions) -> Path:
-    """Download what is missing of a model, or of one file in it, into the hub's cache."""
+    """Download the missing files of a model, or one of its files, into the hub's cache."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
     wanted = _HubRef.parse(ref, options.revision)
@@ -81,7 +80,7 @@ def fetch_hub(ref: str, options: FetchOptions) -> Path:
 
 
 def _parts(file: str) -> list[str]:
-    """All parts of a split file, named by any of them: `model-00001-of-00003.gguf`. Raises
+    """Return all parts of a split file, given any of them: `model-00001-of-00003.gguf`. Raises
     ModelNotFoundError."""
     found = _PART_OF.fullmatch(file)
     if found is None:
@@ -89,7 +88,7 @@ def _parts(file: str) -> list[str]:
     count = int(found["count"])
     if not 1 <= int(found["number"]) <= count <= MAX_PARTS:
         raise ModelNotFoundError(
-            f"{file} is no part of a file", f"Parts are numbered from 1 to at most {MAX_PARTS}."
+            f"{file} is not a valid part", f"Parts are numbered from 1 to at most {MAX_PARTS}."
         )
     return [
         f"{found['stem']}-{i:05}-of-{found['count']}{found['suffix']}" for i in range(1, count + 1)
@@ -97,7 +96,7 @@ def _parts(file: str) -> list[str]:
 
 
 def cached() -> Collection[str]:
-    """Model ids in the hub's cache on this machine."""
+    """Return the model ids in the hub's cache on this machine."""
     from huggingface_hub import constants
 
     found = Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots")
@@ -133,14 +132,14 @@ class _HubRef:
         assert match, f"is_hub() accepted {ref!r}"
         if revision and match["revision"] and revision != match["revision"]:
             raise OptionError(
-                f"{ref} and --revision {revision} name two revisions", "Give one of them."
+                f"{ref} and --revision {revision} are different revisions", "Give only one."
             )
         return cls(match["repo"], match["file"], match["revision"] or revision)
 
 
 @contextmanager
 def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
-    """Every way a fetch fails, as an error with a remedy."""
+    """Turn every failure of a fetch into an error with a remedy."""
     from huggingface_hub import constants, errors
 
     repo, hub = wanted.repo, constants.ENDPOINT
@@ -148,15 +147,15 @@ def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise ModelNotFoundError(
-            f"{repo} is gated, and this account may not read it",
-            f"Ask for access at {hub}/{repo}, then set HF_TOKEN or run `hf auth login`.",
+            f"{repo} is gated, and this account has no access",
+            f"Request access at {hub}/{repo}, then set HF_TOKEN or run `hf auth login`.",
         ) from error
     except errors.RepositoryNotFoundError as error:
         near = difflib.get_close_matches(repo, cached(), n=3, cutoff=0.5)
         raise ModelNotFoundError(
             f"There is no model {repo} on this machine or at {hub}, or it is private",
             (f"On this machine: {', '.join(near)}. " if near else "Check the spelling. ")
-            + "A private model needs HF_TOKEN or `hf auth login`.",
+            + "For a private model, set HF_TOKEN or run `hf auth login`.",
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelNotFoundError(
@@ -172,11 +171,11 @@ def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise ModelNotFoundError(
             f"{hub} answered {error.response.status_code} for {repo}",
-            "Try again later; 401 and 403 ask for HF_TOKEN or `hf auth login`.",
+            "Try again later; for 401 and 403, set HF_TOKEN or run `hf auth login`.",
         ) from error
     except errors.HFValidationError as error:
         raise ModelNotFoundError(
-            f"{repo} is no model id: {error}", "An id looks like OWNER/NAME."
+            f"{repo} is not a model id: {error}", "Write it as OWNER/NAME."
         ) from error
     except InfernoError:
         raise
@@ -186,7 +185,7 @@ def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
         RuntimeError,
     ) as error:  # disk full, a hostile file name, a transfer cut short
         raise InfernoError(
-            f"Fetching {repo} failed: {error}", "Run it again: files that arrived are kept."
+            f"Fetching {repo} failed: {error}", "Run it again: completed files are kept."
         ) from error
 
 
@@ -197,18 +196,18 @@ def _not_here(wanted: _HubRef, options: FetchOptions) -> ModelNotFoundError:
     pull += f" --revision {wanted.revision}" if wanted.revision else ""
     if options.offline or constants.HF_HUB_OFFLINE:
         return ModelNotFoundError(
-            f"{wanted.repo} is not on this machine, or not all of it, and we are offline",
-            f"With a network, run `{pull}` without --offline and HF_HUB_OFFLINE.",
+            f"{wanted.repo} is missing or incomplete on this machine, and inferno is offline",
+            f"When online, run `{pull}` without --offline and HF_HUB_OFFLINE.",
         )
     return ModelNotFoundError(
-        f"{wanted.repo} is not on this machine, or not all of it, and {constants.ENDPOINT} "
+        f"{wanted.repo} is missing or incomplete on this machine, and {constants.ENDPOINT} "
         f"cannot be reached",
         f"Check the network (HF_ENDPOINT, HTTPS_PROXY), then run `{pull}`; or name a directory.",
     )
 
 
 def _other_weights(wanted: _HubRef, options: FetchOptions) -> str:
-    """A remedy that names the files one could ask for instead."""
+    """Return a remedy that names files to use instead."""
     from huggingface_hub import HfApi
 
     remedy = f"Name one of its files, as in {wanted.repo}/model.gguf."
@@ -216,7 +215,7 @@ def _other_weights(wanted: _HubRef, options: FetchOptions) -> str:
         return remedy
     try:
         files = HfApi(library_name="inferno").list_repo_files(wanted.repo, revision=wanted.revision)
-    except Exception:  # the list is a courtesy; the error it would decorate is the one that counts
+    except Exception:  # listing files is optional: the original error matters more
         return remedy
     weights = [file for file in files if file.endswith((".gguf", ".safetensors"))]
     near = (
@@ -224,7 +223,7 @@ def _other_weights(wanted: _HubRef, options: FetchOptions) -> str:
         or sorted(weights)[:5]
     )
     if not near:
-        return "It holds nothing that inferno can read: safetensors or GGUF."
+        return "Choose another repository: this one has neither safetensors nor GGUF files."
     return "Name one of its files: " + ", ".join(f"{wanted.repo}/{file}" for file in near) + "."
 
 

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: the reference every backend is held against.
+"""Paged attention in plain torch: the reference that every backend is tested against.
 
 Suffixes: T packed tokens, H query heads, K key/value heads, G query heads per key/value head, C
 head dim, V value dim, S sequences, L keys (padded context), Q queries of a sequence, N rows of the
@@ -17,19 +17,20 @@ from inferno.contracts import AttentionNeed
 from inferno.nn.batch import Batch
 
 _MAX_ELEMENTS = 1 << 24
-"""Scores, or gathered keys, held at once: long prompts and large batches are taken in parts."""
+"""Most scores, or gathered key elements, in memory at once: long prompts and large batches are
+split."""
 
 
 @frozen(eq=False)
 class Part:
-    """Queries that are computed together: one each of several sequences, or several of one."""
+    """Queries that are computed together: one of each of several sequences, or several of one."""
 
     tokens: Tensor | slice
-    """Their rows in T, S · Q of them."""
+    """Indices of the S · Q queries in T."""
     rows_N: Tensor
-    """Where their keys lie: S x K x L rows of the flat cache."""
+    """Rows of their keys in the flat cache, S x K x L."""
     hidden_SQL: Tensor
-    """True where a query may not look."""
+    """True where a query must not attend."""
 
 
 @frozen
@@ -53,7 +54,7 @@ class TorchAttend:
             values = cache["v"]
             values.flatten(0, 1).index_copy_(0, batch.slots_T, v_TKC)
         key = (TorchAttend, self.need)
-        if key not in batch.scratch:  # the same for every layer of this need
+        if key not in batch.scratch:  # shared by all layers with this need
             batch.scratch[key] = list(_parts(self.need, batch, q_THC.device))
         out_THV = q_THC.new_empty((*q_THC.shape[:2], self.need.output_dim))
         for part in batch.scratch[key]:
@@ -63,8 +64,8 @@ class TorchAttend:
     def _attend(
         self, q_THC: Tensor, keys: Tensor, values: Tensor, part: Part, sinks_H: Tensor | None
     ) -> Tensor:
-        """Query heads that share a key/value head are folded into the query length: each key is
-        read once."""
+        """Compute attention with query heads that share a key/value head folded into the query
+        length, so that each key is read once."""
         S, Q, L = part.hidden_SQL.shape
         K, C = keys.shape[-2:]
         G = q_THC.shape[1] // K
@@ -94,8 +95,8 @@ class TorchAttend:
 
 
 def _parts(need: AttentionNeed, batch: Batch, device: torch.device) -> Iterator[Part]:
-    """The step's queries in parts of bounded size: single ones by padded context, prompts one by
-    one."""
+    """Split the step's queries into parts of bounded size: single queries by padded context,
+    prompts one by one."""
     singles: dict[int, list[int]] = {}
     for i, context in enumerate(batch.context_lens):
         first, stop = batch.query_starts[i], batch.query_starts[i + 1]
@@ -119,13 +120,13 @@ def _parts(need: AttentionNeed, batch: Batch, device: torch.device) -> Iterator[
 
 
 def _span(need: AttentionNeed, reach: int, queries: int) -> int:
-    """How many keys the last `queries` queries before `reach` look at."""
+    """Return how many keys the last `queries` queries before `reach` attend to."""
     return reach if need.sliding_window is None else min(reach, need.sliding_window + queries - 1)
 
 
 def _padded(length: int) -> int:
-    """A length with few distinct values: matrix libraries prepare a kernel for each shape they
-    meet, and keep it."""
+    """Round a length up to one of few values: matrix libraries prepare and cache a kernel for each
+    shape."""
     step = max(32, 1 << (length - 1).bit_length() >> 3)
     return -(-length // step) * step
 
@@ -143,7 +144,7 @@ def _part(
     reach_S1 = torch.tensor(reaches, device=device)[:, None]
     positions_SQ = batch.positions_T[tokens].view(len(members), -1)
     start_S1 = (reach_S1 - length).clamp_min(0)
-    # Padding stands for the sequence's own newest token, hidden: never another sequence's numbers.
+    # Padding reads the sequence's own newest token, masked: never another sequence's values.
     context_SL = start_S1 + torch.arange(length, device=device)
     hidden_SQL = context_SL[:, None] > positions_SQ[:, :, None]
     if need.sliding_window is not None:

@@ -1,4 +1,5 @@
-"""The catalog: what the installed plugins offer, and the one rule by which the kernel chooses."""
+"""The catalog: the offers of the installed plugins, and the one rule by which the kernel
+chooses."""
 
 from inferno.catalog.catalog import ANY, Catalog
 from inferno.catalog.discovery import GROUP, load_catalog

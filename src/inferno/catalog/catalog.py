@@ -1,10 +1,9 @@
-"""The catalog: what the installed plugins offer, filed by name. The only caller of hooks.
+"""The catalog: the offers of the installed plugins, by hook and name. The only caller of hooks.
 
-Choice is one rule everywhere (`inferno.catalog.choice`): what matches, does not refuse (with a
-reason), and has the highest priority. A tie is an error that names both distributions. A plugin
-that does not import, or whose offers break the contract, is set aside with its traceback and a
-remedy; so is a single declaration of another API version. That is fatal only when something needs
-it.
+One rule chooses everywhere (`inferno.catalog.choice`): of the offers that match and do not refuse,
+the one with the highest priority. A tie is an error that names both distributions. A plugin that
+does not import, or whose offers break the contract, is set aside with its traceback and a remedy;
+so is a single declaration of another API version. That is fatal only when something needs it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from inferno.errors import (
 )
 
 ANY = "*"
-"""The name of an architecture that is taken when none has the model's."""
+"""The name of the fallback architecture, chosen if none has the model's name."""
 
 _NOUNS: Mapping[type, str] = {
     Architecture: "architecture",
@@ -59,13 +58,13 @@ _MISSING: Mapping[type, MissingKind] = {
     AttentionBackend: "attention",
     CachePolicy: "cache policy",
 }
-"""Kinds that a user names, and what hints call them."""
+"""Kinds that users refer to by name, and their kinds in hints."""
 
 
 @frozen
 class Catalog:
-    """Everything on offer, by hook and then by name. A name that two distributions offer is kept
-    twice: choosing it is the error, not having it installed."""
+    """All offers, by hook. A name that two distributions offer is kept twice: choosing it is an
+    error, having both installed is not."""
 
     plugins: tuple[Plugin, ...]
     offers: Mapping[str, tuple[Offer[Any], ...]]
@@ -74,8 +73,8 @@ class Catalog:
         return self.offers.get(hook, ())
 
     def named(self, kind: type[T], name: str) -> Offer[T]:
-        """The declaration of that kind and name. Raises OptionError where there is none,
-        PluginError where there are two."""
+        """Return the declaration of that kind and name. Raises OptionError if there is none,
+        PluginError if there are two."""
         [hook] = [hook for hook, declared in KINDS.items() if declared is kind]
         found = [o for o in self.of(hook) if o.item.name == name]
         if not found:
@@ -89,16 +88,17 @@ class Catalog:
 
     @property
     def broken(self) -> tuple[Plugin, ...]:
-        """Plugins that are set aside whole."""
+        """Plugins that are set aside entirely."""
         return tuple(p for p in self.plugins if p.error)
 
     @property
     def aside(self) -> tuple[Plugin, ...]:
-        """Plugins that are set aside, whole or in part."""
+        """Plugins that are set aside, entirely or in part."""
         return tuple(p for p in self.plugins if p.error or p.set_aside)
 
     def hint(self, kind: MissingKind, name: str) -> str:
-        """A sentence on how to get what is missing; empty where no hint names it."""
+        """Return a sentence on how to install what is missing, or an empty string if no hint
+        knows."""
         found = self._hinted(kind, name)
         off = [d for d in found if any(p.distribution == d and p.disabled for p in self.plugins)]
         if off:
@@ -106,22 +106,22 @@ class Catalog:
         return f"Try {' or '.join(f'`pip install {d}`' for d in found)}." if found else ""
 
     def _hinted(self, kind: MissingKind, name: str) -> list[str]:
-        """The distributions that are known to have it."""
+        """Return the distributions that are known to have it."""
         hints = [o.item for o in self.of("inferno_hints")]
         return sorted({h.distribution for h in hints if (h.kind, h.name) == (kind, name)})
 
     def architecture(self, name: str) -> Choice[Architecture]:
-        """The architecture of that name, else the fallback (`*`). A plugin that is known to have
-        the name and is set aside is an error: to be slow instead is not for the kernel to
-        choose."""
+        """Choose the architecture of that name, else the fallback (`*`). If a plugin that has the
+        name is set aside, that is an error: the kernel does not silently fall back to a slower
+        one."""
         offers = self.of("inferno_architectures")
         what, hint = f"architecture {name!r}", self.hint("architecture", name)
         if found := [o for o in offers if o.item.name == name]:
             return choose(found, what)
         if lost := [p for p in self.plugins if self._has_lost(p, name)]:
             switches = " ".join(f"--disable {plugin.name}" for plugin in lost)
-            remedy = f"{lost[0].remedy_for(name)} Or go on without: {switches}."
-            raise self._missing(f"no plugin that loads provides the {what}", offers, remedy, lost)
+            remedy = f"{lost[0].remedy_for(name)} Or run without it: {switches}."
+            raise self._missing(f"no working plugin provides the {what}", offers, remedy, lost)
         if fallback := [o for o in offers if o.item.name == ANY]:
             choice = choose(fallback, what)
             aside = [Refusal(p.name, p.distribution, f"set aside: {p.error}") for p in self.broken]
@@ -132,8 +132,8 @@ class Catalog:
         raise self._missing(f"no installed plugin provides the {what}", offers, hint)
 
     def _has_lost(self, plugin: Plugin, name: str) -> bool:
-        """Whether the plugin would provide the architecture, were it not set aside: by its own
-        declaration, or by a hint."""
+        """Whether the plugin is set aside but has the architecture, by its own declaration or by a
+        hint."""
         if any(s.hook == "inferno_architectures" and s.name == name for s in plugin.set_aside):
             return True
         return bool(plugin.error) and plugin.distribution in self._hinted("architecture", name)
@@ -153,7 +153,7 @@ class Catalog:
         return choose(found, f"{path}")
 
     def open(self, path: Path) -> tuple[Choice[CheckpointFormat], Checkpoint]:
-        """The checkpoint at `path`, headers read, and the format that reads it."""
+        """Open the checkpoint at `path`, reading its headers, and return it with its format."""
         found = self.format_of(path)
         try:
             opened = found.item.open(path, [o.item for o in self.of("inferno_architectures")])
@@ -179,7 +179,7 @@ class Catalog:
         return choose(found, f"the matrix {path}")
 
     def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
-        """Who provides the op, or None: then torch computes it."""
+        """Choose the provider of an op. None: torch computes it."""
         offers = self.of("inferno_kernels")
 
         def refuses(offer: Offer[KernelProvider]) -> str | None:
@@ -242,8 +242,8 @@ class Catalog:
         hint: str,
         lost: Iterable[Plugin] | None = None,
     ) -> UnsupportedError:
-        """Nothing matches. A plugin that is set aside may be why (any, unless `lost` says which):
-        then its own error is what the user sees."""
+        """Return the error for no match. It names the plugins that are set aside (only `lost`, if
+        given), which may be the reason, and shows the first one's error."""
         installed = sorted({o.item.name for o in offers})
         remedy = f"{hint} Installed: {', '.join(installed) or 'none'}.".strip()
         aside = list(self.aside if lost is None else lost)

@@ -1,4 +1,4 @@
-"""The one rule of choice: the willing offer of the highest priority; a tie is an error."""
+"""The one rule of choice: the willing offer with the highest priority; a tie is an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def _willing(offer: Offer[Any]) -> None:
 def choose(
     offers: Iterable[Offer[T]], what: str, refuses: Callable[[Offer[T]], str | None] = _willing
 ) -> Choice[T]:
-    """The chosen offer with the reasons of all others. Raises UnsupportedError where all refuse."""
+    """Choose an offer, with the reasons against the others. Raises UnsupportedError if all
+    refuse."""
     offer, refusals = weigh(offers, what, refuses)
     if offer is None:
         told = "; ".join(f"{r.name} ({r.distribution}): {r.reason}" for r in refusals)
@@ -27,8 +28,8 @@ def choose(
 def weigh(
     offers: Iterable[Offer[T]], what: str, refuses: Callable[[Offer[T]], str | None]
 ) -> tuple[Offer[T] | None, tuple[Refusal, ...]]:
-    """The willing offer of the highest priority, or None where all refuse; and why not the
-    others."""
+    """Return the willing offer with the highest priority, or None if all refuse, and the reasons
+    against the others."""
     willing, refusals = [], []
     for offer in offers:
         reason = refuses(offer)
@@ -48,7 +49,7 @@ def weigh(
 
 
 def single(found: Sequence[Offer[T]], what: str) -> Offer[T]:
-    """The one offer there is. Raises PluginError where there are two."""
+    """Return the only offer. Raises PluginError if there are two."""
     if len(found) > 1:
         names = [o.distribution for o in found]
         raise PluginError(

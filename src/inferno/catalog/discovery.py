@@ -1,4 +1,4 @@
-"""Find the installed plugins by entry point and ask each its hooks once."""
+"""Finds the installed plugins by entry point and calls each one's hooks once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from inferno.contracts import lazy
 from inferno.errors import InfernoError, OptionError, PluginError
 
 GROUP = "inferno"
-"""The entry-point group that plugins register in."""
+"""The entry-point group in which plugins register."""
 
 
 def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Catalog:
-    """The plugins of this environment. `disable` and `only` name entry points or distributions;
-    `only` keeps the built-in ones."""
+    """Load the plugins of this environment. `disable` and `only` name entry points or
+    distributions; `only` keeps the built-in ones."""
     disabled, kept = set(disable), set(only)
     plugins: list[Plugin] = []
     offers: dict[str, list[Offer[Any]]] = {hook: [] for hook in KINDS}
@@ -34,7 +34,7 @@ def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Ca
             continue
         try:
             declared, set_aside = _ask(entry)
-        except Exception as error:  # whatever a plugin does wrong is its own failure, not ours
+        except Exception as error:  # a plugin's failure must not stop the others
             plugins.append(_broken(entry.name, distribution, version, error))
             continue
         for hook, items in declared.items():
@@ -50,8 +50,8 @@ def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Ca
 
 
 def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
-    """Every entry point of the group with its distribution, in a fixed order; a distribution seen
-    twice counts once."""
+    """Return every entry point of the group with its distribution, in a fixed order. A distribution
+    found twice counts once."""
     found: dict[tuple[str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None:
@@ -64,13 +64,14 @@ def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
 def _ask(
     entry: importlib.metadata.EntryPoint,
 ) -> tuple[dict[str, list[Any]], tuple[SetAside, ...]]:
-    """Call every hook the plugin implements: its declarations by hook, and those of another API
-    version. Its own manager: one plugin's mistakes stay its own."""
+    """Call every hook that the plugin implements. Returns its declarations by hook, and those of
+    another API version. Each plugin has its own manager, so that its mistakes do not affect
+    others."""
     manager = pluggy.PluginManager(GROUP)
     for protocol in hookspecs.PROTOCOLS:
         manager.add_hookspecs(protocol)
     manager.register(entry.load(), name=entry.name)
-    manager.check_pending()  # a misspelt hook is an error, not silence
+    manager.check_pending()  # a misspelt hook is an error
     declared: dict[str, list[Any]] = {}
     aside: list[SetAside] = []
     for hook, kind in KINDS.items():
@@ -91,7 +92,8 @@ def _ask(
 
 
 def _of_another_version(hook: str, item: Any) -> SetAside | None:
-    """What is said of a declaration that speaks a version of its contract this kernel does not."""
+    """Return why a declaration is set aside whose contract version this kernel does not support, or
+    None."""
     oldest, newest = hookspecs.API_VERSIONS[hook]
     speaks = item.api_version
     if isinstance(speaks, int) and oldest <= speaks <= newest:
@@ -100,7 +102,7 @@ def _of_another_version(hook: str, item: Any) -> SetAside | None:
     return SetAside(
         hook,
         item.name,
-        f"{item.name!r} speaks version {speaks} of {hook}, this inferno {known}",
+        f"{item.name!r} has version {speaks} of {hook}, but this inferno supports {known}",
         "Upgrade inferno."
         if isinstance(speaks, int) and speaks > newest
         else "Upgrade the plugin.",
@@ -108,7 +110,7 @@ def _of_another_version(hook: str, item: Any) -> SetAside | None:
 
 
 def _broken(name: str, distribution: str, version: str, error: Exception) -> Plugin:
-    """A plugin that is set aside whole, and what to do about it."""
+    """Return a plugin that is set aside entirely, with a remedy."""
     remedy = f"Repair or upgrade {distribution}."
     if isinstance(error, ModuleNotFoundError) and error.name:
         remedy = f"Install {error.name.partition('.')[0]}, or repair {distribution}."

@@ -1,4 +1,4 @@
-"""What a catalog is made of: offers, the plugins they came from, choices and refusals."""
+"""The values of a catalog: offers, the plugins they come from, choices and refusals."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ KINDS: Mapping[str, type] = {
     "inferno_sources": Source,
     "inferno_hints": Hint,
 }
-"""What each hook returns a list of."""
+"""The type of declaration that each hook returns a list of."""
 
 
 @frozen
 class Offer(Generic[T]):
-    """A declaration, and the distribution it came from."""
+    """A declaration, and the distribution it comes from."""
 
     item: T
     distribution: str
@@ -53,7 +53,7 @@ class Offer(Generic[T]):
 
 @frozen
 class SetAside:
-    """A declaration that is not filed: it speaks another version of its hook's contract."""
+    """A declaration that is not offered: it has another version of its hook's contract."""
 
     hook: str
     name: str
@@ -72,21 +72,21 @@ class Plugin:
     """Hook name -> names of its declarations."""
     disabled: bool = False
     error: str = ""
-    """Why it was set aside, in a line."""
+    """Why it was set aside, in one line."""
     remedy: str = ""
     """What to do about `error`."""
     detail: str = ""
     """The traceback behind `error`."""
     set_aside: tuple[SetAside, ...] = ()
-    """Declarations of a plugin that loads, each set aside alone."""
+    """Single declarations that were set aside, of a plugin that loads."""
 
     @property
     def reason(self) -> str:
-        """Why it, or a part of it, is set aside."""
+        """Why it, or part of it, is set aside."""
         return self.error or "; ".join(s.reason for s in self.set_aside)
 
     def remedy_for(self, name: str) -> str:
-        """What to do where this declaration of the plugin is needed."""
+        """Return what to do if this declaration of the plugin is needed."""
         return next((s.remedy for s in self.set_aside if s.name == name), self.remedy)
 
 
@@ -101,7 +101,7 @@ class Refusal:
 
 @frozen
 class Choice(Generic[T]):
-    """What was chosen, and why the others were not."""
+    """The chosen offer, and why the others were not chosen."""
 
     offer: Offer[T]
     refusals: tuple[Refusal, ...] = ()

@@ -14,16 +14,16 @@ from inferno.contracts import AttentionSpec, StateSpec
 from inferno.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""What `layer_types` says of a layer."""
+"""The values of `layer_types`."""
 
 
 @frozen(kw_only=True)
 class DecoderConfig:
-    """What nearly every decoder reads of its `config.json`, under the names it has there. A
-    family's own class adds fields, gives others another default, and says more in `from_json`."""
+    """The fields that nearly every decoder reads from its `config.json`, under the same names. A
+    family's subclass adds fields, changes defaults, and extends `from_json`."""
 
     activations: ClassVar[tuple[str | None, ...]] = ("silu", "swish")
-    """What `hidden_act` may be."""
+    """The values of `hidden_act` that the model computes."""
 
     vocab_size: int
     hidden_size: int
@@ -31,9 +31,9 @@ class DecoderConfig:
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int = 0
-    """Left out: as many as query heads."""
+    """Default: as many as query heads."""
     head_dim: int = 0
-    """Left out: hidden_size / num_attention_heads."""
+    """Default: hidden_size / num_attention_heads."""
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
@@ -41,8 +41,8 @@ class DecoderConfig:
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        """Raises CheckpointError naming what this class does not compute, or no tensor could
-        have."""
+        """Parse `config.json`. Raises CheckpointError for settings that this class does not
+        compute, and for impossible sizes."""
         read = read_config(cls, config)
         check_known(config, "hidden_act", *cls.activations)
         sizes = (
@@ -61,7 +61,7 @@ class DecoderConfig:
             raise CheckpointError(
                 f"config.json: hidden_size {read.hidden_size} is not divisible by "
                 f"num_attention_heads {read.num_attention_heads}",
-                "Check them, or say what head_dim is.",
+                "Check both, or set head_dim.",
             )
         read = attrs.evolve(
             read,
@@ -90,12 +90,12 @@ class DecoderConfig:
 
 @frozen(kw_only=True)
 class WindowedConfig(DecoderConfig):
-    """A decoder with a sliding window in some of its layers, or in all."""
+    """A decoder with a sliding window in some or all of its layers."""
 
     sliding_window: int | None = None
     """In tokens, the current one included."""
     layer_types: tuple[str, ...] = ()
-    """Each layer's, `FULL` or `SLIDING`; where `config.json` has none, as `slides` says."""
+    """Each layer's type, `FULL` or `SLIDING`. If `config.json` has none, `slides` decides."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -114,7 +114,7 @@ class WindowedConfig(DecoderConfig):
         return attrs.evolve(read, layer_types=types)
 
     def slides(self, layer: int) -> bool:
-        """Whether this layer has the window, where `layer_types` does not say."""
+        """Whether this layer has the window, if `config.json` has no `layer_types`."""
         return True
 
     def attention_spec(self, layer: int) -> AttentionSpec:
@@ -124,7 +124,7 @@ class WindowedConfig(DecoderConfig):
 
 @frozen(kw_only=True)
 class SwitchedWindowConfig(WindowedConfig):
-    """A decoder whose window is off unless `use_sliding_window`, and then in the layers from
+    """A decoder whose window applies only with `use_sliding_window`, to the layers from
     `max_window_layers` on."""
 
     max_window_layers: int = 28

@@ -1,4 +1,4 @@
-"""Read `config.json` into an attrs class by field name, strictly. Imports no torch."""
+"""Reads `config.json` into an attrs class by field name, strictly. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ C = TypeVar("C")
 
 
 def _number(value: Any, kind: type) -> Any:
-    """`value` as that kind of number. Refuses bool, NaN and Infinity, which Python's JSON has, and
-    1e3 or "12" for an int."""
+    """Return `value` as an int or a float. Refuses bool, NaN and Infinity, which Python's JSON
+    allows, and 1e3 or "12" for an int."""
     allowed = (int, float) if kind is float else (int,)
     if (
         isinstance(value, bool)
@@ -37,14 +37,14 @@ def _switch(value: Any, kind: type) -> bool:
 _converter = cattrs.Converter(forbid_extra_keys=False, detailed_validation=True)
 _converter.register_structure_hook(int, _number)
 _converter.register_structure_hook(float, _number)
-_converter.register_structure_hook(bool, _switch)  # bool is a kind of int to cattrs
+_converter.register_structure_hook(bool, _switch)  # cattrs would treat bool as int
 
 
 def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
-    """`config` as `cls`, an attrs class whose fields are named as in `config.json`; other fields
-    are left alone.
+    """Read `config` into `cls`, an attrs class whose fields are named as in `config.json`. Other
+    fields are ignored.
 
-    A null counts as absent where the field has a default. Raises CheckpointError naming each bad
+    A null counts as absent if the field has a default. Raises CheckpointError naming each bad
     field.
     """
     fields = attrs.fields_dict(cls)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def read_config(cls: type[C], config: Mapping[str, Any]) -> C:
 
 
 def _explained(error: BaseException, kind: type | None) -> str:
-    """A field's validator names its field and what it must be."""
+    """Describe an error: a field's validator already names the field and its constraint."""
     if kind is None and isinstance(error, ValueError):
         return str(error)
     return format_exception(error, kind)
@@ -77,9 +77,9 @@ _LISTED = (
     "num_local_experts",
     "n_routed_experts",
 )
-"""Counts of what is built one by one, before any tensor is looked for."""
+"""Counts of modules that are built one by one, before any tensor is looked up."""
 _MOST_LISTED, _LARGEST = 10_000, 2**31 - 1
-"""Far beyond any model, and found out in no time."""
+"""Far beyond any model, and rejected before anything is built."""
 
 
 def _check_sizes(given: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ def _check_sizes(given: Mapping[str, Any]) -> None:
 
 
 def check_known(config: Mapping[str, Any], field: str, *known: Any) -> None:
-    """Raises CheckpointError when `field` is given and none of `known`: the model would compute
+    """Raise CheckpointError if `field` is given but not one of `known`: the model would compute
     something else."""
     if field in config and config[field] not in known:
         raise CheckpointError(
@@ -100,15 +100,15 @@ def check_known(config: Mapping[str, Any], field: str, *known: Any) -> None:
 
 
 def check_positive(**numbers: int) -> None:
-    """Raises CheckpointError unless every one is at least 1: sizes that a tensor could not have."""
+    """Raise CheckpointError unless every size is at least 1."""
     for name, number in numbers.items():
         if number < 1:
             raise CheckpointError(f"config.json: {name} is {number}", "It must be at least 1.")
 
 
 def check_experts(num_experts: int, picked: int, groups: int = 1, top_groups: int = 1) -> None:
-    """Raises CheckpointError unless so many can be picked, from the `top_groups` best of equally
-    large groups."""
+    """Raise CheckpointError unless `picked` experts can be selected from the `top_groups` best of
+    equally large groups."""
     check_positive(
         num_experts=num_experts, num_experts_per_tok=picked, n_group=groups, topk_group=top_groups
     )
@@ -121,13 +121,13 @@ def check_experts(num_experts: int, picked: int, groups: int = 1, top_groups: in
         )
         raise CheckpointError(
             f"config.json: num_experts_per_tok is {picked} of {num_experts} experts{grouped}",
-            "Groups must be equally large, and those picked must have enough experts.",
+            "Groups must be equally large, and the selected ones must have enough experts.",
         )
 
 
 def layers_behind(num_hidden_layers: int, count: int) -> tuple[str, ...]:
-    """Name patterns (`ModelConfig.unused_tensors`) of the multi-token-prediction layers, stored
-    after the last decoder layer."""
+    """Return name patterns (`ModelConfig.unused_tensors`) of the multi-token-prediction layers,
+    which are stored after the last decoder layer."""
     return tuple(
         f"model.layers.{layer}.*" for layer in range(num_hidden_layers, num_hidden_layers + count)
     )

@@ -16,9 +16,9 @@ _TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 @frozen(kw_only=True)
 class RopeConfig:
-    """Rotary position embedding: its base, and how it is stretched past the trained context.
+    """Rotary position embedding: its base, and its extension past the trained context.
 
-    Fields are those of transformers' `rope_parameters`; yarn is arXiv:2309.00071, longrope
+    The fields are those of transformers' `rope_parameters`; yarn is arXiv:2309.00071, longrope
     arXiv:2402.13753.
     """
 
@@ -62,8 +62,9 @@ class RopeConfig:
         theta: float = 10_000.0,
         layer_type: str = "full_attention",
     ) -> RopeConfig:
-        """From `rope_parameters`, or the older `rope_theta` + `rope_scaling`; `theta` where neither
-        names a base. Where there is one for each type of layer, it is that of `layer_type`."""
+        """Parse `rope_parameters`, or the older `rope_theta` and `rope_scaling`. `theta` is the
+        base if neither gives one. If there are settings per layer type, those of `layer_type` are
+        used."""
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         scaling = scaling.get(layer_type, scaling) if isinstance(scaling, Mapping) else scaling
         if not isinstance(scaling, Mapping):
@@ -77,13 +78,13 @@ class RopeConfig:
         return read_config(cls, {k: v for k, v in merged.items() if v is not None})
 
     def check_width(self, head_dim: int) -> None:
-        """Raises CheckpointError unless `head_dim` gives an even rotary dimension, with one
-        longrope factor per pair."""
+        """Raise CheckpointError unless `head_dim` gives an even rotary dimension, with one longrope
+        factor per pair."""
         rotated = int(head_dim * self.partial_rotary_factor)
         if rotated < 2 or rotated % 2:
             raise CheckpointError(
-                f"config.json: {rotated} elements of a head of {head_dim} are to rotate",
-                "They rotate in pairs: check head_dim and partial_rotary_factor.",
+                f"config.json: the rotary dimension is {rotated} of head_dim {head_dim}",
+                "It must be even and at least 2: check head_dim and partial_rotary_factor.",
             )
         for name in ("short_factor", "long_factor") if self.rope_type == "longrope" else ():
             if (count := len(getattr(self, name))) != rotated // 2:

@@ -1,4 +1,4 @@
-"""Models: what an architecture declares, and what its config and its module are."""
+"""What an architecture declares, and the protocols of its config and its model."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ def _texts(texts: Iterable[str]) -> tuple[str, ...]:
 
 @runtime_checkable
 class ModelConfig(Protocol):
-    """What an architecture makes of `config.json`: whatever it likes, and these. It may also have
-    `unused_tensors`, a tuple of name patterns (`*` matches anything) that checkpoints store and the
-    model does not read, and `num_experts`, where layers have routed experts (`nn.Experts`)."""
+    """An architecture's parsed `config.json`: its own fields, and these. It may also have
+    `unused_tensors`, a tuple of patterns (`*` matches anything) of stored tensors that the model
+    does not read, and `num_experts`, if layers have routed experts (`nn.Experts`)."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def max_position_embeddings(self) -> int:
-        """Longest context, in tokens, that the model was made for."""
+        """Longest context the model was trained for, in tokens."""
         ...
 
     def cache_specs(self) -> Sequence[AttentionSpec | StateSpec]:
-        """What each layer with attention or a recurrent state keeps, in the order of the layer
-        ids."""
+        """Return the spec of each layer with attention or a recurrent state, in the order of the
+        layer ids."""
         ...
 
 
 class Model(Protocol):
-    """What an architecture builds: a torch module with two calls."""
+    """The torch module that an architecture builds: two calls."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        """One step's final hidden states, (T, hidden), one row per packed token."""
+        """Return the step's final hidden states, (T, hidden): one row per packed token."""
         ...
 
     def logits(self, x_SD: Tensor) -> Tensor:
-        """Hidden rows to logits, (S, vocab)."""
+        """Return the logits of these hidden states, (S, vocab)."""
         ...
 
 
@@ -59,29 +59,30 @@ class Model(Protocol):
 class Architecture:
     """A model the kernel can build.
 
-    Module paths equal the checkpoint's tensor names (Hugging Face's): then no format and no scheme
-    needs a map.
+    Module paths must equal the checkpoint's tensor names (Hugging Face's), so that formats and
+    schemes need no name map.
     """
 
     name: str
-    """As in `config.json`'s "architectures"; `*` is taken for a name that nobody else offers."""
+    """As in `config.json`'s "architectures"; `*` is the fallback for names that no other plugin
+    offers."""
     config: Callable[[Mapping[str, Any]], ModelConfig] = field(converter=lazy.function)
-    """Reads the checkpoint's config (plain JSON). Imports no torch. Raises CheckpointError."""
+    """Parses the checkpoint's config (plain JSON). Imports no torch. Raises CheckpointError."""
     build: Callable[[Any], nn.Module] = field(converter=lazy.function)
-    """The model of that config, on whatever device is current (the kernel builds on meta)."""
+    """Builds the model of that config on the current device (the kernel builds on meta)."""
     dialects: Mapping[str, Dialect] = field(factory=dict)
-    """Name of a checkpoint format -> how its files are named: {"gguf": Dialect(...)}. Formats that
-    keep Hugging Face's names need no entry."""
+    """Checkpoint format -> how its files name fields and modules: {"gguf": Dialect(...)}. Formats
+    that keep Hugging Face's names need no entry."""
     adapt: Callable[[Checkpoint], Checkpoint] | None = field(default=None, converter=lazy.optional)
-    """A view of a checkpoint under the model's own names, where it has others (`CheckpointView`).
-    Imports no torch before a tensor is read."""
+    """Returns a view of the checkpoint under the model's names, if the stored names differ
+    (`CheckpointView`). Imports no torch before a tensor is read."""
     stop_tokens: tuple[str, ...] = field(default=(), converter=_texts)
-    """Special tokens that end an answer even where a checkpoint does not say so; a vocabulary may
-    lack them."""
+    """Special tokens that end the output even if the checkpoint does not list them; a vocabulary
+    may lack them."""
     chat_template: str | None = None
-    """A Jinja template for checkpoints that were trained to chat and carry none."""
+    """Jinja template for chat checkpoints that store none."""
     checkpoints: tuple[str, ...] = field(default=(), converter=_texts)
-    """Published models that have it, for people to find it by: "Qwen/Qwen3-0.6B"."""
+    """Published models of this architecture, for listings: "Qwen/Qwen3-0.6B"."""
     note: str = ""
-    """What a user should know; the plan repeats it."""
+    """A note for users; the plan shows it."""
     api_version: int = 1

@@ -1,4 +1,4 @@
-"""Attention: what a layer computes, what a backend is asked for, and what it offers.
+"""Attention: a layer's spec, the need that a backend must serve, and the backend's declaration.
 
 Suffixes: T packed tokens, H query heads, K key/value heads, C head dim.
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from inferno.nn.batch import Batch
 
 DType = Literal["float32", "bfloat16", "float16"]
-"""Compute types, by torch's names."""
+"""Compute dtypes, by torch's names."""
 COMPUTE_DTYPES: tuple[DType, ...] = get_args(DType)
 
 CacheDType = Literal["auto", "fp8_e4m3", "int8"]
-"""Types of a key/value cache; auto is the compute type."""
+"""Dtypes of a key/value cache; auto is the compute dtype."""
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8,
     "int64": 8,
@@ -42,33 +42,33 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 @frozen(kw_only=True)
 class AttentionSpec:
-    """What one attention layer computes, as its model says it.
+    """One attention layer's computation, as its model declares it.
 
-    Fields with a default are *features*: a backend that does not list a feature in use is refused
-    by the kernel, so a new one can never be ignored silently.
+    Fields with a default are *features*. The kernel refuses a backend that does not list a feature
+    in use, so that a new one is never silently ignored.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
-    """Factor on q·k before the softmax."""
+    """Factor applied to q·k before the softmax."""
     sliding_window: int | None = None
-    """Attend to this many tokens, the current one included; None to all before it."""
+    """Number of tokens attended to, the current one included; None: all."""
     soft_cap: float | None = None
     """Scores become cap · tanh(score / cap)."""
     value_dim: int | None = None
-    """Elements of a value's head, where it is not `head_dim`."""
+    """Elements per value head, if not `head_dim`."""
     latent_dim: int | None = None
     """Multi-head latent attention (arXiv:2405.04434): values are the first `latent_dim` elements of
-    the keys, and not stored."""
+    the keys, and are not stored."""
     sinks: bool = False
-    """Each query head has a learned logit in its softmax that belongs to no token
+    """Each query head's softmax has an extra, learned logit that belongs to no token
     (arXiv:2309.17453)."""
 
     @property
     def output_dim(self) -> int:
-        """Elements of a value's head, and of the output's."""
+        """Elements per head of the values and of the output."""
         return self.latent_dim or self.value_dim or self.head_dim
 
     @property
@@ -80,25 +80,26 @@ class AttentionSpec:
 
 @frozen(kw_only=True)
 class AttentionNeed(AttentionSpec):
-    """What a backend is asked for: a layer's spec, and what the plan decided about its place."""
+    """What a backend must serve: a layer's spec, with the dtypes and the device that the plan
+    chose."""
 
     dtype: DType
     device: str
     cache_dtype: CacheDType = "auto"
-    """What keys and values are stored as: auto is `dtype`; the others hold a scale beside each
+    """Dtype of the stored keys and values: auto is `dtype`; the others store a scale with each
     head's vector."""
 
     @classmethod
     def of(cls, spec: AttentionSpec, *, dtype: DType, device: str, cache_dtype: CacheDType) -> Self:
-        """The need of a layer with this spec."""
+        """Return the need of a layer with this spec."""
         fields = {a.name: getattr(spec, a.name) for a in attrs.fields(AttentionSpec)}
         return cls(**fields, dtype=dtype, device=device, cache_dtype=cache_dtype)
 
 
 @frozen
 class CacheTensor:
-    """One tensor a layer keeps for each block of tokens, or for each sequence: its shape for one of
-    them, and its type."""
+    """A tensor that a layer keeps for each block of tokens, or for each sequence: shape and dtype
+    of one entry."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -116,8 +117,8 @@ class Attend(Protocol):
         batch: Batch,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """(T, H, C) -> (T, H, `need.output_dim`). `cache` holds the layer's tensors, each (blocks,
-        *shape of one block). `sinks_H` is given where `need.sinks`."""
+        """Return the output, (T, H, `need.output_dim`). `cache` holds the layer's tensors, each
+        (blocks, *shape of one block). `sinks_H` is given if `need.sinks`."""
         ...
 
 
@@ -127,19 +128,21 @@ class AttentionBackend:
 
     name: str
     refuses: Callable[[AttentionNeed], str | None] = field(converter=lazy.function)
-    """Why it cannot serve the need, as a sentence, or None when it can. Imports no torch."""
+    """Returns a sentence that says why it cannot serve the need, or None if it can. Imports no
+    torch."""
     build: Callable[[AttentionNeed], Attend] = field(converter=lazy.function)
     cache: Callable[[AttentionNeed, int], Mapping[str, CacheTensor]] = field(
         converter=lazy.function
     )
-    """cache(need, block_size) -> what a layer keeps per block: the backend owns the layout. Imports
-    no torch."""
+    """cache(need, block_size) -> the tensors that a layer keeps per block: the backend owns the
+    layout. Imports no torch."""
     features: frozenset[str] = frozenset()
-    """The optional fields of AttentionNeed it honours. Needs with any other are refused for it."""
+    """Optional fields of AttentionNeed that it implements. The kernel refuses it for needs with any
+    other."""
     block_size: int = 16
-    """Tokens per block it likes best."""
+    """Preferred number of tokens per block."""
     block_multiple: int = 1
-    """Tokens per block must be a multiple of this; where others are asked for, it is refused."""
+    """Tokens per block must be divisible by this; otherwise the backend is refused."""
     priority: int = 0
-    """The willing backend of the highest priority is taken."""
+    """The willing backend with the highest priority is chosen."""
     api_version: int = 1

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 @frozen
 class TensorInfo:
-    """A stored tensor as its header tells it."""
+    """A stored tensor's header."""
 
     dtype: str
-    """By torch's names: "bfloat16", "uint8"."""
+    """Torch's name: "bfloat16", "uint8"."""
     shape: tuple[int, ...]
     nbytes: int
 
 
 @frozen(kw_only=True)
 class TextAssets:
-    """What a checkpoint says about text. All optional: without a tokenizer a model still runs on
-    token ids."""
+    """A checkpoint's tokenizer, chat template and generation config. All optional: without a
+    tokenizer a model still runs on token ids."""
 
     tokenizer_json: bytes | None = None
     """A `tokenizer.json` document, UTF-8."""
     tokenizer_dir: str | None = None
-    """Else a directory that transformers can make a fast tokenizer from."""
+    """Else a directory from which transformers can build a fast tokenizer."""
     tokenizer_config: Mapping[str, Any] = field(factory=dict)
     """`tokenizer_config.json`: names of special tokens, `add_bos_token`, `response_template`."""
     chat_template: str | None = None
@@ -45,12 +45,12 @@ class TextAssets:
 
 
 class Checkpoint(Protocol):
-    """An opened checkpoint, speaking Hugging Face names whatever is on disk. Opening reads headers
-    only."""
+    """An opened checkpoint under Hugging Face's names, whatever its format. Opening it reads only
+    headers."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """`config.json`, or what the format makes of its own metadata."""
+        """`config.json`, or its equivalent, built from the format's metadata."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class Checkpoint(Protocol):
     def text(self) -> TextAssets: ...
 
     def read(self, name: str) -> Tensor:
-        """The tensor, in host memory; a view of the mapped file where the format can. The first
+        """Return the tensor in host memory, if possible as a view of the mapped file. The first
         call may import torch. Raises CheckpointError."""
         ...
 
@@ -68,8 +68,8 @@ class Checkpoint(Protocol):
 
 @frozen(eq=False)
 class CheckpointView:
-    """What `Architecture.adapt` gives: another checkpoint under other names. One that derives has
-    `tensors` and `read`."""
+    """Base class of what `Architecture.adapt` returns: a checkpoint under other names. Subclasses
+    define `tensors` and `read`."""
 
     checkpoint: Checkpoint
 
@@ -86,28 +86,28 @@ class CheckpointView:
 
 @frozen(kw_only=True)
 class CheckpointFormat:
-    """A way a model lies on disk."""
+    """A way to store a model on disk."""
 
     name: str
     matches: Callable[[Path], bool] = field(converter=lazy.function)
-    """Whether `path` is of this format, from names or first bytes only."""
+    """Whether `path` has this format, judged by names or first bytes only."""
     open: Callable[[Path, Sequence[Architecture]], Checkpoint] = field(converter=lazy.function)
-    """open(path, architectures): reads and checks the headers. Imports no torch. A format with
-    names of its own finds their translation in the installed architectures. Raises CheckpointError
-    on anything damaged."""
+    """open(path, architectures): reads and checks the headers. Imports no torch. A format with its
+    own names translates them by the installed architectures' dialects. Raises CheckpointError if a
+    file is damaged."""
     dialect: Dialect | None = None
-    """What its files call the fields and modules of most architectures: `Architecture.dialects`
-    say where theirs differ. None: files have Hugging Face's names."""
+    """How its files name the fields and modules of most architectures; `Architecture.dialects`
+    override it. None: Hugging Face's names."""
     priority: int = 0
     api_version: int = 1
 
 
 @frozen(kw_only=True)
 class QuantScheme:
-    """A layout of a stored matrix.
+    """A quantization scheme: how a stored matrix becomes a weight.
 
     A module's *parts* are the tensors stored under its path: {"weight"} when dense, {"qweight",
-    "scales", "qzeros"} for GPTQ. They alone decide which scheme owns it.
+    "scales", "qzeros"} for GPTQ. Which scheme owns a module is decided by its parts.
     """
 
     name: str
@@ -118,11 +118,11 @@ class QuantScheme:
     load: Callable[..., Weight] = field(converter=lazy.function)
     """load(parts, *, quant_config, dtype) -> the Weight these tensors encode."""
     nbytes: Callable[[Mapping[str, TensorInfo], str], int] = field(converter=lazy.function)
-    """nbytes(parts, dtype) -> bytes the loaded weight holds in memory. Imports no torch."""
+    """nbytes(parts, dtype) -> bytes of memory that the loaded weight takes. Imports no torch."""
     layout: str = ""
-    """`Weight.layout` of what `load` gives: what a kernel is asked for. Empty: a plain matrix of
-    the compute type."""
+    """`Weight.layout` of the loaded weight, by which kernels are chosen. Empty: a plain matrix of
+    the compute dtype."""
     pack: Callable[[Tensor], Weight] | None = field(default=None, converter=lazy.optional)
-    """Encode a dense matrix: in-situ quantization. None where the scheme cannot."""
+    """Quantizes a dense matrix in situ; None if the scheme cannot."""
     priority: int = 0
     api_version: int = 1

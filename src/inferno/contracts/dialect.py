@@ -1,6 +1,6 @@
-"""How a checkpoint format names what Hugging Face's checkpoints name otherwise: part of an
-architecture's declaration (`Architecture.dialects`) and of a format's (`CheckpointFormat.dialect`).
-"""
+"""How a checkpoint format names what Hugging Face's checkpoints name differently: part of an
+architecture's declaration (`Architecture.dialects`) and of a format's
+(`CheckpointFormat.dialect`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inferno.contracts import lazy
 
 @frozen
 class RowSplit:
-    """A stored matrix that holds several of the model's, one below the other."""
+    """A stored matrix that holds several of the model's matrices, stacked along the rows."""
 
     shares: Mapping[str, int | str]
     """Module path in the model -> its share of the rows: an integer, or the field of `config.json`
@@ -24,8 +24,9 @@ class RowSplit:
 
 @frozen
 class RowJoin:
-    """A matrix of the model that files store as several stacks, one matrix per head in each: for
-    each head in turn, its rows in the first stack, then those in the next. It is read dense."""
+    """A matrix of the model that files store as several stacks with one matrix per head. Its rows
+    are, head by head, those of the first stack, then those of the next. It is read as a dense
+    matrix."""
 
     stacks: tuple[str, ...]
     """Module paths in the file."""
@@ -35,26 +36,26 @@ class RowJoin:
 
 @frozen(kw_only=True)
 class Dialect:
-    """With it, a file of another format reads as if it were the original checkpoint.
+    """Maps a file of another format to the original checkpoint's names and values.
 
-    `{n}` in a path stands for a layer's number. Examples are GGUF's, whose names are those of
-    llama.cpp's converters (gguf-py's `constants.py`). A format has defaults: an architecture's own
-    dialect lists where its files differ, and gives None for a default that does not hold.
+    `{n}` in a path is a layer's index. The examples are GGUF's, with the names of llama.cpp's
+    converters (gguf-py's `constants.py`). An architecture's dialect lists only where its files
+    differ from the format's defaults; None cancels a default.
     """
 
     architecture: str = ""
-    """What files call the architecture: `general.architecture`, and the prefix of its metadata
+    """The architecture's name in files: `general.architecture`, and the prefix of its metadata
     keys."""
     fields: Mapping[str, str | None] = field(factory=dict)
     """Field of `config.json` -> metadata key without the prefix: {"hidden_size":
-    "embedding_length"}. What a file does not store is left out of the config. The rotary base and
-    scaling, the vocabulary's size, the dtype and whether the head is tied are every model's and
+    "embedding_length"}. Fields that a file does not store are left out of the config. The rotary
+    base and scaling, the vocabulary size, the dtype and weight tying are common to all models and
     need no entry."""
     modules: Mapping[str, str | None] = field(factory=dict)
     """Module path in the file -> in the model: {"blk.{n}.attn_q":
-    "model.layers.{n}.self_attn.q_proj"}. `{e}` in the latter stands for each matrix of a stack:
-    {"blk.{n}.ffn_up_exps": "model.layers.{n}.mlp.experts.{e}.up_proj"}. A tensor whose last
-    component differs too is named whole: {"blk.{n}.attn_sinks.weight":
+    "model.layers.{n}.self_attn.q_proj"}. `{e}` in the latter is the index of a matrix in a stack:
+    {"blk.{n}.ffn_up_exps": "model.layers.{n}.mlp.experts.{e}.up_proj"}. If a tensor's last
+    component differs too, its full names are given: {"blk.{n}.attn_sinks.weight":
     "model.layers.{n}.self_attn.sinks"}."""
     rows: Mapping[str, RowSplit] = field(factory=dict)
     """Module path in the file -> the model's modules whose rows it holds: {"blk.{n}.attn_qkv":
@@ -63,34 +64,33 @@ class Dialect:
     joins: Mapping[str, RowJoin] = field(factory=dict)
     """Module path in the model -> the stacks in the file that hold it head by head."""
     present: Mapping[str, str] = field(factory=dict)
-    """Fields of `config.json` that say whether a file stores a tensor: {"qkv_bias":
-    "blk.0.attn_q.bias"}."""
+    """Boolean fields of `config.json` -> the tensor that a file stores if they are true:
+    {"qkv_bias": "blk.0.attn_q.bias"}."""
     values: Mapping[str, Mapping[Any, Any]] = field(factory=dict)
-    """Fields whose values the file spells otherwise: {"scoring_func": {1: "softmax", 2:
+    """Fields whose values files spell differently: {"scoring_func": {1: "softmax", 2:
     "sigmoid"}}."""
     constants: Mapping[str, Any] = field(factory=dict)
     """Fields of `config.json` that are the same for every file of this architecture."""
     config: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = field(
         default=None, converter=lazy.optional
     )
-    """config(fields) -> the original `config.json`, of the fields named above: derives what files
-    do not store, drops what only they have, replaces zeros that have a meaning. Imports no
+    """config(fields) -> the original `config.json`, from the fields above: derives fields that
+    files do not store, drops those that only files have, replaces zeros used as markers. Imports no
     torch."""
     rotary_pairs: Mapping[str, str] = field(factory=dict)
-    """Modules (by their path in the file) whose rows are stored rotary pair by pair, (i, i + C/2)
-    side by side, and the metadata key of their number of heads: {"blk.{n}.attn_q":
+    """Modules, by path in the file, whose rows are stored with rotary pairs (i, i + C/2)
+    interleaved -> the metadata key of their number of heads: {"blk.{n}.attn_q":
     "attention.head_count"}."""
     added: Mapping[str, float] = field(factory=dict)
-    """Modules (by their path in the file) whose weight is stored with this constant added to it:
+    """Modules, by path in the file, whose weight is stored with this constant added:
     {"output_norm": 1.0}."""
     single_rows: tuple[str, ...] = ()
-    """Modules (by their path in the file) whose matrix has one row, which files store as a
-    vector."""
+    """Modules, by path in the file, whose one-row matrix is stored as a vector."""
     priority: int = 0
-    """Of two architectures that read files of one name, that of the higher priority does."""
+    """If two architectures claim one name, the one with the higher priority reads the file."""
 
     def over(self, defaults: Self) -> Self:
-        """This dialect with a format's defaults for all that it does not say."""
+        """Return this dialect, completed with a format's defaults."""
         return attrs.evolve(
             self,
             fields=_over(self.fields, defaults.fields),

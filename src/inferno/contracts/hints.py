@@ -12,12 +12,11 @@ class Hint:
     """The distribution that provides something: the `pip install` line of an error."""
 
     kind: MissingKind
-    """What is asked for."""
+    """What is missing."""
     name: str
-    """As it is asked for: an architecture as `config.json` or a file's metadata names it (`*`: the
-    fallback), a format by the file's suffix, a scheme by its name or by its `quant_method`, kernels
-    by their device, an attention backend or a cache policy by its name, a model by its
-    reference."""
+    """Its name: an architecture's as in `config.json` or a file's metadata (`*`: the fallback), a
+    format's file suffix, a scheme's name or `quant_method`, the device of kernels, the name of an
+    attention backend or a cache policy, a model's reference."""
     distribution: str
     """What to install."""
     api_version: int = 1

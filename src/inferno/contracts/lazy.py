@@ -1,5 +1,5 @@
-"""Functions named by text, `"package.module:name"`: imported when first called, so that declaring
-one costs nothing."""
+"""Functions named by a string, `"package.module:name"`: imported when first called, so that
+declaring one costs nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lazy:
         return self.resolved()(*args, **kwargs)
 
     def resolved(self) -> Callable[..., Any]:
-        """The function, imported. Raises PluginError where there is none."""
+        """Import and return the function. Raises PluginError if that fails."""
         module, _, name = self.target.partition(":")
         try:
             found: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
@@ -38,7 +38,7 @@ class Lazy:
             raise PluginError(
                 f"{self.owner} is {self.target!r}, which cannot be imported: "
                 f"{type(error).__name__}: {error}",
-                "Repair or upgrade that plugin, or go on without it: --disable NAME.",
+                "Repair or upgrade that plugin, or run without it: --disable NAME.",
             ) from error
         return found
 
@@ -47,7 +47,7 @@ class Lazy:
 
 
 def resolved(target: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself, for one that is called often: imported now."""
+    """Import a function now that is called often, to save the lazy wrapper's cost."""
     return target.resolved() if isinstance(target, Lazy) else target
 
 
@@ -71,7 +71,7 @@ def optional(target: Callable[..., Any] | str | None) -> Callable[..., Any] | No
 
 
 def owned(item: T, distribution: str) -> T:
-    """The declaration, its lazy functions knowing where they are declared."""
+    """Return the declaration, with its owner recorded in each lazy function for errors."""
     changed: dict[str, Any] = {}
     for declared in attrs.fields(type(item)):  # type: ignore[arg-type]
         value = getattr(item, declared.name)

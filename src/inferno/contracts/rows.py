@@ -1,5 +1,5 @@
-"""A checkpoint whose tensors are rows of stored ones: the view that formats and families split
-fused and stacked matrices with."""
+"""A checkpoint view whose tensors are row ranges of stored ones: formats and model families use it
+to split fused and stacked matrices."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @frozen
 class RowRange:
-    """What a tensor of the model is of a stored one: a range of its rows.
+    """The rows of a stored tensor that make up one tensor of the model.
 
-    Blocks of packed matrices run along a row, so that packed rows are sliced like dense ones.
+    Packed blocks run along a row, so that packed rows can be sliced like dense ones.
     """
 
     stored: str
     """Name of the stored tensor."""
     member: int | None = None
-    """Which matrix of a stack, an index on the stored tensor's first axis; None: not a stack."""
+    """Index of the matrix in a stack, the stored tensor's first axis; None: not a stack."""
     rows: slice = slice(None)
-    """Which of its rows, after `transposed`."""
+    """Range of rows, after `transposed`."""
     transposed: bool = False
     """Whether the stored matrix has the model's rows as its columns. Dense matrices only."""
 
     def info(self, stored: TensorInfo) -> TensorInfo:
-        """The header of these rows."""
+        """Return the header of these rows."""
         shape = stored.shape if self.member is None else stored.shape[1:]
         shape = shape[::-1] if self.transposed else shape
         shape = (len(range(*self.rows.indices(shape[0]))), *shape[1:]) if shape else shape
@@ -40,7 +40,7 @@ class RowRange:
         return TensorInfo(stored.dtype, shape, nbytes)
 
     def of(self, stored: Tensor) -> Tensor:
-        """These rows, a view of the stored tensor."""
+        """Return these rows as a view of the stored tensor."""
         matrix = stored if self.member is None else stored[self.member]
         matrix = matrix.T if self.transposed else matrix
         return matrix[self.rows] if matrix.ndim else matrix

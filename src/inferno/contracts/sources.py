@@ -1,4 +1,4 @@
-"""Places that models come from."""
+"""Sources: where model references are looked up."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from inferno.contracts import lazy
 
 @frozen(kw_only=True)
 class FetchOptions:
-    """How a source may fetch."""
+    """Options of a fetch."""
 
     revision: str | None = None
     offline: bool = False
-    """Use what is on this machine already."""
+    """Use only what is already on this machine."""
     progress: bool = False
     """Draw progress bars on stderr."""
 
 
 @frozen(kw_only=True)
 class Source:
-    """A place a model reference is looked for."""
+    """A place where model references are looked up."""
 
     name: str
     describe: str
-    """What references of it look like, for "not found" errors: "a directory or file on this
+    """What its references look like, for "not found" errors: "a directory or file on this
     machine"."""
     matches: Callable[[str], bool] = field(converter=lazy.function)
-    """Whether the reference is of this source, from its form and what is on this machine only."""
+    """Whether the reference belongs to this source, judged by its form and local files only."""
     fetch: Callable[[str, FetchOptions], Path] = field(converter=lazy.function)
-    """The reference as a local path. Raises ModelNotFoundError. Imports no torch."""
+    """Returns a local path for the reference. Raises ModelNotFoundError. Imports no torch."""
     list: Callable[[], Collection[str]] = field(factory=lambda: tuple, converter=lazy.function)
-    """References this source can name without asking a network."""
+    """Returns the references that it can list without network access."""
     priority: int = 0
     api_version: int = 1

@@ -1,1 +1,1 @@
-"""What every request walks through, whatever the model: schedule, run, sample, commit."""
+"""The path of every request, whatever the model: schedule, run, sample, commit."""

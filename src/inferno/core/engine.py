@@ -13,13 +13,13 @@ from inferno.plan import Opened, Plan
 
 
 class Runner(Protocol):
-    """What computes a step: `runner.ModelRunner`, or a test's fake."""
+    """Computes a step: `runner.ModelRunner`, or a test's fake."""
 
     def run(self, step: Step) -> Sampled: ...
 
 
 class Engine:
-    """Synchronous and single-threaded: whoever owns it calls `step` while it is `busy`."""
+    """Synchronous and single-threaded: its owner calls `step` while it is `busy`."""
 
     def __init__(self, plan: Plan, scheduler: Scheduler, runner: Runner) -> None:
         self.plan = plan
@@ -27,7 +27,7 @@ class Engine:
 
     @classmethod
     def load(cls, opened: Opened) -> Engine:
-        """Load the plan's model and make room for its cache. The caller closes `opened` after.
+        """Load the plan's model and allocate its cache. The caller closes `opened` afterwards.
         Raises CheckpointError, PluginError, OutOfMemoryError."""
         from inferno.core.runner import ModelRunner
         from inferno.loading import load_model, ops_of, record_of
@@ -38,7 +38,7 @@ class Engine:
         return cls(plan, scheduler_of(plan, groups), runner)
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestError, and then nothing has changed."""
+        """Queue a request. Raises RequestError and changes nothing if it is invalid."""
         plan = self.plan
         validate_request(request, vocab_size=plan.vocab_size, max_model_len=plan.max_model_len)
         if self._scheduler.knows(request.id):
@@ -48,7 +48,7 @@ class Engine:
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request; one that is unknown or finished is no error."""
+        """Drop a request. An unknown or finished one is ignored."""
         self._scheduler.abort(request_id)
 
     def step(self) -> list[EngineOutput]:
@@ -70,13 +70,13 @@ class Engine:
         self._scheduler.check()
 
     def close(self) -> None:
-        """Give the model and its cache back. The engine cannot be used again."""
+        """Free the model and its cache. The engine cannot be used again."""
         self._runner = _Closed()
 
 
 class _Closed:
     def run(self, step: Step) -> Sampled:
-        raise RequestError("the engine is closed", "Open another.")
+        raise RequestError("the engine is closed", "Load another one.")
 
 
 def scheduler_of(plan: Plan, groups: CacheGroups) -> Scheduler:

@@ -1,8 +1,8 @@
-"""`SamplingParams`: how one request wants its tokens drawn, each parameter said once.
+"""`SamplingParams`: how one request's tokens are sampled. Each parameter is declared once.
 
-A field's metadata is all that the outside knows of it. The request bodies, their table of support,
-the command line's options and the reference pages are derived from `parameters()`; a new parameter
-is one new field here, and the code of the sampler that obeys it.
+Other modules know a field by its metadata: the request bodies, their table of support, the command
+line's options and the reference pages are derived from `parameters()`. A new parameter is one new
+field here, and its code in the sampler.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from attrs import field, frozen
 from inferno.errors import RequestError
 
 MAX_LOGPROBS = 20
-"""How many alternatives a request may ask for at each position, as at OpenAI."""
+"""Most alternatives a request may ask for at each position, as in OpenAI's API."""
 
 
 @frozen
 class _Between:
-    """Validator: a number in [low, high], or None where the field allows it. NaN is in no range."""
+    """Validator: a number in [low, high], or None where the field allows it. NaN is out of
+    range."""
 
     low: float
     high: float = float("inf")
@@ -48,7 +49,7 @@ def _described(
     in_generation_config: bool = False,
     flag_default: str = "",
 ) -> dict[str, Any]:
-    """A field's metadata: the arguments of its `Parameter`, checked here by their names."""
+    """Return a field's metadata: the keyword arguments of its `Parameter`."""
     return {
         "help": help,
         "in_body": in_body,
@@ -71,8 +72,8 @@ def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How one request wants its tokens drawn. Always per request, whatever its neighbours ask.
-    `max_tokens=None` goes on until the context is full.
+    """How one request's tokens are sampled, independent of the other requests in the batch.
+    `max_tokens=None` generates until the context is full.
 
     Order: penalties and `logit_bias`, then `min_tokens`, then `temperature`, then `top_k`, `top_p`,
     `min_p`.
@@ -82,14 +83,14 @@ class SamplingParams:
         default=16,
         validator=_Between(1),
         metadata=_described(
-            "Most tokens to generate.",
+            "Maximum number of tokens to generate.",
             flag_default="the model's, else 256",
         ),
     )
     min_tokens: int = field(
         default=0,
         validator=_Between(0),
-        metadata=_described("Nothing ends the output before this many tokens."),
+        metadata=_described("Minimum number of tokens to generate."),
     )
     temperature: float = field(
         default=1.0,
@@ -148,14 +149,14 @@ class SamplingParams:
         default=-1,
         validator=_Between(-1),
         metadata=_described(
-            "How many of the last tokens, prompt included, `repetition_penalty` looks at; -1 all, "
-            "0 none."
+            "Number of most recent tokens, prompt included, that `repetition_penalty` covers; -1 "
+            "is all, 0 none."
         ),
     )
     logit_bias: Mapping[int, float] = field(
         factory=dict,
         metadata=_described(
-            "Added to the logits of these token ids; -100 and below forbids one.",
+            "Added to the logits of these token ids; -100 or less bans a token.",
             body_note="Token id to bias, -100 to 100.",
         ),
     )
@@ -173,7 +174,7 @@ class SamplingParams:
         default=(), converter=_ids, metadata=_described("Token ids that end the output.")
     )
     ignore_eos: bool = field(
-        default=False, metadata=_described("Go on past the model's own end-of-text tokens.")
+        default=False, metadata=_described("Keep generating past the model's end-of-text tokens.")
     )
     n: int = field(
         default=1,
@@ -187,8 +188,8 @@ class SamplingParams:
         default=None,
         validator=_Between(0, MAX_LOGPROBS),
         metadata=_described(
-            "Report each token's log-probability and this many of the most likely alternatives'. "
-            "The model's own distribution: before penalties, bias and temperature.",
+            "Return each token's log-probability and this many of the most likely alternatives', "
+            "under the model's own distribution: before penalties, bias and temperature.",
             in_body=False,  # each endpoint has its own form of it
             flag=False,
         ),
@@ -197,31 +198,31 @@ class SamplingParams:
         default=None,
         validator=_Between(0, MAX_LOGPROBS),
         metadata=_described(
-            "Report each prompt token's log-probability and this many of the most likely "
+            "Return each prompt token's log-probability and this many of the most likely "
             "alternatives'.",
             body_note="Not with `stream`.",
             flag=False,
         ),
     )
     include_stop_str_in_output: bool = field(
-        default=False, metadata=_described("Keep the stop string in the text.", flag=False)
+        default=False, metadata=_described("Keep the stop string in the output.", flag=False)
     )
     skip_special_tokens: bool = field(
         default=True,
         metadata=_described(
-            "Leave special tokens out of the text.", body_note="true unless said.", flag=False
+            "Leave special tokens out of the output.", body_note="Default: true.", flag=False
         ),
     )
 
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens is {self.min_tokens}, max_tokens {self.max_tokens}",
-                "min_tokens may not exceed max_tokens.",
+                f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}",
+                "Set min_tokens to at most max_tokens.",
                 param="min_tokens",
             )
         if any(not s for s in self.stop):
-            raise RequestError("stop has an empty string", "Leave it out.", param="stop")
+            raise RequestError("stop has an empty string", "Remove it.", param="stop")
 
     @property
     def greedy(self) -> bool:
@@ -237,23 +238,23 @@ class Parameter:
     type: Any
     """Its Python type, without None: JSON and the command line derive theirs from it."""
     limits: str
-    """Its range in words, or nothing."""
+    """Its range in words, or an empty string."""
     help: str
     in_body: bool
-    """Request bodies have it, in this form, at every endpoint that generates."""
+    """Whether request bodies have it, in this form, at every endpoint that generates."""
     body_note: str
-    """What to know of its JSON form."""
+    """A note on its JSON form."""
     flag: bool
-    """The command line has an option for it."""
+    """Whether the command line has an option for it."""
     short_flag: str
     flag_default: str
-    """What applies where the command line does not give it."""
+    """What applies if the option is not given."""
     in_generation_config: bool
-    """A checkpoint's generation_config.json may set it, by the same name."""
+    """Whether a checkpoint's generation_config.json may set it, by the same name."""
 
 
 def parameters(cls: type[SamplingParams] = SamplingParams) -> tuple[Parameter, ...]:
-    """Every field of `cls`, in order."""
+    """Return the parameters of `cls`, in order."""
     types = get_type_hints(cls)
     return tuple(
         Parameter(

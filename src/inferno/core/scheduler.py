@@ -2,7 +2,7 @@
 
 There is no prefill and no decode: every sequence has pending tokens, and a step computes some of
 them (vLLM v1's view). Chunked prompts, prefix hits and preemption are all "fewer tokens computed
-than known". The cost of a step grows with what is new in it, never with how long the contexts are.
+than known". The cost of a step grows with its new tokens, never with the length of the contexts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Scheduler:
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._arrivals = 0
         self._updates: list[BlockUpdate] = []
-        """Changes of running sequences' tables that the runner has not been told of."""
+        """Changes of running sequences' block tables that the runner has not received yet."""
         self.stats = EngineStats()
 
     @property
@@ -73,8 +73,8 @@ class Scheduler:
         return request_id in self._by_id
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request, between a commit and the next plan. False when it is not (or no longer)
-        here."""
+        """Drop a request, between a commit and the next plan. Returns False if it is unknown or
+        finished."""
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return False
@@ -89,7 +89,7 @@ class Scheduler:
     # --- plan -------------------------------------------------------------------------------------
 
     def plan(self) -> Step:
-        """The next step: running sequences first, then as many waiting ones as fit. Empty when
+        """Plan the next step: running sequences first, then as many waiting ones as fit. Empty if
         nothing is pending."""
         slices, budget = self._continue()
         admitted: list[Sequence] = []
@@ -109,8 +109,8 @@ class Scheduler:
         )
 
     def _continue(self) -> tuple[list[Slice], int]:
-        """The running sequences' slices, and how many tokens waiting ones may add to them: none
-        after a preemption."""
+        """Return the running sequences' slices, and the tokens left for waiting ones: none after a
+        preemption."""
         budget = self._max_num_batched_tokens
         slices: list[Slice] = []
         preempted = False
@@ -131,7 +131,7 @@ class Scheduler:
                     continue
             slices.append(Slice(sequence.row, start, count, count == pending))
             budget -= count
-        if preempted:  # sequences chosen before a later one took their blocks are out again
+        if preempted:  # drop the slices of sequences that a later one preempted
             return [s for s in slices if s.row in self._running], 0
         return slices, budget
 
@@ -149,7 +149,7 @@ class Scheduler:
         return victim
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's row and blocks and let it wait again; what it computed is found in the
+        """Take a sequence's row and blocks and queue it again. Later its tokens are found in the
         prefix cache or recomputed."""
         self._vacate(sequence)
         sequence.num_computed = 0
@@ -157,20 +157,20 @@ class Scheduler:
         self.stats.preemptions += 1
 
     def _admit(self, budget: int) -> Sequence | None:
-        """Give the first waiting sequence a row and the blocks of its first slice. None while there
-        is no room: no other overtakes it."""
+        """Give the first waiting sequence a row and its cached blocks. Returns None while its first
+        slice does not fit: no other sequence overtakes it."""
         groups, num_running = self._groups, len(self._running)
         if not self._waiting or not self._rows or groups.num_available <= num_running:
-            return None  # whatever it finds in the cache, one block is always missing
+            return None  # even the longest prefix hit leaves one block to acquire
         sequence = self._waiting[0][2]
         match = groups.match(sequence)
         num_found = len(match.block_ids)
         if self._is_being_computed(sequence, num_found):
-            return None  # a step or two later it is found instead of computed again
+            return None  # a step or two later it is a prefix hit
         start = num_found * groups.block_size
         count = min(len(sequence.token_ids) - start, budget)
         missing = groups.blocks_for(start + count) - num_found
-        # Idle hits cannot be evicted for the rest. One block is left for each running sequence to
+        # Idle hits cannot be evicted to make room. One block is left for each running sequence to
         # grow into.
         if groups.num_available_after(match.block_ids) < missing + num_running:
             return None
@@ -183,7 +183,7 @@ class Scheduler:
         return sequence
 
     def _first_slice(self, sequence: Sequence, budget: int) -> Slice:
-        """The first slice of a sequence that was just admitted, with its blocks."""
+        """Return the first slice of a newly admitted sequence, and acquire its blocks."""
         groups, start, pending = self._groups, sequence.num_computed, sequence.num_pending
         count = groups.slice_tokens(sequence, start, min(pending, budget))
         missing = groups.blocks_for(start + count) - len(sequence.block_ids)
@@ -213,8 +213,8 @@ class Scheduler:
             stats.cached_tokens += num_found
 
     def _snapshots(self, slices: Iterable[Slice]) -> tuple[StateCopy, ...]:
-        """Copies of the states that this step computes. Where more are wanted than there is room
-        for, the last one that is given a slot has it."""
+        """Return the snapshots to take of this step's states. If two were given the same slot, the
+        last one keeps it."""
         copies: dict[int, StateCopy] = {}
         for row, start, count, _ in slices:
             if (copy := self._groups.save(self._running[row], start + count)) is not None:
@@ -268,7 +268,7 @@ class Scheduler:
         heapq.heappush(self._waiting, (sequence.request.priority, sequence.arrival, sequence))
 
     def _vacate(self, sequence: Sequence) -> None:
-        """Take a sequence's row and all that it holds."""
+        """Free a sequence's row and blocks."""
         row = sequence.held_row
         self._groups.release(sequence)
         del self._running[row]
@@ -283,7 +283,7 @@ class Scheduler:
         stats.kv_usage = self._groups.usage
 
     def check(self) -> None:
-        """Check the invariants, in tests and when nothing runs."""
+        """Check the invariants, for tests."""
         self._groups.check()
         self._groups.check_held(self._running.values())
         rows = [s.row for s in self._running.values() if s.row is not None]
@@ -296,7 +296,7 @@ class Scheduler:
 def finish_of(
     request: Request, token_id: int, generated: int, is_full: bool
 ) -> FinishReason | None:
-    """Why a request ends with the token it was just given, its `generated`-th, if it does."""
+    """Return why a request ends with its latest token, the `generated`-th; None if it goes on."""
     params = request.params
     if generated >= params.min_tokens and (
         token_id in request.eos_token_ids or token_id in params.stop_token_ids

@@ -1,4 +1,5 @@
-"""The values that walk through the rooms. Frozen, but for Sequence, which the scheduler owns.
+"""The values that modules pass to each other. All are frozen but Sequence, which the scheduler
+owns.
 
 They travel between processes as msgpack: plain numbers, strings, tuples and dicts only.
 """
@@ -22,7 +23,7 @@ class Request:
     token_ids: tuple[int, ...]
     params: SamplingParams = SamplingParams()
     eos_token_ids: tuple[int, ...] = ()
-    """The model's own end tokens; none when the caller ignores them."""
+    """The model's own end tokens; empty if the caller ignores them."""
     priority: int = 0
     """Lower runs first; among equals, first come first served."""
     cache_salt: str = ""
@@ -50,11 +51,11 @@ class Logprobs:
 
 @frozen
 class EngineOutput:
-    """What the engine reports of one request: its next token, or that it ended without one."""
+    """What the engine reports for one request: its next token, or that it ended without one."""
 
     request_id: str
     token_id: int | None
-    """None when a request ends without one more token."""
+    """None if the request ended without a further token."""
     finish: FinishReason | None = None
     stop_id: int | None = None
     """The `stop_token_ids` entry that ended the request, None for the model's own end token."""
@@ -88,20 +89,20 @@ class Sequence:
     held_from: list[int] = field(factory=list)
     """For each sliding window's group, the index of the first block that it holds there."""
     num_inserted: int = 0
-    """Leading blocks that the prefix cache was told of."""
+    """Leading blocks already inserted into the prefix cache."""
     snapshots_at: tuple[int, ...] = ()
-    """Positions at which a snapshot of its recurrent states is wanted."""
+    """Positions at which to take a snapshot of its recurrent states."""
     last_snapshot: int | None = None
-    """Index of the block after which it took its last snapshot, if it took one."""
+    """Index of the block after which its last snapshot was taken, if any."""
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are still to be computed."""
+        """Number of tokens still to be computed."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def held_row(self) -> int:
-        """The row of a sequence that runs."""
+        """The row of a running sequence."""
         assert self.row is not None, "only running sequences have a row"
         return self.row
 
@@ -114,12 +115,13 @@ class Slice(NamedTuple):
     start: int
     num_tokens: int
     samples: bool
-    """Whether the last token's logits are wanted: false within a chunked prompt."""
+    """Whether to sample after its last token: false inside a chunked prompt."""
 
 
 @frozen(eq=False)
 class NewSequence:
-    """A sequence takes a row: all the runner must know of it. Later steps name the row only."""
+    """A sequence that takes a row: all that the runner needs of it. Later steps name only the
+    row."""
 
     row: int
     request: Request
@@ -137,7 +139,7 @@ class BlockUpdate(NamedTuple):
 
 
 class StateCopy(NamedTuple):
-    """The states in one slot are copied to another, in every layer that keeps some."""
+    """Copy the states in one slot to another, in every layer that keeps states."""
 
     source: int | None
     """None: zeros."""
@@ -153,7 +155,7 @@ class Step:
     new_sequences: tuple[NewSequence, ...] = ()
     block_updates: tuple[BlockUpdate, ...] = ()
     copies_before: tuple[StateCopy, ...] = ()
-    """Before the forward pass: what the states of new sequences start from."""
+    """Before the forward pass: the initial states of new sequences."""
     copies_after: tuple[StateCopy, ...] = ()
     """After it: snapshots."""
 
@@ -164,13 +166,13 @@ class Step:
 
 @frozen(eq=False)
 class Sampled:
-    """What a step's sampling slices drew, in their order."""
+    """The tokens that a step's sampling slices drew, in order."""
 
     token_ids: list[int]
     logprobs: Mapping[int, Logprobs] = field(factory=dict)
-    """By position in `token_ids`, where asked for."""
+    """By position in `token_ids`, if requested."""
     prompt_logprobs: Mapping[int, tuple[Logprobs | None, ...]] = field(factory=dict)
-    """By row, when the row's prompt is complete."""
+    """By row, once the row's prompt is complete."""
 
 
 @define

@@ -1,7 +1,7 @@
-"""Check a request before it is queued: what the scheduler and the sampler may take for granted.
+"""Validates a request before it is queued, so that the scheduler and the sampler need not.
 
-`llm.preprocessor` checks the same prompts first, where a message can name the caller's field; this
-is the engine's own door, for requests of any client.
+`llm.preprocessor` checks prompts first, where a message can name the caller's field; this check
+covers requests of every client.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
         if not 0 <= bad < vocab_size:
             raise RequestError(
                 f"{param} has token id {bad}",
-                f"The model's token ids are 0 to {vocab_size - 1}.",
+                f"Use token ids from 0 to {vocab_size - 1}.",
                 param=param,
             )
     for token_id, bias in params.logit_bias.items():

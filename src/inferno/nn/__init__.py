@@ -1,4 +1,4 @@
-"""The language that models are written in. Only what at least two architectures use."""
+"""The building blocks of models: only those that at least two architectures use."""
 
 from inferno.nn.attention import Attention
 from inferno.nn.conv import CausalConv, causal_conv

@@ -15,11 +15,10 @@ from inferno.nn.layer import Finalize, Layer
 
 
 class Attention(Layer):
-    """Causal attention over the cache. Says what it computes; the loader binds a backend to it, the
-    runner its tensors.
+    """Causal attention over the cache. Declares what it computes; the loader binds a backend to it,
+    the runner its tensors.
 
-    `layer_id` counts the model's layers that keep something from 0, in the order of its config's
-    `cache_specs()`.
+    `layer_id` is the layer's index in its config's `cache_specs()`.
     """
 
     def __init__(self, layer_id: int, spec: AttentionSpec) -> None:
@@ -41,8 +40,8 @@ class Attention(Layer):
         batch: Batch,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """(T, H·C), (T, K·C), (T, K·V) -> (T, H·`spec.output_dim`). Latent attention has no values;
-        `sinks_H` are the logits of `spec.sinks`."""
+        """Return (T, H·`spec.output_dim`), from (T, H·C), (T, K·C) and (T, K·V). Latent attention
+        has no values; `sinks_H` are the logits of `spec.sinks`."""
         spec, batch = self.spec, batch.for_window(self.spec.sliding_window)
         q_THC, k_TKC = (x.view(len(x), -1, spec.head_dim) for x in (q_TX, k_TX))
         v_TKC = (

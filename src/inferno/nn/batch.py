@@ -16,13 +16,13 @@ from torch import Tensor
 
 @frozen(eq=False)
 class Batch:
-    """A step as dense tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of
-    T. What depends on a cache group is the full group's: see `for_window`."""
+    """A step as dense tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of T.
+    Slots and block tables are the full group's: see `for_window`."""
 
     token_ids_T: Tensor
     positions_T: Tensor
     slots_T: Tensor
-    """Cache slot (block · block size + offset) each token's key and value go to."""
+    """Cache slot (block · block size + offset) for each token's key and value."""
     query_starts: Sequence[int]
     """S + 1 indices."""
     context_lens: Sequence[int]
@@ -35,22 +35,22 @@ class Batch:
     context_lens_S: Tensor
     """`context_lens`, int32, on the device."""
     state_slots_S: Tensor | None = None
-    """The slot of each sequence's recurrent states, int64: zeros where the sequence begins with
-    this step. None in a model whose layers keep none."""
+    """The slot of each sequence's recurrent states, int64; the states are zero if the sequence
+    starts with this step. None for models without states."""
     scratch: dict[object, Any] = field(factory=dict)
-    """What an attention backend derives from the step once, under a key of its own: the next layers
-    find it here."""
+    """Values that an attention backend derives from the step once and its other layers reuse, under
+    the backend's own key."""
     windows: Mapping[int, Batch] = field(factory=dict)
     """The step with the slots and block tables of each sliding window's group, by window."""
 
     def for_window(self, window: int | None) -> Batch:
-        """The step with the slots and block tables of this sliding window's group, or of the full
-        group where the window has none: what `Attend` is given. Table entries before the window
+        """Return the step with the slots and block tables of this sliding window's group, or of the
+        full group if the window has none: the input of `Attend`. Table entries before the window
         are arbitrary valid ids."""
         return self if window is None else self.windows.get(window, self)
 
     def with_windows(self, tables: Mapping[int, tuple[Tensor, Tensor]]) -> Batch:
-        """The step with slots and block tables for each sliding window that has a group."""
+        """Return the step with slots and block tables for each sliding window that has a group."""
         windows: dict[int, Batch] = {}
         for window, (slots_T, blocks_SM) in tables.items():
             windows[window] = evolve(self, slots_T=slots_T, blocks_SM=blocks_SM, scratch={})

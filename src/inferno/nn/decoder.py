@@ -1,7 +1,7 @@
-"""The frame that most decoders share: embed, a row of layers, a last norm, a head.
+"""The structure that most decoders share: embedding, layers, final norm, head.
 
-Layers hand on the residual stream x and, beside it, the delta that is still to be added: adding it
-and norming the sum is one operator.
+Layers pass on the residual stream x and, separately, the delta still to be added to it: one
+operator adds it and normalizes the sum.
 
 Suffixes: T packed tokens, D hidden, S sampled rows, V vocabulary.
 """
@@ -21,7 +21,7 @@ from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rope
 
 Norm = Callable[[int, float], Any]
-"""(size, eps) -> `RMSNorm` or `LayerNorm`, or what acts like them."""
+"""(size, eps) -> `RMSNorm` or `LayerNorm`, or a class with their interface."""
 
 
 class DecoderLayer(nn.Module):
@@ -53,7 +53,8 @@ class DecoderLayer(nn.Module):
 
 
 class ParallelDecoderLayer(nn.Module):
-    """x + self_attn(norm(x)) + mlp(norm(x)): one norm, and neither sees the other's result."""
+    """x + self_attn(norm(x)) + mlp(norm(x)): one norm, and neither block sees the other's
+    result."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class ParallelDecoderLayer(nn.Module):
 
 
 class SandwichDecoderLayer(nn.Module):
-    """x + norm(self_attn(norm(x))), then x + norm(mlp(norm(x))). `norms` are their names in that
-    order."""
+    """x + norm(self_attn(norm(x))), then x + norm(mlp(norm(x))). `norms` are the norms' names, in
+    that order."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class SandwichDecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, norm. What `rope` makes of a step's batch, once, every layer is given."""
+    """Embedding, layers, norm. `rope` is called once per step; every layer is given its result."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Decoder(nn.Module):
         norm_name: str = "norm",
         embedding_scale: float = 1.0,
     ) -> None:
-        """`norm_name` is what checkpoints call the last norm."""
+        """`norm_name` is the final norm's name in checkpoints."""
         super().__init__()
         self.embed_tokens = Embedding(vocab_size, hidden_size)
         self.layers = nn.ModuleList(layers)
@@ -143,8 +144,8 @@ class Decoder(nn.Module):
         norm_name: str = "norm",
         embedding_scale: float = 1.0,
     ) -> Decoder:
-        """With the config's sizes. Left out, `rope` is one rotary embedding, of neighbouring pairs
-        where `interleaved`, and `eps` is `rms_norm_eps`."""
+        """Build a decoder with the config's sizes. By default `rope` is one rotary embedding, with
+        pairs of adjacent elements if `interleaved`, and `eps` is `rms_norm_eps`."""
         rope = rope or Rope(
             config.head_dim,
             config.rope,
@@ -164,9 +165,7 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed_tokens(batch.token_ids_T)
-        if (
-            self.embedding_scale != 1.0
-        ):  # rounded to the compute type first, as the models were trained
+        if self.embedding_scale != 1.0:  # rounded to the compute dtype first, as in training
             x_TD = x_TD * torch.tensor(self.embedding_scale, dtype=x_TD.dtype)
         rotation = self.rope(batch)
         delta_TD: Tensor | None = None
@@ -177,19 +176,19 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder under `model` and its head under `lm_head`, tied to the embedding or its own
+    """A decoder under `model` and its head under `lm_head`, tied to the embedding or separate
     (`contracts.Model`)."""
 
     def __init__(
         self, model: nn.Module, *, tied: bool, bias: bool = False, soft_cap: float | None = None
     ) -> None:
-        """`model` has its embedding under `embed_tokens`. With a `soft_cap` logits become cap ·
+        """`model` has its embedding under `embed_tokens`. With a `soft_cap`, logits become cap ·
         tanh(logit / cap)."""
         super().__init__()
         self.model = model
         self.soft_cap = soft_cap
         embedding = model.embed_tokens
-        assert isinstance(embedding, Embedding), "a decoder has one"
+        assert isinstance(embedding, Embedding), "a decoder has an Embedding"
         vocab_size, hidden_size = embedding.weight.shape
         self.lm_head = TiedLMHead(embedding) if tied else LMHead(hidden_size, vocab_size, bias=bias)
 

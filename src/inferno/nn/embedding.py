@@ -8,7 +8,7 @@ from inferno.nn.weight import Dense, Unloaded, Weight
 
 
 class Embedding(Layer):
-    """Token ids to hidden states: rows of its weight."""
+    """Maps token ids to hidden states: the rows of its weight."""
 
     weight: Weight
 
@@ -17,7 +17,7 @@ class Embedding(Layer):
         self.weight = Unloaded(vocab_size, hidden_size)
 
     def finalize(self, to: Finalize) -> None:
-        if isinstance(self.weight, Dense):  # where it is: most of a mapped file is never read
+        if isinstance(self.weight, Dense):  # left in place: most of a mapped file is never read
             self.weight.ops = to.ops
         else:
             self.weight = to.stack([self.weight], rows=True) or self.weight
@@ -27,13 +27,13 @@ class Embedding(Layer):
 
 
 class LMHead(Linear):
-    """Hidden states to logits."""
+    """Maps hidden states to logits."""
 
     quantizable = False
 
 
 class TiedLMHead(Layer):
-    """Hidden states to logits, with the embedding's weight. Loads nothing of its own; a config
+    """Maps hidden states to logits by the embedding's weight. Loads no tensor itself; a config
     whose checkpoints store the tied matrix twice lists it in `unused_tensors`."""
 
     def __init__(self, embedding: Embedding) -> None:
@@ -46,7 +46,7 @@ class TiedLMHead(Layer):
         return self._embedding[0]
 
     def finalize(self, to: Finalize) -> None:
-        if isinstance(self.embedding.weight, Dense):  # else the embedding has done it
+        if isinstance(self.embedding.weight, Dense):  # else the embedding has packed it
             weight = self.embedding.weight
             self.embedding.weight = to.stack([weight], rows=True) or weight
 

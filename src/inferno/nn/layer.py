@@ -1,5 +1,5 @@
-"""What the loader and the modules agree on: which tensors keep float32, and what a layer does once
-its weights are in place."""
+"""The protocol between the loader and the modules: which tensors stay float32, and what a layer
+does once its weights are loaded."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Stack(Protocol):
     def __call__(
         self, weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False
     ) -> Weight | None:
-        """Return one weight for these, stacked along their rows, in its final layout; None when
-        their layouts do not allow it. The layer asks it for `Weight.grouped` if `grouped`, else for
-        `Weight.matmul`; with `rows`, for `Weight.rows` too."""
+        """Return one weight that stacks these along their rows, in its final layout, or None if
+        their layouts do not allow it. The layer will call its `Weight.grouped` if `grouped`, else
+        its `Weight.matmul`; if `rows`, also its `Weight.rows`."""
         ...
 
 
 def torch_stack(
     weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False
 ) -> Weight | None:
-    """Stack as torch can: without any kernel provider."""
+    """Stack in torch, without a kernel provider."""
     whole = weights[0].concatenate(weights[1:]) if len(weights) > 1 else weights[0]
     if whole is None or grouped or rows:
         return whole
@@ -37,40 +37,40 @@ def torch_stack(
 
 
 def no_attention(layer_id: int) -> Attend:
-    """The backend of a model that is finalized without a plan: none."""
+    """The stand-in for attention backends in a model finalized without a plan."""
     raise AssertionError("only a plan gives attention layers a backend")
 
 
 @frozen(eq=False, kw_only=True)
 class Finalize:
-    """What a layer is given once its weights are in place."""
+    """What a layer is given to finalize: kernels, ops and attention backends."""
 
     stack: Stack = torch_stack
     ops: Ops = TORCH
     attend: Callable[[int], Attend] = no_attention
-    """The attention backend of a layer id."""
+    """Returns the attention backend of a layer id."""
     max_model_len: int | None = None
-    """Longest context in tokens; None: the model's own."""
+    """Longest context in tokens; None: the model's."""
 
 
 class Layer(nn.Module):
-    """A module with work to do at load. One without is a plain `nn.Module`.
+    """A module with work to do at load. Modules without are plain `nn.Module`s.
 
-    The loader fills parameters and weights first, then calls `finalize` once on every layer, those
-    above before those below. A layer may replace or drop what is below it: the loader goes on with
-    what is there afterwards.
+    The loader fills parameters and weights first, then calls `finalize` once on every layer,
+    parents before children. A layer may replace or drop its children; the loader continues with
+    those that it has afterwards.
     """
 
     keep_fp32: Collection[str] = ()
-    """Parameters that stay float32 whatever the compute type. Those of modules below are named by
-    their path."""
+    """Parameters that stay float32 whatever the compute dtype; those of submodules by their
+    path."""
 
     def finalize(self, to: Finalize) -> None:
         """Fuse and repack matrices, choose kernels, precompute tables."""
 
 
 def finalize(module: nn.Module, to: Finalize) -> None:
-    """Finalize every layer of a model whose weights are in place."""
+    """Finalize every layer of a model whose weights are loaded."""
     if isinstance(module, Layer):
         module.finalize(to)
     for child in list(module.children()):

@@ -1,4 +1,4 @@
-"""Linear layers. They hold a Weight; whether it is dense or packed they do not know.
+"""Linear layers. They hold a Weight, and need not know whether it is dense or packed.
 
 Suffixes: T tokens, I input features, O output features.
 """
@@ -19,7 +19,7 @@ class Linear(Layer):
     """y_TO = x_TI @ weight_OI.T + bias_O"""
 
     quantizable: ClassVar[bool] = True
-    """Whether in-situ quantization packs it."""
+    """Whether in-situ quantization applies to it."""
     weight: Weight
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
@@ -35,15 +35,15 @@ class Linear(Layer):
 
 
 class MergedLinear(Layer):
-    """Linears that share their input, each under its own checkpoint name.
+    """Linear layers that share their input, each under its own checkpoint name.
 
     `qkv = MergedLinear(d, q_proj=a, k_proj=b, v_proj=c)` returns (q, k, v); at `self_attn.qkv` it
-    loads `self_attn.q_proj`, `self_attn.k_proj`, `self_attn.v_proj`. Where their layouts allow it,
+    loads `self_attn.q_proj`, `self_attn.k_proj`, `self_attn.v_proj`. If their layouts allow it,
     they become one matrix at load.
     """
 
     merged: Weight | None
-    """All parts, stacked; None: each is multiplied by itself."""
+    """All parts, stacked; None: each part is multiplied separately."""
     bias: Tensor | None
 
     def __init__(self, in_features: int, *, bias: bool = False, **out_features: int) -> None:
@@ -66,7 +66,7 @@ class MergedLinear(Layer):
             return
         biases = [part.bias for part in parts if part.bias is not None]
         self.merged, self.bias = weight, torch.cat(list(biases)) if biases else None
-        self.parts = nn.ModuleDict()  # gives their memory back
+        self.parts = nn.ModuleDict()  # frees their memory
 
     def forward(self, x_TI: Tensor) -> tuple[Tensor, ...]:
         if self.merged is not None:

@@ -41,8 +41,8 @@ class GatedMLP(Layer):
 
 
 class FusedGatedMLP(Layer):
-    """A `GatedMLP` whose checkpoints store gate and up as one matrix, `gate_up_proj`: the gate's
-    rows first."""
+    """A `GatedMLP` whose checkpoints store gate and up as one matrix, `gate_up_proj`, with the
+    gate's rows first."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, *, activation: Activation = "silu"

@@ -24,24 +24,25 @@ from inferno.nn.weight import Weight, with_biases
 
 @frozen(kw_only=True)
 class Routing:
-    """How a token's experts are picked and weighed."""
+    """How a token's experts are selected and weighted."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    """From logits to scores: over all experts, or each by itself."""
+    """Maps logits to scores: over all experts, or for each separately."""
     normalize: bool = False
-    """Whether the weights of the picked are made to sum to 1."""
+    """Whether the weights of the selected experts are normalized to sum to 1."""
     scale: float = 1.0
-    """Factor on the weights, at the end."""
+    """Factor on the final weights."""
     num_groups: int = 1
-    """Groups of equally many neighbouring experts. A token's come from its `top_groups` best."""
+    """Number of equal groups of consecutive experts. A token's experts come from its `top_groups`
+    best groups."""
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
-    """What a group is worth: its best expert's score, or its two best's together."""
+    """A group's score: that of its best expert, or the sum of its two best."""
 
 
 def in_groups(choice_TE: Tensor, routing: Routing) -> Tensor:
-    """The scores that experts are picked by, -inf for those outside of a token's best groups."""
+    """Return the selection scores, with -inf for experts outside of a token's best groups."""
     choice_TGX = choice_TE.view(len(choice_TE), routing.num_groups, -1)
     best = min(2 if routing.group_score == "top2" else 1, choice_TGX.shape[-1])
     groups_TG = (
@@ -52,7 +53,7 @@ def in_groups(choice_TE: Tensor, routing: Routing) -> Tensor:
 
 
 class Router(Layer):
-    """Picks each token's experts, by logits in float32."""
+    """Selects each token's experts, by logits in float32."""
 
     keep_fp32 = ("weight", "bias", "e_score_correction_bias")
 
@@ -65,7 +66,7 @@ class Router(Layer):
         bias: bool = False,
         correction: bool = False,
     ) -> None:
-        """With a `correction`, checkpoints store an `e_score_correction_bias`."""
+        """With `correction`, checkpoints store an `e_score_correction_bias`."""
         super().__init__()
         self.routing = routing
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
@@ -79,9 +80,8 @@ class Router(Layer):
         self.ops = to.ops
 
     def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of each token and their weights, (T, K) int64 and float32. The correction
-        is added to the scores while experts are picked, and not to their weights
-        (arXiv:2408.15664)."""
+        """Return the experts of each token and their weights, (T, K) int64 and float32. The
+        correction bias affects which experts are selected, not their weights (arXiv:2408.15664)."""
         r, correction_E = self.routing, self.e_score_correction_bias
         sigmoid = r.scoring == "sigmoid"
         if r.top_groups == r.num_groups:
@@ -95,7 +95,7 @@ class Router(Layer):
 
 
 class Expert(nn.Module):
-    """One expert's matrices, under the names that most checkpoints have."""
+    """One expert's matrices, under most checkpoints' names."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool) -> None:
         super().__init__()
@@ -105,11 +105,11 @@ class Expert(nn.Module):
 
 
 class Experts(Layer):
-    """Gated MLPs, of which each token uses a few. Expert e is stored under its number:
+    """Gated MLPs, of which each token uses a few. An expert is stored under its index:
     `experts.3.gate_proj`.
 
     Once loaded, the matrices of all experts are one weight: a step sorts its pairs by expert and
-    multiplies group by group.
+    multiplies one group per expert.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Experts(Layer):
         bias: bool = False,
         gated: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        """`gated(gate_NI, up_NI)` is what `down_proj` multiplies; None: silu(gate) · up."""
+        """`gated(gate_NI, up_NI)` returns the input of `down_proj`; None: silu(gate) · up."""
         super().__init__()
         self.num_experts = num_experts
         self.gated = gated
@@ -130,8 +130,8 @@ class Experts(Layer):
             self.add_module(str(number), Expert(hidden_size, intermediate_size, bias=bias))
 
     def finalize(self, to: Finalize) -> None:
-        """Make one weight of all gates and ups, and one of all downs. The experts' own memory is
-        given back."""
+        """Stack all gates and ups into one weight, and all downs into another. Frees the experts'
+        original memory."""
         self.ops, stack = to.ops, to.stack
         experts = [self.get_submodule(str(number)) for number in range(self.num_experts)]
         for number in range(self.num_experts):
@@ -143,12 +143,12 @@ class Experts(Layer):
         self.gate_up: nn.Module
         if (weight := stack([linear.weight for linear in both], grouped=True)) is not None:
             self.gate_up = GroupedLinear(both, weight)
-        else:  # of different layouts
+        else:  # their layouts differ
             self.gate_up = SideBySide(GroupedLinear.of(gates, stack), GroupedLinear.of(ups, stack))
         self.down = GroupedLinear.of(downs, stack)
 
     def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """Each token's weighted sum over its experts, (T, D)."""
+        """Return each token's weighted sum over its experts, (T, D)."""
         tokens_N, starts_E1, places_TK = self.ops.dispatch(experts_TK, self.num_experts)
         x_ND = self.ops.gather(x_TD, tokens_N)
         gate_NI, up_NI = self.gate_up(x_ND, starts_E1).chunk(2, dim=-1)
@@ -159,9 +159,8 @@ class Experts(Layer):
 
 
 class MixtureOfExperts(nn.Module):
-    """In the place of a decoder layer's MLP: `gate` picks from `experts`; every token passes
-    `shared_experts` besides, where there are any. The names are those that most checkpoints
-    have."""
+    """Replaces a decoder layer's MLP: `gate` selects from `experts`; every token also passes
+    through `shared_experts`, if there are any. The names are most checkpoints'."""
 
     def __init__(
         self,
@@ -173,7 +172,7 @@ class MixtureOfExperts(nn.Module):
         correction: bool = False,
         shared_size: int = 0,
     ) -> None:
-        """`shared_size` is the inner width of all shared experts together; 0: none."""
+        """`shared_size` is the total inner width of the shared experts; 0: none."""
         super().__init__()
         self.gate = Router(hidden_size, num_experts, routing, correction=correction)
         self.experts = Experts(num_experts, hidden_size, intermediate_size)
@@ -185,7 +184,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class GroupedLinear(nn.Module):
-    """A linear layer of each expert, each made of equally many `linears`, which lie in the experts'
+    """One linear layer per expert, each made of the same number of `linears`, in the experts'
     order."""
 
     bias_O: Tensor | None
@@ -200,18 +199,18 @@ class GroupedLinear(nn.Module):
 
     @classmethod
     def of(cls, linears: Sequence[Linear], stack: Stack) -> GroupedLinear:
-        """As one weight where their layouts stack."""
+        """Build it with one weight if the layouts stack, else with separate ones."""
         weights = [linear.weight for linear in linears]
         return cls(linears, stack(weights, grouped=True) or Separate(weights))
 
     def forward(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
-        """Rows sorted by expert, (N, I) to (N, O). `starts_E1` are the first rows of each expert,
-        and N."""
+        """Map rows sorted by expert, (N, I), to (N, O). `starts_E1` has the first row of each
+        expert, then N."""
         return self.weight.grouped(x_NI, starts_E1, self.bias_O)
 
 
 class SideBySide(nn.Module):
-    """Several layers' results, one after the other in each row."""
+    """Concatenates the results of several layers along each row."""
 
     def __init__(self, *layers: GroupedLinear) -> None:
         super().__init__()
@@ -222,7 +221,7 @@ class SideBySide(nn.Module):
 
 
 class Separate(Weight):
-    """Matrices whose layouts do not stack, multiplied one after the other."""
+    """Matrices whose layouts do not stack: they are multiplied one after the other."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ class RMSNorm(Layer):
     """x / rms(x) · (offset + weight) over the last dimension, computed in float32
     (arXiv:1910.07467).
 
-    With an offset (Gemma's is 1) weight and sum stay float32, and the result is rounded once.
+    With an offset (Gemma's is 1), weight and sum stay float32, and the result is rounded once.
     """
 
     def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
@@ -31,7 +31,7 @@ class RMSNorm(Layer):
         return self.ops.rms_norm(x, self.weight, self.eps)
 
     def after(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + delta, and its norm. Without a delta x itself, and its norm."""
+        """Return x + delta and its norm; without a delta, x and its norm."""
         if delta_TD is None:
             return x_TD, self.ops.rms_norm(x_TD, self.weight, self.eps)
         return self.ops.add_rms_norm(x_TD, delta_TD, self.weight, self.eps)
@@ -50,6 +50,6 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def after(self, x_TD: Tensor, delta_TD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + delta, and its norm. Without a delta x itself, and its norm."""
+        """Return x + delta and its norm; without a delta, x and its norm."""
         sum_TD = x_TD if delta_TD is None else x_TD + delta_TD
         return sum_TD, self(sum_TD)

@@ -1,5 +1,5 @@
-"""The small operators between matrix products and attention, as torch computes them: what a kernel
-provider must equal.
+"""Reference implementations, in torch, of the small operators between matrix products and
+attention. A kernel provider's ops must agree with them.
 
 Suffixes: T tokens, D any width, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R /
 2), I inner width, N rows of a table, V vocabulary; and of routed experts: E experts, K experts of a
@@ -18,17 +18,17 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / rms(x) · weight over the last dimension, computed in float32 (arXiv:1910.07467). The
-    weight is of x's type or float32; the result is of x's."""
+    weight has x's dtype or float32; the result has x's."""
     if weight_D.dtype == torch.float32:
         return F.rms_norm(x.float(), weight_D.shape, weight_D, eps).to(x.dtype)
-    # Rounded to x's type before a weight of that type is applied, as the checkpoints were trained.
+    # Round to x's dtype before applying a weight of that dtype, as in training.
     return F.rms_norm(x.float(), weight_D.shape, None, eps).to(x.dtype) * weight_D
 
 
 def add_rms_norm(
     x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """x + delta, and its norm."""
+    """Return x + delta and its norm."""
     sum_TD = x_TD + delta_TD
     return sum_TD, rms_norm(sum_TD, weight_D, eps)
 
@@ -41,8 +41,8 @@ def norm_rope(
     sin_TE: Tensor,
     interleaved: bool = False,
 ) -> Tensor:
-    """Heads normed, if there is a weight, and the first R dims of each turned: pairs are (i, i +
-    R/2), or, interleaved, (2 i, 2 i + 1)."""
+    """Normalize heads, if there is a weight, and rotate the first R dims of each. Pairs are (i, i +
+    R/2) or, if interleaved, (2 i, 2 i + 1)."""
     if weight_C is not None:
         x_THC = rms_norm(x_THC, weight_C, eps)
     rotated = 2 * cos_TE.shape[-1]
@@ -66,15 +66,15 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
 
 
 def gather(table_ND: Tensor, ids_T: Tensor) -> Tensor:
-    """Rows of a table, (T, D)."""
+    """Return rows of a table, (T, D)."""
     return F.embedding(ids_T, table_ND)
 
 
 def argmax(logits_TV: Tensor) -> Tensor:
-    """Each row's best token, the lowest id among equals; NaN is never the best. -1 where that is
-    not decided: only in rows that are not all finite."""
+    """Return each row's best token, the lowest id among equals. NaN is never the best. May be -1,
+    for undecided, in rows that are not all finite."""
     if logits_TV.device.type == "cpu" and logits_TV.dtype != torch.float32:
-        # A CPU takes the argmax of 16-bit numbers five times slower than that of float32 copies
+        # A CPU computes the argmax of 16-bit values five times slower than that of float32 copies
         # within its caches.
         rows = max(1, _ROWS_IN_CACHE // logits_TV.shape[1])
         return torch.cat([argmax(part_BV.float()) for part_BV in torch.split(logits_TV, rows)])
@@ -84,7 +84,7 @@ def argmax(logits_TV: Tensor) -> Tensor:
 
 
 _ROWS_IN_CACHE = 2**20
-"""Numbers, not bytes."""
+"""In elements, not bytes."""
 
 
 def route(
@@ -97,13 +97,12 @@ def route(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Each token's experts, best first, and their weights: (T, K) int64 and float32. `weight_ED`
-    and the biases are float32.
+    """Return each token's experts, best first, and their weights: (T, K) int64 and float32.
+    `weight_ED` and the biases are float32.
 
-    The `correction` (arXiv:2408.15664) is added to the scores while experts are picked, and not to
-    their weights: see `scores` and `weights`. A token whose logits are not all finite has some
-    experts nevertheless, other tokens what they would have without it; weights are NaN where all
-    its logits are."""
+    The correction bias (arXiv:2408.15664) affects which experts are selected, not their weights:
+    see `scores` and `weights`. A token whose logits are not all finite still gets some experts, and
+    does not affect other tokens; its weights are NaN if all its logits are."""
     scores_TE = scores(x_TD, weight_ED, bias_E, sigmoid)
     experts_TK = (
         (scores_TE if correction_E is None else scores_TE + correction_E)
@@ -114,15 +113,15 @@ def route(
 
 
 def scores(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, sigmoid: bool) -> Tensor:
-    """Of all experts, (T, E): the softmax of logits x · weight + bias, or each one's sigmoid, all
-    in float32."""
+    """Return the scores of all experts, (T, E): the softmax of the logits x · weight + bias, or
+    their sigmoids, in float32."""
     logits_TE = F.linear(x_TD.float(), weight_ED, bias_E)
     return logits_TE.sigmoid() if sigmoid else logits_TE.softmax(-1)
 
 
 def weights(scores_TE: Tensor, experts_TK: Tensor, normalize: bool, scale: float) -> Tensor:
-    """Of the picked, (T, K): their scores, divided by their sum if they are normalized, times the
-    scale."""
+    """Return the weights of the selected experts, (T, K): their scores, divided by their sum if
+    `normalize`, times the scale."""
     weights_TK = scores_TE.gather(1, experts_TK)
     if normalize:
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True).clamp_min(
@@ -132,9 +131,9 @@ def weights(scores_TE: Tensor, experts_TK: Tensor, normalize: bool, scale: float
 
 
 def dispatch(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs sorted by expert, those of one expert by token: tokens_N (int64), the token of each
-    row; starts_E1 (int32), where each expert's rows begin, and N; places_TK (int64), the row of
-    each pair."""
+    """Sort the pairs by expert, then by token. Returns tokens_N (int64), the token of each row;
+    starts_E1 (int32), the first row of each expert, then N; places_TK (int64), the row of each
+    pair."""
     expert_N, order_N = experts_TK.flatten().sort(stable=True)
     starts_E1 = torch.searchsorted(
         expert_N, torch.arange(num_experts + 1, device=expert_N.device), out_int32=True
@@ -145,8 +144,8 @@ def dispatch(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tens
 
 
 def combine(y_ND: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """Each token's sum of its rows of y, weighted: (T, D), summed in float32 and rounded once to
-    y's type."""
+    """Return each token's weighted sum of its rows of y, (T, D), summed in float32 and rounded once
+    to y's dtype."""
     y_T1D = torch.bmm(weights_TK[:, None], y_ND[places_TK].float())
     return y_T1D[:, 0].to(y_ND.dtype)
 

@@ -1,5 +1,5 @@
-"""Rotary position embedding (arXiv:2104.09864) and the ways it is stretched past the trained
-context.
+"""Rotary position embedding (arXiv:2104.09864) and its extensions to contexts longer than in
+training.
 
 Suffixes: T tokens, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R / 2).
 """
@@ -21,12 +21,12 @@ from inferno.nn.ops import Ops
 
 
 class Rope(Layer):
-    """Rotates the first R dims of each head by its token's position. Pairs are (i, i + R/2), or,
+    """Rotates the first R dims of each head by its token's position. Pairs are (i, i + R/2) or, if
     interleaved, (2 i, 2 i + 1).
 
-    The frequencies are fixed before the first step. `dynamic` and `longrope` depend on how long the
-    context is; they are fixed for the longest that is served (`serve`), so that a token's key never
-    changes once cached.
+    The frequencies are fixed before the first step. `dynamic` and `longrope` depend on the
+    context's length; they are fixed for the longest context served (`serve`), so that a cached key
+    never changes.
     """
 
     inv_freq_E: Tensor
@@ -54,7 +54,7 @@ class Rope(Layer):
             self.serve(to.max_model_len)
 
     def serve(self, max_model_len: int) -> None:
-        """Contexts are at most `max_model_len` tokens."""
+        """Fix the frequencies for contexts of at most `max_model_len` tokens."""
         with torch.device("cpu"):  # computed even while the model is built on meta
             frequencies_E, self.attention_factor = _frequencies(
                 self.rotated, self.scaling, self._max_positions, max_model_len
@@ -67,7 +67,7 @@ class Rope(Layer):
         self._filled = 0
 
     def forward(self, batch: Batch) -> Rotation:
-        """The rotation of a step's tokens: looked up once, applied in every layer."""
+        """Return the rotation of a step's tokens: looked up once, applied in every layer."""
         last = max(batch.context_lens) - 1
         cos_NE, sin_NE = self._tables if last < self._filled and self._tables else self._fill(last)
         gather = self.ops.gather
@@ -75,8 +75,8 @@ class Rope(Layer):
         return Rotation(cos_TE, sin_TE, self.ops, self.interleaved)
 
     def _fill(self, last: int) -> tuple[Tensor, Tensor]:
-        """The tables of cos and sin, filled beyond `last`. Rows not filled yet are untouched pages:
-        they cost no memory."""
+        """Fill the tables of cos and sin beyond `last` and return them. Rows not filled yet are
+        untouched pages, which cost no memory."""
         if self._tables is None:
             size = (max(self._longest, last + 1), len(self.inv_freq_E))
             self._tables = (self.inv_freq_E.new_empty(size), self.inv_freq_E.new_empty(size))
@@ -94,7 +94,8 @@ _FIRST_POSITIONS = 1024
 
 @frozen(eq=False)
 class Rotation:
-    """Turns the heads of a step's tokens to their positions, after their norm if they have one."""
+    """Rotates the heads of a step's tokens by their positions, after normalizing them if there is a
+    norm."""
 
     cos_TE: Tensor
     sin_TE: Tensor
@@ -111,7 +112,7 @@ class Rotation:
 def _frequencies(
     rotated: int, scaling: RopeConfig, max_position_embeddings: int, max_model_len: int
 ) -> tuple[Tensor, float]:
-    """Inverse frequencies of the E pairs, and the factor on cos and sin. Same rules as
+    """Return the inverse frequencies of the E pairs, and the factor on cos and sin, by the rules of
     transformers' `modeling_rope_utils`."""
     exponents_E = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     plain_E = 1.0 / scaling.rope_theta**exponents_E
@@ -129,7 +130,7 @@ def _frequencies(
 
 
 def _llama3(plain_E: Tensor, scaling: RopeConfig, max_positions: int) -> Tensor:
-    """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
+    """Divide low frequencies by `factor`, keep high ones, and interpolate in between."""
     original = scaling.original_max_position_embeddings or max_positions
     wavelength_E = 2 * math.pi / plain_E
     smooth_E = (original / wavelength_E - scaling.low_freq_factor) / (
@@ -157,7 +158,8 @@ def _yarn(
         )
 
     def pair(rotations: float) -> float:
-        """The (fractional) pair that turns `rotations` times within the original context."""
+        """Return the (fractional) index of the pair that makes `rotations` full turns within the
+        original context."""
         return (
             rotated
             * math.log(original / (rotations * 2 * math.pi))

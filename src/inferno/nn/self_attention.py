@@ -19,7 +19,7 @@ from inferno.nn.rope import Rotation
 
 
 class SelfAttention(nn.Module):
-    """q_proj, k_proj and v_proj, heads rotated to their positions, attention over the cache,
+    """Self-attention: q_proj, k_proj and v_proj, rotary embedding, attention over the cache,
     o_proj."""
 
     def __init__(
@@ -35,10 +35,10 @@ class SelfAttention(nn.Module):
         fused: bool = False,
         output: str = "o_proj",
     ) -> None:
-        """`bias` is that of q, k and v. `head_norm` makes q_norm and k_norm, which norm each head
-        before it is rotated; `layernorms` are q_layernorm and k_layernorm, called with (T, H, C).
-        With `spec.sinks` there is a parameter `sinks`, (H,). `fused`: the checkpoint has q, k and v
-        in one matrix, qkv_proj. `output` is what it calls the last projection."""
+        """`bias` applies to q, k and v. `head_norm` makes q_norm and k_norm, which normalize each
+        head before it is rotated; `layernorms` are q_layernorm and k_layernorm, called with (T, H,
+        C). With `spec.sinks` there is a parameter `sinks`, (H,). `fused`: the checkpoint stores q,
+        k and v as one matrix, qkv_proj. `output` is the last projection's name in it."""
         super().__init__()
         heads_X, kv_heads_X = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.head_dim = spec.head_dim

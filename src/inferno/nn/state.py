@@ -1,4 +1,4 @@
-"""Recurrent states: what a layer keeps of each sequence, whatever its length.
+"""Recurrent states: what a layer keeps of a sequence, whatever its length.
 
 Suffixes: S sequences of the step.
 """
@@ -14,10 +14,9 @@ from inferno.nn.batch import Batch
 
 
 class State(nn.Module):
-    """The recurrent state of one layer. Says what it keeps; the runner binds its tensors.
+    """The recurrent state of one layer. Declares what it keeps; the runner binds its tensors.
 
-    `layer_id` counts the model's layers that keep something from 0, in the order of its config's
-    `cache_specs()`.
+    `layer_id` is the layer's index in its config's `cache_specs()`.
     """
 
     def __init__(self, layer_id: int, spec: StateSpec) -> None:
@@ -28,15 +27,15 @@ class State(nn.Module):
         """Each (slots, *shape of one sequence's state)."""
 
     def load(self, batch: Batch) -> dict[str, Tensor]:
-        """Copies of the step's sequences' tensors, each (S, *shape); zeros for a sequence that
-        begins with this step."""
+        """Return copies of the state tensors of the step's sequences, each (S, *shape): zeros for a
+        sequence that starts with this step."""
         slots_S = self._slots(batch)
         return {name: self.cache[name].index_select(0, slots_S) for name in self.spec.tensors}
 
     def store(self, batch: Batch, /, **new: Tensor) -> None:
-        """Keep the step's sequences' new tensors, each (S, *shape)."""
+        """Store the new state tensors of the step's sequences, each (S, *shape)."""
         assert new.keys() == self.spec.tensors.keys(), (
-            f"a state has {', '.join(self.spec.tensors)}; given are {', '.join(new)}"
+            f"a state has {', '.join(self.spec.tensors)}, but got {', '.join(new)}"
         )
         slots_S = self._slots(batch)
         for name, new_S in new.items():

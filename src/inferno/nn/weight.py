@@ -1,4 +1,4 @@
-"""A matrix as the layers see it: something to multiply by and to take rows of.
+"""A matrix as layers see it: they multiply by it and look up its rows.
 
 Suffixes: O rows (output features), I columns (input features), T tokens.
 """
@@ -16,27 +16,27 @@ from inferno.nn import ops
 
 
 class Weight(nn.Module):
-    """A matrix of O rows and I columns. How it is stored is its own business."""
+    """A matrix of O rows and I columns, stored in any layout."""
 
     shape: tuple[int, int]
     layout: str = ""
-    """How it is stored, as kernels are asked for it: a dtype's name, or what its scheme calls it.
-    Empty: its own way."""
+    """The layout by which kernels are chosen: a dtype's name, or its scheme's name for it. Empty:
+    none that kernels know."""
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """x_TI @ W_OI.T + bias_O -> y_TO, in x's type."""
+        """Return x_TI @ W_OI.T + bias_O, in x's dtype."""
         raise NotImplementedError
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        """W_OI[ids_T] -> x_TI, in the compute type."""
+        """Return W_OI[ids_T], in the compute dtype."""
         raise NotImplementedError
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """As E matrices of O / E rows each, one below the other: rows starts[e] to starts[e + 1] of
-        x (int32; from 0 to N) times matrix e, plus its part of the bias, (N, O / E).
+        """Multiply by E stacked matrices of O / E rows each: rows starts[e] to starts[e + 1] of x
+        (int32; from 0 to N) by matrix e, plus its part of the bias. Returns (N, O / E).
 
-        The default takes the rows of the matrices in use: all at once for few, matrix by matrix for
-        many."""
+        The default looks up the rows of the matrices in use: all at once for few rows of x, matrix
+        by matrix for many."""
         num_experts, num_rows = len(starts_E1) - 1, self.shape[0] // (len(starts_E1) - 1)
         rows_O = torch.arange(num_rows, device=x_NI.device)
         if len(x_NI) <= _UNPACK_ROWS:
@@ -59,22 +59,22 @@ class Weight(nn.Module):
         return with_biases(y_NO, starts_E1, bias_O)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
-        """One weight for this and `others` stacked along O, or None when their layouts do not allow
-        it."""
+        """Return one weight that stacks this and `others` along O, or None if their layouts do not
+        allow it."""
         return None
 
     def for_matmul(self) -> Weight:
-        """Return this matrix as torch multiplies by it fastest, for `matmul` only. May take its
-        memory over: the caller drops this one."""
+        """Return this matrix in torch's fastest layout, for `matmul` only. May take over its
+        memory: the caller drops this one."""
         return self
 
 
 _UNPACK_ROWS = 32
-"""Rows up to which a matrix of each row's own is unpacked."""
+"""Up to this many rows of x, one matrix per row is unpacked."""
 
 
 def with_biases(y_NO: Tensor, starts_E1: Tensor, bias_O: Tensor | None) -> Tensor:
-    """y + the biases of a `Weight.grouped`, if there are any."""
+    """Return y plus the biases of `Weight.grouped`, if there are any."""
     if bias_O is None:
         return y_NO
     bias_EO = bias_O.view(len(starts_E1) - 1, -1)
@@ -82,7 +82,7 @@ def with_biases(y_NO: Tensor, starts_E1: Tensor, bias_O: Tensor | None) -> Tenso
 
 
 class Unloaded(Weight):
-    """Holds the place, and the shape, until the loader comes."""
+    """A placeholder with the matrix's shape, until the loader replaces it."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Dense(Weight):
         return self.ops.gather(self.data, ids_T)
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        # torch 2.10 has it, for rows of whole 16 bytes.
+        # torch 2.10 has it, for rows of a multiple of 16 bytes.
         if not hasattr(F, "grouped_mm") or self.shape[1] * self.data.itemsize % 16:
             return super().grouped(x_NI, starts_E1, bias_O)
         weight_EOI = self.data.view(len(starts_E1) - 1, -1, self.shape[1])
@@ -122,8 +122,8 @@ class Dense(Weight):
         return Dense(torch.cat([self.data, *(w.data for w in others if isinstance(w, Dense))]))
 
     def for_matmul(self) -> Weight:
-        """On a CPU with bfloat16 instructions: oneDNN's layout, by which a few rows are multiplied
-        at twice the speed of the plain one."""
+        """Return it in oneDNN's layout, on a CPU with bfloat16 instructions: twice as fast as the
+        plain layout for a few rows."""
         data = self.data
         if data.device.type == "cpu" and data.dtype == torch.bfloat16 and onednn_packs_bfloat16():
             return OneDNN(data)
@@ -131,7 +131,7 @@ class Dense(Weight):
 
 
 class OneDNN(Weight):
-    """A bfloat16 matrix in oneDNN's blocked layout. It has no rows to give."""
+    """A bfloat16 matrix in oneDNN's blocked layout. It cannot return rows."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         super().__init__()
@@ -147,12 +147,12 @@ class OneDNN(Weight):
 
 
 _PACK_FOR_ROWS = 1
-"""Rows of x that the layout is chosen for; others work, at their usual speed."""
+"""Number of rows of x that the layout is optimized for; others run at their usual speed."""
 
 
 def onednn_packs_bfloat16() -> bool:
-    """Whether this torch can, on this CPU. The operators are those that torch's own compiler
-    emits."""
+    """Whether this torch can pack bfloat16 for oneDNN on this CPU. The operators are those that
+    torch's compiler emits."""
     operators = ("_linear_pointwise", "_reorder_linear_weight", "_is_mkldnn_bf16_supported")
     return (
         all(hasattr(torch.ops.mkldnn, name) for name in operators)

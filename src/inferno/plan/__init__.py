@@ -1,8 +1,8 @@
-"""The plan: one value between "what do you want" and "what runs".
+"""The plan: one value that holds every decision about what will run.
 
-`open_model` reads headers only and imports no torch. `explain` prints the plan, `serve`, `chat`,
-`generate` and `bench` execute exactly it, and an engine process receives it serialised: there is
-one code path.
+`open_model` reads headers only and imports no torch. `explain` prints the plan; `serve`, `chat`,
+`generate` and `bench` execute that same plan, and an engine process receives it serialised. There
+is one code path.
 """
 
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks

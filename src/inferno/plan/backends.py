@@ -1,4 +1,4 @@
-"""Which backend serves each attention layer, and which provider computes each op."""
+"""Chooses the backend of each attention layer and the provider of each op."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, KernelUse
 
 STATE_BLOCK_SIZE = 64
-"""Tokens per block of a model without attention, where blocks are only names of prefixes."""
+"""Tokens per block of a model without attention, whose blocks only identify prefixes."""
 
 
 def choose_attention(
     catalog: Catalog, needs: Mapping[int, AttentionNeed], options: Options
 ) -> Decided[tuple[tuple[AttentionUse, ...], int]]:
-    """The backends of the layers with attention, and the tokens of a block. Raises UnsupportedError
-    with every refusal."""
+    """Choose the backends of the layers with attention, and the tokens per block. Raises
+    UnsupportedError with every refusal."""
     layers = defaultdict[AttentionNeed, list[int]](list)
     for layer, need in needs.items():
         layers[need].append(layer)
@@ -59,8 +59,8 @@ def choose_attention(
 def choose_kernels(
     catalog: Catalog, layouts: Collection[str], model: ModelConfig, dtype: DType, device: str
 ) -> Decided[tuple[KernelUse, ...]]:
-    """The provider of matrix products, for each layout the weights come in, and of the ops between.
-    What none provides, torch computes."""
+    """Choose the provider of matrix products for each weight layout, and of the other ops. Torch
+    computes ops without a provider."""
     experts = bool(getattr(model, "num_experts", 0))
     products = (LINEAR, GROUPED) if experts else (LINEAR,)
     needs = [
@@ -79,7 +79,7 @@ def choose_kernels(
     notes = []
     if device == "cpu" and not any(use.op == LINEAR for use in uses):
         hint = catalog.hint("kernels", device)
-        notes.append(f"no native kernels: torch multiplies the matrices, slower. {hint}".rstrip())
+        notes.append(f"no native kernels: torch multiplies the matrices, slowly. {hint}".rstrip())
     return Decided(
         uses,
         tuple(("kernels", offer) for _, offer, _ in asked if offer is not None),

@@ -1,4 +1,4 @@
-"""How many blocks and slots each cache group is given."""
+"""Decides how many blocks and slots each cache group gets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from inferno.contracts import AttentionNeed, CacheTensor
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, nbytes_of
 
 SNAPSHOT_BYTES = 256 * host.UNITS["MI"]
-"""Snapshots of states may take so much, or the sixteenth of what running sequences take."""
+"""Snapshots of states may take this much, or a sixteenth of the running sequences' states."""
 
 
 class AttentionLayers(Protocol):
-    """Layers with one need, as a plan has them."""
+    """Layers with the same need, as in a plan."""
 
     @property
     def need(self) -> AttentionNeed: ...
@@ -29,7 +29,7 @@ class AttentionLayers(Protocol):
 
 @frozen
 class CacheSizes:
-    """What fits into `room` bytes."""
+    """Computes what fits into `room` bytes."""
 
     attention: Sequence[AttentionLayers]
     states: Sequence[StateUse]
@@ -38,7 +38,7 @@ class CacheSizes:
     max_num_batched_tokens: int
     room: int
     _layers: Mapping[int | None, tuple[int, ...]] = field(init=False)
-    """By window; of those without at None."""
+    """By window; None: layers without one."""
     _block_bytes: Mapping[int | None, int] = field(init=False)
     """Bytes of a block over all these layers."""
 
@@ -53,11 +53,11 @@ class CacheSizes:
         object.__setattr__(self, "_block_bytes", nbytes)
 
     def choose(self, context: int) -> tuple[CacheGroupPlan, ...]:
-        """Groups for contexts of up to so many tokens: as many blocks as could be used, or as fit
-        beside the states.
+        """Return groups for contexts of at most `context` tokens, with as many blocks as could be
+        used, or as fit alongside the states.
 
-        There are windows for all sequences that may run, or for fewer, so that one of the whole
-        context fits beside those that fill the windows, if it can be had."""
+        Windows get blocks for all sequences that may run, or for fewer, so that if possible one
+        sequence of the whole context fits alongside those that fill the windows."""
         states = self._states()
         room = self.room - sum(group.nbytes for group in states)
         wanted = self._blocks(context)
@@ -71,16 +71,16 @@ class CacheSizes:
         return self._groups(count, windows) + states
 
     def per_token(self) -> float:
-        """Bytes of one token in all layers with attention."""
+        """Return the bytes of one token in all layers with attention."""
         return sum(self._block_bytes.values()) / self.block_size
 
     def state_bytes(self) -> int:
-        """Bytes of all running sequences' states."""
+        """Return the bytes of all running sequences' states."""
         return (self.max_num_seqs + 1) * self._slot_bytes()
 
     def _groups(self, num_blocks: int, windows: Mapping[int, int]) -> tuple[CacheGroupPlan, ...]:
-        """The full group, which has the layers of every window without a group of its own, and
-        those of `windows`: window -> blocks."""
+        """Return the full group, which includes the layers of every window without its own group,
+        and those of `windows`: window -> blocks."""
         whole = [window for window in self._layers if window not in windows]
         full = CacheGroupPlan(
             kind="full",
@@ -105,8 +105,8 @@ class CacheSizes:
         return sum(len(use.layers) * nbytes_of(use.cache) for use in self.states)
 
     def _states(self) -> tuple[CacheGroupPlan, ...]:
-        """One slot per row, one for trial steps, and snapshots in what is left, of which half is
-        for blocks."""
+        """Return one slot per row, one for trial steps, and snapshots in half of the remaining
+        memory: the other half is for blocks."""
         if not self.states:
             return ()
         each, rows = max(1, self._slot_bytes()), self.max_num_seqs
@@ -124,8 +124,8 @@ class CacheSizes:
         )
 
     def _windows(self, wanted: int, sequences: int) -> dict[int, int]:
-        """For each sequence its window, the block that it grows into, and a quarter more for
-        prefixes to be found again; beside them the tokens of a step."""
+        """Return each window's blocks: per sequence its window, the block that it grows into, and a
+        quarter more for cached prefixes; in addition, the tokens of a step."""
         found = {}
         for window in self._layers:
             if window is not None and (blocks := self._blocks(window)) < wanted:
@@ -135,7 +135,8 @@ class CacheSizes:
         return found
 
     def _fitting(self, wanted: int, windows: Mapping[int, int], room: int) -> int:
-        """The most blocks that could be used and fit beside these blocks of windows."""
+        """Return the most full blocks that could be used and fit alongside these blocks of
+        windows."""
 
         def nbytes(num_blocks: int) -> int:
             return sum(
@@ -150,8 +151,8 @@ class CacheSizes:
 
 
 def describe(groups: Sequence[CacheGroupPlan]) -> str:
-    """As in: 64 blocks of 16 tokens, 2.0 KiB per token; for window 128 40 blocks, 6.0 KiB per
-    token; 65 states and 4 snapshots, 3.0 MiB each."""
+    """Describe the groups: "64 blocks of 16 tokens, 2.0 KiB per token; for window 128 40 blocks,
+    6.0 KiB per token; 65 states and 4 snapshots, 3.0 MiB each"."""
     parts: list[str] = []
     for group in groups:
         unit = host.format_bytes(group.unit_bytes / group.block_size)

@@ -1,4 +1,4 @@
-"""One decision: its value, and what the plan tells of how it was made."""
+"""One decision: its value, and how it was made, for the plan to report."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Decided(Generic[T]):
 
     value: T
     offers: tuple[tuple[str, Offer[Any]], ...] = ()
-    """(kind, offer) of everything chosen: ("scheme", the offer of q8_0)."""
+    """(kind, offer) of everything chosen: ("scheme", q8_0's offer)."""
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
 
     @classmethod
     def by(cls, kind: str, choice: Choice[Any]) -> Decided[Any]:
-        """The item of one choice."""
+        """Return the decision for one choice's item."""
         return cls(choice.item, ((kind, choice.offer),), choice.refusals)
 
 
 def chosen_of(decisions: Iterable[Decided[Any]], plugins: Iterable[Plugin]) -> tuple[Chosen, ...]:
-    """Everything that was chosen, once, with the version it comes from."""
+    """Return everything that was chosen, without duplicates, with its distribution's version."""
     versions = {plugin.distribution: plugin.version for plugin in plugins}
     offers = dict.fromkeys(
         (kind, offer.item.name, offer.distribution) for d in decisions for kind, offer in d.offers
@@ -39,5 +39,5 @@ def chosen_of(decisions: Iterable[Decided[Any]], plugins: Iterable[Plugin]) -> t
 
 
 def refusals_of(decisions: Iterable[Decided[Any]]) -> tuple[Refusal, ...]:
-    """Every candidate that was not chosen, once."""
+    """Return every candidate that was not chosen, without duplicates."""
     return tuple(dict.fromkeys(refusal for d in decisions for refusal in d.refusals))

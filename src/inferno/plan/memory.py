@@ -1,4 +1,4 @@
-"""The memory plan: what is needed beside the cache, and how large the cache may be."""
+"""The memory plan: what is needed besides the cache, and how large the cache may be."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from inferno.plan.schemes import Matrices
 
 DEFAULT_MEMORY = "70%"
 RUNTIME_BYTES = 448 * host.UNITS["MI"]
-"""Resident memory beside weights and cache: measured at 265 MiB after the first answers of a tiny
-model (torch 2.13, Linux x86-64), the rest for thread stacks and the scratch of large steps."""
+"""Resident memory besides weights and cache: measured at 265 MiB after a tiny model's first
+responses (torch 2.13, Linux x86-64); the rest is for thread stacks and the scratch of large
+steps."""
 
 
 def memory_limit(options: Options, device: str) -> int:
-    """Bytes the engine may use. Raises OptionError, OutOfMemoryError."""
+    """Return the bytes that the engine may use. Raises OptionError, OutOfMemoryError."""
     total = host.device_total(device)
     if options.gpu_memory_utilization is None:
         return host.parse_memory(options.memory or DEFAULT_MEMORY, total)
     if device == "cpu":
-        raise OptionError(
-            "gpu_memory_utilization cannot be honoured on the CPU", "Use --memory instead."
-        )
+        raise OptionError("gpu_memory_utilization does not apply to CPUs", "Use --memory instead.")
     if not 0 < options.gpu_memory_utilization <= 1:
         raise OptionError(
             f"gpu_memory_utilization is {options.gpu_memory_utilization}",
-            "It must be above 0 and at most 1.",
+            "It must be greater than 0 and at most 1.",
         )
     return int(total * options.gpu_memory_utilization)
 
@@ -42,18 +41,18 @@ def memory_limit(options: Options, device: str) -> int:
 def fixed_memory(
     matrices: Matrices, checkpoint: Checkpoint, model: ModelConfig, dtype: str, options: Options
 ) -> tuple[MemoryItem, ...]:
-    """Everything but the cache."""
+    """Return the memory of everything but the cache."""
     tokens, rows = options.max_num_batched_tokens, options.max_num_seqs
 
     def size(name: str) -> int:
-        """As the architecture read it: a multimodal model has its text model's sizes elsewhere in
-        `config.json`."""
+        """Return a size as the architecture read it: multimodal models store their text model's
+        sizes elsewhere in `config.json`."""
         found = getattr(model, name, checkpoint.config.get(name))
         return found if isinstance(found, int) else 0
 
     hidden, inner = size("hidden_size"), size("intermediate_size")
     picked, expert = size("num_experts_per_tok"), size("moe_intermediate_size") or inner
-    widest = max(3 * inner, picked * (3 * expert + 2 * hidden))  # a row for each picked expert
+    widest = max(3 * inner, picked * (3 * expert + 2 * hidden))  # a row for each selected expert
     weights = matrices.nbytes + matrices.num_plain * DTYPE_BYTES[dtype]
     activations = tokens * (8 * hidden + widest) * DTYPE_BYTES[dtype]
     logits = rows * model.vocab_size * 4 * 3
@@ -67,7 +66,7 @@ def fixed_memory(
 
 @frozen
 class CacheSize:
-    """How much the cache holds."""
+    """The size of the cache."""
 
     max_model_len: int
     groups: tuple[CacheGroupPlan, ...]
@@ -84,12 +83,12 @@ def size_cache(
     limit: int,
     fixed: int,
 ) -> Decided[CacheSize]:
-    """The cache that fits beside `fixed` bytes into `limit`, but no larger than could be used.
+    """Size the cache to fit into `limit` alongside `fixed` bytes, but no larger than could be used.
     Raises OptionError, OutOfMemoryError."""
     longest = model.max_position_embeddings
     if options.max_model_len is not None and options.max_model_len > longest:
         raise OptionError(
-            f"max_model_len {options.max_model_len} is beyond the model's {longest}", "Lower it."
+            f"max_model_len {options.max_model_len} exceeds the model's {longest}", "Lower it."
         )
     wanted = options.max_model_len or longest
     sizes = CacheSizes(
@@ -113,11 +112,11 @@ def size_cache(
         raise OutOfMemoryError(
             f"{host.format_bytes(fixed)} for weights and workspace leave room for {tokens} tokens "
             f"of {host.format_bytes(sizes.per_token())} in {host.format_bytes(limit)}; "
-            f"{wanted} are wanted",
+            f"{wanted} are needed",
             f"Raise --memory (it is {options.memory or DEFAULT_MEMORY}), or lower --max-model-len, "
             "--max-num-seqs or --max-num-batched-tokens.",
         )
-    notes = (f"context lowered from {wanted} to {tokens} tokens: that is what fits",)
+    notes = (f"context lowered from {wanted} to {tokens} tokens to fit into memory",)
     memory = MemoryItem("KV cache", sum(group.nbytes for group in groups), describe(groups))
     size = CacheSize(min(wanted, tokens), groups, memory)
     return Decided(size, notes=notes if tokens < wanted else ())

@@ -1,4 +1,4 @@
-"""A plan with everything it names at hand: declarations, config and checkpoint, opened once."""
+"""A plan together with what it names: declarations, config and checkpoint, opened once."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from inferno.plan.plan import Plan
 
 @frozen(kw_only=True)
 class Parts:
-    """The declarations a plan chose, by name."""
+    """The declarations that a plan chose, by name."""
 
     architecture: Architecture
     cache_policy: CachePolicy
     schemes: Mapping[str, QuantScheme]
-    """In-situ quantization's too."""
+    """Including in-situ quantization's."""
     attention: Mapping[str, AttentionBackend]
     kernels: Mapping[str, KernelProvider]
 
     @classmethod
     def of(cls, plan: Plan, catalog: Catalog) -> Parts:
-        """Look every name of the plan up, once. Raises what the catalog raises for one that is not
+        """Look up every name of the plan, once. Raises the catalog's error for one that is not
         installed."""
         schemes = {use.name for use in plan.schemes} | ({plan.isq} if plan.isq else set())
         return cls(
@@ -57,7 +57,7 @@ class Parts:
 
 @frozen(kw_only=True)
 class Opened:
-    """What is loaded from: made by `open_model`, or from a plan by `reopen`. Close it after."""
+    """What loading needs, made by `open_model`, or from a plan by `reopen`. Close it afterwards."""
 
     plan: Plan
     parts: Parts
@@ -66,14 +66,14 @@ class Opened:
     """As the architecture sees it (`adapted`)."""
 
     def text(self) -> TextAssets:
-        """The checkpoint's tokenizer files, with the architecture's chat template where it has
+        """Return the checkpoint's tokenizer files, with the architecture's chat template if it has
         none."""
         assets = self.checkpoint.text()
         found = assets.chat_template or assets.tokenizer_config.get("chat_template")
         return attrs.evolve(assets, chat_template=found or self.parts.architecture.chat_template)
 
     def close(self) -> None:
-        """Close the checkpoint. What was loaded stays."""
+        """Close the checkpoint. Loaded weights stay valid."""
         self.checkpoint.close()
 
     def __enter__(self) -> Self:
@@ -89,8 +89,8 @@ class Opened:
 
 
 def reopen(plan: Plan, catalog: Catalog | None = None) -> Opened:
-    """Open a plan made elsewhere: by another process, or written down. Raises PluginError when the
-    installed packages are not those it was made of."""
+    """Open a plan made by another process or read from a file. Raises PluginError if the installed
+    packages differ from those it was made with."""
     catalog = catalog or load_catalog(disable=plan.disable, only=plan.only)
     agree(plan, catalog)
     parts = Parts.of(plan, catalog)
@@ -104,27 +104,27 @@ def reopen(plan: Plan, catalog: Catalog | None = None) -> Opened:
 
 
 def agree(plan: Plan, catalog: Catalog) -> None:
-    """Raise PluginError naming each distribution of the plan that this environment lacks."""
+    """Raise PluginError if this environment lacks distributions of the plan."""
     here = {f"{p.distribution} {p.version}" for p in catalog.plugins if not p.disabled}
     missing = sorted({f"{c.distribution} {c.version}" for c in plan.chosen} - here)
     if missing:
         raise PluginError(
             f"the plan was made with {', '.join(missing)}; "
             f"this environment has {', '.join(sorted(here))}",
-            "Install the same versions, or make the plan anew.",
+            "Install the same versions, or make a new plan: `inferno explain REF --lock`.",
         )
 
 
 def adapted(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint:
-    """The checkpoint as the architecture sees it."""
+    """Return the checkpoint as the architecture sees it."""
     return architecture.adapt(checkpoint) if architecture.adapt is not None else checkpoint
 
 
 def model_config(architecture: Architecture, checkpoint: Checkpoint) -> ModelConfig:
-    """The checkpoint's config, read by the architecture. Raises CheckpointError."""
+    """Return the checkpoint's config, parsed by the architecture. Raises CheckpointError."""
     try:
         config = architecture.config(checkpoint.config)
-    except (KeyError, TypeError, ValueError) as error:  # a plugin less careful than `read_config`
+    except (KeyError, TypeError, ValueError) as error:  # from plugins that do not use `read_config`
         raise CheckpointError(
             f"{architecture.name} cannot read config.json: {error!r}", "Check the file."
         ) from error

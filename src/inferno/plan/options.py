@@ -20,30 +20,30 @@ class Options:
     """What a user may ask of an engine. Names are vLLM's where the meaning is."""
 
     dtype: str = "auto"
-    """Compute and cache type; auto takes the checkpoint's."""
+    """Compute dtype, and the cache's by default; auto takes the checkpoint's."""
     device: str = "auto"
     max_model_len: int | None = None
-    """Longest context in tokens, output included; None: the model's own, or what fits."""
+    """Longest context in tokens, output included; None: the model's, or what fits."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     memory: str | None = None
-    """The most the engine may use for weights, cache and workspace together: `8GiB`, or `60%` of
-    the device's total."""
+    """Memory limit for weights, cache and workspace together: `8GiB`, or `60%` of the device's
+    total."""
     gpu_memory_utilization: float | None = None
-    """The same as a fraction of a GPU's total, as at vLLM."""
+    """The same limit as a fraction of a GPU's total, as in vLLM."""
     block_size: int | None = None
     attention_backend: str = "auto"
     kv_cache_dtype: str = "auto"
-    """What keys and values are stored as: auto is the compute type; fp8_e4m3 and int8 take half of
-    it or less."""
+    """Dtype of stored keys and values: auto is the compute dtype; fp8_e4m3 and int8 take half as
+    much or less."""
     cache_policy: str = "auto"
     threads: int | None = None
-    """CPU threads of a step; None: the cores this process may use, or one where the model is too
-    small to share."""
+    """CPU threads of a step; None: the cores this process may use, or one if the model is too small
+    to profit from more."""
     isq: str | None = None
-    """Scheme to quantize the dense matrices with while loading."""
+    """Scheme by which dense matrices are quantized while loading."""
     seed: int | None = None
-    """Makes requests without a seed of their own reproducible from run to run."""
+    """Makes requests without a seed reproducible from run to run."""
     revision: str | None = None
     offline: bool = False
     progress: bool = False
@@ -61,9 +61,7 @@ class Options:
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise OptionError(
-                    f"{name} is {value!r}", "It must be a whole number of at least 1."
-                )
+                raise OptionError(f"{name} is {value!r}", "It must be an integer of at least 1.")
         if self.dtype not in ("auto", *COMPUTE_DTYPES):
             raise OptionError(
                 f"dtype {self.dtype!r} is not known", f"Known: auto, {', '.join(COMPUTE_DTYPES)}."
@@ -77,8 +75,8 @@ class Options:
             raise OptionError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs "
                 f"{self.max_num_seqs}",
-                "Every running sequence needs a token in each step: raise the one or lower "
-                "the other.",
+                "Every running sequence needs a token in each step: raise the former or lower "
+                "the latter.",
             )
         if self.memory is not None and self.gpu_memory_utilization is not None:
             raise OptionError(

@@ -1,4 +1,4 @@
-"""What was decided, as values that can be written down. Nothing here decides."""
+"""The plan's values, which can be serialised. Nothing here decides."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 
 @frozen(kw_only=True)
 class SchemeUse:
-    """The matrices one scheme holds."""
+    """The matrices that one scheme holds."""
 
     name: str
     distribution: str
     layout: str
-    """How its weights are held in memory: what a kernel is asked for."""
+    """Layout of its weights in memory, by which kernels are chosen."""
     classes: tuple[str, ...]
     """Last path components: q_proj, embed_tokens."""
     stored: tuple[str, ...]
-    """Types they are stored in."""
+    """Dtypes they are stored in."""
     count: int
     nbytes: int
-    """Once loaded."""
+    """Bytes once loaded."""
 
 
 @frozen(kw_only=True)
@@ -39,21 +39,21 @@ class KernelUse:
 
     op: str
     layout: str
-    """Of the matrices, for `linear`."""
+    """Layout of the matrices, for `linear` and `grouped`."""
     name: str
     distribution: str
 
 
 @frozen(kw_only=True)
 class AttentionUse:
-    """The layers one attention backend serves with one need."""
+    """The layers with one need, and the attention backend that serves them."""
 
     name: str
     distribution: str
     need: AttentionNeed
     layers: tuple[int, ...]
     cache: Mapping[str, CacheTensor]
-    """What each layer keeps per block."""
+    """Tensors that each layer keeps per block."""
 
 
 @frozen
@@ -78,7 +78,7 @@ class MemoryItem:
 
 @frozen(kw_only=True)
 class Plan:
-    """Everything that was decided, before the first token."""
+    """Everything decided before the first token."""
 
     ref: str
     path: str
@@ -87,14 +87,14 @@ class Plan:
     architecture: str
     format: str
     config: Mapping[str, Any]
-    """The checkpoint's, as its format tells it."""
+    """The checkpoint's config."""
     schemes: tuple[SchemeUse, ...]
     modules: Mapping[str, str]
-    """Module path -> scheme of its matrix. `*` in a path is any number: what is not named follows
-    its pattern (`scheme_of`)."""
+    """Module path -> scheme of its matrix. `*` in a path matches any index: paths not listed follow
+    their pattern (`scheme_of`)."""
     isq: str | None
     kernels: tuple[KernelUse, ...]
-    """What is not listed, torch computes."""
+    """Torch computes the ops that are not listed."""
     attention: tuple[AttentionUse, ...]
     states: tuple[StateUse, ...] = ()
     """Layers with a recurrent state."""
@@ -109,45 +109,46 @@ class Plan:
     max_num_batched_tokens: int
     block_size: int
     groups: tuple[CacheGroupPlan, ...]
-    """What layers keep in common. The first is the full group."""
+    """Layers by what they cache. The first is the full group."""
     memory_limit: int
     memory: tuple[MemoryItem, ...]
     chosen: tuple[Chosen, ...]
-    """Everything that was chosen, and where it comes from."""
+    """Everything that was chosen, and its distribution."""
     considered: tuple[Refusal, ...]
     """Candidates that were not chosen, and why."""
     notes: tuple[str, ...]
-    """What a user should know: limits lowered to fit, and so on."""
+    """Notes for the user, such as limits lowered to fit."""
     disable: tuple[str, ...]
     only: tuple[str, ...]
 
     def scheme_of(self, path: str) -> str | None:
-        """Name of the scheme that holds the matrix of this module; None where it has none."""
+        """Return the scheme of this module's matrix, or None if it has none."""
         return self.modules.get(path) or self.modules.get(pattern_of(path))
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the full group: what sequences and the prefix cache name."""
+        """Number of blocks in the full group, those that sequences and the prefix cache refer
+        to."""
         return self.groups[0].num_blocks
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of context the cache holds, over all sequences."""
+        """Number of tokens that fit into the cache, over all sequences."""
         return self.num_blocks * self.block_size
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Of a context's tokens beyond every window that has a group of its own."""
+        """Cache bytes per token of context, window groups excepted."""
         return sum(group.bytes_per_token for group in self.groups)
 
     @property
     def kv_bytes(self) -> int:
-        """The whole cache."""
+        """Bytes of the whole cache."""
         return sum(group.nbytes for group in self.groups)
 
     def fitting(self, tokens: int) -> int:
-        """How many sequences of this length the cache holds at once, each computing its share of a
-        step."""
+        """Return how many sequences of this length fit into the cache at once, while each computes
+        its share of a step."""
         step = -(-self.max_num_batched_tokens // self.block_size)
         found = [self.max_num_seqs]
         for group in self.groups:
@@ -166,15 +167,15 @@ _converter = make_converter()
 
 
 def plan_to_json(plan: Plan) -> str:
-    """The plan as an indented JSON document."""
+    """Return the plan as an indented JSON document."""
     return json.dumps(_converter.unstructure(plan), indent=2)
 
 
 def plan_from_json(text: str | bytes) -> Plan:
-    """The plan a document holds. Raises OptionError when it holds none."""
+    """Parse a plan. Raises OptionError if the document is not one."""
     try:
         return _converter.loads(text.encode() if isinstance(text, str) else text, Plan)
     except (cattrs.BaseValidationError, ValueError, KeyError, TypeError) as error:
         raise OptionError(
-            f"this is no plan: {error}", "Write it anew with `inferno explain REF --lock`."
+            f"this is not a plan: {error}", "Write a new one with `inferno explain REF --lock`."
         ) from error

@@ -1,5 +1,5 @@
-"""From a reference and options to a plan, or to every refusal with its remedy. Reads headers only,
-imports no torch."""
+"""Resolves a reference and options to a plan, or to every refusal with its remedy. Reads headers
+only, imports no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from inferno.plan.schemes import choose_isq, choose_schemes
 from inferno.plan.stored import architecture_name
 
 SHARED_FROM = 64 * host.UNITS["MI"]
-"""Bytes of weights from which a step is worth more than one thread."""
+"""Bytes of weights from which a step uses more than one thread."""
 
 
 def resolve(ref: str, options: Options | None = None, catalog: Catalog | None = None) -> Plan:
@@ -160,8 +160,7 @@ def _device(asked: str) -> str:
 
 
 def _dtype(asked: str, checkpoint: Checkpoint) -> DType:
-    """What was asked for, else what the config says, else what most of the weights are stored
-    in."""
+    """Return the requested dtype, else the config's, else that of most stored tensors."""
     if asked != "auto":
         return cast(DType, asked)
     config = checkpoint.config
@@ -173,6 +172,6 @@ def _dtype(asked: str, checkpoint: Checkpoint) -> DType:
 
 
 def _threads(weights: int) -> int:
-    """Handing a part of a step to another core costs microseconds: a tiny model's whole layer takes
-    no longer."""
+    """One for tiny models: handing work to another core takes microseconds, as long as a whole
+    layer."""
     return 1 if weights < SHARED_FROM else host.usable_cores()

@@ -1,4 +1,4 @@
-"""Which scheme holds each stored matrix."""
+"""Chooses the scheme of each stored matrix."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from inferno.plan.stored import modules_of, unused_tensors
 
 @frozen
 class Matrices:
-    """What the checkpoint stores, by scheme."""
+    """The checkpoint's matrices, by scheme."""
 
     uses: tuple[SchemeUse, ...]
     modules: Mapping[str, str]
     """As `Plan.modules`."""
     num_plain: int
-    """Elements of the tensors that no scheme holds: norms, biases, a router's corrections."""
+    """Number of elements in tensors without a scheme: norms, biases, a router's corrections."""
 
     @property
     def nbytes(self) -> int:
@@ -66,18 +66,18 @@ def choose_schemes(
 
 
 def choose_isq(catalog: Catalog, name: str) -> Decided[QuantScheme]:
-    """The scheme that quantizes while loading. Raises OptionError when it cannot."""
+    """Choose the scheme that quantizes while loading. Raises OptionError if it cannot."""
     offer = catalog.named(QuantScheme, name)
     if offer.item.pack is None:
         raise OptionError(
-            f"scheme {name!r} cannot quantize while loading", "Choose one that packs."
+            f"scheme {name!r} cannot quantize while loading", "Choose another scheme."
         )
-    note = f"memory is planned for the weights before {name}: it will be less"
+    note = f"memory is planned for the weights before they become {name}: less will be used"
     return Decided(offer.item, (("in-situ scheme", offer),), notes=(note,))
 
 
 def _matrix(parts: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The parts that a scheme holds: none for a norm."""
+    """Return the parts that a scheme holds: none for a norm."""
     matrix = {part: info for part, info in parts.items() if part != "bias"}
     if all(info.dtype in COMPUTE_DTYPES for info in matrix.values()):  # only a "weight" can be one
         matrix = {p: info for p, info in matrix.items() if p == "weight" and len(info.shape) == 2}

@@ -1,4 +1,4 @@
-"""What a checkpoint's headers say: which modules it holds, stored how."""
+"""Reads from a checkpoint's headers which modules it holds and how they are stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def architecture_name(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
         raise CheckpointError(
-            'config.json names no "architectures"', "It must hold a list with the model class."
+            'config.json has no "architectures"', "It must be a list with the model class."
         )
     return names[0]
 
@@ -23,8 +23,8 @@ def architecture_name(config: Mapping[str, Any]) -> str:
 def modules_of(
     tensors: Mapping[str, TensorInfo], unused: tuple[str, ...]
 ) -> dict[str, dict[str, TensorInfo]]:
-    """Stored tensors by module path and part: {"model.norm": {"weight": ...}}. `unused` names are
-    left out."""
+    """Return stored tensors by module path and part: {"model.norm": {"weight": ...}}. Names that
+    match `unused` are left out."""
     modules: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for name, info in tensors.items():
         if not any(fnmatchcase(name, pattern) for pattern in unused):

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: client, worker, and what they send each other.
+"""The engine in a separate process: client, worker, and their protocol.
 
 Importing the client loads no torch.
 """

@@ -1,5 +1,5 @@
-"""The engine in its own process, driven from asyncio. A crash there is an error for who waits, and
-a new process."""
+"""The engine in its own process, driven from asyncio. If it crashes, pending requests fail and a
+new process is started."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from inferno.process import protocol
 log = logging.getLogger("inferno.process")
 
 _GIVE_UP_AFTER = 3
-"""Starts that fail in a row before the engine stays down."""
+"""Failed starts in a row after which the engine stays down."""
 
 
 @define(eq=False)
 class TokenStream:
-    """One request's tokens. `take` gives whatever piled up since the last look, so that a slow
-    reader costs its tokens and nothing more; iterating waits and takes, until a token finishes.
-    Both raise EngineDeadError. May be abandoned after `abort`."""
+    """One request's tokens. `take` returns all that arrived since the last call, so that a slow
+    reader costs only the memory of its tokens; iterating waits and takes until a token finishes the
+    request. Both raise EngineDeadError. May be abandoned after `abort`."""
 
     request_id: str
     news: asyncio.Event = field(factory=asyncio.Event)
@@ -54,7 +54,8 @@ class TokenStream:
         self.news.set()
 
     def take(self) -> list[EngineOutput]:
-        """The tokens since the last call. An error comes after the last of them."""
+        """Return the tokens since the last call. An error is raised only after the last of them was
+        taken."""
         tokens, self._tokens = self._tokens, []
         if self._error is not None:
             if not tokens:
@@ -78,8 +79,8 @@ class TokenStream:
 class _Link:
     """This end of the socket to an engine process.
 
-    libzmq's descriptor tells of changes, not of states: whatever is done with the socket may
-    swallow the news of a message, so every use ends with a look for some.
+    libzmq's descriptor is edge-triggered: any operation on the socket may consume the notification
+    of a message, so every use ends with a check for messages.
     """
 
     socket: zmq.Socket[bytes]
@@ -101,8 +102,7 @@ class _Link:
         return link
 
     def send(self, kind: bytes, body: bytes) -> None:
-        # Without a peer there is nobody to tell: its process has ended, and `EngineClient._keep`
-        # will say so.
+        # Without a peer, its process has ended, and `EngineClient._keep` will report that.
         with contextlib.suppress(zmq.Again):
             self.socket.send_multipart([kind, body], zmq.NOBLOCK)
         asyncio.get_running_loop().call_soon(self.look)
@@ -121,8 +121,8 @@ class _Link:
 
 
 class EngineClient:
-    """Starts the engine process, sends it requests, hands out its tokens; starts another when it
-    dies."""
+    """Starts the engine process, sends it requests and distributes its tokens. Starts another when
+    it dies."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -130,8 +130,8 @@ class EngineClient:
         self.alive = False
         self._streams: dict[str, TokenStream] = {}
         self._aborting: Counter[str] = Counter()
-        """Ids whose tokens are an aborted request's until the engine confirms: they may be in use
-        again."""
+        """Ids whose tokens belong to an aborted request until the engine confirms the abort: the id
+        may already be in use again."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: asyncio.subprocess.Process | None = None
         self._link: _Link | None = None
@@ -143,16 +143,16 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """The engine process's id, None while there is none."""
+        """The engine process's id, or None while there is none."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Start the process and wait until it is ready. Raises the error it failed with."""
+        """Start the process and wait until it is ready. Raises the error with which it failed."""
         await self._spawn()
         self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Stop the process; whoever still waits gets EngineDeadError."""
+        """Stop the process. Pending requests fail with EngineDeadError."""
         self._closing = True
         self.alive = False
         if self._link is not None and not self._link.socket.closed:
@@ -165,7 +165,7 @@ class EngineClient:
                 await self._process.wait()
         if self._keeper is not None:
             await self._keeper
-        self._fail_all(EngineDeadError("the engine was closed", "Open another."))
+        self._fail_all(EngineDeadError("the engine was closed", "Start another."))
         self._context.destroy(linger=0)
 
     def submit(self, request: Request, news: asyncio.Event | None = None) -> TokenStream:
@@ -180,7 +180,7 @@ class EngineClient:
         return stream
 
     def abort(self, request_id: str) -> None:
-        """Forget a request: its stream ends. One that is unknown or finished is no error."""
+        """Drop a request: its stream ends. An unknown or finished one is ignored."""
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
@@ -200,7 +200,7 @@ class EngineClient:
         try:
             plan.write_text(
                 plan_to_json(self.plan), encoding="utf-8"
-            )  # there at once: this process may be busy with texts
+            )  # a file, because this process may be too busy to send it
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -231,11 +231,11 @@ class EngineClient:
         finally:
             shutil.rmtree(
                 folder, ignore_errors=True
-            )  # the plan is read, and both ends hold the socket open
+            )  # the worker has read the plan, and both ends have the socket open
         self.alive, self._failure = True, None
 
     async def _keep(self) -> None:
-        """Wait for the process to end; then tell who waits and start another."""
+        """Wait for the process to end; then fail pending requests and start another."""
         while True:
             assert self._process is not None and self._link is not None, "_spawn sets both"
             await self._process.wait()
@@ -279,7 +279,7 @@ class EngineClient:
         return False
 
     def _take(self, kind: bytes, body: bytes) -> None:
-        """One message of the process."""
+        """Handle one message of the process."""
         if kind == protocol.TOKENS:
             for token in protocol.decode_tokens(body):
                 self._hand_out(token)

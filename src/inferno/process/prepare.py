@@ -1,4 +1,4 @@
-"""What of a start needs no torch, done while torch is imported."""
+"""Prepares what needs no torch while torch is being imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferno.plan import Opened, Plan
 @contextmanager
 def prepared(opened: Opened) -> Iterator[None]:
     """Context in which a model is loaded: kernel providers prepare memory while torch is still
-    importing. Not for weights that are quantized while loading: their size is not known."""
+    importing. Weights that are quantized while loading are left out: their size is not known."""
     plan = opened.plan
     with ExitStack() as stack:
         for name, provider in opened.parts.kernels.items() if plan.isq is None else ():
@@ -23,7 +23,7 @@ def prepared(opened: Opened) -> Iterator[None]:
 
 
 def _held_by(provider: str, plan: Plan) -> int:
-    """Bytes of the weights whose layout this provider multiplies."""
+    """Return the bytes of the weights whose layout this provider multiplies."""
     products = (use for use in plan.kernels if use.op in (LINEAR, GROUPED))
     layouts = {use.layout for use in products if use.name == provider}
     return sum(use.nbytes for use in plan.schemes if use.layout in layouts)

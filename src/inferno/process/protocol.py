@@ -1,5 +1,5 @@
-"""What the engine process and its client say to each other: a kind and one msgpack body, over a
-local socket.
+"""The messages between the engine process and its client: a kind and one msgpack body, over a local
+socket.
 
 engine -> client   ready (first), tokens [EngineOutput], stats EngineStats,
                    failed Failure (then it ends)
@@ -23,7 +23,7 @@ READY, TOKENS, STATS, FAILED = b"ready", b"tokens", b"stats", b"failed"
 
 @frozen
 class Failure:
-    """An exception, on its way to another process."""
+    """An exception, serialised for another process."""
 
     kind: str
     cause: str

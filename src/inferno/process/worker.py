@@ -1,8 +1,9 @@
 """The engine process: `python -m inferno.process.worker ENDPOINT PARENT PLAN`.
 
-Runs the plan in that file, takes requests, answers with tokens.
+Runs the plan in that file, receives requests, sends tokens.
 
-It ends when told to, when its parent is gone, or after reporting an error it cannot go on from.
+It ends when it receives a stop message, when its parent is gone, or after reporting a fatal
+error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from inferno.host import sleep_at_barriers
 from inferno.process import protocol
 
 _IDLE_MS = 1000
-"""How long to wait for work before looking whether the parent still lives."""
+"""How long to wait for work before checking whether the parent is alive."""
 
 
 class Worker:
@@ -39,14 +40,14 @@ class Worker:
             from inferno.core.engine import Engine  # torch
 
             self._engine = Engine.load(opened)
-        gc.freeze()  # torch's modules and the model stay: no pause to look through them for garbage
+        gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
         self._send(protocol.READY, protocol.encode(None))
         while self._serve():
             pass
 
     def _serve(self) -> bool:
-        """Take what came in, then one step. False when it is time to end."""
+        """Handle all messages, then run one step. Returns False to end the process."""
         engine = self._engine
         if os.getppid() != self._parent:
             return False
@@ -72,7 +73,7 @@ class Worker:
         elif kind == protocol.ABORT:
             aborted = protocol.decode_text(body)
             self._engine.abort(aborted)
-            # Its last token: what the id brings from now on is another request's.
+            # Its last output: later outputs of this id belong to another request.
             self._send(
                 protocol.TOKENS, protocol.encode([EngineOutput(aborted, None, FinishReason.ABORT)])
             )
@@ -84,11 +85,11 @@ class Worker:
 
 def main() -> None:
     sleep_at_barriers()
-    # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, and
-    # tells us when to end.
+    # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, then
+    # sends a stop message.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
-    gc.disable()  # what is made until the model is loaded is a million objects, and they stay
+    gc.disable()  # loading makes a million objects, and they stay
     endpoint, parent = sys.argv[1], int(sys.argv[2])
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)

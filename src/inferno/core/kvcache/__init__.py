@@ -1,4 +1,4 @@
-"""The cache of keys, values and states: blocks and slots by group, their keys and tensors."""
+"""The cache of keys, values and states: blocks and slots by group, content keys, and tensors."""
 
 from inferno.core.kvcache.blocks import BlockPool, WindowBlocks
 from inferno.core.kvcache.groups import CacheGroups, Match

@@ -13,8 +13,7 @@ class BlockPool:
 
     num_blocks: int
     _free: list[int] = field(init=False)
-    """A stack: the block freed last is handed out first, so that memory never used stays
-    untouched."""
+    """A stack: the block freed last is reused first, so that unused memory stays untouched."""
     _users: list[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -32,12 +31,12 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more sequence uses the block."""
+        """Count one more sequence that uses the block."""
         self._users[block] += 1
 
     def release(self, block: int) -> bool:
-        """One sequence less uses the block. True when no other does: the caller keeps it for
-        later, or frees it."""
+        """Count one sequence less. Returns True if no sequence uses the block any more: the caller
+        caches or frees it."""
         self._users[block] -= 1
         return self._users[block] == 0
 
@@ -49,7 +48,7 @@ class BlockPool:
         return self._users[block]
 
     def check(self, idle: Iterable[int] | int) -> None:
-        """Check the invariant: every block is free, idle or in use, and exactly one of them."""
+        """Check the invariant: every block is free, idle or in use, and only one of these."""
         num_idle = idle if isinstance(idle, int) else len(set(idle))
         used = sum(users > 0 for users in self._users)
         assert len(set(self._free)) == len(self._free), "a block is free twice"
@@ -59,8 +58,8 @@ class BlockPool:
 
 @define
 class WindowBlocks:
-    """The blocks of a sliding window's group. Fewer than those of the full group: a full block has
-    one while a sequence's window covers it. A cached block keeps it, idle, until the memory is
+    """The blocks of a sliding window's group. There are fewer than in the full group: a full block
+    has one while a sequence's window covers it. A cached block keeps it, idle, until the memory is
     needed."""
 
     num_blocks: int
@@ -89,8 +88,8 @@ class WindowBlocks:
         return max(0, position - self.window + 1) // self.block_size
 
     def resumable(self, full_blocks: Sequence[int], count: int) -> int:
-        """`count`, if the last window of a prefix of so many blocks is still here. Else the index
-        of the first block that is missing: no longer prefix can be resumed."""
+        """Return `count` if the last window of a prefix of `count` blocks is still cached, else the
+        index of the first missing block: no longer prefix can be resumed."""
         indices = range(self.first(count * self.block_size), count)
         return next((i for i in indices if full_blocks[i] not in self.block_of), count)
 
@@ -98,20 +97,20 @@ class WindowBlocks:
         return sum(block in self._idle for block in full_blocks)
 
     def acquire(self, full_blocks: Iterable[int]) -> None:
-        """Take a block for each of these; the longest idle are evicted when none is free."""
+        """Take a block for each of these, evicting the longest idle ones if none is free."""
         for block in full_blocks:
             if not self._pool.num_free:
                 self.drop(next(iter(self._idle)))
             self.block_of[block] = self._pool.acquire()
 
     def share(self, full_blocks: Iterable[int]) -> None:
-        """One more sequence uses the blocks of these, which all have one."""
+        """Count one more sequence that uses these blocks, each of which has one here."""
         for block in full_blocks:
             self._idle.pop(block, None)
             self._pool.share(self.block_of[block])
 
     def release(self, full_blocks: Iterable[int], cached: Callable[[int], bool]) -> None:
-        """One sequence less uses these. The first given is the first to be evicted."""
+        """Count one sequence less for these blocks. The first given is the first to be evicted."""
         for block in full_blocks:
             if self._pool.release(self.block_of[block]):
                 if cached(block):
@@ -120,9 +119,9 @@ class WindowBlocks:
                     self._pool.free(self.block_of.pop(block))
 
     def deduplicate(self, own: int, known: int) -> int:
-        """The one sequence that uses `own` goes on with `known`, which has the same content.
-        Returns the block of `known`: its own, or that of `own` where it had lost it."""
-        assert self._pool.users(self.block_of[own]) == 1, "a block just computed has two users"
+        """Replace `own`, which one sequence uses, by `known`, which has the same content. Returns
+        the block of `known`: its own, or that of `own` if it had lost it."""
+        assert self._pool.users(self.block_of[own]) == 1, "a newly computed block has two users"
         if known in self.block_of:
             self.share([known])
             self._pool.release(self.block_of[own])
@@ -132,7 +131,7 @@ class WindowBlocks:
         return self.block_of[known]
 
     def drop(self, full_block: int) -> None:
-        """Free the block of a full block that no sequence uses, if it has one."""
+        """Free the block of an unused full block, if it has one."""
         self._idle.pop(full_block, None)
         if (block := self.block_of.pop(full_block, None)) is not None:
             self._pool.free(block)

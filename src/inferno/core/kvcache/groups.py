@@ -1,8 +1,8 @@
 """The cache as the scheduler sees it: all groups at once.
 
-Layers that need the same of the cache are a group. The full group has the blocks that sequences and
-the prefix cache name, one for every `block_size` tokens; in a model without full attention they
-hold nothing. Every sliding window has a group of fewer blocks, and all recurrent states together
+Layers with the same cache needs form a group. The full group has the blocks that sequences and the
+prefix cache refer to, one for every `block_size` tokens; in a model without full attention they
+store nothing. Every sliding window has a group of fewer blocks, and all recurrent states together
 are one group of slots.
 """
 
@@ -23,19 +23,19 @@ FULL = 0
 
 
 class Match(NamedTuple):
-    """What the cache has of a sequence's prefix."""
+    """The cached part of a sequence's prefix."""
 
     block_ids: list[int]
-    """The blocks after which it can be resumed in every group."""
+    """Its longest part after which every group can resume."""
     num_known: int
-    """Blocks of the prefix that are cached, whether it can be resumed after them or not."""
+    """Number of cached blocks, resumable or not."""
 
 
 class CacheGroups:
-    """Which sequence holds which block of every group. Knows no tensors.
+    """Tracks which sequence holds which blocks of every group. Knows no tensors.
 
-    A sequence holds its full blocks from the first on, and of a window's group those from
-    `Sequence.held_from` on. What changes in its tables is returned as updates for the runner.
+    A sequence holds all its full blocks, and in a window's group those from `Sequence.held_from`
+    on. Changes of its block tables are returned as updates for the runner.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CacheGroups:
         windows: Iterable[WindowBlocks] = (),
         snapshots: Snapshots | None = None,
     ) -> None:
-        """`snapshots` are given where layers keep recurrent states."""
+        """`snapshots` is given if layers keep recurrent states."""
         self.num_blocks, self.block_size, self.prefix = num_blocks, block_size, prefix
         self.windows, self.snapshots = tuple(windows), snapshots
         self.has_states = snapshots is not None
@@ -72,16 +72,17 @@ class CacheGroups:
         )
         return cls(plan.num_blocks, plan.block_size, prefix, windows, snapshots)
 
-    # --- what there is ----------------------------------------------------------------------------
+    # --- capacity ---------------------------------------------------------------------------------
 
     @property
     def num_available(self) -> int:
-        """Blocks that `acquire` could take: free or idle ones, in the group that has fewest."""
+        """Number of blocks that `acquire` could take, free or idle, in the group that has
+        fewest."""
         return min((self._num_unused, *(window.num_available for window in self.windows)))
 
     @property
     def num_used(self) -> int:
-        """Full blocks that sequences hold."""
+        """Number of full blocks that sequences hold."""
         return self.num_blocks - self._num_unused
 
     @property
@@ -90,14 +91,14 @@ class CacheGroups:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that sequences hold, 0 to 1, in the group that is fullest."""
+        """Share of the blocks that sequences hold, 0 to 1, in the fullest group."""
         return max(
             (self.num_used / self.num_blocks, *(w.num_used / w.num_blocks for w in self.windows))
         )
 
     def num_available_after(self, block_ids: list[int]) -> int:
-        """`num_available` once a new sequence has resumed after these blocks: those that were idle
-        are no longer available."""
+        """Return `num_available` once a new sequence has acquired these cached blocks: those that
+        were idle are no longer available."""
         position = len(block_ids) * self.block_size
         idle = sum(self._full.users(block) == 0 for block in block_ids)
         return min(
@@ -114,8 +115,8 @@ class CacheGroups:
         return -(-num_tokens // self.block_size)
 
     def match(self, sequence: Sequence) -> Match:
-        """Cached blocks of a sequence's prefix. At least one token stays to be computed: its logits
-        are wanted."""
+        """Look up a sequence's prefix. At least one token remains to be computed, for its
+        logits."""
         if self.prefix is None or sequence.request.params.prompt_logprobs is not None:
             return Match([], 0)
         self._extend_keys(sequence)
@@ -123,8 +124,8 @@ class CacheGroups:
         return Match(self.resumable(known), len(known))
 
     def resumable(self, block_ids: list[int]) -> list[int]:
-        """The longest beginning of a chain of blocks after which a sequence can be resumed in every
-        group: its last windows are still cached, and there is a snapshot of its states."""
+        """Return the longest prefix of these blocks after which every group can resume: its last
+        windows are still cached, and its states have a snapshot."""
         count, before = len(block_ids), -1
         while count != before:
             before = count
@@ -134,10 +135,10 @@ class CacheGroups:
                 count = self.snapshots.resumable(block_ids, count)
         return block_ids[:count]
 
-    # --- what a sequence holds --------------------------------------------------------------------
+    # --- a sequence's blocks ----------------------------------------------------------------------
 
     def resume(self, sequence: Sequence, match: Match) -> list[BlockUpdate]:
-        """A sequence that holds nothing goes on after cached blocks."""
+        """Let a sequence without blocks continue after the cached ones."""
         block_size = self.block_size
         for block in match.block_ids:
             self._share(block)
@@ -150,7 +151,7 @@ class CacheGroups:
         return self._extend(sequence, match.block_ids)
 
     def acquire(self, sequence: Sequence, count: int) -> list[BlockUpdate]:
-        """Give a sequence `count` more blocks in every group; idle ones are evicted when none is
+        """Give a sequence `count` more blocks in every group, evicting idle ones if too few are
         free."""
         missing = count - self._full.num_free
         if self.prefix is not None and missing > 0:
@@ -177,8 +178,8 @@ class CacheGroups:
         return updates
 
     def insert(self, sequence: Sequence) -> list[BlockUpdate]:
-        """Cache the blocks that became full. A block whose content is cached already is exchanged
-        for that one."""
+        """Cache the blocks that became full. A block whose content is already cached is replaced by
+        the cached one."""
         num_full = sequence.num_computed // self.block_size
         first, sequence.num_inserted = sequence.num_inserted, num_full
         if self.prefix is None:
@@ -195,7 +196,7 @@ class CacheGroups:
         return updates
 
     def _deduplicate(self, sequence: Sequence, index: int, known: int) -> list[BlockUpdate]:
-        """A sequence goes on with a cached block instead of its own of the same content."""
+        """Replace a sequence's block by the cached one with the same content."""
         row, own = sequence.held_row, sequence.block_ids[index]
         blocks = [known, *(window.deduplicate(own, known) for window in self.windows)]
         if self.snapshots is not None:
@@ -206,7 +207,7 @@ class CacheGroups:
         return [BlockUpdate(group, row, index, block) for group, block in enumerate(blocks)]
 
     def free_before(self, sequence: Sequence) -> None:
-        """Give back the blocks that no window of a token still to be computed covers."""
+        """Release the blocks that no pending token's window covers."""
         for i, window in enumerate(self.windows):
             begin, first = sequence.held_from[i], window.first(sequence.num_computed)
             if first > begin:
@@ -214,8 +215,8 @@ class CacheGroups:
                 sequence.held_from[i] = first
 
     def release(self, sequence: Sequence) -> None:
-        """Give back all that a sequence holds; last block first, so that a continuation becomes
-        idle before what it continues."""
+        """Release all blocks of a sequence, last to first, so that a continuation becomes idle
+        before the block it continues."""
         for window, first in zip(self.windows, sequence.held_from, strict=True):
             window.release(reversed(sequence.block_ids[first:]), self._is_cached)
         for block in reversed(sequence.block_ids):
@@ -226,7 +227,8 @@ class CacheGroups:
     # --- recurrent states -------------------------------------------------------------------------
 
     def begin(self, sequence: Sequence) -> list[StateCopy]:
-        """What a sequence's state starts from: the snapshot after its cached prefix, or zeros."""
+        """Initialize a sequence's state from the snapshot after its cached prefix, or with
+        zeros."""
         if self.snapshots is None:
             return []
         block_ids = sequence.block_ids[: sequence.num_computed // self.block_size]
@@ -234,8 +236,8 @@ class CacheGroups:
         return [StateCopy(source, sequence.held_row)]
 
     def slice_tokens(self, sequence: Sequence, start: int, count: int) -> int:
-        """How many of `count` pending tokens a slice takes: a prompt is cut where a snapshot of its
-        states is wanted."""
+        """Return how many of `count` pending tokens a slice takes: it ends where a snapshot of the
+        states is due."""
         if count == 1 or not self._saves:
             return count
         stop = start + count
@@ -247,8 +249,8 @@ class CacheGroups:
         return (whole if start < whole and stop < len(sequence.token_ids) else stop) - start
 
     def save(self, sequence: Sequence, stop: int) -> StateCopy | None:
-        """The copy of a sequence's state that is wanted once `stop` of its tokens are computed. It
-        takes the place of the sequence's last one, unless that lasts."""
+        """Return the snapshot due once `stop` tokens of a sequence are computed. It replaces the
+        sequence's last one, unless that is lasting."""
         if not self._saves or stop % self.block_size:
             return None
         assert self.snapshots is not None
@@ -302,12 +304,12 @@ class CacheGroups:
             self.snapshots.check(self._is_cached)
 
     def check_held(self, sequences: Collection[Sequence]) -> None:
-        """Check that these sequences hold all that is in use, and all that they attend to."""
+        """Check that these sequences hold all blocks in use, and all that they attend to."""
         held = {block for s in sequences for block in s.block_ids}
         assert len(held) == self.num_used, "a block has no sequence"
         for i, window in enumerate(self.windows):
             assert all(s.held_from[i] <= window.first(s.num_computed) for s in sequences), (
-                "a window covers blocks that were given back"
+                "a window covers blocks that were released"
             )
             covered = {block for s in sequences for block in s.block_ids[s.held_from[i] :]}
             assert covered <= window.block_of.keys(), "a window covers a block that has none"

@@ -1,4 +1,4 @@
-"""Content keys: the names under which a prefix cache finds blocks."""
+"""Content keys, by which a prefix cache finds blocks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 def extend_keys(
     keys: list[bytes], token_ids: Sequence[int], block_size: int, salt: str = ""
 ) -> None:
-    """Append the content keys of `token_ids`' full blocks that `keys` does not have yet.
+    """Append the content keys that `keys` lacks of `token_ids`' full blocks.
 
-    A key is a hash chain: it names a block's tokens and everything before them, and `salt` from the
-    root on. 128 bits of BLAKE2b, so that no request can be crafted to hit another's blocks.
+    Keys are a hash chain with `salt` at its root: a key identifies a block's tokens and everything
+    before them. 128 bits of BLAKE2b, so that no request can be crafted to hit another's blocks.
     """
     for index in range(len(keys), len(token_ids) // block_size):
         parent = keys[-1] if keys else hashlib.blake2b(salt.encode(), digest_size=16).digest()

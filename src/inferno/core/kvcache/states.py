@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 
 SUPERSEDED, PASSING, LASTING = range(3)
-"""What a snapshot is worth: in this order they are evicted."""
+"""The worth of a snapshot, in order of eviction."""
 
 
 @define
 class Snapshots:
-    """Copies of sequences' states, each as it was at the end of a full block. A prefix can be
-    resumed only where there is one.
+    """Copies of sequences' states, each taken at the end of a full block. A prefix can be resumed
+    only after a block with a snapshot.
 
-    A snapshot is lasting where a prompt ends or two prompts part, and passing where a sequence took
-    it on its way: superseded as soon as the sequence has a later one. A passing one never evicts a
-    lasting one. Among equals the least recently used goes first.
+    Snapshots where a prompt ends or two prompts diverge are lasting; those taken in between are
+    passing, and superseded as soon as the sequence has a later one. A passing one never evicts a
+    lasting one. Among equals, the least recently used is evicted first.
 
     The slots of a state tensor are, in this order: one per row, one for trial steps, the snapshots.
     """
@@ -25,7 +25,7 @@ class Snapshots:
     num_rows: int
     num_snapshots: int
     interval: int = 1024
-    """In tokens: how often a sequence takes a snapshot that a later one does not supersede."""
+    """Tokens between a sequence's snapshots that later ones do not supersede."""
     _slot_of: dict[int, int] = field(factory=dict, init=False)
     """Full block -> the slot of its snapshot."""
     _worth: dict[int, int] = field(factory=dict, init=False)
@@ -43,13 +43,14 @@ class Snapshots:
         return block in self._slot_of
 
     def resumable(self, blocks: Sequence[int], count: int) -> int:
-        """The most of the first `count` blocks at whose end there is a snapshot."""
+        """Return the length of the longest prefix, at most `count` blocks, that ends at a
+        snapshot."""
         return next((n for n in range(count, 0, -1) if blocks[n - 1] in self._slot_of), 0)
 
     def save(self, block: int, *, lasting: bool) -> int | None:
-        """The slot to copy a state to that was computed up to the end of this block; None where
-        there is no room."""
-        assert block not in self._slot_of, "a block just computed has a snapshot"
+        """Return a slot for a snapshot of the state at the end of this block, or None if there is
+        no room."""
+        assert block not in self._slot_of, "a newly computed block has a snapshot"
         worth = LASTING if lasting else PASSING
         if not self._free:
             evictable = self._order if lasting else self._order[:LASTING]
@@ -62,17 +63,17 @@ class Snapshots:
         return slot
 
     def use(self, block: int) -> int:
-        """The slot of a block's snapshot, which is from now on the most recently used."""
+        """Return the slot of a block's snapshot, and mark it as the most recently used."""
         self._rank(block, max(PASSING, self._worth[block]))
         return self._slot_of[block]
 
     def supersede(self, block: int) -> None:
-        """The sequence that took a block's snapshot has a later one."""
+        """Mark a passing snapshot as superseded: its sequence has a later one."""
         if self._worth.get(block) == PASSING:
             self._rank(block, SUPERSEDED)
 
     def deduplicate(self, own: int, known: int) -> None:
-        """`known` has the same content as `own` and takes its snapshot, unless it has one."""
+        """Move the snapshot of `own` to `known`, which has the same content, unless it has one."""
         if own in self._slot_of and known not in self._slot_of:
             self._slot_of[known] = self._slot_of.pop(own)
             worth = self._worth.pop(own)
@@ -99,5 +100,5 @@ class Snapshots:
         assert slots == list(self._slots()), "a snapshot's slot is lost"
         ranked = {block: worth for worth, blocks in enumerate(self._order) for block in blocks}
         assert ranked == self._worth, "a snapshot has two ranks"
-        assert ranked.keys() == self._slot_of.keys(), "a snapshot was dropped by half"
+        assert ranked.keys() == self._slot_of.keys(), "a snapshot was only half dropped"
         assert all(map(cached, self._slot_of)), "a snapshot cannot be found"

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @frozen(eq=False)
 class KVCache:
-    """What every layer keeps, by layer id: of an attention layer what its backend stores, each
-    (blocks, *shape of one block); of a recurrent layer its states, each (slots, *shape of one
-    state). All layers of a group have the same number of blocks, or of slots."""
+    """Every layer's cache tensors, by layer id: an attention layer's keys and values in its
+    backend's layout, each (blocks, *shape of one block); a recurrent layer's states, each (slots,
+    *shape of one state). All layers of a group have the same number of blocks or slots."""
 
     layers: tuple[Mapping[str, Tensor], ...]
     state_layers: tuple[int, ...] = ()
 
     @classmethod
     def of_plan(cls, plan: Plan) -> KVCache:
-        """Allocate what the plan says."""
+        """Allocate the plan's cache."""
         held = {layer: use.cache for use in plan.attention for layer in use.layers}
         held |= {layer: use.cache for use in plan.states for layer in use.layers}
         units = {layer: group.num_units for group in plan.groups for layer in group.layers}
@@ -48,7 +48,8 @@ class KVCache:
         device: str,
         state_layers: tuple[int, ...] = (),
     ) -> KVCache:
-        """One layout for each layer; so many blocks or slots for all of them, or for each."""
+        """Allocate one layout per layer. `num_units` is the number of blocks or slots, for all
+        layers or for each."""
         counts = [num_units] * len(layouts) if isinstance(num_units, int) else num_units
         return cls(
             tuple(
@@ -59,7 +60,7 @@ class KVCache:
         )
 
     def bind(self, model: nn.Module) -> None:
-        """Give each layer that keeps something its tensors."""
+        """Give every attention and state layer its tensors."""
         from inferno.nn import Attention, State
 
         for module in model.modules():
@@ -89,7 +90,7 @@ def _zeros(count: int, tensor: CacheTensor, device: str) -> Tensor:
     shape, dtype = (count, *tensor.shape), getattr(torch, tensor.dtype)
     if device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Pages that the operating system zeroes on first touch: blocks never used cost no memory.
-    # `torch.zeros` would write them all: seconds, and the whole budget resident.
+    # The operating system zeroes these pages on first touch, so unused blocks cost no memory.
+    # `torch.zeros` would write them all: that takes seconds and makes the whole budget resident.
     pages = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype).view(shape)

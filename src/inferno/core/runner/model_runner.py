@@ -1,4 +1,4 @@
-"""Runs one step on one device: Step -> Batch -> logits -> token ids. Tensors are born and die here.
+"""Runs one step on one device: Step -> Batch -> logits -> token ids. No tensor leaves this module.
 
 Suffixes: T tokens of the step, S sampled rows, P prompt positions, D hidden, V vocabulary.
 """
@@ -23,7 +23,7 @@ from inferno.nn.ops import TORCH, Ops
 from inferno.plan import Plan
 
 _LOGPROB_ROWS = 256
-"""Prompt positions whose logits are held at once."""
+"""Prompt positions whose logits are in memory at once."""
 
 
 class ModelRunner:
@@ -55,11 +55,11 @@ class ModelRunner:
             trial_slot=plan.max_num_seqs if plan.states else None,
             prepare=self._prepare,
         )
-        """Recorded steps, where the plan's kernels can record any."""
+        """Recorded steps, if the plan's kernels can record."""
 
     @torch.inference_mode()
     def run(self, step: Step) -> Sampled:
-        """Compute a step that has slices; one token for each that samples."""
+        """Compute a non-empty step: one token for each slice that samples."""
         self._tables.update(step)
         for new in step.new_sequences:
             self._sampler.admit(new.row, new.request, new.token_ids)
@@ -85,8 +85,8 @@ class ModelRunner:
         return Sampled(drawn.token_ids, drawn.logprobs, prompt_logprobs)
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
-        """The logits of a step that can be replayed, and for which no prompt's are wanted. Rows of
-        aborted requests may be left in `_wants_prompt`."""
+        """Return the logits if the step can be replayed and none of its rows waits for prompt
+        logprobs. Rows of aborted requests may be left in `_wants_prompt`."""
         if self.replays is None or not self._wants_prompt.keys().isdisjoint(arrays.sampling_rows):
             return None
         return self.replays.run(arrays)
@@ -133,8 +133,8 @@ class ModelRunner:
     def _prompt_logprobs(
         self, step: Step, arrays: StepArrays, hidden_TD: Tensor
     ) -> dict[int, tuple[Logprobs | None, ...]]:
-        """Extend the rows that want them by this step's positions; returns those that are
-        complete."""
+        """Add this step's positions to the rows that want prompt logprobs. Returns the complete
+        ones."""
         done = {}
         for i, (row, start, count, _) in enumerate(step.slices):
             wanted = self._wants_prompt.get(row)

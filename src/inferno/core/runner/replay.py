@@ -1,14 +1,13 @@
-"""Small decode steps without Python: recorded once, then run again on the same memory.
+"""Replays small decode steps without Python: recorded once, then run again on the same memory.
 
-With one or a few tokens in a step, the calls of a few hundred operators cost more than a packed
-model's arithmetic. A kernel provider that can record (`contracts.KernelProvider.record`) notes the
-operators of a step, each with the addresses it read and wrote; the next step of that shape writes
-its inputs to those addresses and runs the list again. A step that runs any other torch operator is
-not recorded: a replay would skip it.
+With few tokens in a step, calling a few hundred operators costs more than a packed model's
+arithmetic. A kernel provider that can record (`contracts.KernelProvider.record`) notes the
+operators of a step with the addresses they read and wrote; the next step of that shape writes its
+inputs to those addresses and runs the list again. A step that runs any other torch operator is not
+recorded: a replay would skip it.
 
-What a recorded step computes on its way lies in an arena of which the recordings of all shapes use
-the same memory: one runs at a time, and within a step a result's memory is the next one's as soon
-as nobody can read it any more.
+Intermediate results are in an arena. The recordings of all shapes share its memory, since only one
+runs at a time; within a step, a result's memory is reused as soon as no tensor refers to it.
 
 Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
 """
@@ -32,21 +31,21 @@ from inferno.core.runner.tables import StepArrays
 from inferno.nn.batch import Batch
 
 MAX_TOKENS = 64
-"""Above, the operators take far longer than their calls."""
+"""With more tokens, the operators take far longer than calling them."""
 
 _ALIGNMENT = 64
 _CHUNK = 4 * 2**20
 
 Compute = Callable[[Batch], Tensor]
-"""A batch to the logits of its tokens."""
+"""Maps a batch to the logits of its tokens."""
 Record = Callable[[], Recording]
 Array = np.ndarray[Any, Any]
 
 
 @frozen(eq=False)
 class Shape:
-    """Inputs at fixed addresses for steps of T sequences and up to M blocks each, and what they are
-    computed to."""
+    """A recorded step of T sequences with at most M blocks each: its inputs and logits, at fixed
+    addresses."""
 
     batch: Batch
     logits_TV: Tensor
@@ -62,15 +61,15 @@ class Replays:
     block_size: int
     max_model_len: int
     windows: Sequence[int] = ()
-    """Those with a cache group."""
+    """The sliding windows that have a cache group."""
     trial_slot: int | None = None
-    """Where a step that is tried writes its recurrent states, in a model that has some: one that
-    cannot be recorded is computed again, and must find them as they were."""
+    """The slot to which a trial step writes its recurrent states, if the model has any: a step that
+    cannot be recorded is computed again from the unchanged states."""
     prepare: Callable[[Batch], None] = lambda batch: None
-    """Makes what is made on first use, tables by context length: within a recorded step it would be
-    foreign."""
+    """Computes what is cached on first use, such as tables by context length: inside a recorded
+    step it would be foreign."""
     possible: bool = True
-    """Whether nothing was foreign yet: what one step leaves to others, every step does."""
+    """False once a step used a foreign operator: every later one would too."""
     _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
     _arena: Arena = field(factory=lambda: Arena())
 
@@ -81,12 +80,12 @@ class Replays:
 
     @property
     def nbytes(self) -> int:
-        """Memory of what recorded steps compute on their way."""
+        """Memory of the recorded steps' intermediate results."""
         return self._arena.nbytes
 
     def run(self, arrays: StepArrays) -> Tensor | None:
-        """The step's logits, valid until the next step; None if it must be computed in the usual
-        way: it is large, or a sequence does not compute exactly one token and sample."""
+        """Return the step's logits, valid until the next step. None if it must be computed in the
+        usual way: it is large, or not every sequence computes and samples exactly one token."""
         tokens, blocks = arrays.tables.shape
         if not self.possible or tokens > MAX_TOKENS:
             return None
@@ -108,7 +107,7 @@ class Replays:
 
     def _recorded(self, batch: Batch) -> Shape | None:
         self.prepare(batch)
-        for _ in range(2):  # what is made on first use (a bias in float32) is foreign once
+        for _ in range(2):  # what is cached on first use (a bias in float32) is foreign once
             if batch.state_slots_S is not None and self.trial_slot is not None:
                 batch.state_slots_S.numpy()[:] = self.trial_slot
             watch = _Watch(self._arena)
@@ -156,32 +155,32 @@ def _write(batch: Batch, arrays: StepArrays) -> None:
 
 
 class Arena:
-    """Memory at fixed addresses, in pieces that are free again when the last tensor on them is
+    """Memory at fixed addresses, in pieces that become free when the last tensor on them is
     gone."""
 
     def __init__(self) -> None:
         self._chunks: list[Array] = []
         self._free: list[tuple[int, int, int]] = []
-        """Chunk, begin and end, in this order: no two that touch."""
+        """(chunk, begin, end), sorted. Adjacent pieces are merged."""
         self._given: list[tuple[int, int, int]] = []
-        """Free, too. Whoever is the last to hold a piece may be in the middle of anything, `_take`
-        included."""
+        """Also free, but not merged yet: a finalizer may run at any point, even inside `_take`."""
 
     @property
     def nbytes(self) -> int:
         return sum(len(chunk) for chunk in self._chunks)
 
     def like(self, tensor: Tensor) -> Tensor:
-        """One of the same shape, strides and type, its values anything."""
+        """Allocate an uninitialized tensor of the same shape, strides and dtype."""
         nbytes = -(-max(1, tensor.untyped_storage().nbytes()) // _ALIGNMENT) * _ALIGNMENT
         chunk, begin, end = self._take(nbytes)
         piece = self._chunks[chunk][begin:end]
-        # torch holds the piece as long as the storage lives.
+        # torch holds the piece for as long as the storage exists.
         weakref.finalize(piece, self._given.append, (chunk, begin, end)).atexit = False
         return torch.from_numpy(piece).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
     def borrowed(self, tensor: Tensor) -> Tensor:
-        """The same numbers, but the memory may become another's when the given tensor goes."""
+        """Return a tensor on the same memory that does not keep it: it may be reused once `tensor`
+        is gone."""
         address = tensor.untyped_storage().data_ptr()
         for chunk in self._chunks:
             if (offset := address - chunk.ctypes.data) in range(len(chunk)):
@@ -191,7 +190,7 @@ class Arena:
                 return whole.as_strided(
                     tensor.shape, tensor.stride(), whole.storage_offset() + tensor.storage_offset()
                 )
-        return tensor  # a parameter, or something else that is the model's own
+        return tensor  # a parameter, or another tensor of the model
 
     def _take(self, nbytes: int) -> tuple[int, int, int]:
         while self._given:
@@ -218,8 +217,8 @@ class Arena:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every torch operator: allocations are the arena's, views are free, anything else is
-    `foreign`."""
+    """Watches every torch operator: allocations are served by the arena, views are allowed,
+    anything else is `foreign`."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -228,8 +227,8 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """To be skipped by torch's compiler would import it: more than a second, in the first
-        step."""
+        """False: asking torch's compiler to skip this mode would import it, which takes more than a
+        second in the first step."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -242,9 +241,9 @@ class _Watch(TorchDispatchMode):
 
 
 def _is_view(func: Any, result: Any, given: Any) -> bool:
-    """Whether an operator only looked at the memory it was given. Its schema does not say: in
-    inference mode `x.float()` is one operator, a copy or not, that is declared as the view it may
-    be. One that returns nothing was called for what it does."""
+    """Whether an operator only returned views of its inputs. Its schema cannot tell: in inference
+    mode `x.float()` is one operator, declared as a view even where it copies. An operator that
+    returns nothing has side effects."""
     returns = func._schema.returns
     if not returns or not all(
         r.alias_info is not None and not r.alias_info.is_write for r in returns

@@ -1,5 +1,5 @@
-"""What a sequence needs from step to step, as resident arrays with a row for each: a step carries
-only what is new. Knows no model and no device.
+"""Resident arrays with a row per running sequence, so that a step carries only what is new. Knows
+no model and no device.
 
 Suffixes: T tokens of the step, S sequences of the step.
 """
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @define(eq=False)
 class StepArrays:
-    """A step as arrays, before it moves to a device."""
+    """A step as arrays on the host."""
 
     token_ids: Array
     positions: Array
@@ -42,25 +42,25 @@ class StepArrays:
 
 @define(eq=False)
 class Tables:
-    """Every known token and every held block of the sequences that run, by row."""
+    """All tokens and block tables of the running sequences, by row."""
 
     num_rows: int
     max_model_len: int
     block_size: int
     windows: Sequence[int] = ()
-    """Those with a group, in the groups' order."""
+    """The sliding windows that have a group, in the groups' order."""
     token_ids: Array = field(init=False)
     block_ids: list[Array] = field(init=False)
-    """By group. A row's entries before its window are left over, but valid."""
+    """By group. A row's entries before its window are stale but valid ids."""
 
     def __attrs_post_init__(self) -> None:
-        # Untouched pages of these cost no memory.
+        # Their untouched pages cost no memory.
         self.token_ids = np.zeros((self.num_rows, self.max_model_len + 1), np.int64)
         shape = self.num_rows, -(-self.max_model_len // self.block_size) + 1
         self.block_ids = [np.zeros(shape, np.int64) for _ in (None, *self.windows)]
 
     def update(self, step: Step) -> None:
-        """Take over what the step brings: new rows and new blocks."""
+        """Store the step's new rows and new blocks."""
         for new in step.new_sequences:
             self.token_ids[new.row, : len(new.token_ids)] = new.token_ids
         if not step.block_updates:
@@ -74,7 +74,7 @@ class Tables:
             block_ids[rows[own], indices[own]] = blocks[own]
 
     def lay_out(self, step: Step) -> StepArrays:
-        """The step's slices, packed."""
+        """Pack the step's slices."""
         rows, starts, counts, samples = np.array(
             step.slices, np.int64
         ).T.copy()  # kernels read dense arrays
@@ -110,6 +110,6 @@ class Tables:
         )
 
     def append(self, arrays: StepArrays, token_ids: list[int]) -> None:
-        """Add the tokens that a step drew: pending in the next one."""
+        """Append the tokens that a step drew: they are pending in the next one."""
         if token_ids:
             self.token_ids[arrays.sampling_rows, arrays.next_positions] = token_ids

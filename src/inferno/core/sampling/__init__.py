@@ -1,4 +1,4 @@
-"""Drawing tokens: each request with its own parameters, whatever its neighbours ask."""
+"""Draws tokens: each request by its own parameters, independent of the rest of the batch."""
 
 from inferno.core.sampling.logprobs import logprobs_of
 from inferno.core.sampling.sampler import Sampler

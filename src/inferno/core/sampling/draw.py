@@ -18,7 +18,7 @@ from torch import Tensor
 from inferno.core.sampling.state import UNIFORM_BITS
 
 UNDECIDED = -1
-"""Drawn where the candidates do not decide: draw again from more of them."""
+"""Returned if the candidates do not decide the draw: draw again from more of them."""
 _UNIT = 2.0**40
 """Mass of the most likely token. Tokens 2**40 times less likely have mass 0; the masses of 2**22
 tokens fit into int64."""
@@ -87,7 +87,8 @@ def draw_full(
 def sort_best(x_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` largest values and their ids, best first, equal ones by id.
 
-    Which tokens with the last value are included is undefined, unless all of the vocabulary is.
+    Which tokens tied at the last value are included is undefined, unless `count` covers the
+    vocabulary.
     """
     if count >= x_BV.shape[1]:
         best_BK, ids_BK = x_BV.sort(dim=-1, descending=True, stable=True)

@@ -1,14 +1,14 @@
-"""Draw tokens: every row by its own request's parameters, all rows at once.
+"""Draws tokens: every row by its own request's parameters, all rows at once.
 
-A draw depends on the row's logits, its own parameters and history, its seed and its position, and
-on nothing else. Two things make that exact: the uniform number is a hash of (seed, position), not
-the next one of a stream, and probabilities are integers (`draw`).
+A draw depends only on the row's logits, parameters, history, seed and position. Two things make
+that exact: the uniform number is a hash of (seed, position), not the next one of a stream, and
+probabilities are integers (`draw`).
 
 The first attempt may leave a row undecided: the nucleus was wider than the candidates considered,
 or the logits were not finite. Those rare rows are drawn again from more candidates, in the end from
 a full sort. So a step synchronises with the device once, and no output of a model can stop the
-engine: NaN counts as -inf, +inf as the largest finite number, and where bias and `min_tokens` leave
-no token at all, the model's own most likely one is drawn, or token 0.
+engine: NaN counts as -inf, +inf as the largest finite number, and if bias and `min_tokens` exclude
+every token, the model's most likely one is drawn, or token 0.
 
 Suffixes: S logits rows of a step, B those drawn together, V vocabulary, K candidates, R resident
 rows.
@@ -56,7 +56,7 @@ class Sampler:
         seed: int | None = None,
         argmax: Callable[[Tensor], Tensor] = ops.argmax,
     ) -> None:
-        """`seed` makes the draws of requests without a seed repeatable: those get theirs in the
+        """`seed` makes the draws of requests without a seed repeatable: they are seeded in the
         order in which they first run."""
         self._vocab_size = vocab_size
         self._device = torch.device(device)
@@ -201,7 +201,7 @@ class Sampler:
         for x_V, state in zip(x_BV.unbind(), states, strict=True):
             if state.bias is not None:
                 x_V.index_add_(0, *state.bias)
-            if state.forbidden is not None:  # last, so that nothing can bring an end token back
+            if state.forbidden is not None:  # last, so that no bias can allow an end token again
                 x_V.index_fill_(0, state.forbidden, -math.inf)
         return x_BV
 

@@ -28,7 +28,7 @@ class Strategy(enum.Enum):
 
     GREEDY = enum.auto()
     FULL = enum.auto()
-    """From the full vocabulary, less what `min_p` cuts off. Needs no sort."""
+    """From the full vocabulary, except what `min_p` cuts off. Needs no sort."""
     TOP_K = enum.auto()
     TOP_P = enum.auto()
     """`top_p` of the full vocabulary: needs its total mass."""
@@ -49,9 +49,9 @@ class RowState:
     counts_output: bool
     """Whether presence or frequency penalties need counts of the output."""
     penalty_window: int
-    """How many of the last tokens `repetition_penalty` applies to: -1 all, 0 none."""
+    """Number of last tokens that `repetition_penalty` covers: -1 is all, 0 none."""
     recent: deque[int]
-    """Those tokens, where the window is limited."""
+    """Those tokens, if the window is limited."""
     bias: tuple[Tensor, Tensor] | None
     forbidden: Tensor | None
     """End and stop tokens, until `min_tokens` are generated."""
@@ -67,7 +67,7 @@ class RowState:
     ) -> RowState:
         params = request.params
         strategy, width = _strategy(params, vocab_size)
-        # Some models have end tokens beyond the vocabulary: those are never drawn anyway.
+        # Some models have end tokens beyond the vocabulary: these are never drawn anyway.
         stops = sorted(
             {i for i in (*request.eos_token_ids, *params.stop_token_ids) if 0 <= i < vocab_size}
         )
@@ -89,7 +89,7 @@ class RowState:
         return row
 
     def uniform(self) -> int:
-        """The next draw's uniform number."""
+        """Return the next draw's uniform number."""
         return 0 if self.strategy is Strategy.GREEDY else uniform(self.key, self.generated)
 
     def advance(self) -> None:
@@ -110,7 +110,7 @@ class RowState:
 
 
 def _strategy(params: SamplingParams, vocab_size: int) -> tuple[Strategy, int]:
-    """Return how a request is drawn and from how many candidates, whatever its neighbours need."""
+    """Return how a request is drawn and from how many candidates, independent of the batch."""
     if params.greedy:
         return Strategy.GREEDY, 0
     if 0 < params.top_k < vocab_size:
@@ -121,7 +121,7 @@ def _strategy(params: SamplingParams, vocab_size: int) -> tuple[Strategy, int]:
 
 
 def _bias(params: SamplingParams, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """Token ids and what to add to their logits."""
+    """Return the biased token ids and their biases."""
     bias = {
         token_id: -math.inf if b <= -100 else b for token_id, b in params.logit_bias.items() if b
     }
@@ -133,7 +133,7 @@ def _bias(params: SamplingParams, device: torch.device) -> tuple[Tensor, Tensor]
 
 
 class TokenCounts:
-    """How often each row has each token, (R, V). Allocated when a row first needs it."""
+    """Counts of each token in each row, (R, V). Allocated when a row first needs them."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self._shape, self._device = (num_rows, vocab_size), device
@@ -154,7 +154,7 @@ class TokenCounts:
 
     def of(self, rows_B: Tensor) -> Tensor:
         """Return the counts of these rows, (B, V), a copy."""
-        assert self._count_RV is not None, "a row that needs the tally was filled when admitted"
+        assert self._count_RV is not None, "a row that needs counts is filled at admission"
         return self._count_RV[rows_B]
 
 
