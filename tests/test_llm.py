@@ -367,5 +367,5 @@ def test_a_model_must_be_named() -> None:
 
 
 def test_there_is_no_progress_bar_to_ask_for() -> None:
-    with pytest.raises(RequestError, match="progress bar"):
+    with pytest.raises(RequestError, match="use_tqdm is not supported"):
         llm()[0].generate("x", use_tqdm=True)
