@@ -1,4 +1,4 @@
-"""What every architecture must do, whatever the format, the scheme or the attention backend.
+"""Tests that every architecture must pass, for any format, scheme and attention backend.
 
 Suffixes: L tokens of a sequence, N generated tokens, V vocabulary.
 """
@@ -45,26 +45,25 @@ NUM_GGUF = 32
 
 
 class ArchitectureTests(Installed):
-    """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (they
-    are multiplied often), a context of at least 160 tokens. It is written to disk as it stands. The
-    reference is transformers' model of that config with random weights; override the fixture
-    `reference` where transformers has none: any torch module that is called with token ids (1, L),
-    returns an object with `.logits` (1, L, V), and names its parameters as the checkpoint does.
+    """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (the
+    tests run it often), a context of at least 160 tokens. It is written to disk unchanged. The
+    reference is transformers' model of that config with random weights; if transformers has none,
+    override the fixture `reference` with a torch module that takes token ids (1, L), returns an
+    object with `.logits` (1, L, V), and names its parameters as the checkpoint does.
     """
 
     config: ClassVar[dict[str, Any]]
     in_gguf: ClassVar[bool] = True
-    """Whether GGUF files can say this config; asked where the architecture has a dialect of
-    them."""
+    """Whether GGUF files can express this config; used if the architecture has a GGUF dialect."""
     gguf_fields: ClassVar[Mapping[str, Any]] = {}
-    """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
+    """Fields of the dialect that `config.json` lacks, as llama.cpp's converter writes them."""
     gguf_unsaid: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the model's config that files do not store and that change no token."""
+    """Fields of the model's config that files do not store and that do not affect tokens."""
     rerouted: ClassVar[float] = 0.0
-    """Share of bfloat16 choices that may lie further below: where layers have routed experts,
-    rounding sends some tokens to others, in the reference too."""
+    """Fraction of bfloat16 choices that may be further below: with routed experts, rounding routes
+    some tokens to other experts, in the reference too."""
     dtype_tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.15}
-    """How far below the reference's best logit a greedy choice may lie, in standard deviations of
+    """How far below the reference's best logit a greedy choice may be, in standard deviations of
     the logits."""
 
     @pytest.fixture(scope="class")
@@ -94,7 +93,7 @@ class ArchitectureTests(Installed):
     def prompts(cls, toy: Toy) -> list[list[int]]:
         return ragged_prompts(toy.plan.vocab_size)
 
-    # --- the numbers ------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def test_logits_equal_the_reference(
         self, toy: Toy, reference: nn.Module, prompts: list[list[int]]
@@ -111,8 +110,7 @@ class ArchitectureTests(Installed):
         reference: nn.Module,
         prompts: list[list[int]],
     ) -> None:
-        """Each token is the reference's choice after the tokens before it, wherever its choice is
-        clear."""
+        """Each token is the reference's choice after the preceding tokens, where that is clear."""
         outcomes = generate(_load(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
         clear = total = beyond = 0
         for prompt, outcome in zip(prompts, outcomes, strict=True):
@@ -127,13 +125,13 @@ class ArchitectureTests(Installed):
             total += len(outcome.token_ids)
         assert total == NUM_GREEDY * len(prompts)
         assert beyond <= (self.rerouted if dtype == "bfloat16" else 0.0) * total
-        assert clear >= total / 4, f"only {clear} of {total} choices were clear: this shows nothing"
+        assert clear >= total / 4, f"only {clear} of {total} choices are clear: too few to compare"
 
     def test_the_config_as_transformers_writes_it_means_the_same(
         self, toy: Toy, reference: Any, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
     ) -> None:
         if not hasattr(reference, "config"):
-            pytest.skip("the reference is not transformers'")
+            pytest.skip("the reference is not a transformers model")
         reference.save_pretrained(tmp_path)
         [ours], [theirs] = (generate(t, prompts[-1:]) for t in (_load(tmp_path, catalog), toy))
         _assert_close(ours.logits_NV, theirs.logits_NV)
@@ -141,7 +139,7 @@ class ArchitectureTests(Installed):
     def test_tables_are_not_rounded_to_the_compute_type(
         self, checkpoint: Path, catalog: Catalog
     ) -> None:
-        """Rotary frequencies in bfloat16 would turn distant tokens by wrong angles."""
+        """Rotary frequencies in bfloat16 would rotate distant tokens by wrong angles."""
         model = _load(checkpoint, catalog, dtype="bfloat16").model
         assert not [
             name
@@ -159,9 +157,9 @@ class ArchitectureTests(Installed):
         prompts: list[list[int]],
         tmp_path: Path,
     ) -> None:
-        """The same numbers from both formats, those that the file's types can hold, as torch
-        computes them; with the kernels that are installed, which may round activations to 8 bits as
-        llama.cpp does, the same choices wherever one is clear."""
+        """Both formats hold the same values, those that the file's types can store. In torch the
+        logits agree; with the installed kernels, which may round activations to 8 bits as llama.cpp
+        does, the choices agree where they are clear."""
         dialect = gguf_dialect(catalog, toy.plan.architecture)
         if not self.in_gguf or dialect is None:
             pytest.skip("GGUF files cannot say this config, or no plugin reads them")
@@ -195,13 +193,14 @@ class ArchitectureTests(Installed):
         lost = [_lost(one, other) for one, other in zip(fast, theirs, strict=True)]
         beyond = sum(loss > least for loss, least in zip(lost, unclear, strict=True))
         assert not beyond or self.rerouted, (
-            f"first other choices lie {lost} below the best; {unclear} is unclear"
+            f"the first differing choices are {lost} below the best; {unclear} is unclear"
         )
 
     def test_a_gguf_file_has_the_config_that_the_model_reads(
         self, toy: Toy, reference: Any, catalog: Catalog, tmp_path: Path
     ) -> None:
-        """Field by field; rotary embeddings, of which files store other numbers, by the tokens."""
+        """Fields agree; rotary embeddings, which files parametrize differently, are tested by
+        tokens."""
         dialect = gguf_dialect(catalog, toy.plan.architecture)
         architecture = catalog.architecture(toy.plan.architecture).item
         read: Any = architecture.config(self.config)
@@ -229,11 +228,11 @@ class ArchitectureTests(Installed):
     def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
         dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
         if "gguf" not in dialects:
-            pytest.skip("no dialect of GGUF files")
+            pytest.skip("the architecture has no GGUF dialect")
         pytest.importorskip("gguf")
         assert list(check_names(dialects["gguf"])) == []
 
-    # --- what must change nothing -----------------------------------------------------------------
+    # --- invariance -------------------------------------------------------------------------------
 
     def test_neighbours_in_the_batch_change_nothing(
         self, toy: Toy, prompts: list[list[int]]
@@ -268,7 +267,7 @@ class ArchitectureTests(Installed):
         engine = toy.engine()
         [first] = generate(toy, [long], 8, engine=engine)
         hits = generate(toy, variants, 8, engine=engine)
-        if toy.plan.states:  # where two prompts part, only the second one leaves a snapshot
+        if toy.plan.states:  # of two diverging prompts, only the second leaves a snapshot
             hits[-1:] = generate(toy, variants[-1:], 8, engine=engine)
         assert first.num_cached == 0 and all(hit.num_cached >= 32 for hit in hits)
         for hit, variant in zip(hits, variants, strict=True):
@@ -287,7 +286,7 @@ class ArchitectureTests(Installed):
     # --- the declarations -------------------------------------------------------------------------
 
     def test_discovery_and_config_import_no_torch(self) -> None:
-        """Asked of all classes of a test file in one process."""
+        """Checked for all classes of a test file in one process."""
         module = vars(sys.modules[type(self).__module__]).values()
         classes = [c for c in module if isinstance(c, type) and issubclass(c, ArchitectureTests)]
         configs = [c.config for c in {type(self), *classes} if hasattr(c, "config")]
@@ -306,7 +305,7 @@ class ArchitectureTests(Installed):
         assert [layer.spec for layer in layers] == list(config.cache_specs())
 
     def test_the_memory_plan_is_what_it_takes(self, toy: Toy) -> None:
-        """Weights and cache, within 5 % of the tensors that hold them."""
+        """Weights and cache are planned within 5 % of their tensors' sizes."""
         [planned] = [item.nbytes for item in toy.plan.memory if item.name == "weights"]
         assert _held(toy.model) == pytest.approx(planned, rel=0.05)
         assert sum(tensor.nbytes for tensor in toy.cache()) == toy.plan.kv_bytes
@@ -332,7 +331,7 @@ class ArchitectureTests(Installed):
 
 @cache
 def _assert_torch_free(configs: tuple[str, ...]) -> None:
-    """Discovery, and reading these configs, import no torch."""
+    """Assert that discovery and reading these configs import no torch."""
     code = (
         "import json, sys; from inferno.catalog import load_catalog; catalog = load_catalog()\n"
         "for config in map(json.loads, sys.argv[1:]):\n"
@@ -358,7 +357,7 @@ def transformers_model(config: Mapping[str, Any]) -> nn.Module:
 
 @attrs.frozen(eq=False)
 class _Damaged(CheckpointView):
-    """A checkpoint whose headers say something else. Reading it is the failure."""
+    """A checkpoint with altered headers. Reading a tensor is an error."""
 
     tensors: Mapping[str, TensorInfo]
 
@@ -371,7 +370,7 @@ def _reshaped(info: TensorInfo) -> TensorInfo:
 
 
 def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:
-    """What the model reads of its checkpoint."""
+    """The tensors that the model reads from its checkpoint."""
     with reopen(toy.plan, catalog) as opened:
         checkpoint, unused = opened.checkpoint, unused_tensors(opened.config)
         names = [n for n in checkpoint.tensors if not any(fnmatchcase(n, p) for p in unused)]
@@ -394,8 +393,7 @@ def _load(
 
 
 def _held(model: nn.Module) -> int:
-    """Bytes of weights. Tables that a model computes for itself grow with its context, not with its
-    weights."""
+    """Bytes of weights, without the tables that a model computes, which grow with its context."""
     tables = {
         id(buffer)
         for module in model.modules()
@@ -407,8 +405,7 @@ def _held(model: nn.Module) -> int:
 
 
 def _lost(ours: Outcome, theirs: Outcome) -> float:
-    """How far below their choice their logits have ours, where the two first differ; 0 where they
-    never do."""
+    """How far below their choice ours is in their logits at the first difference, or 0."""
     pairs = zip(ours.token_ids, theirs.token_ids, theirs.logits_NV, strict=True)
     return next(
         (float(logits_V[other] - logits_V[one]) for one, other, logits_V in pairs if one != other),
