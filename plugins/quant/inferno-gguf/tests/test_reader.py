@@ -205,7 +205,7 @@ def test_what_gguf_py_writes_is_read(
 )
 def test_files_that_are_no_gguf(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
-    refused(tmp_path / "model.gguf", "no GGUF file")
+    refused(tmp_path / "model.gguf", "not a GGUF file")
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -289,8 +289,8 @@ def test_pairs_that_cannot_be(pairs: list[bytes], complaint: str, tmp_path: Path
         ([tensor(kind=8, dims=(33,))], "blocks of 32"),
         ([tensor(kind=12, dims=(128, 2))], "blocks of 256"),
         ([tensor(kind=8, dims=())], "blocks of 32"),
-        ([tensor(offset=4)], "multiple of 32"),
-        ([tensor(offset=2**64 - 1)], "multiple of 32"),
+        ([tensor(offset=4)], "not divisible by 32"),
+        ([tensor(offset=2**64 - 1)], "not divisible by 32"),
         ([tensor(offset=2**64 - 32)], "truncated"),
         ([tensor(offset=256)], "truncated"),
         ([tensor("a", offset=0, dims=(16,)), tensor("b", offset=32)], "b overlaps"),
