@@ -50,7 +50,7 @@ def test_flags_reach_the_server_and_ctrl_c_ends_it(
     server: tuple[subprocess.Popen[str], str, str],
 ) -> None:
     process, url, said = server
-    assert "taking `demo`" in said
+    assert "using `demo`" in said
     assert [
         word
         for word in ("model", "weights", "attention", "memory", "start", "inferno-qwen3")

@@ -1,9 +1,9 @@
-"""The command line. Each command is a file of its own, imported when asked for; help and `plugins`
-import no torch.
+"""The command line. Each command is a separate module, imported on use; help and `plugins` import
+no torch.
 
 Options beat `INFERNO_*` variables beat defaults. Errors are one line of cause and one of remedy on
-stderr; exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such model or not supported, 4 not enough
-memory, 5 a plugin's fault, 130 Ctrl-C.
+stderr. Exit codes: 0 success, 1 failure, 2 wrong usage, 3 model not found or not supported, 4 not
+enough memory, 5 plugin error, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inferno.errors import InfernoError
 from inferno.host import sleep_at_barriers
 
 COMMANDS = ("serve", "chat", "generate", "bench", "explain", "plugins", "pull")
-"""In the order of the help. Each is `inferno.cli.<name>:command`."""
+"""Commands in help order. Each is `inferno.cli.<name>:command`."""
 
 
 class _LazyGroup(click.RichGroup):
@@ -41,7 +41,7 @@ class _LazyGroup(click.RichGroup):
             hint = (
                 f"Did you mean `inferno {near[0]}`?"
                 if near
-                else f"There are: {', '.join(COMMANDS)}."
+                else f"Commands: {', '.join(COMMANDS)}."
             )
             ctx.fail(f"No such command '{args[0]}'. {hint}")
         return super().resolve_command(ctx, args)
@@ -71,14 +71,14 @@ def cli() -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """The `inferno` command. Does not return."""
+    """Run the `inferno` command. Does not return."""
     arm_interrupt()
     sleep_at_barriers()
     cli.main(args, prog_name="inferno")
 
 
 def arm_interrupt() -> None:
-    """The next Ctrl-C interrupts, and one more while that is being tidied up kills."""
+    """Make the next Ctrl-C raise KeyboardInterrupt, and a second one during cleanup kill."""
 
     def interrupt(signum: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -88,12 +88,12 @@ def arm_interrupt() -> None:
 
 
 def report(error: Exception) -> None:
-    """Cause, remedy, and another process's traceback last, on stderr."""
+    """Print the cause, the remedy and any traceback from another process to stderr."""
     if isinstance(error, InfernoError):
         cause, remedy, detail = error.cause, error.remedy, error.detail
     else:
         cause, detail = f"{type(error).__name__}: {error}", ""
-        remedy = "This is a bug in inferno or a plugin. --debug shows where."
+        remedy = "This is a bug in inferno or a plugin: run again with --debug for the traceback."
     click.echo(click.style("Error: ", fg="red", bold=True) + cause, err=True)
     for text in (remedy, detail):
         if text:

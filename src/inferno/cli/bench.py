@@ -1,5 +1,5 @@
-"""`inferno bench`: prefill and decode speed of a model in this process. To compare engines:
-`benchmarks/`."""
+"""`inferno bench`: prefill and decode speed of a model in this process. `benchmarks/` compares
+engines."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 @ref_argument
 @click.option("--input-len", type=click.IntRange(1), default=128, help="Tokens in each prompt.")
 @click.option(
-    "--output-len", type=click.IntRange(2), default=64, help="Tokens to generate for each."
+    "--output-len", type=click.IntRange(2), default=64, help="Tokens to generate per prompt."
 )
 @click.option(
     "--concurrency",
     multiple=True,
     type=click.IntRange(1),
     default=(1, 16),
-    help="Requests at once; repeatable.",
+    help="Concurrent requests; may be repeated.",
 )
-@click.option("--rounds", type=click.IntRange(1), default=3, help="The median of so many is shown.")
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds; the median is shown.")
 @engine_options
 def command(
     ref: str | None,
@@ -38,7 +38,7 @@ def command(
     rounds: int,
     **values: Any,
 ) -> None:
-    """Measure REF with random tokens: nothing is cached, nothing stops early."""
+    """Benchmark REF on random tokens, without prefix cache hits or early stops."""
     from inferno.cli.session import opened
 
     with opened(ref, values) as run:
@@ -58,7 +58,7 @@ def command(
 
 
 def _round(run: Run, count: int, input_len: int, output_len: int) -> float:
-    """Seconds that `count` requests take together."""
+    """Seconds to finish `count` concurrent requests."""
     prompts = [[random.randrange(run.vocab_size) for _ in range(input_len)] for _ in range(count)]
     params = run.params(max_tokens=output_len, temperature=0, ignore_eos=True)
     return run.timed(lambda: run.llm.generate(prompts, params))[1]

@@ -1,5 +1,5 @@
-"""`inferno chat`: a conversation in the terminal. Ctrl-C stops an answer; at the prompt it
-leaves."""
+"""`inferno chat`: a conversation in the terminal. Ctrl-C stops an answer, and at the prompt it
+exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @declare
 @ref_argument
 @click.option("--system", help="A system message.")
-@click.option("--thinking/--no-thinking", default=None, help="For models that can think first.")
+@click.option("--thinking/--no-thinking", default=None, help="Turn reasoning on or off.")
 @sampling_options
 @template_option
 @engine_options
@@ -32,7 +32,7 @@ def command(
     chat_template: str | None,
     **values: Any,
 ) -> None:
-    """Talk with REF. Lines may also be piped in: one question each."""
+    """Chat with REF. Input may be piped in: each line is one message."""
     from inferno.cli.session import opened
 
     sampling = take_sampling(values)
@@ -46,7 +46,7 @@ def command(
             if line == "/reset":
                 messages = list(start)
             elif line.startswith("/"):
-                click.echo("/reset forgets the conversation, /exit leaves.", err=True)
+                click.echo("Commands: /reset clears the conversation, /exit quits.", err=True)
             elif line:
                 _answer(run, messages, line, params, thinking)
 
@@ -57,7 +57,7 @@ def _ask() -> str | None:
         line = sys.stdin.readline()
         return line.strip() if line else None
     with suppress(ImportError):
-        import readline  # noqa: F401  gives input() its editing and this session's history
+        import readline  # noqa: F401  gives input() line editing and history
     try:
         return input("> ").strip()
     except EOFError:
@@ -70,7 +70,7 @@ def _answer(
     question = {"role": "user", "content": line}
     try:
         text = run.stream(run.chat_prompt([*messages, question], thinking), params)
-    except RequestError as error:  # too long, or the template's refusal: the conversation goes on
+    except RequestError as error:  # too long, or refused by the template: keep the conversation
         report(error)
     except KeyboardInterrupt:
         arm_interrupt()

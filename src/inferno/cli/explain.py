@@ -1,4 +1,4 @@
-"""`inferno explain`: the plan that the other commands execute, and why it is not another. Loads
+"""`inferno explain`: the plan that the other commands execute, and the reasons for it. Loads
 nothing."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 
 @declare
 @ref_argument
-@click.option("--json", "as_json", is_flag=True, help="The whole plan, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole plan as JSON.")
 @click.option(
-    "--lock", "locked", is_flag=True, help="Write it to ./inferno.lock, for serve --locked."
+    "--lock", "locked", is_flag=True, help="Write the plan to ./inferno.lock, for serve --locked."
 )
 @click.option(
     "--check",
@@ -24,7 +24,7 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 )
 @engine_options
 def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **values: Any) -> None:
-    """Say what would run REF, in how much memory, and why nothing else was chosen."""
+    """Show which plugins would run REF, in how much memory, and why."""
     from inferno.cli import lock, render
     from inferno.plan import open_model, plan_to_json
 
@@ -35,6 +35,8 @@ def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **value
             from inferno.loading import check
 
             count = check(opened)
-            click.echo(f"Checked: all {count} tensors are as the model wants them.", err=True)
+            click.echo(
+                f"Checked: all {count} tensors have the names and shapes the model needs.", err=True
+            )
     if locked:
-        click.echo(f"Written to {lock.write(plan)}.", err=True)
+        click.echo(f"Plan written to {lock.write(plan)}.", err=True)

@@ -1,4 +1,4 @@
-"""`inferno generate`: one prompt or many, streamed or as a batch."""
+"""`inferno generate`: answers to one or more prompts, streamed or as a batch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from inferno.cli.sampling import sampling_options, take_sampling
     "given",
     multiple=True,
     metavar="TEXT",
-    help="What to answer; may be repeated.",
+    help="Prompt to answer; may be repeated.",
 )
-@click.option("--prompts", metavar='"A | B"', help="Several, between bars.")
+@click.option("--prompts", metavar='"A | B"', help="Several prompts, separated by bars.")
 @click.option(
     "--batch", type=click.IntRange(1), default=1, help="Run every prompt this many times."
 )
 @click.option("--system", help="A system message.")
-@click.option("--thinking/--no-thinking", default=None, help="For models that can think first.")
-@click.option("--raw", is_flag=True, help="Continue the text as it is: no chat template.")
+@click.option("--thinking/--no-thinking", default=None, help="Turn reasoning on or off.")
+@click.option("--raw", is_flag=True, help="Continue the prompt without the chat template.")
 @click.option(
-    "--stream/--no-stream", default=True, help="Print as it comes; several prompts at the end."
+    "--stream/--no-stream",
+    default=True,
+    help="Print tokens as they are generated; one prompt only.",
 )
 @sampling_options
 @template_option
@@ -46,7 +48,7 @@ def command(
     chat_template: str | None,
     **values: Any,
 ) -> None:
-    """Answer prompts with REF: a directory, a file, or a hub id."""
+    """Answer prompts with REF: a directory, a file or a hub id."""
     from inferno.cli.session import opened, speed
 
     texts = _texts(given, prompts) * batch

@@ -1,5 +1,4 @@
-"""`inferno.lock`: a plan written down by `explain --lock`, and run again, unchanged, by `serve
---locked`."""
+"""`inferno.lock`: a plan that `explain --lock` writes and `serve --locked` runs unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from inferno.errors import OptionError
 from inferno.plan import Plan, plan_from_json, plan_to_json
 
 LOCK = "inferno.lock"
-"""In the current directory."""
+"""File name in the current directory."""
 
 
 def write(plan: Plan) -> Path:
@@ -21,23 +20,23 @@ def write(plan: Plan) -> Path:
 
 
 def read(ref: str | None, values: Mapping[str, Any]) -> Plan:
-    """The locked plan. It stands as it is: options beside it are an error, and so is another
-    model."""
+    """Read the locked plan. Raises OptionError if an option or another model is also given."""
     given = [name for name, value in values.items() if value not in (None, ())]
     if given:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
         raise OptionError(
-            f"--locked and {flags} exclude each other",
-            "`inferno explain --lock` makes another plan.",
+            f"--locked cannot be combined with {flags}",
+            "Write another plan with `inferno explain --lock`.",
         )
     try:
         plan = plan_from_json(Path(LOCK).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise OptionError(
-            f"There is no {LOCK} here", "`inferno explain REF --lock` writes one."
+            f"There is no {LOCK} here", "Write one with `inferno explain REF --lock`."
         ) from None
     if ref is not None and ref != plan.ref:
         raise OptionError(
-            f"{LOCK} is for {plan.ref}, not for {ref}", f"`inferno explain {ref} --lock` makes one."
+            f"{LOCK} is for {plan.ref}, not for {ref}",
+            f"Write one with `inferno explain {ref} --lock`.",
         )
     return plan

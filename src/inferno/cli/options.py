@@ -1,5 +1,5 @@
-"""Options that several commands share, and their way into `plan.Options`. vLLM's names where the
-meaning is vLLM's."""
+"""Options that several commands share, and their conversion to `plan.Options`. Where vLLM has the
+same option, the name is vLLM's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DTYPES = {
 
 
 def declare(function: Callable[..., Any]) -> click.Command:
-    """A command whose options may also come from the environment: `--max-model-len` from
+    """Declare a command whose options may also come from the environment: `--max-model-len` from
     `INFERNO_MAX_MODEL_LEN`."""
     settings = {"help_option_names": ["-h", "--help"], "show_default": True}
     first = click.option_panel("Options")  # a command's own options before the shared ones
@@ -78,28 +78,28 @@ plugin_options = together(
             "--disable",
             multiple=True,
             metavar="NAME",
-            help="Go without this plugin; may be repeated.",
+            help="Disable this plugin; may be repeated.",
         ),
         _places(
             "--only",
             multiple=True,
             metavar="NAME",
-            help="Go with this plugin and the built-in one only.",
+            help="Load only this plugin and the built-in one; may be repeated.",
         ),
     ]
 )
 
 source_options = together(
     [
-        _places("--revision", help="Branch, tag or commit of a model on the hub."),
+        _places("--revision", help="Branch, tag or commit of a hub model."),
         _places(
-            "--offline", is_flag=True, default=None, help="Use what is on this machine already."
+            "--offline", is_flag=True, default=None, help="Use only files already on this machine."
         ),
     ]
 )
 
 template_option = _places(
-    "--chat-template", metavar="FILE", help="Another Jinja template than the model's own."
+    "--chat-template", metavar="FILE", help="Jinja chat template to use instead of the model's."
 )
 
 engine_options = together(
@@ -109,46 +109,50 @@ engine_options = together(
             type=click.Choice(list(_DTYPES)),
             help="Compute type. [default: the checkpoint's]",
         ),
-        _engine("--device", help="cpu, cuda. [default: the best there is]"),
+        _engine("--device", help="cpu or cuda. [default: cuda if available]"),
         _engine(
             "--memory",
             metavar="SIZE",
-            help="All the memory to use, weights included: 8GiB, or 60% of what there is.",
+            help="Memory to use in total, weights included: 8GiB, or 60% of the device's.",
         ),
         _engine(
             "--gpu-memory-utilization",
             type=float,
             metavar="0..1",
-            help="The same, as a share of the device's.",
+            help="Same as --memory, as a fraction of the device's memory.",
         ),
         _engine(
             "--max-model-len",
             type=int,
-            help="Longest context, in tokens. [default: the model's, if it fits]",
+            help="Maximum context length in tokens. [default: the model's, if it fits]",
         ),
         _engine(
             "--kv-cache-dtype",
             metavar="TYPE",
             help="auto, fp8_e4m3 or int8. [default: the compute type]",
         ),
-        _engine("--max-num-seqs", type=int, help="Most requests that run at once."),
-        _engine("--max-num-batched-tokens", type=int, help="Most tokens in one step."),
+        _engine("--max-num-seqs", type=int, help="Maximum number of running requests."),
+        _engine("--max-num-batched-tokens", type=int, help="Maximum number of tokens in one step."),
         _engine(
             "--block-size",
             type=int,
-            help="Tokens per cache block. [default: what attention likes best]",
+            help="Tokens per cache block. [default: the attention backend's]",
         ),
-        _engine("--attention-backend", metavar="NAME", help="[default: the best that can]"),
-        _engine("--cache-policy", metavar="NAME", help="Prefix cache: lru, none, or a plugin's."),
+        _engine(
+            "--attention-backend", metavar="NAME", help="[default: the fastest compatible one]"
+        ),
+        _engine(
+            "--cache-policy", metavar="NAME", help="Prefix cache policy: lru, none, or a plugin's."
+        ),
         _engine(
             "--enable-prefix-caching/--no-enable-prefix-caching",
             default=None,
-            help="The same as a switch.",
+            help="Shorthand for --cache-policy lru or none.",
         ),
         _engine(
             "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
         ),
-        _engine("--isq", metavar="SCHEME", help="Quantize the weights while loading."),
+        _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
         source_options,
         plugin_options,
         debug_option,
@@ -157,14 +161,14 @@ engine_options = together(
 
 
 def chosen(ref: str | None) -> str:
-    """The model to use, saying so where none was named."""
+    """The model to use: the demo, with a note on stderr, if none was named."""
     if ref is None:
-        click.echo(f"No model named: taking `{DEFAULT_REF}`, a toy.", err=True)
+        click.echo(f"No model named: using `{DEFAULT_REF}`, a toy model.", err=True)
     return ref or DEFAULT_REF
 
 
 def plan_options(values: Mapping[str, Any]) -> Options:
-    """Command-line values as `plan.Options`. Raises OptionError for what cannot be honoured."""
+    """Convert command-line values to `plan.Options`. Raises OptionError for an unsupported one."""
     from attrs import fields
 
     from inferno.plan import Options
@@ -176,7 +180,7 @@ def plan_options(values: Mapping[str, Any]) -> Options:
     known = {attribute.name for attribute in fields(Options)}
     for name in given.keys() - known:
         raise OptionError(
-            f"--{name.replace('_', '-')} cannot be honoured by this version", "Leave it out."
+            f"--{name.replace('_', '-')} is not supported by this version", "Leave it out."
         )
     return Options(progress=True, **given)
 
@@ -189,7 +193,7 @@ def _fold_prefix_caching(given: dict[str, Any]) -> None:
     if policy is not None and enable == (policy == "none"):
         switch = "--enable-prefix-caching" if enable else "--no-enable-prefix-caching"
         raise OptionError(
-            f"{switch} and --cache-policy {policy} exclude each other", "Give one of them."
+            f"{switch} and --cache-policy {policy} contradict each other", "Give only one of them."
         )
     if not enable:
         given["cache_policy"] = "none"

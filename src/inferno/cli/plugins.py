@@ -1,5 +1,4 @@
-"""`inferno plugins`: what is installed, what it offers, and what is wrong with what does not
-load."""
+"""`inferno plugins`: the installed plugins, what they offer, and why any failed to load."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ MOST_NAMES = 24
 
 
 @declare
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @plugin_options
 @debug_option
 @click.pass_context
@@ -37,9 +36,9 @@ def command(
             click.echo(f"  {_noun(hook):<20} {_listed(names)}")
         if plugin.error:
             click.echo(
-                f"  {plugin.error}\n  {plugin.remedy} (--disable {plugin.name} goes on without.)"
+                f"  {plugin.error}\n  {plugin.remedy} (Or run without it: --disable {plugin.name})"
             )
-            click.echo(plugin.detail if ctx.meta.get(DEBUG) else "  (--debug shows where)")
+            click.echo(plugin.detail if ctx.meta.get(DEBUG) else "  (--debug shows the traceback)")
         for aside in plugin.set_aside:
             click.echo(f"  {click.style('set aside', fg='red')}: {aside.reason}. {aside.remedy}")
 
@@ -67,7 +66,7 @@ def _state(plugin: Plugin) -> str:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    """The names, or the first of very many; `--json` has them all."""
+    """At most `MOST_NAMES` of the names; `--json` prints all."""
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 

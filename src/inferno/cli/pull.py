@@ -1,4 +1,4 @@
-"""`inferno pull`: fetch a model now, to run it offline later."""
+"""`inferno pull`: download a model now, to run it offline later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def command(
     disable: tuple[str, ...],
     only: tuple[str, ...],
 ) -> None:
-    """Fetch REF from where it comes, and print where it lies now."""
+    """Download REF and print its local path."""
     from inferno.catalog import load_catalog
     from inferno.contracts import FetchOptions
 

@@ -1,4 +1,4 @@
-"""A plan as text: a few lines when something starts, everything for `explain`."""
+"""Renders a plan as text: a few lines at start, everything for `explain`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from inferno.plan import AttentionUse, Plan, SchemeUse
 
 Row = tuple[str, str, str]
-"""What it is, what was decided, and from which distribution."""
+"""Label, decision, and the distribution it comes from."""
 
 
 def started(plan: Plan, laps: Mapping[str, float]) -> None:
-    """What runs, from which plugin, in what memory, and where the time went: on stderr."""
+    """Print to stderr what runs, its plugins, its memory and the start-up times."""
     total, stages = (
         sum(laps.values()),
         ", ".join(f"{name} {seconds:.2f}" for name, seconds in laps.items()),
@@ -158,8 +158,7 @@ def _memory_rows(plan: Plan) -> list[Row]:
 
 
 def _origin(plan: Plan, what: str, name: str | None = None) -> str:
-    """The distribution and version of what was chosen; of every one of the kind where `name` is
-    None."""
+    """Distribution and version of the choices of kind `what`: the one called `name`, or all."""
     origins = (
         f"{c.distribution} {c.version}"
         for c in plan.chosen

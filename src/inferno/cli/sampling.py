@@ -1,5 +1,5 @@
-"""Sampling options, derived from `core.sampling_params`. What is not given is left to the model's
-own defaults."""
+"""Sampling options, derived from `core.sampling_params`. Options not given keep the model's
+defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMS: dict[Any, dict[str, Any]] = {
     tuple[int, ...]: {"multiple": True, "type": int},
     Mapping[int, float]: {"multiple": True, "metavar": "ID=BIAS"},
 }
-"""What click needs to know of a parameter's type."""
+"""click's arguments for each parameter type."""
 
 _PARAMETERS = tuple(p for p in parameters() if p.flag)
 
@@ -49,7 +49,7 @@ sampling_options = together(options_of(_PARAMETERS))
 
 
 def take_sampling(values: dict[str, Any]) -> dict[str, Any]:
-    """Moves the sampling options out of `values`: what was given, by `SamplingParams`' names."""
+    """Remove the sampling options from `values`; return those given, by `SamplingParams`' names."""
     taken = {p: values.pop(p.name) for p in _PARAMETERS}
     return {
         p.name: _biases(value) if p.type == Mapping[int, float] else value
@@ -63,5 +63,5 @@ def _biases(pairs: tuple[str, ...]) -> Mapping[int, float]:
         return {int(token): float(bias) for token, bias in (pair.split("=") for pair in pairs)}
     except ValueError:
         raise OptionError(
-            f"--logit-bias {' '.join(pairs)} is not ID=BIAS", "As in --logit-bias 42=-100."
+            f"--logit-bias {' '.join(pairs)} is not ID=BIAS", "Write --logit-bias 42=-100."
         ) from None

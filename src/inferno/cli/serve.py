@@ -1,4 +1,4 @@
-"""`inferno serve`: the OpenAI API over HTTP, the engine in a process of its own."""
+"""`inferno serve`: the OpenAI API over HTTP, with the engine in a separate process."""
 
 from __future__ import annotations
 
@@ -21,39 +21,43 @@ from inferno.cli.options import (
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000)
 @click.option(
-    "--api-key", "api_keys", multiple=True, help="Asked of every client; may be repeated."
+    "--api-key", "api_keys", multiple=True, help="Key that clients must send; may be repeated."
 )
 @click.option(
     "--served-model-name",
     "names",
     multiple=True,
-    help="What clients call the model; may be repeated.",
+    help="Model name for clients; may be repeated.",
 )
 @click.option(
-    "--strict-params", is_flag=True, help="Refuse unknown request fields instead of naming them."
+    "--strict-params",
+    is_flag=True,
+    help="Reject unknown request fields instead of listing them in the response.",
 )
 @click.option(
-    "--max-waiting", type=click.IntRange(0), help="Waiting requests; more get a 429. [default: any]"
+    "--max-waiting",
+    type=click.IntRange(0),
+    help="Maximum number of waiting requests; more get a 429. [default: unlimited]",
 )
 @click.option(
     "--shutdown-timeout",
     type=click.FloatRange(0),
     default=30,
-    help="Seconds that running answers get at the end.",
+    help="Seconds that running requests may take to finish at shutdown.",
 )
 @click.option(
     "--reasoning",
     type=click.Choice(["both", "reasoning", "reasoning_content"]),
     default="both",
-    help="The field that carries a model's thinking; clients differ.",
+    help="Message field for reasoning output; clients differ.",
 )
 @click.option(
     "--open-path",
     "open_paths",
     multiple=True,
-    help="Needs no key even where there are keys: /metrics; repeatable.",
+    help="Path that needs no API key, such as /metrics; may be repeated.",
 )
-@click.option("--seed", type=int, help="Makes requests without a seed of their own repeatable.")
+@click.option("--seed", type=int, help="Engine seed: makes requests without a seed reproducible.")
 @click.option(
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
 )
@@ -74,7 +78,7 @@ def command(
     chat_template: str | None,
     **values: Any,
 ) -> None:
-    """Serve REF over HTTP, as OpenAI does, at http://HOST:PORT/v1."""
+    """Serve REF with OpenAI's API at http://HOST:PORT/v1."""
     from inferno.cli import lock, render
     from inferno.cli.session import Clock
     from inferno.llm import AsyncLLM
@@ -118,7 +122,7 @@ def command(
 def _warn(host: str, api_keys: tuple[str, ...]) -> None:
     if host not in ("127.0.0.1", "localhost", "::1") and not api_keys:
         click.echo(
-            f"Listening on {host} without --api-key: anyone who can reach it can use it.", err=True
+            f"Listening on {host} without --api-key: anyone who can connect can use it.", err=True
         )
 
 

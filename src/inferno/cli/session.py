@@ -1,5 +1,4 @@
-"""A model opened for a command: the plan, the engine in this process, and what the terminal shows
-of both."""
+"""A model opened for a command: its plan, the engine in this process, and their terminal output."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _Result = TypeVar("_Result")
 def opened(
     ref: str | None, values: dict[str, Any], chat_template: str | None = None
 ) -> Iterator[Run]:
-    """Resolve, load, say what runs and where the time went; closed at the end."""
+    """Resolve and load the model, and print what runs and the start-up times; closed at the end."""
     options = plan_options(values)
     clock = Clock()
     opened = open_model(chosen(ref), options)
@@ -48,7 +47,7 @@ def opened(
 
 
 class Clock:
-    """Seconds per stage of a start, in order."""
+    """Seconds per start-up stage, in order."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
@@ -61,7 +60,7 @@ class Clock:
 
 @frozen
 class Run:
-    """An open model and how a command talks to it."""
+    """An open model, as commands use it."""
 
     llm: LLM
     preprocessor: Preprocessor
@@ -72,16 +71,16 @@ class Run:
         return self.preprocessor.vocab_size or (tokenizer.vocab_size if tokenizer else 1)
 
     def params(self, **given: Any) -> SamplingParams:
-        """The checkpoint's own sampling, but for what was given."""
+        """The checkpoint's default parameters, overridden by `given`."""
         return attrs.evolve(self.preprocessor.default_params, **given)
 
     def prompt(self, text: str, *, system: str | None, thinking: bool | None, raw: bool) -> Prompt:
-        """One question, through the chat template where the model has one and `raw` does not forbid
-        it."""
+        """One user message, through the chat template if the model has one, unless `raw`."""
         if raw or not self.preprocessor.template.exists:
             if system is not None or thinking is not None:
                 raise OptionError(
-                    "--system and --thinking need a chat template", "Leave them out, and --raw too."
+                    "--system and --thinking need a chat template",
+                    "Leave them out; if --raw was given, leave it out instead.",
                 )
             return text
         messages = [{"role": "system", "content": system}] if system is not None else []
@@ -92,12 +91,13 @@ class Run:
             return self.preprocessor.encode_chat(messages)
         if "enable_thinking" not in self.preprocessor.template.source():
             raise OptionError(
-                "this model's template has no thinking to switch", "Leave --thinking out."
+                "this model's chat template cannot switch reasoning on or off",
+                "Leave --thinking and --no-thinking out.",
             )
         return self.preprocessor.encode_chat(messages, enable_thinking=thinking)
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Print the answer as it comes, then its speed on stderr."""
+        """Print the answer as it is generated, then its speed on stderr."""
         text = ""
         tokens, first, start = 0, None, time.perf_counter()
         for delta in self.llm.stream(prompt, params):

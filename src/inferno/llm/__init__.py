@@ -1,5 +1,5 @@
-"""Text in, text out: `LLM` runs the engine in this process, `AsyncLLM` in its own. Importing it
-loads no torch."""
+"""Text in, text out: `LLM` runs the engine in this process, `AsyncLLM` in a separate one. Imports
+no torch."""
 
 from __future__ import annotations
 

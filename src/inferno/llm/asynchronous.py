@@ -1,4 +1,5 @@
-"""`AsyncLLM`: the engine in its own process, any number of concurrent callers. Imports no torch."""
+"""`AsyncLLM`: the engine in a separate process, with any number of concurrent callers. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -37,9 +38,8 @@ class _Client(Protocol):
 
 
 class AsyncLLM:
-    """A served model. Arguments are `LLM`'s; the plan is made at once, the engine starts with
-    `start()` or `async with`, and beside it the tokenizer is read, unless something has asked for
-    it before."""
+    """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
+    `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class AsyncLLM:
 
     @classmethod
     def of_opened(cls, opened: Opened, chat_template: str | None = None) -> Self:
-        """An AsyncLLM of a model that is open already. Closes it once the tokenizer is read."""
+        """An AsyncLLM for an already opened model, which it closes once the tokenizer is read."""
         self = cls.__new__(cls)
         self._begin(opened, chat_template)
         return self
 
     @classmethod
     def of(cls, client: _Client, preprocessor: Preprocessor, plan: Plan) -> Self:
-        """An AsyncLLM around a client that exists already."""
+        """An AsyncLLM around an existing client."""
         self = cls.__new__(cls)
         self._client, self.plan, self._opened, self._live = client, plan, None, {}
         self._preprocessor = preprocessor
@@ -77,17 +77,17 @@ class AsyncLLM:
 
     @cached_property
     def _preprocessor(self) -> Preprocessor:
-        assert self._opened is not None, "one that is given needs no opening"
+        assert self._opened is not None, "`of` sets the preprocessor"
         with self._opened:
             return Preprocessor.open(self._opened, self._chat_template)
 
     async def start(self) -> None:
-        """Load the model. Raises whatever InfernoError the engine process or the tokenizer met."""
+        """Load the model. Raises any InfernoError from the engine process or the tokenizer."""
         engine = asyncio.create_task(self._client.start())
         try:
             await asyncio.to_thread(
                 lambda: self._preprocessor
-            )  # a second's work, and the engine's process has a core of its own
+            )  # takes a second, while the engine process uses another core
         except BaseException:
             engine.cancel()
             await asyncio.gather(engine, return_exceptions=True)
@@ -96,7 +96,7 @@ class AsyncLLM:
         await engine
 
     async def close(self) -> None:
-        """End the engine process."""
+        """Stop the engine process."""
         await self._client.close()
 
     async def __aenter__(self) -> Self:
@@ -122,7 +122,7 @@ class AsyncLLM:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine process runs."""
+        """Whether the engine process is running."""
         return self._client.alive
 
     @property
@@ -138,17 +138,17 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[list[TextDelta], None]:
-        """The answer as it comes, the `n` outputs interleaved; a slow reader gets longer lists, not
-        more of them.
+        """Stream the answer, its `n` outputs interleaved. A slow reader gets longer lists, not more
+        of them.
 
-        Raises RequestError at once, EngineDeadError while it runs. Closing the iterator, or
-        cancelling the task that reads it, aborts the request in the engine.
+        Raises RequestError immediately, EngineDeadError during iteration. Closing the iterator or
+        cancelling the task that reads it aborts the request in the engine.
         """
         return self._run(self._prepare(prompt, params, request_id, priority, cache_salt))
 
     def abort(self, request_id: str) -> None:
-        """End a request's stream, normally: its outputs finish with "abort". Unknown ids are no
-        error."""
+        """End a request's stream normally: its outputs finish with "abort". Unknown ids are
+        ignored."""
         parent = self._live.get(request_id)
         for builder in parent.builders if parent else ():
             if not builder.done:
@@ -163,7 +163,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> RequestOutput:
-        """The whole answer. Cancelling it aborts the request."""
+        """Return the whole answer. Cancelling the call aborts the request."""
         parent = self._prepare(prompt, params, request_id, priority, cache_salt)
         async with aclosing(self._run(parent)) as stream:
             deltas = [d async for some in stream for d in some]
@@ -172,7 +172,7 @@ class AsyncLLM:
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any
     ) -> RequestOutput:
-        """The whole answer to a conversation."""
+        """Return the whole answer to a conversation."""
         prompt = self._preprocessor.encode_chat(messages, **template_kwargs)
         return await self.generate(prompt, params)
 
@@ -193,7 +193,7 @@ class AsyncLLM:
         )
 
     async def _run(self, parent: ParentRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Follow all of the parent's requests at once; the first error ends them all."""
+        """Follow all of the parent's requests concurrently; the first error aborts the others."""
         news = asyncio.Event()
         running: dict[OutputBuilder, _Tokens] = {}
         self._live[parent.id] = parent
@@ -211,7 +211,7 @@ class AsyncLLM:
                         done.append(builder)
                 for builder in done:
                     del running[builder]
-                    if not builder.ended:  # by a stop string, which the engine cannot see
+                    if not builder.ended:  # by a stop string, which the engine does not know
                         self._client.abort(builder.request.id)
                 if deltas := [d for b in parent.builders if (d := b.take())]:
                     yield deltas

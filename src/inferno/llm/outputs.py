@@ -1,4 +1,4 @@
-"""The engine's tokens become text: piece by piece (`TextDelta`) or whole, in vLLM's shapes
+"""Turns the engine's tokens into text: incrementally (`TextDelta`), or whole in vLLM's classes
 (`RequestOutput`)."""
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from inferno.text import TextStream, Tokenizer
 
 @frozen(kw_only=True)
 class TextDelta:
-    """What is new of one output since the delta before."""
+    """What one output gained since its last delta."""
 
     index: int
     """Which of the request's `n` outputs."""
     text: str = ""
-    """Whole characters; empty while one is unfinished or a stop string may have begun."""
+    """Whole characters; empty while a character is incomplete or a stop string may have begun."""
     token_ids: tuple[int, ...] = ()
-    """All new tokens, an ending one included, whether or not they show in the text yet."""
+    """All new tokens, including a stop token, whether or not their text is certain yet."""
     logprobs: tuple[Logprobs, ...] | None = None
     """One per token id, if asked for."""
     finish_reason: str | None = None
@@ -33,7 +33,7 @@ class TextDelta:
     num_cached: int = 0
     """Prompt tokens found in the cache."""
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
-    """Once, on the first delta of output 0, if asked for."""
+    """Set once, on the first delta of output 0, if asked for."""
 
 
 @frozen
@@ -55,7 +55,7 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
-    """Per token: the drawn token first, then the most likely ones."""
+    """Per position: the sampled token first, then the most likely ones."""
     finish_reason: str | None = None
     """"stop", "length" or "abort"."""
     stop_reason: str | int | None = None
@@ -64,7 +64,7 @@ class CompletionOutput:
 
 @frozen
 class RequestMetrics:
-    """When things happened, in seconds since 1970."""
+    """Timestamps, in seconds since 1970."""
 
     arrival_time: float
     first_token_time: float
@@ -89,16 +89,16 @@ class RequestOutput:
 
 
 class OutputBuilder:
-    """Follows one engine request: tokens in, deltas out. The only place where tokens become
-    text."""
+    """Builds the output of one engine request: tokens in, deltas out. Only here are tokens
+    detokenized."""
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None) -> None:
         params = request.params
         self.request, self.index = request, index
         self.ended = False
-        """The engine has sent the request's last token."""
+        """Whether the engine has sent the request's last token."""
         self.error: InfernoError | None = None
-        """What the engine refused it for."""
+        """Why the engine failed the request."""
         self._text = None if tokenizer is None else _text_stream(tokenizer, params)
         self.arrived = time.time()
         self.first_token_at = 0.0
@@ -115,18 +115,18 @@ class OutputBuilder:
 
     @property
     def done(self) -> bool:
-        """Nothing more will come: the engine has ended the request, or a stop string has."""
+        """Whether the output is complete: ended by the engine or by a stop string."""
         return self._finish is not None or self.error is not None
 
     def push(self, token: EngineOutput) -> None:
-        """Take the request's next token. Tokens past the end are dropped: the engine may be some
+        """Add the request's next token. Tokens past the end are dropped: the engine may run
         ahead."""
         self.ended = self.ended or token.finish is not None
         if self.done:
             return
         if token.finish is FinishReason.ERROR:
             self.error = InfernoError(
-                token.error or "the engine failed on this request", "Its log says why."
+                token.error or "the engine failed on this request", "See the engine's log."
             )
             return
         self._num_cached = self._num_cached or token.num_cached
@@ -143,8 +143,7 @@ class OutputBuilder:
     def _add_text(self, token: EngineOutput) -> None:
         finish = token.finish
         if self._text is not None:
-            # An end token ends the text without being part of it, even where special tokens are
-            # shown.
+            # A stop token is not part of the text, even if special tokens are shown.
             if token.token_id is not None and (finish is not FinishReason.STOP or self._keeps_end):
                 self._pieces.append(self._text.feed((token.token_id,)))
             if finish is not None:
@@ -156,7 +155,7 @@ class OutputBuilder:
             self._finish, self._stop_reason = finish.value, token.stop_id
 
     def take(self) -> TextDelta | None:
-        """What has come since the last call, None when nothing has."""
+        """Return what is new since the last call, or None."""
         if not self._ids and (self._finish is None or self._reported):
             return None
         delta = TextDelta(
@@ -192,7 +191,7 @@ def collect(
     deltas: Iterable[TextDelta],
     tokenizer: Tokenizer | None,
 ) -> RequestOutput:
-    """All of a request's deltas as one result."""
+    """Combine all deltas of a request into one result."""
     by_index: dict[int, list[TextDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)

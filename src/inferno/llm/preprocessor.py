@@ -1,4 +1,4 @@
-"""What callers say becomes requests the engine can run: shared by `LLM` and `AsyncLLM`."""
+"""Turns prompts and parameters into engine requests: shared by `LLM` and `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,25 @@ from inferno.plan import Opened, Options, open_model
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
+"""A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
-"""A conversation, as OpenAI writes it."""
+"""A conversation in OpenAI's format."""
 
 DEFAULT_MAX_TOKENS = 256
-"""Most tokens of an answer when the caller gives no parameters at all and the checkpoint no
-`max_new_tokens`."""
+"""`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
 
 
 def open_for(ref: str | None, options: Mapping[str, Any]) -> Opened:
-    """Open the model of a reference. Raises OptionError without one, and for an unknown option,
-    naming those like it."""
+    """Open the model that `ref` names. Raises OptionError for a missing `ref`, and for an unknown
+    option, suggesting similar ones."""
     if ref is None:
-        raise OptionError(
-            "no model is named", 'Name a directory, a file or a hub id; "demo" is always there.'
-        )
+        raise OptionError("no model is named", 'Give a directory, a file, a hub id, or "demo".')
     known = [a.name for a in attrs.fields(Options)]
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, cutoff=0.5)
-            hint = f"There are: {', '.join(known)}"
+            hint = f"Options: {', '.join(known)}"
             if near:
                 hint = f"Did you mean {' or '.join(near)}?"
             raise OptionError(f"unknown option {name!r}", hint)
@@ -50,7 +47,7 @@ def open_for(ref: str | None, options: Mapping[str, Any]) -> Opened:
 
 @frozen
 class ParentRequest:
-    """One call: a prompt and its `n` outputs, each of them one request to the engine."""
+    """One call: a prompt and its `n` outputs, each a separate engine request."""
 
     id: str
     prompt: str | None
@@ -59,25 +56,25 @@ class ParentRequest:
     tokenizer: Tokenizer | None
 
     def output(self, deltas: Iterable[TextDelta]) -> RequestOutput:
-        """All of its deltas as one result."""
+        """Combine all of its deltas into one result."""
         return collect(self.id, self.prompt, self.builders, deltas, self.tokenizer)
 
 
 @frozen(kw_only=True)
 class Preprocessor:
-    """The text side of a model: tokenizer, chat template, limits and defaults. Checks all that can
-    be checked before the engine sees a request."""
+    """The text side of a model: tokenizer, chat template, limits and defaults. Validates requests
+    before the engine sees them."""
 
     tokenizer: Tokenizer | None
     template: ChatTemplate = ChatTemplate({})
     max_model_len: int
     vocab_size: int | None = None
-    """The model's, which may be padded beyond the tokenizer's; None when unknown."""
+    """The model's vocabulary size, which may be padded beyond the tokenizer's; None if unknown."""
     eos_token_ids: tuple[int, ...] = ()
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
-    """What a request without parameters gets: the checkpoint's `generation_config.json`."""
+    """For requests without parameters: from the checkpoint's `generation_config.json`."""
     response_template: Mapping[str, Any] | None = None
-    """How the checkpoint says that its model writes tool calls and reasoning
+    """The checkpoint's description of how its model writes tool calls and reasoning
     (`tokenizer_config.json`)."""
 
     @classmethod
@@ -99,7 +96,7 @@ class Preprocessor:
         )
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """The prompt's token ids, checked: known ids, at least one, and room for an answer."""
+        """Return the prompt's token ids, checked: valid, not empty, and with room for an answer."""
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
         if isinstance(prompt, str):
@@ -117,15 +114,15 @@ class Preprocessor:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt text of a conversation. Takes `tools`, `add_generation_prompt` and the
+        """Render a conversation to a prompt string. Takes `tools`, `add_generation_prompt` and the
         template's own variables."""
         return self.template.render(messages, tools=tools, **template_kwargs)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any
     ) -> tuple[int, ...]:
-        """`render_chat`'s token ids, checked as a prompt's. The template writes its own special
-        tokens."""
+        """Return the token ids of `render_chat`, checked like a prompt's. No special tokens are
+        added: the template writes them."""
         text = self.render_chat(messages, **template_kwargs)
         return self._checked_length(
             tuple(self._tokenizer("messages").encode(text, add_special_tokens=False))
@@ -140,7 +137,7 @@ class Preprocessor:
         priority: int = 0,
         cache_salt: str = "",
     ) -> ParentRequest:
-        """Everything the engine needs for one prompt, checked. Raises RequestError."""
+        """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
         token_ids = self.encode_prompt(prompt)
         self._check_params(params)
@@ -166,7 +163,7 @@ class Preprocessor:
     def _tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
             raise RequestError(
-                "this model has no tokenizer", "Send token ids instead of text.", param=param
+                "this model has no tokenizer", "Send token ids instead of a string.", param=param
             )
         return self.tokenizer
 
@@ -175,9 +172,9 @@ class Preprocessor:
             raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
         if len(ids) >= self.max_model_len:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, the context holds {self.max_model_len} "
-                f"and an answer needs one",
-                "Shorten the prompt, or start with a larger --max-model-len where the model "
+                f"the prompt has {len(ids)} tokens, but the context holds {self.max_model_len}, "
+                f"including at least one of output",
+                "Shorten the prompt, or start with a larger --max-model-len if the model "
                 "allows it.",
                 param="prompt",
                 code="context_length_exceeded",
@@ -189,7 +186,7 @@ class Preprocessor:
         unknown = next((i for i in ids if not 0 <= i < end), None)
         if unknown is not None:
             raise RequestError(
-                f"{param} has token id {unknown}",
+                f"{param} contains the invalid token id {unknown}",
                 f"The model's ids are 0 to {end - 1}.",
                 param=param,
             )
@@ -205,11 +202,11 @@ class Preprocessor:
         self._check_ids("stop_token_ids", params.stop_token_ids)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
-        """`max_tokens` within the context: an answer that fills it finishes with "length", as at
+        """Limit `max_tokens` to the context: an answer that fills it finishes with "length", as in
         vLLM."""
         if params.min_tokens > room:
             raise RequestError(
-                f"min_tokens is {params.min_tokens}, the prompt leaves room for {room}",
+                f"min_tokens is {params.min_tokens}, but the prompt leaves room for {room}",
                 "Shorten the prompt, or lower min_tokens.",
                 param="min_tokens",
                 code="context_length_exceeded",
@@ -220,7 +217,8 @@ class Preprocessor:
 
 
 def default_params(assets: TextAssets) -> SamplingParams:
-    """A checkpoint's own sampling. `do_sample: false` means greedy, as it does to transformers."""
+    """A checkpoint's default sampling parameters. `do_sample: false` means greedy, as in
+    transformers."""
     config = assets.generation_config
     names = [p.name for p in parameters() if p.in_generation_config]
     values = {name: config[name] for name in names if config.get(name) is not None}
@@ -235,7 +233,7 @@ def default_params(assets: TextAssets) -> SamplingParams:
 
 
 def _nth(params: SamplingParams, index: int) -> SamplingParams:
-    """Output `index` as a request of its own. The prompt is scored once, for the first."""
+    """Parameters of output `index` as a separate request. Only the first scores the prompt."""
     if params.n == 1:
         return params
     return attrs.evolve(
@@ -247,14 +245,14 @@ def _nth(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def _unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    """The text or ids in vLLM's prompt objects, ids first; a field that would be ignored is an
-    error."""
+    """Return the ids, else the string, of a vLLM prompt object. Fields that would be ignored are
+    an error."""
     unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
     found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if unknown or found is None:
         raise RequestError(
-            f"a prompt object with {', '.join(unknown or prompt) or 'nothing in it'}",
-            'Give {"prompt": text} or {"prompt_token_ids": ids}.',
+            f"invalid prompt object: it has {', '.join(unknown or prompt) or 'no fields'}",
+            'Give {"prompt": string} or {"prompt_token_ids": ids}.',
             param="prompt",
         )
     return found
@@ -265,7 +263,7 @@ def _integers(ids: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, ids))
     except TypeError as error:
         raise RequestError(
-            f"a prompt of type {type(ids).__name__}",
-            "It is text, or a list of token ids.",
+            f"a prompt cannot be of type {type(ids).__name__}",
+            "Give a string or a list of token ids.",
             param="prompt",
         ) from error

@@ -29,16 +29,15 @@ class _Engine(Protocol):
 
 
 class LLM:
-    """A loaded model: prompts in, texts out, all prompts of a call computed together.
+    """A loaded model: prompts in, completions out, with all prompts of a call batched.
 
     `ref` is a directory, a file, a hub id or "demo" (`model` is vLLM's name for it); `options` are
-    the fields of `inferno.plan.Options`; `chat_template` replaces the checkpoint's, as text or as a
-    file. Not for several threads at once: that is `AsyncLLM`.
+    the fields of `inferno.plan.Options`; `chat_template` replaces the checkpoint's: a template
+    or a file. Not thread-safe: use `AsyncLLM` for concurrent callers.
 
-    Without params a call samples as the checkpoint's generation_config.json says, until the model
-    ends, at most 256 tokens (or the file's `max_new_tokens`). With them, `max_tokens` is 16 unless
-    given, as at vLLM. Answers end with "length" where the context is full; `max_tokens=None` means
-    just that.
+    Without params, sampling follows the checkpoint's generation_config.json, for at most 256 tokens
+    (or the file's `max_new_tokens`). With params, `max_tokens` defaults to 16, as in vLLM, and None
+    means until the context is full. Answers that fill the context finish with "length".
     """
 
     def __init__(
@@ -50,14 +49,14 @@ class LLM:
         **options: Any,
     ) -> None:
         with open_for(ref or model, options) as opened, prepared(opened):
-            from inferno.core.engine import Engine  # torch comes with it
+            from inferno.core.engine import Engine  # imports torch
 
             preprocessor = Preprocessor.open(opened, chat_template)
             self._begin(Engine.load(opened), preprocessor)
 
     @classmethod
     def of(cls, engine: _Engine, front: Preprocessor) -> Self:
-        """An LLM around an engine that exists already."""
+        """An LLM around an existing engine."""
         self = cls.__new__(cls)
         self._begin(engine, front)
         return self
@@ -78,11 +77,11 @@ class LLM:
         *,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Answers in the order of the prompts. One invalid prompt refuses the call before anything
-        runs; any exception, Ctrl-C included, aborts what the call had begun. There is no progress
-        bar (`use_tqdm`)."""
+        """Return the answers in the order of the prompts. One invalid prompt fails the call before
+        anything runs; any exception, Ctrl-C included, aborts the call's requests. `use_tqdm` is not
+        supported."""
         if use_tqdm:
-            raise RequestError("there is no progress bar", "Leave use_tqdm out.", param="use_tqdm")
+            raise RequestError("use_tqdm is not supported", "Leave it out.", param="use_tqdm")
         many = _prompts(prompts)
         return self._run(
             [
@@ -102,7 +101,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """`generate` on one conversation or several, each written out by the chat template."""
+        """Run `generate` on one conversation or several, rendered by the chat template."""
         conversations = [messages] if _one_conversation(messages) else messages
         options = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
         if continue_final_message:
@@ -116,12 +115,12 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[TextDelta, None, None]:
-        """The answer as it comes; the `n` outputs interleave. Leaving the loop aborts the request.
-        Several streams may be open at once: each step of one computes all."""
+        """Stream the answer, its `n` outputs interleaved. Leaving the loop aborts the request.
+        Several streams may be open at once: a step of one advances all."""
         return self._deltas(self._preprocessor.prepare(prompt, sampling_params))
 
     def close(self) -> None:
-        """Free the model's memory. The LLM is of no use afterwards."""
+        """Free the model's memory. The LLM cannot be used afterwards."""
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -153,8 +152,8 @@ class LLM:
         try:
             self._submit(parent.builders)
             while True:
-                # Before the tokens are taken: the caller may step the engine from another stream
-                # meanwhile.
+                # Read before taking tokens: at a yield the caller may step the engine from another
+                # stream.
                 finished = all(b.done for b in parent.builders)
                 for builder in parent.builders:
                     delta = builder.take()
@@ -174,7 +173,7 @@ class LLM:
             self._live[builder.request.id] = builder
 
     def _step(self) -> None:
-        assert self._engine.busy, "requests wait, and the engine has nothing to do"
+        assert self._engine.busy, "requests are pending, but the engine is idle"
         for token in self._engine.step():
             builder = self._live.get(token.request_id)
             if builder is not None:
@@ -183,7 +182,7 @@ class LLM:
                     self._forget([builder])
 
     def _forget(self, builders: Sequence[OutputBuilder]) -> None:
-        """Stop following these requests; the engine drops those it has not ended itself."""
+        """Stop following these requests, and abort those that the engine has not ended."""
         for builder in builders:
             if self._live.pop(builder.request.id, None) is not None and not builder.ended:
                 self._engine.abort(builder.request.id)
@@ -196,7 +195,7 @@ def _raise_first(builders: Sequence[OutputBuilder]) -> None:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a list of numbers is one."""
+    """List the prompts: a list of integers is a single one."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     many = list(prompts)
@@ -206,13 +205,13 @@ def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _each(params: Params, count: int) -> list[SamplingParams | None]:
-    """One set of parameters per prompt."""
+    """List one set of parameters per prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if len(params) != count:
         raise RequestError(
-            f"{count} prompts, {len(params)} sampling params",
-            "Give one, or one for each.",
+            f"there are {count} prompts, but {len(params)} sampling params",
+            "Give one for all prompts, or one for each.",
             param="sampling_params",
         )
     return list(params)

@@ -1,5 +1,5 @@
-"""The Litestar app: one model behind OpenAI's endpoints. Pure: two apps in one process share
-nothing."""
+"""The Litestar app: one model behind OpenAI's endpoints. No global state: two apps in one process
+share nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REASONING_FIELDS = {
     "reasoning": ("reasoning",),
     "reasoning_content": ("reasoning_content",),
 }
-"""Clients differ over the name of the field that holds a model's reasoning."""
+"""Clients disagree on the name of the field for reasoning."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -65,9 +65,9 @@ def create_app(
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
-    With `own_llm` its lifespan starts and closes `llm`. `max_waiting` is how many outputs may wait
-    beyond those that run; more get a 429. `strict_params` refuses unknown fields. `open_paths` need
-    no key even where there are keys.
+    With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
+    beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
+    no key.
     """
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
@@ -126,7 +126,7 @@ def create_app(
 
 
 def limiter_of(app: Litestar) -> Limiter:
-    """The app's limiter: what runs, and the way to let it end."""
+    """The app's limiter, which knows what runs and can drain it."""
     limiter: Limiter = app.state.limiter
     return limiter
 
@@ -139,7 +139,7 @@ def _key_guard(api_keys: Sequence[str], open_paths: Sequence[str]) -> Guard:
             return
         scheme, _, key = connection.headers.get("authorization", "").partition(" ")
         given = hashlib.sha256(key.strip().encode()).digest() if scheme.lower() == "bearer" else b""
-        # Every key is compared, each in constant time: how long it takes says nothing.
+        # Compares every key in constant time, so that timing reveals nothing.
         if not sum(hmac.compare_digest(given, each) for each in known):
             raise AuthenticationError(
                 "the API key is missing or wrong", "Send it as a header: Authorization: Bearer KEY"
@@ -149,7 +149,7 @@ def _key_guard(api_keys: Sequence[str], open_paths: Sequence[str]) -> Guard:
 
 
 def _request_id(scope: Scope) -> bytes:
-    """The client's own, if it is fit for a header and a log line, else a new one."""
+    """The client's request id, if safe for a header and a log line, else a new one."""
     state: dict[str, Any] = scope.setdefault("state", {})
     sent = next(
         (v.decode("latin-1") for k, v in scope["headers"] if k == b"x-request-id"),

@@ -38,7 +38,7 @@ async def chat_completions(
     model: NamedDependency[ServedModel],
     pipeline: NamedDependency[Pipeline],
 ) -> Response[Any]:
-    """A chat model's next message."""
+    """Generate the next message of a conversation."""
     body, output_format = data.body, model.output_format
     name = model.name(body.model)
     tools, ignored_tools = tools_to_offer(body, can_call=output_format.has_tools)
@@ -60,7 +60,7 @@ async def chat_completions(
 def _params(data: ChatRequest, model: ServedModel) -> SamplingParams:
     if data.top_logprobs and not data.logprobs:
         raise RequestError(
-            "top_logprobs without logprobs", "Set logprobs to true.", param="top_logprobs"
+            "top_logprobs needs logprobs", "Set logprobs to true.", param="top_logprobs"
         )
     values: dict[str, Any] = {"max_tokens": None}
     if model.output_format.writes_special:
@@ -79,9 +79,9 @@ class _Choice(Choice):
     parser: OutputParser | None = field(kw_only=True)
     deltas: list[Delta] = field(factory=list)
     reasoning: list[str] = field(factory=list)
-    """All of it, to be counted in the end."""
+    """All reasoning, counted at the end."""
     num_calls: int = 0
-    """Tool calls written as events."""
+    """Number of tool calls written as events."""
     _has_calls: bool = False
 
     def take(self, delta: TextDelta) -> None:
@@ -96,7 +96,7 @@ class _Choice(Choice):
             self.finish = "tool_calls"
 
     def reasoning_tokens(self) -> int | None:
-        """By encoding the text again; None where the model's reasoning cannot be told apart."""
+        """Count by encoding the reasoning again; None if it cannot be separated from the output."""
         tokenizer = self.shape.model.tokenizer
         if self.parser is None or tokenizer is None:
             return None
@@ -110,7 +110,7 @@ class _Choice(Choice):
         return chunks.event(self.index, payload, rest=rest)
 
     def events(self, chunks: Chunks) -> Sequence[bytes]:
-        """Logprobs and token ids go with the first event; they wait where there is none yet."""
+        """Logprobs and token ids go with the first event, and wait until there is one."""
         payloads = [payload for delta in self.deltas for payload in self._payloads(delta)]
         self.deltas = []
         if self.finish is not None:

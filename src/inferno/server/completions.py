@@ -25,9 +25,9 @@ from inferno.server.schema import ERROR_RESPONSES, CompletionRequest
 from inferno.server.shape import Choice, Shape
 
 _DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for this endpoint only."""
+"""OpenAI's default for this endpoint."""
 _MAX_OUTPUTS = 1024
-"""Prompts times n that one request may ask for."""
+"""Maximum of prompts times n in one request."""
 
 
 @post(
@@ -43,7 +43,7 @@ async def completions(
     model: NamedDependency[ServedModel],
     pipeline: NamedDependency[Pipeline],
 ) -> Response[Any]:
-    """The continuation of a string, or of token ids."""
+    """Continue a string, or token ids."""
     body = data.body
     name = model.name(body.model)
     sent = given(body)
@@ -51,7 +51,7 @@ async def completions(
     texts, prompts = await _prompts(body, model)
     if len(prompts) * params.n > _MAX_OUTPUTS:
         raise RequestError(
-            "too many prompts", f"Prompts times n may be {_MAX_OUTPUTS}.", param="prompt"
+            "too many prompts", f"Prompts times n must be at most {_MAX_OUTPUTS}.", param="prompt"
         )
     prepared = Prepared.of(
         data,
@@ -71,11 +71,11 @@ def _params(data: CompletionRequest, sent: Mapping[str, Any], model: ServedModel
         raise unsupported("best_of", "Use n and choose among the outputs.")
     if data.stream and data.echo and data.logprobs is not None:
         raise unsupported(
-            "echo", "The prompt's logprobs come in one piece: leave stream out, or logprobs."
+            "echo", "Prompt logprobs are not streamed: leave stream out, or logprobs."
         )
     values = {"max_tokens": _DEFAULT_MAX_TOKENS, **sent, "logprobs": data.logprobs}
     if values["max_tokens"] == 0 and data.echo:
-        values["max_tokens"] = 1  # the engine always draws one; `Generation` drops it
+        values["max_tokens"] = 1  # the engine always samples one; `Generation` drops it
     if data.echo and data.logprobs is not None:
         values["prompt_logprobs"] = max(data.logprobs, sent.get("prompt_logprobs", 0))
     return evolve(model.preprocessor.default_params, **values)
@@ -84,7 +84,7 @@ def _params(data: CompletionRequest, sent: Mapping[str, Any], model: ServedModel
 async def _prompts(
     data: CompletionRequest, model: ServedModel
 ) -> tuple[list[str], list[tuple[int, ...]]]:
-    """Each prompt as text (empty unless echoed) and as token ids, not checked yet. Raises
+    """Return each prompt as a string (empty unless echoed) and as unchecked token ids. Raises
     RequestError."""
     raw: Any = data.prompt
     prompts = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
@@ -107,7 +107,7 @@ class _Choice(Choice):
     shape: TextShape = field(kw_only=True)
     text: list[str] = field(factory=list)
     _offset: int = 0
-    """Where in the text the next token's logprobs begin."""
+    """Text offset of the next token."""
 
     def take(self, delta: TextDelta) -> None:
         super().take(delta)
@@ -120,7 +120,7 @@ class _Choice(Choice):
         return chunks.event(self.index, payload)
 
     def events(self, chunks: Chunks) -> Sequence[bytes]:
-        """None yet if a token is half a character, or may be the beginning of a stop string."""
+        """Empty while a character is incomplete or a stop string may have begun."""
         text, ids = "".join(self.text), self.shape.data.return_token_ids
         if not (text or self.finish or self.logprobs or ids):
             return ()
@@ -176,7 +176,7 @@ class TextShape(Shape[_Choice]):
         self.model, self.data = model, data
         self._texts, self._prompts, self._n = texts, prompts, n
         self.reports_prompt = reports_prompt
-        """Whether `prompt_logprobs` were asked for: an echo scores the prompt too."""
+        """Whether the request asks for `prompt_logprobs`: an echo scores the prompt too."""
         self.choices = [_Choice(i, shape=self) for i in range(len(prompts) * n)]
 
     def prompt_text(self, index: int) -> str:
@@ -186,5 +186,5 @@ class TextShape(Shape[_Choice]):
         return self._prompts[index // self._n]
 
     def prompt_logprobs(self, index: int) -> tuple[Logprobs | None, ...] | None:
-        """The prompt is scored once, for the first of its n outputs."""
+        """Logprobs of an output's prompt, scored once for the first of its n outputs."""
         return self.choices[index // self._n * self._n].prompt_logprobs

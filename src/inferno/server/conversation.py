@@ -1,4 +1,4 @@
-"""A conversation becomes a prompt: for chat completions, and for /tokenize."""
+"""Turns a conversation into a prompt, for chat completions and /tokenize."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @frozen
 class ChatPrompt:
-    """What the chat template wrote."""
+    """A rendered conversation."""
 
     text: str
     token_ids: tuple[int, ...]
     ignored: tuple[str, ...]
-    """Template variables that the template does not mention."""
+    """Template variables in the request that the template does not use."""
 
 
 async def encode_chat(
     model: ServedModel, data: ChatRequest | TokenizeRequest, tools: Sequence[dict[str, Any]]
 ) -> ChatPrompt:
-    """The conversation as the model's chat template writes it. Raises RequestError."""
+    """Render the conversation with the model's chat template. Raises RequestError."""
     messages = [_message(m, i) for i, m in enumerate(data.messages or ())]
     tokenizer, preprocessor = model.needed_tokenizer("messages"), model.preprocessor
     source = preprocessor.template.source(tools=bool(tools))
@@ -48,8 +48,8 @@ async def encode_chat(
 def tools_to_offer(
     data: ChatRequest, *, can_call: bool
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The function tools to offer, and the names of those of other types: clients send them too,
-    and no model can call them here. `can_call` says whether this model can. Raises
+    """Return the function tools to offer, and the names of tools of other types, which clients send
+    too but no model here can call. `can_call`: whether this model can call tools. Raises
     RequestError."""
     choice, tools, ignored = data.tool_choice, [], []
     for i, tool in enumerate(data.tools or ()):
@@ -58,7 +58,9 @@ def tools_to_offer(
             ignored.append(f"tools[{i}]")
         elif not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(
-                f"tools[{i}] has no function.name", "Name it.", param=f"tools[{i}].function.name"
+                f"tools[{i}] has no function.name",
+                "Give it a name.",
+                param=f"tools[{i}].function.name",
             )
         else:
             tools.append(tool)
@@ -66,7 +68,7 @@ def tools_to_offer(
         raise unsupported("tool_choice", "Use auto or none: calls cannot be forced yet.")
     if choice not in (None, "auto", "none"):
         raise RequestError(
-            f"tool_choice is {choice[:40]!r}", "Use auto or none.", param="tool_choice"
+            f"invalid tool_choice {choice[:40]!r}", "Use auto or none.", param="tool_choice"
         )
     if choice == "none" or not tools:
         return [], tuple(ignored)
@@ -80,8 +82,8 @@ def tools_to_offer(
 def _message(message: Message, i: int) -> dict[str, Any]:
     if message.role not in _ROLES:
         raise RequestError(
-            f"messages[{i}] has role {message.role[:40]!r}",
-            f"Roles are {', '.join(_ROLES)}.",
+            f"messages[{i}] has the unknown role {message.role[:40]!r}",
+            f"Use one of {', '.join(_ROLES)}.",
             param=f"messages[{i}].role",
         )
     plain = {name: value for name, value in asdict(message).items() if value is not None}
@@ -90,23 +92,23 @@ def _message(message: Message, i: int) -> dict[str, Any]:
             part.get("text"), str
         ):
             raise RequestError(
-                f"messages[{i}].content[{j}] is of type {str(part.get('type'))[:40]!r}",
-                "This server takes text parts only.",
+                f"messages[{i}].content[{j}] has unsupported type {str(part.get('type'))[:40]!r}",
+                "Send text parts only.",
                 param=f"messages[{i}].content[{j}]",
                 code="unsupported_parameter",
             )
-    # Templates know one name of the two; whichever the client sent back is meant.
+    # Templates know one of the two names; clients send back either.
     reasoning = plain.pop("reasoning", None) or plain.get("reasoning_content")
     return plain | ({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {})
 
 
 def _ending(data: ChatRequest | TokenizeRequest) -> dict[str, bool]:
-    """How the prompt ends: with the beginning of a new message, or in the last one."""
+    """Template options for the end of the prompt: open a new message, or continue the last."""
     if not data.continue_final_message:
         return {"add_generation_prompt": data.add_generation_prompt is not False}
     if data.add_generation_prompt:
         raise RequestError(
-            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message and add_generation_prompt cannot be combined",
             "Leave one out.",
             param="add_generation_prompt",
         )
@@ -114,7 +116,7 @@ def _ending(data: ChatRequest | TokenizeRequest) -> dict[str, bool]:
 
 
 def _effort(data: ChatRequest | TokenizeRequest, source: str) -> dict[str, Any]:
-    """`reasoning_effort` as a variable that the template knows."""
+    """Map `reasoning_effort` to a variable that the template knows."""
     effort = data.reasoning_effort if isinstance(data, ChatRequest) else None
     if effort is None:
         return {}
@@ -124,6 +126,6 @@ def _effort(data: ChatRequest | TokenizeRequest, source: str) -> dict[str, Any]:
         return {"enable_thinking": effort != "none"}
     if effort != "none":
         raise unsupported(
-            "reasoning_effort", "This model's chat template has no such switch: leave it out."
+            "reasoning_effort", "This model's chat template cannot switch reasoning: leave it out."
         )
     return {}

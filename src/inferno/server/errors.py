@@ -1,4 +1,4 @@
-"""OpenAI's error objects: what a client reads, and whether it may try again."""
+"""OpenAI's error objects, with headers that say whether to retry."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TYPES = {
     503: "unavailable_error",
 }
 _MAX_MESSAGE = 2000
-"""Characters of a message. A validation error may quote the body, and the body may be megabytes."""
+"""Maximum characters of a message: a validation error may quote a body of megabytes."""
 RETRY_AFTER = 2
-"""Seconds a client is asked to wait before it tries again: about an engine's restart."""
+"""Seconds clients should wait before a retry: about an engine's restart."""
 
 
 def unsupported(name: str, remedy: str) -> RequestError:
-    """A known field that cannot be honoured."""
+    """The error for a known field that is not supported."""
     return RequestError(
         f"{name} is not supported here", remedy, param=name, code="unsupported_parameter"
     )
@@ -39,7 +39,7 @@ def shorten(text: str, limit: int = _MAX_MESSAGE) -> str:
 
 
 def body(error: BaseException) -> tuple[int, dict[str, Any]]:
-    """Status and JSON body. An exception that is not an InfernoError becomes an opaque 500."""
+    """Return the status and JSON body. Any exception but an InfernoError becomes an opaque 500."""
     status, message, param, code = 500, "Internal server error.", None, None
     if isinstance(error, InfernoError):
         status, code = error.status, error.code
@@ -56,15 +56,14 @@ def body(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 
 def frame(error: BaseException) -> bytes:
-    """The error as a server-sent event: once a stream has begun there is no status left to
-    change."""
+    """Encode the error as a server-sent event: a stream's status is already sent."""
     if not isinstance(error, InfernoError):
         log.error("stream failed", exc_info=error)
     return b"data: " + msgspec.json.encode(body(error)[1]) + b"\n\n"
 
 
 def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    """Litestar's exception handler for everything."""
+    """Litestar's handler for all exceptions."""
     status, content = body(error)
     if status >= 500 and not isinstance(error, InfernoError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -78,8 +77,7 @@ def _parts(error: InfernoError) -> list[str]:
 
 
 def _headers(error: Exception, status: int) -> dict[str, str]:
-    # OpenAI's clients try again by themselves on 408, 409, 429 and every 5xx, unless this header
-    # says no.
+    # OpenAI's clients retry on 408, 409, 429 and every 5xx, unless this header says no.
     headers: dict[str, str] = {"x-should-retry": "true" if status in (429, 503) else "false"}
     if status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER)

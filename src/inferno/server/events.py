@@ -1,4 +1,4 @@
-"""Server-sent events that end when the client goes, however fast tokens come, and speak while it
+"""SSE responses that stop when the client disconnects and send keep-alive comments during long
 waits."""
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from litestar.response.base import ASGIResponse, Response
 from litestar.types import Receive, Scope, Send
 
 PING_SECONDS = 10.0
-"""A comment is sent after this much silence, so that proxies keep the connection through a long
-prefill."""
+"""Silence before a keep-alive comment, which stops proxies from closing the connection during a
+long prefill."""
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client is gone. The request's body must have been read."""
+    """Return when the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 @contextlib.asynccontextmanager
 async def on_disconnect(receive: Receive, call: Callable[[], object]) -> AsyncIterator[None]:
-    """Calls `call` when the client goes while the block runs."""
+    """Call `call` if the client disconnects while the block runs."""
 
     async def watch() -> None:
         await wait_for_disconnect(receive)
@@ -41,11 +41,11 @@ async def on_disconnect(receive: Receive, call: Callable[[], object]) -> AsyncIt
 
 
 class Events(Response[Any]):
-    """A stream of ready-made frames, as a handler returns it.
+    """A streaming response of encoded frames.
 
-    `abort` is called when the client goes and must end `frames` normally: to cancel the task
-    instead would wait for a moment in which it sleeps, and with tokens always ready there is none.
-    `close` is called once, whatever happens.
+    `abort` is called when the client disconnects and must end `frames` normally: cancelling the
+    task would take effect only when it sleeps, and with tokens always ready it never does.
+    `close` is always called once.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class _ASGIEvents(ASGIResponse):
                 silent = time.monotonic() - last
                 if (
                     silent < self._ping_seconds or sending
-                ):  # a reader too slow to take more needs no ping
+                ):  # a client that is still receiving needs no ping
                     await asyncio.sleep(max(self._ping_seconds - silent, self._ping_seconds / 10))
                     continue
                 await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})

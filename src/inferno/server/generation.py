@@ -1,4 +1,4 @@
-"""The way from a prepared request to its answer, streamed or whole: one for all endpoints."""
+"""Generates the answer to a prepared request, streamed or whole, for all endpoints."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Prepared:
-    """What generation needs of a request, whatever the endpoint."""
+    """What generation needs of a request to any endpoint."""
 
     model: str
-    """The name that the answer bears."""
+    """Model name in the answer."""
     prompts: Sequence[tuple[int, ...]]
     params: SamplingParams
     stream: bool = False
@@ -41,9 +41,9 @@ class Prepared:
     priority: int = 0
     cache_salt: str = ""
     ignored: tuple[str, ...] = ()
-    """Names of fields that were sent for nothing."""
+    """Names of fields that have no effect."""
     prompt_only: bool = False
-    """Score the prompt and drop the token that the engine draws all the same."""
+    """Score the prompt, and drop the one token that the engine always samples."""
 
     @classmethod
     def of(
@@ -56,8 +56,8 @@ class Prepared:
         ignored: Sequence[str] = (),
         prompt_only: bool = False,
     ) -> Self:
-        """A parsed body with what its endpoint made of it. `ignored` is added to what parsing
-        named. Raises RequestError."""
+        """Prepare a parsed body with the values its endpoint derived. `ignored` is added to the
+        names from parsing. Raises RequestError."""
         data = parsed.body
         return cls(
             model=model,
@@ -77,7 +77,7 @@ class Prepared:
 
 
 class Pipeline:
-    """What all generations of one app share. (No attrs class: Litestar would look inside.)"""
+    """What all generations of one app share. (Not an attrs class: Litestar would inspect it.)"""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class Pipeline:
     async def respond(
         self, prepared: Prepared, shape: Shape[Any], receive: Receive
     ) -> Response[Any]:
-        """Generate, and answer in that shape: as events if the client wants a stream, else whole.
-        Raises what should become a status code."""
+        """Generate, and answer in that shape: as events if the client asks for a stream, else
+        whole. Raises errors that become a status code."""
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open()
         head = {
@@ -151,7 +151,7 @@ async def _events(
 
 @define(eq=False)
 class Generation:
-    """One HTTP request in the engine: a prompt or several, `params.n` outputs each. Output j of
+    """One HTTP request in the engine: one or more prompts with `params.n` outputs each. Output j of
     prompt i has index i * n + j.
 
     Use: create, `open`, read `deltas` to the end, `close`.
@@ -166,21 +166,21 @@ class Generation:
     completion_tokens: int = 0
     _started: float = field(factory=time.monotonic)
     _last: dict[int, float] = field(factory=dict)
-    """When each output's latest token came."""
+    """Time of each output's latest token."""
     _cached: dict[int, int] = field(factory=dict)
-    """Each prompt's tokens that were found in the cache."""
+    """Each prompt's number of cached tokens."""
     _aborted: Literal["client", "shutdown"] | None = None
     _ended: bool = False
     _streams: list[AsyncGenerator[list[TextDelta], None]] = field(factory=list)
-    """One for each prompt, once it is open."""
+    """One per prompt, once open."""
 
     @property
     def num_outputs(self) -> int:
         return self.prepared.num_outputs
 
     def open(self) -> None:
-        """Raises what should become a status code: a bad parameter, a full queue, an engine that is
-        away."""
+        """Start the streams. Raises errors that become a status code: an invalid parameter, a full
+        queue, a restarting engine."""
         prepared = self.prepared
         self._streams = [
             self.llm.stream(
@@ -202,8 +202,8 @@ class Generation:
         self.limiter.release(self)
 
     def abort(self, why: Literal["client", "shutdown"] = "client") -> None:
-        """Ends `deltas`: quietly when the client is gone, with ShuttingDownError when the server is
-        going."""
+        """End `deltas`: normally if the client has disconnected, with ShuttingDownError if the
+        server shuts down."""
         if self._aborted is None:
             self._aborted = why
             self.metrics.finished("abort", self.num_outputs)
@@ -211,8 +211,8 @@ class Generation:
             self.llm.abort(f"{self.id}-{i}")
 
     async def deltas(self) -> AsyncGenerator[list[TextDelta], None]:
-        """What came since the last look, so a slow reader holds text, not a queue. Raises
-        EngineDeadError."""
+        """Yield what is new since the last read: for a slow reader, text accumulates instead of a
+        queue. Raises EngineDeadError."""
         if self._gone():
             return
         async with Merge(self._streams) as merged:
@@ -222,13 +222,13 @@ class Generation:
                     return
                 if any(d.finish_reason == "abort" for d in deltas):
                     raise InfernoError(
-                        "the engine gave the request up", "The server's log has the reason."
+                        "the engine aborted the request", "See the server's log for the reason."
                     )
                 yield deltas
         self._ended = not self._gone()
 
     def usage(self, *, reasoning_tokens: int | None = None) -> dict[str, object]:
-        """OpenAI's usage object, as of now."""
+        """OpenAI's usage object, for the tokens so far."""
         prompt_tokens = sum(map(len, self.prepared.prompts))
         usage: dict[str, object] = {
             "prompt_tokens": prompt_tokens,
@@ -241,7 +241,8 @@ class Generation:
         return usage
 
     def _gone(self) -> bool:
-        """Whether the client is; raises when it is the server."""
+        """Whether the client has disconnected. Raises ShuttingDownError if the server shuts
+        down."""
         if self._aborted == "shutdown":
             raise ShuttingDownError(
                 "the server shut down before the answer was complete", "Try again."
@@ -249,13 +250,13 @@ class Generation:
         return self._aborted is not None
 
     def _noted(self, prompt: int, deltas: list[TextDelta]) -> list[TextDelta]:
-        """Count what came for a prompt, and give it the request's indices."""
+        """Count a prompt's new tokens, and convert output indices to the request's."""
         now, first = time.monotonic(), prompt * self.prepared.params.n
         for delta in deltas:
             index, count = first + delta.index, len(delta.token_ids)
             if not self.prepared.prompt_only:
                 self.completion_tokens += count
-            if delta.index == 0:  # the others find the prompt that the first one computed
+            if delta.index == 0:  # the others reuse the prompt that the first computed
                 self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached)
             if count:
                 self.metrics.tokens(
@@ -279,7 +280,7 @@ def _checked(salt: str | None) -> str:
         return ""
     if not 0 < len(salt) <= 128 or any(c in salt for c in "@/\\\0"):
         raise RequestError(
-            "cache_salt is not usable",
+            "invalid cache_salt",
             "Give 1 to 128 characters without @, / and \\.",
             param="cache_salt",
         )

@@ -1,4 +1,4 @@
-"""How much the engine is given at once, and how a stopping server lets it end."""
+"""Limits the requests in the engine, and drains them at shutdown."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class Limiter:
-    """Admits up to `limit` outputs at a time, and none once the server is stopping."""
+    """Admits up to `limit` outputs at a time, and none once the server is shutting down."""
 
     limit: int | None = None
-    """Outputs running or waiting in the engine; None for any number."""
+    """Maximum of outputs running or waiting in the engine; None for no limit."""
     in_flight: int = 0
     draining: bool = False
     running: set[Generation] = field(factory=set)
 
     def admit(self, generation: Generation) -> None:
-        """Raises QueueFullError or ShuttingDownError. What was admitted must be released."""
+        """Admit a generation, to be released later. Raises QueueFullError or ShuttingDownError."""
         if self.draining:
             raise ShuttingDownError("the server is shutting down", "Try again.")
         if (
@@ -34,19 +34,19 @@ class Limiter:
         ):
             raise QueueFullError(
                 "too many requests are waiting",
-                "Try again later, or start with more --max-waiting.",
+                "Try again later, or start the server with a larger --max-waiting.",
             )
         self.in_flight += generation.num_outputs
         self.running.add(generation)
 
     def release(self, generation: Generation) -> None:
-        """Releasing what was not admitted, or twice, is no error."""
+        """Release a generation. Does nothing if it is not admitted or already released."""
         if generation in self.running:
             self.running.remove(generation)
             self.in_flight -= generation.num_outputs
 
     def drain(self, seconds: float) -> None:
-        """Admit nothing more, and cut off after `seconds` what still runs."""
+        """Admit nothing more, and abort what still runs after `seconds`."""
         self.draining = True
         asyncio.get_running_loop().call_later(seconds, self.expire)
 

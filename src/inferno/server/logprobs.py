@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of both endpoints."""
+"""Log-probabilities in the formats of both endpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from inferno.text import Tokenizer
 
 _LOWEST = -9999.0
-"""JSON has no infinity; OpenAI writes impossible tokens so."""
+"""OpenAI's value for impossible tokens: JSON has no infinity."""
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
@@ -19,7 +19,7 @@ def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
 
 
 def chat(tokenizer: Tokenizer | None, positions: Iterable[Logprobs]) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content` of chat completions."""
+    """Build `choices[].logprobs.content` of chat completions."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {
@@ -44,9 +44,8 @@ def completion(
     offset: int,
     top: int,
 ) -> tuple[dict[str, Any], int]:
-    """`choices[].logprobs` of text completions, and the offset after it. A position without a
-    probability, the first of an echoed prompt, is null. With `top` 0 there are no alternatives to
-    list."""
+    """Build `choices[].logprobs` of text completions, and return it with the next offset. The first
+    position of an echoed prompt has no probability: null. With `top` 0, `top_logprobs` is null."""
     tokens = [token_text(tokenizer, i) for i in token_ids]
     offsets = []
     for token in tokens:
@@ -66,13 +65,13 @@ def completion(
 def prompt(
     tokenizer: Tokenizer | None, positions: Iterable[Logprobs | None]
 ) -> list[dict[str, Any] | None]:
-    """`prompt_logprobs`, as at vLLM: by token id, null for the first token."""
+    """Build `prompt_logprobs` as in vLLM: by token id, null for the first token."""
     return [None if p is None else _ranked(tokenizer, p) for p in positions]
 
 
 def _top(tokenizer: Tokenizer | None, position: Logprobs) -> dict[str, float]:
     found = {token_text(tokenizer, i): max(logprob, _LOWEST) for i, logprob in position.top}
-    # The drawn token is listed even when it is none of the most likely, as OpenAI does.
+    # As in OpenAI's API, the sampled token is listed even if it is not among the most likely.
     found.setdefault(token_text(tokenizer, position.token_id), max(position.logprob, _LOWEST))
     return found
 

@@ -1,4 +1,4 @@
-"""Several streams read as one."""
+"""Reads several streams as one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ T = TypeVar("T")
 
 
 class Merge(Generic[T]):
-    """The items of several streams as they come. A stream is asked for its next item when its last
-    one is taken, so a slow reader leaves its news in the streams. Leaving the context closes them.
+    """Yields the items of several streams as they arrive. A stream is asked for its next item only
+    when its last one is taken, so items accumulate in the streams. Leaving the context closes them.
     """
 
     def __init__(self, streams: Sequence[AsyncGenerator[T, None]]) -> None:
         self._streams = streams
         self._only = streams[0] if len(streams) == 1 else None
-        """The common case, which needs no task for each item."""
+        """The only stream, if there is one: it needs no task per item."""
         self._pending: dict[asyncio.Future[T], int] = {}
-        """The next item of each stream that goes on, and which stream's it is."""
+        """The next item of each stream that has not ended, and the stream's index."""
         self._ready: list[asyncio.Future[T]] = []
 
     async def __aenter__(self) -> Self:
@@ -42,7 +42,7 @@ class Merge(Generic[T]):
             await stream.aclose()
 
     async def next(self) -> tuple[int, T] | None:
-        """(which stream, its next item); None when all have ended. Raises what a stream raises."""
+        """Return (stream index, item), or None when all have ended. Raises what a stream raises."""
         if self._only is not None:
             try:
                 return 0, await anext(self._only)

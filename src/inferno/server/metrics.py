@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names behind `inferno_`, one registry per app."""
+"""Prometheus metrics: vLLM's names with the prefix `inferno_`, one registry per app."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from inferno.core.types import EngineStats
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 _GAUGES = {
-    "num_requests_running": ("num_running", "Requests that have a place in the batch."),
-    "num_requests_waiting": ("num_waiting", "Requests waiting for a place."),
-    "kv_cache_usage_perc": ("kv_usage", "Share of the key/value cache in use, 0 to 1."),
+    "num_requests_running": ("num_running", "Requests running in the batch."),
+    "num_requests_waiting": ("num_waiting", "Requests waiting to run."),
+    "kv_cache_usage_perc": ("kv_usage", "Fraction of the KV cache in use, 0 to 1."),
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the cache."),
     "generation_tokens": ("generated_tokens", "Tokens generated."),
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
-    "prefix_cache_hits": ("prefix_hits", "Prompt tokens found there."),
-    "num_preemptions": ("preemptions", "Requests put back because blocks ran out."),
+    "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
+    "num_preemptions": ("preemptions", "Requests preempted because blocks ran out."),
     "engine_steps": ("steps", "Forward passes."),
 }
 
 
 class _EngineCollector(Collector):
-    """The engine's own figures, read when somebody asks. Its counters begin anew when it is
-    restarted."""
+    """The engine's own statistics, read at each scrape. Its counters restart at zero with it."""
 
     def __init__(self, stats: Callable[[], EngineStats], alive: Callable[[], bool]) -> None:
         self._stats, self._alive = stats, alive
@@ -38,7 +37,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
         yield GaugeMetricFamily(
-            "inferno_engine_up", "1 while the engine process is there.", value=self._alive()
+            "inferno_engine_up", "1 while the engine process is alive.", value=self._alive()
         )
         for name, (attribute, text) in _GAUGES.items():
             yield GaugeMetricFamily(f"inferno_{name}", text, value=getattr(stats, attribute))
@@ -47,7 +46,7 @@ class _EngineCollector(Collector):
 
 
 class Metrics:
-    """What the server sees of its requests, and what the engine says of itself."""
+    """Metrics of the server's requests and of the engine."""
 
     def __init__(self, stats: Callable[[], EngineStats], alive: Callable[[], bool]) -> None:
         self._registry = registry = CollectorRegistry()
@@ -60,20 +59,22 @@ class Metrics:
             "time_to_first_token_seconds", "From the request to its first token."
         )
         self._inter_token = histogram(
-            "inter_token_latency_seconds", "Between tokens; shared by those that came at once."
+            "inter_token_latency_seconds",
+            "Between tokens; averaged over tokens that arrive together.",
         )
         self._whole = histogram(
             "e2e_request_latency_seconds", "From the request to its last token."
         )
         self._success = Counter(
-            "inferno_request_success", "Outputs that ended.", ["finished_reason"], registry=registry
+            "inferno_request_success", "Finished outputs.", ["finished_reason"], registry=registry
         )
         self._http = Counter(
-            "inferno_http_requests", "Answers by status.", ["status"], registry=registry
+            "inferno_http_requests", "Responses by status.", ["status"], registry=registry
         )
 
     def tokens(self, count: int, seconds: float, *, first: bool) -> None:
-        """`count` tokens of one output came, `seconds` after its last ones or after the request."""
+        """Record `count` tokens of one output, `seconds` after its last ones or after the
+        request."""
         if first:
             self._first_token.observe(seconds)
             return
@@ -89,5 +90,5 @@ class Metrics:
         self._http.labels(str(status)).inc()
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Render the exposition format."""
         return generate_latest(self._registry)

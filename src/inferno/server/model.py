@@ -1,4 +1,4 @@
-"""The model behind one app's endpoints."""
+"""The model that one app serves."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LONG = 20_000
-"""Characters of prompt that are worth a thread: tokenizing them would hold up every stream."""
+"""Characters of a prompt above which it is tokenized in a thread, to not delay every stream."""
 
 
 class ServedModel:
-    """A model, the names that clients know it by, and how it writes its output. (No attrs class:
-    Litestar would look inside.)"""
+    """A model, its names for clients, and its output format. (Not an attrs class: Litestar would
+    inspect it.)"""
 
     def __init__(
         self, llm: AsyncLLM, served_names: Sequence[str], reasoning_fields: Sequence[str]
     ) -> None:
         self.llm = llm
         self.names = tuple(served_names) or (llm.model_id,)
-        """The first is the one that answers bear where a request names none."""
+        """Answers have the first one if the request names none."""
         self.reasoning_fields = tuple(reasoning_fields)
-        """The fields of a message that carry the model's reasoning."""
+        """The fields of a message for the model's reasoning."""
         self.output_format = OutputFormat()
-        """The model's own once `warm_up` has read it; until then all output is content."""
+        """Read by `warm_up`; until then all output is content."""
         self.created = int(time.time())
 
     @property
@@ -47,18 +47,18 @@ class ServedModel:
         return self.llm.preprocessor.tokenizer
 
     def name(self, wanted: str | None) -> str:
-        """The name to answer with. Raises ModelNotFoundError."""
+        """Return the name for the answer. Raises ModelNotFoundError."""
         if wanted is None:
             return self.names[0]
         if wanted not in self.names:
             raise ModelNotFoundError(
                 f"the model {wanted[:200]!r} does not exist",
-                f"Served here: {', '.join(self.names)}",
+                f"Use one of: {', '.join(self.names)}",
             )
         return wanted
 
     def needed_tokenizer(self, param: str | None = None) -> Tokenizer:
-        """Raises RequestError for a model that has none."""
+        """Return the tokenizer. Raises RequestError if the model has none."""
         if self.tokenizer is None:
             raise RequestError(
                 "this model has no tokenizer", "Send token ids to /v1/completions.", param=param
@@ -66,22 +66,21 @@ class ServedModel:
         return self.tokenizer
 
     def warm_up(self) -> None:
-        """Do what would else hold up every stream at the first chat: imports, and compiling the
-        chat template."""
+        """Import and compile what would otherwise delay every stream at the first chat."""
         try:
             self.output_format = OutputFormat.of(
                 self.preprocessor.response_template, self.tokenizer
             )
         except ValueError as error:
             log.warning(
-                "no tools and no reasoning: the checkpoint's response_template cannot be used: %s",
+                "tool calls and reasoning are not parsed: the response_template is invalid: %s",
                 error,
             )
-        # A template may refuse this conversation and take others.
+        # A template may refuse this conversation but accept others.
         with contextlib.suppress(Exception):
             self.preprocessor.render_chat([{"role": "user", "content": "."}])
 
 
 async def in_time(work: Callable[[], T], characters: int) -> T:
-    """`work`'s result, from a thread if it has so much text to tokenize that streams would wait."""
+    """Run `work`, in a thread if tokenizing that many characters would delay streams."""
     return await asyncio.to_thread(work) if characters > _LONG else work()

@@ -1,7 +1,7 @@
-"""A chat model's output taken apart: content, reasoning, tool calls.
+"""Splits a chat model's output into content, reasoning and tool calls.
 
-The checkpoint says how its model writes them (`response_template` in tokenizer_config.json);
-transformers' ResponseParser reads it. A model without one writes content and nothing else.
+The checkpoint's `response_template` (tokenizer_config.json) describes the format; transformers'
+ResponseParser reads it. Without one, all output is content.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from typing import Any, Literal, NamedTuple
 from attrs import frozen
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""The names that response templates have for it."""
+"""Names of reasoning in response templates."""
 
 
 class Delta(NamedTuple):
-    """A part of the answer in the order it was written. A tool call comes whole."""
+    """A part of the answer, in the order it was generated. A tool call is never split."""
 
     kind: Literal["content", "reasoning", "tool"]
     text: str
-    """Of a tool call: its arguments, as JSON."""
+    """Of a tool call: its JSON arguments."""
     name: str = ""
     id: str = ""
 
 
 @frozen
 class OutputFormat:
-    """How a model writes its answers."""
+    """A model's output format."""
 
     template: Mapping[str, Any] | None = None
     """`response_template`."""
     writes_special: bool = False
-    """Whether some of the template's marks are special tokens, which must then not be left out of
-    the text."""
+    """Whether some of the template's markers are special tokens, which must then stay in the
+    text."""
 
     @classmethod
     def of(cls, template: Mapping[str, Any] | None, tokenizer: Any) -> OutputFormat:
-        """Raises ValueError for a template that transformers cannot read."""
+        """Read a response template. Raises ValueError if transformers cannot."""
         if not template or tokenizer is None:
             return cls()
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
-        load_response_template(dict(template))  # found out here, not by the first request
+        load_response_template(dict(template))  # fail here, not at the first request
         marks = [
             mark
             for mark in _marks(template)
@@ -59,8 +59,8 @@ class OutputFormat:
     def parser(
         self, prompt: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True
     ) -> OutputParser | None:
-        """For one output of the rendered `prompt`; None where everything is content. Without tools,
-        what looks like a call is content too."""
+        """Make the parser of one output of the rendered `prompt`; None if everything is content.
+        Without tools, apparent calls are content too."""
         if self.template is None:
             return None
         fields = {k: v for k, v in self.template["fields"].items() if tools or k != "tool_calls"}
@@ -68,8 +68,8 @@ class OutputFormat:
 
 
 class OutputParser:
-    """Takes one output apart as it comes. Any chunking gives the same deltas, but for where texts
-    are cut."""
+    """Splits one output incrementally. Any chunking gives the same deltas, except where strings are
+    split."""
 
     def __init__(
         self,
@@ -87,8 +87,7 @@ class OutputParser:
         self._closers = {name: _literals(row, "close") for name, row in template["fields"].items()}
         self._parallel = parallel
         self._raw, self._seen = "", 0
-        """What was written since the last piece was given, and how much of it is an unfinished
-        structure's."""
+        """Output since the last delta, and how much of it belongs to an unfinished structure."""
         self._trim = any(e["type"] == "region_close" for e in self._parser.initial_events)
         self.num_calls = 0
 
@@ -98,7 +97,7 @@ class OutputParser:
             return self._give_up()
         try:
             return self._deltas(self._parser.feed(text))
-        except ValueError:  # a call that is not the JSON its template promises
+        except ValueError:  # a call that is not the JSON the template declares
             return self._give_up()
 
     def finish(self) -> list[Delta]:
@@ -110,7 +109,7 @@ class OutputParser:
             return self._give_up()
 
     def _give_up(self) -> list[Delta]:
-        """From here on the model's own words, as content."""
+        """Return the rest of the output as content, unparsed."""
         self._parser, text, self._raw = None, self._raw, ""
         return [Delta("content", text)] if text else []
 
@@ -132,7 +131,7 @@ class OutputParser:
         return deltas
 
     def _text(self, name: str, text: str) -> list[Delta]:
-        if self._trim:  # the line breaks between regions belong to none
+        if self._trim:  # line breaks between regions belong to neither
             text = text.lstrip("\n")
             self._trim = not text
         if not text:
@@ -178,8 +177,8 @@ def _literals(row: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _marks(template: Mapping[str, Any]) -> list[str]:
-    """What opens and closes the regions that must be seen. A region that nothing opens ends with
-    the output."""
+    """The markers that open and close regions. A region without an opening marker ends with the
+    output."""
     rows = [
         row for row in template.get("fields", {}).values() if "open" in row or "open_pattern" in row
     ]

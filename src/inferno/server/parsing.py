@@ -1,6 +1,6 @@
-"""Bodies become requests: read by cattrs, refused with the field's path.
+"""Parses request bodies with cattrs; errors name the field's path.
 
-Nothing is converted: a number in quotes is a mistake that the client should hear of.
+Nothing is converted: a number in quotes is an error that the client should see.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from inferno.server.support import FIELDS, Field
 T = TypeVar("T")
 Body = TypeVar("Body", covariant=True)
 _MAX_PROBLEMS = 5
-"""Mistakes named in one answer."""
+"""Maximum of errors listed in one answer."""
 _MAX_INT = 2**62
-"""Whole numbers beyond this do not travel to the engine, and mean nothing to it."""
+"""Limit of integers that can be sent to the engine."""
 _ROWS = {cls: {row.name: row for row in FIELDS[endpoint]} for cls, endpoint in ENDPOINTS.items()}
 
 
 @frozen
 class Parsed(Generic[Body]):
-    """A request body, and what in it changes nothing."""
+    """A request body, and its fields without effect."""
 
     body: Body
     ignored: tuple[str, ...]
-    """Names of fields that were sent for nothing: the answer lists them."""
+    """Names of fields that have no effect; the answer lists them."""
 
 
 def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
-    """A body as `cls`. `strict` refuses unknown fields instead of naming them. Raises
+    """Parse a body as `cls`. `strict` rejects unknown fields instead of listing them. Raises
     RequestError."""
     try:
         raw = msgspec.json.decode(body)
@@ -63,8 +63,8 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
 
 
 class CattrsDTO(AbstractDTO[T], Generic[T]):
-    """Lets Litestar read bodies with `decode`: a handler's data is a `Parsed`, and its OpenAPI
-    schema that of the body."""
+    """Makes Litestar read bodies with `decode`: a handler's data is a `Parsed`, with the body's
+    OpenAPI schema."""
 
     config = DTOConfig()
 
@@ -99,7 +99,7 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
 
 
 def _judge(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
-    """Refuses what cannot be honoured; returns what is ignored."""
+    """Reject unsupported fields; return the ignored ones."""
     ignored, rows, known = [], _ROWS[cls], fields_dict(cls)
     for name, value in raw.items():
         if name in known:
@@ -124,7 +124,7 @@ def _judge(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
 
 
 def _harmless(value: Any, row: Field) -> bool:
-    # bool is an int to Python and not to JSON
+    # bool is an int in Python but not in JSON
     return any(value == h and isinstance(value, bool) == isinstance(h, bool) for h in row.harmless)
 
 
@@ -154,7 +154,8 @@ def _refusal(error: Exception) -> RequestError:
 
 
 def _problems(error: BaseException, path: str) -> Iterable[tuple[str, str]]:
-    """(where, what) of each mistake. cattrs keeps where in notes on the exceptions of a group."""
+    """Yield (path, message) of each error. cattrs keeps the path in the notes of grouped
+    exceptions."""
     if isinstance(error, ExceptionGroup):
         for each in error.exceptions:
             note: Any = next(
@@ -197,7 +198,7 @@ def _expect(what: str, accepts: Callable[[Any], bool]) -> Callable[[Any, Any], A
 
 def _whole(value: Any, _: Any) -> int:
     if type(value) is float and value.is_integer():
-        value = int(value)  # JSON knows one kind of number: 16.0 is 16
+        value = int(value)  # JSON has one number type: 16.0 is 16
     if type(value) is not int:
         raise ValueError(
             f"must be a whole number, not {_kind(value) if type(value) is not float else value}"
@@ -216,8 +217,8 @@ def _number(value: Any, _: Any) -> float:
 
 
 def _list_of(item: Any) -> Callable[[Any, Any], list[Any]]:
-    """Stops at the first bad item: a body of a million mistakes must not become a million
-    exceptions."""
+    """Structure a list, stopping at the first bad item: a body with a million errors must not
+    become a million exceptions."""
 
     def hook(value: Any, _: Any) -> list[Any]:
         if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Everything but generation: models, health, metrics, tokens."""
+"""Routes other than generation: models, health, metrics, tokens."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRe
 
 @get("/v1/models", sync_to_thread=False)
 def list_models(model: NamedDependency[ServedModel]) -> dict[str, Any]:
-    """The served model, by every name it is served by."""
+    """List the served model under each of its names."""
     return {"object": "list", "data": [_card(model, name) for name in model.names]}
 
 
 @get("/v1/models/{name:path}", sync_to_thread=False)
 def get_model(name: FromPath[str], model: NamedDependency[ServedModel]) -> dict[str, Any]:
-    """One name. Names may have slashes."""
+    """Describe the served model under one name, which may have slashes."""
     wanted = name.removeprefix("/")
     return _card(model, wanted if f"/{wanted}" not in model.names else f"/{wanted}")
 
 
 @get(["/health", "/ping"], sync_to_thread=False)
 def health(pipeline: NamedDependency[Pipeline]) -> Response[Any]:
-    """200 while requests can be served, else 503: the engine is restarting, or the server
-    stopping."""
+    """Report 200 while requests can be served, else 503: the engine is restarting, or the server is
+    shutting down."""
     stopping = pipeline.limiter.draining
     state = "shutting down" if stopping else "ok" if pipeline.llm.alive else "restarting"
     if state == "ok":
@@ -49,13 +49,13 @@ def health(pipeline: NamedDependency[Pipeline]) -> Response[Any]:
 
 @get("/version", sync_to_thread=False)
 def version() -> dict[str, str]:
-    """inferno's version."""
+    """Report inferno's version."""
     return {"version": inferno.__version__}
 
 
 @get("/metrics", sync_to_thread=False)
 def metrics(pipeline: NamedDependency[Pipeline]) -> Response[bytes]:
-    """Prometheus' exposition format."""
+    """Export metrics in Prometheus' exposition format."""
     return Response(pipeline.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
@@ -69,13 +69,16 @@ def metrics(pipeline: NamedDependency[Pipeline]) -> Response[bytes]:
 async def tokenize(
     data: JSONBody[Parsed[TokenizeRequest]], model: NamedDependency[ServedModel]
 ) -> Response[Any]:
-    """A string's token ids, as vLLM (`prompt` or `messages`) and llama.cpp (`content`) answer."""
+    """Tokenize a string or messages, as in vLLM (`prompt`, `messages`) and llama.cpp
+    (`content`)."""
     body = data.body
     model.name(body.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise RequestError(
-            "tokenize needs one string", "Send one of prompt, content and messages.", param="prompt"
+            "tokenize needs exactly one input",
+            "Send one of prompt, content and messages.",
+            param="prompt",
         )
     tokenizer, ignored = model.needed_tokenizer(), data.ignored
     ids: Sequence[int]
@@ -111,7 +114,7 @@ async def tokenize(
 async def detokenize(
     data: JSONBody[Parsed[DetokenizeRequest]], model: NamedDependency[ServedModel]
 ) -> Response[Any]:
-    """The text of token ids, under vLLM's name for it and llama.cpp's."""
+    """Decode token ids, under vLLM's and llama.cpp's names for the field."""
     model.name(data.body.model)
     text = model.needed_tokenizer().decode(data.body.tokens, skip_special_tokens=False)
     return _answer({"prompt": text, "content": text}, data.ignored)

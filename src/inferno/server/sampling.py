@@ -1,4 +1,4 @@
-"""From a request body to `SamplingParams`."""
+"""Reads sampling parameters from a request body."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _PARAMETERS = parameters()
 
 
 def given(data: GenerationRequest, known: Iterable[Parameter] = _PARAMETERS) -> dict[str, Any]:
-    """The sampling parameters that a body names, by `SamplingParams`' names, and not checked yet:
-    `SamplingParams` does. Raises RequestError."""
+    """Return the sampling parameters given in a body, by `SamplingParams`' names. `SamplingParams`
+    checks their values. Raises RequestError."""
     found = {
         p.name: _biases(p.name, value) if p.type == Mapping[int, float] else value
         for p in known
         if p.in_body and (value := getattr(data, p.name)) is not None
     }
     if data.stream and "prompt_logprobs" in found:
-        raise unsupported("prompt_logprobs", "They come in one piece: leave stream out.")
+        raise unsupported("prompt_logprobs", "They are not streamed: leave stream out.")
     return found
 
 
@@ -34,5 +34,7 @@ def _biases(param: str, raw: Mapping[str, float]) -> dict[int, float]:
             f"the keys of {param} must be token ids", "Find them with /tokenize.", param=param
         ) from error
     if any(not -100 <= bias <= 100 for bias in biases.values()):
-        raise RequestError(f"{param} is out of range", "Biases go from -100 to 100.", param=param)
+        raise RequestError(
+            f"{param} is out of range", "It must be between -100 and 100.", param=param
+        )
     return biases

@@ -1,4 +1,4 @@
-"""The requests as they come over the wire, and the errors that go back. null is "not given"."""
+"""The bodies of requests and of errors. null means "not given"."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from inferno.core.sampling_params import Parameter, parameters
 @frozen(kw_only=True)
 class StreamOptions:
     include_usage: bool | None = None
-    """One more event at the end, with the token counts."""
+    """Send a final event with the token counts."""
     continuous_usage_stats: bool | None = None
-    """The token counts so far in every event."""
+    """Send the token counts so far in every event."""
 
 
 @frozen(kw_only=True)
 class Message:
-    """One turn. Goes to the chat template as it is, without its nulls."""
+    """One message, passed to the chat template unchanged but without nulls."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -37,11 +37,11 @@ _JSON: dict[Any, Any] = {
     tuple[int, ...]: list[int],
     Mapping[int, float]: dict[str, float],
 }
-"""What a body has instead of a parameter's Python type, where JSON has no such thing."""
+"""The type in a body for a parameter whose Python type JSON lacks."""
 
 
 def sampling_fields(found: Iterable[Parameter]) -> dict[str, Any]:
-    """A body's field for each sampling parameter that has one, None where it is not given."""
+    """Make a body's fields for the sampling parameters, None by default."""
     return {
         p.name: field(default=None, type=_JSON.get(p.type, p.type) | None)
         for p in found
@@ -52,8 +52,8 @@ def sampling_fields(found: Iterable[Parameter]) -> dict[str, Any]:
 if TYPE_CHECKING:
 
     class SamplingFields:
-        """The sampling parameters of `core.sampling_params`. Made at import, so a type checker sees
-        none of them: read them with `server.sampling.given`."""
+        """The sampling parameters of `core.sampling_params`. Made at import, so invisible to type
+        checkers: read them with `server.sampling.given`."""
 
 else:
     SamplingFields = make_class(
@@ -131,7 +131,7 @@ class DetokenizeRequest:
 
 @frozen(kw_only=True)
 class Error:
-    """What is wrong, in the shape OpenAI's clients know."""
+    """An error in OpenAI's format."""
 
     message: str
     type: str
@@ -141,7 +141,7 @@ class Error:
 
 @frozen(kw_only=True)
 class ErrorBody:
-    """The body of every answer that is not a success."""
+    """The body of every error response."""
 
     error: Error
 
@@ -149,15 +149,15 @@ class ErrorBody:
 ERROR_RESPONSES = {
     status: ResponseSpec(ErrorBody, description=text, generate_examples=False)
     for status, text in {
-        400: "A mistake in the request, or something this server cannot honour",
-        401: "No API key, or a wrong one",
-        404: "No such model",
+        400: "Invalid request, or a feature that this server does not support",
+        401: "API key missing or wrong",
+        404: "Model not found",
         413: "The body is too large",
         429: "Too many requests are waiting",
-        503: "The engine is restarting, or the server stopping",
+        503: "The engine is restarting, or the server is shutting down",
     }.items()
 }
-"""For the OpenAPI schema."""
+"""Error responses in the OpenAPI schema."""
 
 ENDPOINTS: dict[type[Any], str] = {
     ChatRequest: "/v1/chat/completions",
@@ -165,4 +165,4 @@ ENDPOINTS: dict[type[Any], str] = {
     TokenizeRequest: "/tokenize",
     DetokenizeRequest: "/detokenize",
 }
-"""Which rows of the table of fields are a class's."""
+"""The rows of `support.FIELDS` for each class."""

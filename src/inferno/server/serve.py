@@ -1,4 +1,4 @@
-"""Runs the app in this process until a signal: uvicorn, with a drain before it stops."""
+"""Runs the app in uvicorn until a signal, and drains requests before it stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
 
 SHUTDOWN_SECONDS = 30.0
-"""How long running requests may go on after the first signal."""
+"""Seconds that running requests may take to finish after the first signal."""
 
 
 def run_server(
@@ -35,12 +35,11 @@ def run_server(
     app_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Serve until a signal. `llm` is an AsyncLLM, or a model reference to make one of with
+    """Serve until a signal. `llm` is an AsyncLLM, or a model reference to make one from with
     `options`.
 
-    Port 0 takes a free one. `ready(url, llm)` is called when requests are answered. `app_options`
-    go to `create_app`. Raises AddressError before anything is loaded, and whatever InfernoError
-    loading meets.
+    Port 0 picks a free one. `ready(url, llm)` is called once requests are served. `app_options` go
+    to `create_app`. Raises AddressError before loading, and any InfernoError from loading.
     """
     listener = _bind(host, port)
     with contextlib.closing(listener):
@@ -49,20 +48,20 @@ def run_server(
 
             llm = AsyncLLM(llm, **options)
         elif options:
-            raise TypeError(f"options for an AsyncLLM that is made already: {', '.join(options)}")
+            raise TypeError(f"an existing AsyncLLM takes no options: {', '.join(options)}")
         app = create_app(llm, own_llm=False, **(app_options or {}))
         config = uvicorn.Config(
             app,
             log_level=log_level,
             log_config=None,
             access_log=False,
-            # a little later than the drain, so that its error frames still get out
+            # longer than the drain, so that its error frames are still sent
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
         )
         server = _Server(config, lambda: limiter_of(app).drain(shutdown_seconds))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_run(server, listener, llm, ready))
-    for number in server.signals:  # all is closed: now the signal may do what it does
+    for number in server.signals:  # everything is closed: let the signal take effect
         signal.raise_signal(number)
 
 
@@ -78,8 +77,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn does, but the signal is raised again by `run_server`, after the model is
-        closed too."""
+        """Like uvicorn's, but `run_server` raises the signal again, after closing the model."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -126,11 +124,11 @@ def _url(listener: socket.socket) -> str:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Bound before the model is loaded: a port in use should not cost a minute. Raises
+    """Bind the address before the model is loaded, to fail early if the port is in use. Raises
     AddressError."""
     if not 0 <= port <= 65535:
         raise AddressError(
-            f"{host} has no port {port}", "Ports are 0 to 65535; 0 takes a free one."
+            f"invalid port {port}", "Give a port from 0 to 65535; 0 picks a free one."
         )
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -139,7 +137,7 @@ def _bind(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise AddressError(
             f"cannot listen on {host}:{port}: {error}",
-            "Give a host name or address of this machine.",
+            "Give a host name or an address of this machine.",
         ) from error
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -155,7 +153,7 @@ def _explain(host: str, port: int, error: OSError) -> tuple[str, str]:
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} on {host} is in use",
-            "Stop what listens there, or give another: --port 0 takes a free one.",
+            "Stop the process that uses it, or choose another: --port 0 picks a free one.",
         )
     if error.errno == errno.EACCES:
         return (

@@ -1,4 +1,4 @@
-"""How an endpoint writes its answers: all that differs between chat and text completions once a
+"""The format of an endpoint's answers: all that differs between chat and text completions once a
 request is prepared."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @define
 class Choice(ABC):
-    """One output: what has come and is not written yet, and how it is written."""
+    """One output: what is not written yet, and how to write it."""
 
     index: int
     token_ids: list[int] = field(factory=list)
@@ -41,7 +41,7 @@ class Choice(ABC):
 
     @abstractmethod
     def events(self, chunks: Chunks) -> Sequence[bytes]:
-        """What came since the last call as events, and forget it: a stream's memory is its text."""
+        """Encode what is new since the last call, and drop it to bound a stream's memory."""
 
     @abstractmethod
     def entry(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ C = TypeVar("C", bound=Choice)
 
 
 class Shape(Generic[C]):
-    """One answer in an endpoint's form."""
+    """One answer in an endpoint's format."""
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -61,12 +61,12 @@ class Shape(Generic[C]):
     """The `object` of a stream's events."""
 
     choices: Sequence[C]
-    """One for each output, in order."""
+    """One per output, in order."""
 
     def extras(self) -> Mapping[str, Any]:
-        """Members of a whole answer beside those that every endpoint has."""
+        """Additional members of a whole answer at this endpoint."""
         return {}
 
     def reasoning_tokens(self) -> int | None:
-        """For the token counts; None where reasoning cannot be told apart."""
+        """Number of reasoning tokens; None if reasoning cannot be separated from the output."""
         return None

@@ -1,9 +1,9 @@
-"""Every known field of every endpoint, and what becomes of it. The reference page is made from this
+"""Every known field of every endpoint, and its support. The reference page is generated from this
 table.
 
-A field is honoured; or accepted although it changes nothing, and then named in the answer's
+A field is honoured; or accepted without effect, and then listed in the answer's
 `x_inferno.ignored`; or refused with a 400. Values that ask for nothing (`harmless`, and null) are
-fine everywhere.
+always accepted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Field:
     name: str
     verdict: Literal["honoured", "accepted", "refused"]
     note: str
-    """What it does, why it changes nothing, or what to do instead."""
+    """What it does, why it has no effect, or what to do instead."""
     harmless: tuple[Any, ...] = field(default=(), kw_only=True)
-    """Values that ask for nothing: never refused, never named."""
+    """Values that ask for nothing: never refused or listed."""
 
 
 def _honoured(**notes: str) -> tuple[Field, ...]:
@@ -33,7 +33,7 @@ def _honoured(**notes: str) -> tuple[Field, ...]:
 
 
 def sampling_rows(found: Iterable[Parameter]) -> tuple[Field, ...]:
-    """A row for each sampling parameter that bodies have."""
+    """Make a row for each sampling parameter in bodies."""
     return tuple(
         Field(p.name, "honoured", " ".join(filter(None, [p.help, _limits(p), p.body_note])))
         for p in found
@@ -52,34 +52,32 @@ _GENERATION = (
         stream="Server-sent events.",
         stream_options="`include_usage` and `continuous_usage_stats`.",
         priority="Lower runs first.",
-        cache_salt="Prefixes are shared only among requests of the same salt; at most 128 "
-        "characters.",
-        request_id="Comes back as the header x-request-id, unless the request has that header "
-        "itself.",
+        cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
+        request_id="Returned as the header x-request-id, unless the request has that header.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
     ),
 )
 
 _NO_EFFECT = (
-    Field("user", "accepted", "Names an end user; nothing here depends on it."),
+    Field("user", "accepted", "The end user's name is not used."),
     Field("metadata", "accepted", "Nothing is stored.", harmless=({},)),
     Field("store", "accepted", "Nothing is stored.", harmless=(False,)),
     Field("service_tier", "accepted", "There is one tier.", harmless=("auto", "default")),
-    Field("safety_identifier", "accepted", "Names an end user; nothing here depends on it."),
+    Field("safety_identifier", "accepted", "The end user's name is not used."),
     Field(
         "prompt_cache_key",
         "accepted",
-        "Shared prefixes are found by their content; they need no key.",
+        "Shared prefixes are found by content, without a key.",
     ),
     Field(
         "prompt_cache_retention",
         "accepted",
-        "The prefix cache keeps what fits, most recently used first.",
+        "The prefix cache keeps the most recently used prefixes that fit.",
     ),
     Field(
         "session_id",
         "accepted",
-        "Shared prefixes are found by their content; they need no session.",
+        "Shared prefixes are found by content, without a session.",
     ),
 )
 
@@ -109,11 +107,11 @@ _REFUSED = (
         "truncate_prompt_tokens", "refused", "Shorten the prompt before it is sent.", harmless=(-1,)
     ),
     Field("use_beam_search", "refused", "Use n and choose among the outputs.", harmless=(False,)),
-    Field("length_penalty", "refused", "It belongs to beam search.", harmless=(1, 0)),
+    Field("length_penalty", "refused", "Leave it out: it is for beam search.", harmless=(1, 0)),
     Field("logits_processors", "refused", "Leave it out.", harmless=([],)),
     Field("spaces_between_special_tokens", "refused", "Leave it out.", harmless=(True,)),
     Field("kv_transfer_params", "refused", "Leave it out.", harmless=({},)),
-    Field("mm_processor_kwargs", "refused", "This server takes text only.", harmless=({},)),
+    Field("mm_processor_kwargs", "refused", "Leave it out: input is text only.", harmless=({},)),
 )
 
 CHAT = (
@@ -124,37 +122,40 @@ CHAT = (
     ),
     *_GENERATION,
     *_honoured(
-        max_completion_tokens="As max_tokens, and wins over it.",
+        max_completion_tokens="As max_tokens, and overrides it.",
         logprobs="Report the log-probability of each token.",
         top_logprobs="0 to 20 alternatives; needs logprobs.",
-        tools="Function tools, where the model says how it writes calls "
+        tools="Function tools, if the checkpoint describes the model's tool calls "
         "(`response_template`); else a 400. "
-        "Tools of other types are named in `x_inferno.ignored`.",
-        tool_choice="none or auto. required and a named function are a 400.",
+        "Tools of other types are listed in `x_inferno.ignored`.",
+        tool_choice="none or auto; required or a named function gets a 400.",
         parallel_tool_calls="false keeps the first call only.",
-        reasoning_effort="Handed to templates that know it; none turns reasoning off and any "
-        "other value turns it "
-        "on where the template has enable_thinking; else a 400.",
-        chat_template_kwargs="Variables for the chat template. Those it does not mention are "
-        "named in "
+        reasoning_effort="Passed to templates that know it. With templates that have "
+        "enable_thinking, none turns reasoning off and any other value on; else a 400.",
+        chat_template_kwargs="Variables for the chat template. Those it does not use are listed in "
         "`x_inferno.ignored`.",
-        add_generation_prompt="true unless the last message is continued.",
-        continue_final_message="The model goes on with the last message's text.",
+        add_generation_prompt="Default: true unless the last message is continued.",
+        continue_final_message="The model continues the last message.",
     ),
     *_NO_EFFECT,
     Field(
         "verbosity",
         "accepted",
-        "No model here was trained for it; say it in the prompt.",
+        "No model here was trained for it; ask for it in the prompt.",
         harmless=("medium",),
     ),
-    Field("prediction", "accepted", "Only ever a matter of speed."),
+    Field("prediction", "accepted", "It would only affect speed."),
     *_REFUSED,
     Field("echo", "refused", "Use /v1/completions.", harmless=(False,)),
-    Field("add_special_tokens", "refused", "The chat template writes them.", harmless=(False,)),
+    Field(
+        "add_special_tokens",
+        "refused",
+        "Leave it out: the chat template writes them.",
+        harmless=(False,),
+    ),
     Field("best_of", "refused", "Use n and choose among the outputs.", harmless=(1,)),
-    Field("modalities", "refused", "This server writes text only.", harmless=(["text"], [])),
-    Field("audio", "refused", "This server writes text only."),
+    Field("modalities", "refused", "Leave it out: output is text only.", harmless=(["text"], [])),
+    Field("audio", "refused", "Leave it out: output is text only."),
     Field("functions", "refused", "Use tools.", harmless=([],)),
     Field("function_call", "refused", "Use tool_choice.", harmless=("none",)),
     Field("web_search_options", "refused", "There is no web search; offer a function tool."),
@@ -165,7 +166,7 @@ CHAT = (
         harmless=([],),
     ),
     Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),
-    Field("include_reasoning", "refused", "Leave `reasoning` unread.", harmless=(True,)),
+    Field("include_reasoning", "refused", "Ignore `reasoning` in the answer.", harmless=(True,)),
     Field("thinking_token_budget", "refused", "Use max_completion_tokens."),
 )
 
@@ -173,10 +174,10 @@ COMPLETIONS = (
     *_honoured(prompt="A string, a list of strings, token ids, or a list of those."),
     *_GENERATION,
     *_honoured(
-        logprobs="How many alternatives to report at each position, 0 to 20.",
-        echo="The prompt comes first in the answer; with logprobs, so do its "
-        "log-probabilities (not with `stream`).",
-        best_of="Only when it equals n.",
+        logprobs="Number of alternatives to report at each position, 0 to 20.",
+        echo="The answer begins with the prompt; with logprobs, so do its log-probabilities (not "
+        "with `stream`).",
+        best_of="Must equal n.",
         add_special_tokens="Whether the tokenizer adds its own, such as BOS; true unless said.",
     ),
     *_NO_EFFECT,
@@ -186,9 +187,9 @@ COMPLETIONS = (
 
 TOKENIZE = _honoured(
     model="A served name; the served model when left out.",
-    prompt="The string.",
+    prompt="The string to tokenize.",
     content="The string, as llama.cpp names it.",
-    messages="A conversation instead of a string: its rendered prompt.",
+    messages="A conversation to render and tokenize instead of a string.",
     tools="As in chat.",
     add_special_tokens="Whether the tokenizer adds its own, such as BOS; true for a string, "
     "false for messages.",

@@ -1,17 +1,15 @@
-"""The conformance kit: contract tests for plugin authors. Subclass, name your thing, and pytest
-does the rest.
+"""The conformance kit: contract tests for plugin authors. Subclass a class, name your declaration,
+and run pytest.
 
     from inferno.testing import ArchitectureTests
 
     class TestTiny(ArchitectureTests):
         config = {"architectures": ["TinyForCausalLM"], "model_type": "tiny", ...}
 
-Around the classes stands what a plugin's own tests need: `load_toy` loads a model through the real
-engine, `plan_of` makes its plan, `write_gguf` its GGUF file, `torch_only` is the catalog without
-native kernels.
+Helpers for a plugin's own tests: `load_toy` loads a model through the real engine, `plan_of` makes
+its plan, `write_gguf` its GGUF file, and `torch_only` is the catalog without native kernels.
 
-Needs pytest and hypothesis, and transformers where it has the reference: `pip install
-inferno[test]`.
+Needs pytest and hypothesis, and transformers if it has the reference: `pip install inferno[test]`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every architecture must do, whatever the format, the scheme or the attention backend.
+"""Tests that every architecture must pass, for any format, scheme and attention backend.
 
 Suffixes: L tokens of a sequence, N generated tokens, V vocabulary.
 """
@@ -38,19 +38,19 @@ NUM_GREEDY = 64
 
 
 class ArchitectureTests(GgufTwins):
-    """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (they
-    are multiplied often), a context of at least 160 tokens. It is written to disk as it stands. The
-    reference is transformers' model of that config with random weights; override the fixture
-    `reference` where transformers has none: any torch module that is called with token ids (1, L),
-    returns an object with `.logits` (1, L, V), and names its parameters as the checkpoint does.
+    """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (the
+    tests run it often), a context of at least 160 tokens. It is written to disk unchanged. The
+    reference is transformers' model of that config with random weights; if transformers has none,
+    override the fixture `reference` with a torch module that takes token ids (1, L), returns an
+    object with `.logits` (1, L, V), and names its parameters as the checkpoint does.
     """
 
     config: ClassVar[dict[str, Any]]
     rerouted: ClassVar[float] = 0.0
-    """Share of bfloat16 choices that may lie further below: where layers have routed experts,
-    rounding sends some tokens to others, in the reference too."""
+    """Fraction of bfloat16 choices that may be further below: with routed experts, rounding routes
+    some tokens to other experts, in the reference too."""
     dtype_tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.15}
-    """How far below the reference's best logit a greedy choice may lie, in standard deviations of
+    """How far below the reference's best logit a greedy choice may be, in standard deviations of
     the logits."""
 
     @pytest.fixture(scope="class")
@@ -82,7 +82,7 @@ class ArchitectureTests(GgufTwins):
     def prompts(cls, toy: Toy) -> list[list[int]]:
         return ragged_prompts(toy.plan.vocab_size)
 
-    # --- the numbers ------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def test_logits_equal_the_reference(
         self, toy: Toy, reference: nn.Module, prompts: list[list[int]]
@@ -99,8 +99,7 @@ class ArchitectureTests(GgufTwins):
         reference: nn.Module,
         prompts: list[list[int]],
     ) -> None:
-        """Each token is the reference's choice after the tokens before it, wherever its choice is
-        clear."""
+        """Each token is the reference's choice after the preceding tokens, where that is clear."""
         outcomes = generate(load_toy(checkpoint, catalog, dtype=dtype), prompts, NUM_GREEDY)
         clear = total = beyond = 0
         for prompt, outcome in zip(prompts, outcomes, strict=True):
@@ -115,13 +114,13 @@ class ArchitectureTests(GgufTwins):
             total += len(outcome.token_ids)
         assert total == NUM_GREEDY * len(prompts)
         assert beyond <= (self.rerouted if dtype == "bfloat16" else 0.0) * total
-        assert clear >= total / 4, f"only {clear} of {total} choices were clear: this shows nothing"
+        assert clear >= total / 4, f"only {clear} of {total} choices are clear: too few to compare"
 
     def test_the_config_as_transformers_writes_it_means_the_same(
         self, toy: Toy, reference: Any, catalog: Catalog, prompts: list[list[int]], tmp_path: Path
     ) -> None:
         if not hasattr(reference, "config"):
-            pytest.skip("the reference is not transformers'")
+            pytest.skip("the reference is not a transformers model")
         reference.save_pretrained(tmp_path)
         [ours], [theirs] = (generate(t, prompts[-1:]) for t in (load_toy(tmp_path, catalog), toy))
         assert_close(ours.logits_NV, theirs.logits_NV)
@@ -129,7 +128,7 @@ class ArchitectureTests(GgufTwins):
     def test_tables_are_not_rounded_to_the_compute_type(
         self, checkpoint: Path, catalog: Catalog
     ) -> None:
-        """Rotary frequencies in bfloat16 would turn distant tokens by wrong angles."""
+        """Rotary frequencies in bfloat16 would rotate distant tokens by wrong angles."""
         model = load_toy(checkpoint, catalog, dtype="bfloat16").model
         assert not [
             name
@@ -173,7 +172,7 @@ class ArchitectureTests(GgufTwins):
         engine = toy.engine()
         [first] = generate(toy, [long], 8, engine=engine)
         hits = generate(toy, variants, 8, engine=engine)
-        if toy.plan.states:  # where two prompts part, only the second one leaves a snapshot
+        if toy.plan.states:  # of two diverging prompts, only the second leaves a snapshot
             hits[-1:] = generate(toy, variants[-1:], 8, engine=engine)
         assert first.num_cached == 0 and all(hit.num_cached >= 32 for hit in hits)
         for hit, variant in zip(hits, variants, strict=True):
@@ -192,7 +191,7 @@ class ArchitectureTests(GgufTwins):
     # --- the declarations -------------------------------------------------------------------------
 
     def test_discovery_and_config_import_no_torch(self) -> None:
-        """Asked of all classes of a test file in one process."""
+        """Checked for all classes of a test file in one process."""
         module = vars(sys.modules[type(self).__module__]).values()
         classes = [c for c in module if isinstance(c, type) and issubclass(c, ArchitectureTests)]
         configs = [c.config for c in {type(self), *classes} if hasattr(c, "config")]
@@ -211,7 +210,7 @@ class ArchitectureTests(GgufTwins):
         assert [layer.spec for layer in layers] == list(config.cache_specs())
 
     def test_the_memory_plan_is_what_it_takes(self, toy: Toy) -> None:
-        """Weights and cache, within 5 % of the tensors that hold them."""
+        """Weights and cache are planned within 5 % of their tensors' sizes."""
         [planned] = [item.nbytes for item in toy.plan.memory if item.name == "weights"]
         assert _held(toy.model) == pytest.approx(planned, rel=0.05)
         assert sum(tensor.nbytes for tensor in toy.cache()) == toy.plan.kv_bytes
@@ -237,7 +236,7 @@ class ArchitectureTests(GgufTwins):
 
 @attrs.frozen(eq=False)
 class _Damaged(CheckpointView):
-    """A checkpoint whose headers say something else. Reading it is the failure."""
+    """A checkpoint with altered headers. Reading a tensor is an error."""
 
     tensors: Mapping[str, TensorInfo]
 
@@ -250,8 +249,7 @@ def _reshaped(info: TensorInfo) -> TensorInfo:
 
 
 def _held(model: nn.Module) -> int:
-    """Bytes of weights. Tables that a model computes for itself grow with its context, not with its
-    weights."""
+    """Bytes of weights, without the tables that a model computes, which grow with its context."""
     tables = {
         id(buffer)
         for module in model.modules()

@@ -1,4 +1,4 @@
-"""What every attention backend must do: equal a naive float64 attention, or refuse with a reason.
+"""Tests of every attention backend: it equals naive float64 attention, or refuses with a reason.
 
 Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence, T packed tokens of a
 step.
@@ -33,7 +33,7 @@ SPECIAL: Sequence[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 24, "value_dim": 16},
     {"num_heads": 4, "num_kv_heads": 1, "head_dim": 40, "latent_dim": 32},
 ]
-"""Needs with the rarer features."""
+"""Needs with rarer features."""
 STEPS: Sequence[Sequence[int]] = [
     (7, 1, 0, 33),
     (16, 1, 5, 1),
@@ -41,15 +41,15 @@ STEPS: Sequence[Sequence[int]] = [
     (0, 30, 12, 1),
     (1, 1, 1, 1),
 ]
-"""Tokens each of four sequences computes in each step: prompts, chunks of prompts and single
-tokens, mixed."""
+"""Tokens that each of four sequences computes per step: prompts, prompt chunks and single tokens,
+mixed."""
 
 _SENTENCE_WORDS = 3
 
 
 class AttentionBackendTests(Installed):
-    """Set `backend` to the name it is registered by. Where it runs on something else than the CPU,
-    set `device`; where it prefers other numbers, `dtypes` and `block_sizes`.
+    """Set `backend` to its registered name. For another device than the CPU, set `device`; for
+    other dtypes or block sizes, `dtypes` and `block_sizes`.
 
     A need of the grid may be refused, with a sentence; plain attention over the first of `dtypes`
     may not.
@@ -67,7 +67,7 @@ class AttentionBackendTests(Installed):
         return catalog.named(AttentionBackend, cls.backend).item
 
     def grid(self) -> Iterator[AttentionNeed]:
-        """The needs that are tried: override for more."""
+        """The needs to test: override for more."""
         for dtype, (heads, kv_heads, dim), window, cap in itertools.product(
             self.dtypes, HEADS, WINDOWS, CAPS
         ):
@@ -89,8 +89,8 @@ class AttentionBackendTests(Installed):
         assert catalog.attention(need, self.backend).item.name == self.backend
 
     def test_equals_naive_attention(self, item: AttentionBackend, catalog: Catalog) -> None:
-        """Ragged lengths, chunked prompts beside single tokens, scattered blocks; for all that is
-        not refused."""
+        """Ragged lengths, chunked prompts beside single tokens, scattered blocks; for every need
+        that is not refused."""
         for need, block_size in itertools.product(self.grid(), self.block_sizes):
             if self._refusal(catalog, need) is None:
                 for ours_THC, theirs_THC in _run(item, need, block_size, STEPS):
@@ -123,7 +123,7 @@ class AttentionBackendTests(Installed):
         reasons = [self._refusal(catalog, need) for need in (*self.grid(), odd)]
         assert reasons[-1] is not None, "5 query heads cannot share 3 key/value heads"
         for reason in filter(None, reasons):
-            assert len(reason.split()) >= _SENTENCE_WORDS, f"{reason!r} tells a user nothing"
+            assert len(reason.split()) >= _SENTENCE_WORDS, f"{reason!r} is too short to help a user"
 
     def test_features_it_does_not_list_are_refused_for_it(
         self, catalog: Catalog, item: AttentionBackend
@@ -169,11 +169,11 @@ class AttentionBackendTests(Installed):
 def _run(
     item: AttentionBackend, need: AttentionNeed, block_size: int, steps: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each step's output, the backend's and the naive one."""
+    """Each step's output, of the backend and of naive attention."""
     dtype = getattr(torch, need.dtype)
     generator = torch.Generator().manual_seed(0)
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
-    # Drawn for the longest, so that leaving sequences out does not change what the others hold.
+    # Drawn for the longest, so that leaving sequences out does not change the others' values.
     shapes = [
         (need.num_heads, need.head_dim),
         (need.num_kv_heads, need.head_dim),
@@ -193,7 +193,7 @@ def _run(
     ).layers[0]
     for tensor in cache.values():
         if tensor.is_floating_point():
-            tensor.fill_(50.0)  # what a sequence before left there
+            tensor.fill_(50.0)  # left by an earlier sequence
     attend = item.build(need)
     done = [0] * len(totals)
     for counts in steps:
@@ -217,7 +217,7 @@ def _run(
 
 
 def _tables(num_sequences: int, num_blocks: int) -> list[list[int]]:
-    """Block tables without order: a pool that was used for a while."""
+    """Block tables in random order, as from a pool in use."""
     blocks = list(range(num_sequences * num_blocks))
     random.Random(0).shuffle(blocks)
     return [blocks[i::num_sequences] for i in range(num_sequences)]
@@ -259,7 +259,7 @@ def _batch(
 def _naive(
     qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed, sinks_H: Tensor | None
 ) -> Tensor:
-    """Attention of the queries from `first` to `stop`, one by one, in float64."""
+    """Attention of queries `first` to `stop`, one by one, in float64."""
     q_LHC, k_LKC, v_LKC = qkv
     groups = need.num_heads // need.num_kv_heads
     k_LHC, v_LHC = (x.double().repeat_interleave(groups, dim=1) for x in (k_LKC, v_LKC))

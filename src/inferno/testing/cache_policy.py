@@ -1,5 +1,5 @@
-"""What every cache policy must do: whatever is asked, in whatever order, no sequence ever meets
-another's keys and values."""
+"""Tests of every cache policy: in any order of requests, no sequence attends to another's keys and
+values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SALTS = ("", "other")
 BUDGET = 6
 ROWS = 4
 WINDOWS: Mapping[int, int] = {3: 6, 5: 8}
-"""Window -> blocks of its group: for little more than one sequence."""
+"""Window -> blocks of its group: enough for little more than one sequence."""
 GROUPS: Mapping[str, Mapping[str, Any]] = {
     "full": {},
     "windows": {"windows": WINDOWS},
@@ -44,8 +44,8 @@ GROUPS: Mapping[str, Mapping[str, Any]] = {
 
 
 class CachePolicyTests(Installed):
-    """Set `policy` to the name it is registered by. One that is meant to remember nothing sets
-    `remembers = False`."""
+    """Set `policy` to its registered name. A policy that caches nothing sets `remembers =
+    False`."""
 
     policy: ClassVar[str]
     remembers: ClassVar[bool] = True
@@ -102,13 +102,13 @@ class CachePolicyTests(Installed):
 
 def _built(build: Callable[[int], PrefixCache | None]) -> PrefixCache:
     prefix = build(NUM_BLOCKS)
-    assert prefix is not None, "a policy that remembers nothing has nothing to test"
+    assert prefix is not None, "a policy without a prefix cache cannot be tested"
     return prefix
 
 
 @define(eq=False)
 class _Watched:
-    """A prefix cache under watch: what it may do depends on what it was told. See
+    """Wraps a prefix cache and checks its answers against its inputs. See
     `contracts.PrefixCache`."""
 
     cache: PrefixCache
@@ -133,7 +133,7 @@ class _Watched:
         self.parents[key] = self._parent(key, block_id)
         known = self.cache.insert(key, block_id)
         if known != block_id:
-            assert self.cached.get(known) == key, "the block it names does not hold the key"
+            assert self.cached.get(known) == key, "the block it returns does not hold the key"
         elif self.cache.contains(block_id):
             assert key not in self.cached.values() or self.cached.get(block_id) == key, (
                 "a key has two blocks"
@@ -142,7 +142,7 @@ class _Watched:
         return known
 
     def _parent(self, key: bytes, block_id: int) -> bytes | None:
-        """The key before this one; the block's content must be what the key names."""
+        """The key before this one. Asserts that the block's content matches the key."""
         tokens = self.runner.content(block_id)
         chains: list[list[bytes]] = [[] for _ in SALTS]
         for chain, salt in zip(chains, SALTS, strict=True):
@@ -170,14 +170,12 @@ class _Watched:
         return self._forgotten(self.cache.clear(), len(self.idle))
 
     def _forgotten(self, blocks: list[int], wanted: int) -> list[int]:
-        assert len(blocks) == len(set(blocks)) == wanted, (
-            "it gives back more or fewer blocks than it should"
-        )
+        assert len(blocks) == len(set(blocks)) == wanted, "it returns the wrong number of blocks"
         assert set(blocks) <= self.idle, "it evicts a block that is in use"
         self.idle -= set(blocks)
         gone = {self.cached.pop(block) for block in blocks}
         assert not gone & {self.parents[key] for key in self.cached.values()}, (
-            "it evicts what a kept block continues"
+            "it evicts the predecessor of a cached block"
         )
         return blocks
 
@@ -241,7 +239,7 @@ class _Machine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             step = self.scheduler.plan()
-            assert step.slices or not self.open, "requests wait and nothing runs"
+            assert step.slices or not self.open, "requests are waiting but none runs"
             if not step.slices:
                 return
             for token in self.scheduler.commit(step, self.runner.run(step)):
@@ -261,7 +259,7 @@ class _Machine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        """Everything that was asked for is answered, and every block is free or idle again."""
+        """Run until all requests are answered; then every block must be free or idle."""
         for _ in range(500):
             if self.open:
                 self.step(1)

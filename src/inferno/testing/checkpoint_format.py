@@ -1,4 +1,4 @@
-"""What every checkpoint format must do: give back what was written, and say so when it cannot."""
+"""Tests of every checkpoint format: it returns what was written, or raises a clear error."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 
 SLACK = 8 << 20
-"""Bytes that reading a checkpoint of a few KB may take at most, whatever its damaged headers
-claim."""
+"""Maximum of bytes to read a checkpoint of a few KB, whatever its damaged headers claim."""
 
 _repeatable = settings(
     deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -32,7 +31,7 @@ _repeatable = settings(
 
 
 class CheckpointFormatTests(Installed):
-    """Set `format` to the name it is registered by, and implement `write`."""
+    """Set `format` to its registered name, and implement `write`."""
 
     format: ClassVar[str]
     config: ClassVar[Mapping[str, Any]] = {
@@ -41,15 +40,15 @@ class CheckpointFormatTests(Installed):
         "vocab_size": 64,
     }
     architectures: ClassVar[Sequence[Architecture]] = ()
-    """Those that a format with names of its own finds its translation in."""
+    """Architectures whose dialects translate the format's own names, if it has some."""
 
     def write(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-        """Write a checkpoint into the folder; returns the path that a user would name."""
+        """Write a checkpoint into the folder; return the path that a user would give."""
         raise NotImplementedError
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is written. Names as Hugging Face's; override where the format translates only those
-        of a real model."""
+        """The tensors to write, under Hugging Face's names. Override if the format translates only
+        a real model's names."""
         generator = torch.Generator().manual_seed(0)
         return {
             "model.embed_tokens.weight": torch.randn(64, 32, generator=generator),
@@ -120,7 +119,7 @@ class CheckpointFormatTests(Installed):
     def test_damage_anywhere_is_an_error_or_harmless(
         self, item: CheckpointFormat, written: Path
     ) -> None:
-        """Never another exception, a crash, or memory that only the damaged header asked for."""
+        """Damage causes no other exception, no crash, and no allocation of a size only claimed."""
 
         @_repeatable
         @given(st.data())
@@ -128,7 +127,7 @@ class CheckpointFormatTests(Installed):
             with _copy(written) as (path, files):
                 file = data.draw(st.sampled_from(files), label="file")
                 content = bytearray(file.read_bytes())
-                # Headers lie at the start: half of the damage goes there.
+                # Headers are at the start: half of the damage goes there.
                 last = data.draw(st.sampled_from([min(600, len(content)), len(content)])) - 1
                 for place in data.draw(
                     st.lists(st.integers(0, last), min_size=1, max_size=4), label="places"
@@ -145,7 +144,7 @@ class CheckpointFormatTests(Installed):
 
 @contextmanager
 def _copy(written: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """The checkpoint in a folder of its own, to be damaged."""
+    """A copy of the checkpoint, to be damaged."""
     source = written if written.is_dir() else written.parent
     with tempfile.TemporaryDirectory() as name:
         folder = Path(shutil.copytree(source, Path(name) / "copy"))

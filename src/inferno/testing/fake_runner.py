@@ -1,4 +1,4 @@
-"""A runner without a model: a cache slot holds the tokens that it was computed from."""
+"""A runner without a model: a cache slot holds the tokens it was computed from."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Tokens = tuple[int, ...]
 
 @define(eq=False)
 class FakeRunner:
-    """Computes steps as a model would and watches the scheduler while doing so.
+    """Runs steps as a model would, and checks the scheduler.
 
-    A slot of the cache holds the tokens up to its own: what keys and values depend on. When a
-    step's tokens are stored, all slots that they attend to must hold their own prefix: all before
-    them in the full group, and in the group of each of `windows` those that it covers. A recurrent
-    state holds all tokens that it has seen, and a slice must find those before it. The next token
-    is a hash of all tokens before it, so every sequence has one right continuation: `continuation`.
+    A cache slot holds the tokens up to its own, which its keys and values depend on. When a step's
+    tokens are stored, all slots they attend to must hold their prefix: all earlier ones in the full
+    group, and those within the window in the group of each of `windows`. A recurrent state holds
+    all tokens it has seen, which must be those before a slice. The next token is a hash of all
+    tokens before it, so each sequence has one correct continuation: `continuation`.
     """
 
     block_size: int
@@ -28,20 +28,20 @@ class FakeRunner:
     windows: Sequence[int] = ()
     has_states: bool = False
     states: dict[int, Tokens] = field(factory=dict)
-    """Slot -> the tokens that its state has seen."""
+    """Slot -> tokens that its state has seen."""
     computed: list[int] = field(factory=list)
     """Tokens of each step."""
     _tokens: dict[int, list[int]] = field(factory=dict)
     _tables: dict[tuple[int, int], dict[int, int]] = field(factory=dict)
     """By group and row."""
     _contents: list[dict[int, Tokens]] = field(init=False)
-    """By group: slot -> the tokens up to the one it was computed for."""
+    """By group: slot -> tokens up to its own."""
 
     def __attrs_post_init__(self) -> None:
         self._contents = [{} for _ in (None, *self.windows)]
 
     def content(self, block_id: int) -> Tokens:
-        """The tokens up to the end of a full group's block."""
+        """Tokens up to the end of a block in the full group."""
         return self._contents[0][block_id * self.block_size + self.block_size - 1]
 
     def run(self, step: Step) -> Sampled:
@@ -56,7 +56,7 @@ class FakeRunner:
         assert len(set(rows)) == len(rows), "a row has two slices"
         for row, start, count, _ in step.slices:
             assert count > 0, "an empty slice"
-            assert start + count <= len(self._tokens[row]), "a token is computed that is not known"
+            assert start + count <= len(self._tokens[row]), "an unknown token is computed"
             if self.has_states:
                 assert self.states[row] == tuple(self._tokens[row][:start]), (
                     f"row {row}'s state has not seen the tokens before its slice"
@@ -94,7 +94,7 @@ class FakeRunner:
 
     def _draw(self, row: int, stop: int) -> int:
         tokens = self._tokens[row]
-        assert stop == len(tokens), "a token is drawn before all that are known were computed"
+        assert stop == len(tokens), "a token is sampled before all known ones are computed"
         tokens.append(next_token(tokens, self.vocab_size))
         return tokens[-1]
 
@@ -111,7 +111,7 @@ def next_token(token_ids: Sequence[int], vocab_size: int) -> int:
 
 
 def continuation(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
-    """What a request of this prompt must generate, whatever else runs."""
+    """The tokens that a request with this prompt must generate, whatever else runs."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token(tokens, vocab_size))

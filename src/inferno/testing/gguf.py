@@ -1,4 +1,4 @@
-"""A GGUF file of a toy model, as llama.cpp's converters would have written it; gguf-py writes it.
+"""Writes a toy model as a GGUF file with gguf-py, as llama.cpp's converters would.
 
 Names and keys come from the architecture's own dialect (`contracts.Dialect`), inverted;
 `check_names` compares that dialect with gguf-py's lists.
@@ -25,8 +25,8 @@ _NOT_QUANTIZED = ("ffn_gate_inp",)
 
 
 def gguf_dialect(catalog: Catalog, architecture: str) -> Dialect | None:
-    """How GGUF files name the architecture: its own dialect over the format's. None where it has
-    none, or no plugin reads GGUF files."""
+    """The architecture's GGUF dialect, over the format's defaults. None if it has none, or if no
+    plugin reads GGUF files."""
     own = catalog.architecture(architecture).item.dialects.get("gguf")
     formats = [o.item for o in catalog.of("inferno_checkpoint_formats") if o.item.name == "gguf"]
     if own is None or not formats:
@@ -47,9 +47,9 @@ def write_gguf(
 ) -> dict[str, Tensor]:
     """Write `tensors`, named as in the checkpoint, with their matrices as `kind`, F16 or Q8_0.
 
-    `config` holds the dialect's fields. `fused` are those of its `rows` that the file stores as one
-    matrix; `joined` are those of its `joins` that it stores as stacks, with the rows of one head in
-    each stack. Returns what the file holds, in float32 and by the names of `tensors`.
+    `config` holds the dialect's fields. `fused` are those of its `rows` to store as one matrix;
+    `joined` are those of its `joins` to store as stacks, with the rows of one head in each stack.
+    Returns the stored values in float32, under the names of `tensors`.
     """
     import gguf
 
@@ -103,7 +103,7 @@ def _add_joined(
     matrix: Tensor,
     rows: Sequence[int],
 ) -> Tensor:
-    """Write a matrix as stacks of heads, the rows of each head divided among them."""
+    """Write a matrix as stacks of heads, with each head's rows divided among the stacks."""
     join, number = dialect.joins[_pattern(name)], _number(name)
     parts = torch.split(matrix.view(-1, sum(rows), matrix.shape[1]), list(rows), 1)
     kept = []
@@ -121,9 +121,9 @@ class Place:
 
     stored: str
     member: int | None
-    """Which of a stack; None: not a stack."""
+    """Index in a stack; None: not a stack."""
     part: int
-    """Which of the modules whose rows the stored matrix holds."""
+    """Index among the modules whose rows the stored matrix holds."""
 
 
 def place_of(dialect: Dialect, name: str, fused: Collection[str] = ()) -> Place:
@@ -155,8 +155,8 @@ def _matched(stored: str, ours: str, name: str, part: int) -> Place | None:
 
 
 def check_names(dialect: Dialect) -> Iterator[str]:
-    """What gguf-py, llama.cpp's own list of names, does not know of an architecture's dialect
-    (without the format's defaults)."""
+    """Names in an architecture's dialect (without the format's defaults) that gguf-py, llama.cpp's
+    own list, does not know."""
     import gguf
 
     known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -264,7 +264,7 @@ def _rotary_heads(dialect: Dialect, config: Mapping[str, Any], name: str) -> int
 
 
 def _pattern(name: str) -> str:
-    """A tensor's module, `{n}` in the place of the layer's number."""
+    """A tensor's module, with `{n}` for the layer's number."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", name.rpartition(".")[0] + ".", count=1).rstrip(".")
 
 
@@ -274,7 +274,7 @@ def _number(name: str) -> str:
 
 
 def _encode(stored: str, tensor: Tensor, kind: str) -> tuple[Any, Any, Tensor]:
-    """What is written, its type, and the values it stands for."""
+    """The encoded tensor, its type, and the values it represents."""
     import gguf
 
     kept = (

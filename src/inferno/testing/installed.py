@@ -1,4 +1,4 @@
-"""What every declaration is tested among."""
+"""The catalog in which declarations are tested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inferno.catalog import Catalog, load_catalog
 
 
 class Installed:
-    """Tests that take the catalog of everything that is installed here."""
+    """Tests that use the catalog of all installed plugins."""
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -1,5 +1,5 @@
-"""What every kernel provider must do: compute what `inferno.nn.ops` says, for any shape, or refuse
-with a sentence.
+"""Tests of every kernel provider: it computes what `inferno.nn.ops` defines, for any shape, or
+refuses with a sentence.
 
 Suffixes: T tokens, D any width, H heads, C head dim, I inner width, V vocabulary, O rows of a
 matrix, K its columns. Of routed experts: E experts, X experts of a token, N pairs of a token and
@@ -31,18 +31,18 @@ from inferno.nn import Dense, Weight, ops
 from inferno.testing.installed import Installed
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
-"""Largest difference, in units of the result's largest number: the last bit of each type, and the
+"""Largest difference, relative to the result's largest value: the last bit of each type, and the
 order of float32 sums."""
 
 
 class KernelProviderTests(Installed):
-    """Set `provider` to the name it is registered by. Override `weights` for what its `linear`
-    multiplies beside dense matrices."""
+    """Set `provider` to its registered name. Override `weights` if its `linear` takes other layouts
+    than dense matrices."""
 
     provider: ClassVar[str]
     device: ClassVar[str] = "cpu"
     linear_tolerance: ClassVar[float] = 1.0
-    """Of packed layouts, in units of TOLERANCE of bfloat16: how exact their activations are."""
+    """Tolerance of packed layouts, in units of bfloat16's TOLERANCE, for rounded activations."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -50,7 +50,7 @@ class KernelProviderTests(Installed):
         return catalog.named(KernelProvider, cls.provider).item
 
     def weights(self, rows: int, columns: int, dtype: torch.dtype) -> Iterable[Weight]:
-        """Weights of that shape, in every layout it takes: what `linear` is tried with."""
+        """Weights of that shape in every layout, to test `linear` with."""
         yield Dense(random(rows, columns).to(dtype))
 
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
@@ -112,7 +112,7 @@ class KernelProviderTests(Installed):
                 for table in (both, gate_TI):
                     assert torch.equal(run(table, ids), ops.gather(table, ids))
         if run := self._op(item, "argmax", dtype):
-            both[:, width // 2] = both[:, -1] = both.max()  # equals: the lowest id wins
+            both[:, width // 2] = both[:, -1] = both.max()  # a tie: the lowest id wins
             assert torch.equal(run(both), ops.argmax(both))
             both[0] = float("nan")
             assert run(both).tolist()[0] == -1
@@ -154,7 +154,7 @@ class KernelProviderTests(Installed):
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("counts", [[1], [0, 2, 0, 1], [3, 17, 0, 9, 40], [0, 0]])
     def test_grouped(self, item: KernelProvider, dtype: DType, counts: list[int]) -> None:
-        """Each matrix times the rows that are its own, of a view too."""
+        """Each matrix is multiplied by its own rows, also in a view."""
         rows, columns, count = 48, 256, len(counts)
         starts_E1 = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         for weight in self.weights(rows * count, columns, getattr(torch, dtype)):
@@ -207,7 +207,7 @@ class KernelProviderTests(Installed):
                 )
                 assert experts_TX.dtype == torch.int64 and experts_TX.shape == (tokens, top)
                 assert all(len(set(row)) == top for row in experts_TX.tolist()), "an expert once"
-                # Not by number: two that differ in the last bit may change places.
+                # Not compared by id: two that differ in the last bit may swap places.
                 scores_TE = ops.scores(x_TD, weight_ED, bias, sigmoid)
                 choice_TE = scores_TE if correction is None else scores_TE + correction
                 torch.testing.assert_close(
@@ -278,10 +278,10 @@ def random(*shape: int) -> Tensor:
 
 
 def assert_close(ours: Tensor, theirs: Tensor, dtype: str, ulps: float = 1) -> None:
-    """Of one shape and type, and apart by so many of the dtype's TOLERANCE at most."""
+    """Assert equal shapes and types, and a difference of at most `ulps` times the TOLERANCE."""
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
     if not theirs.numel():
         return
     scale = max(float(theirs.float().abs().max()), 1e-6)
     difference = float((ours.float() - theirs.float()).abs().max()) / scale
-    assert difference <= ulps * TOLERANCE[dtype], f"{difference:.2g} of the largest number"
+    assert difference <= ulps * TOLERANCE[dtype], f"off by {difference:.2g} of the largest value"

@@ -1,5 +1,5 @@
-"""What every quantization scheme must do: compute with the numbers that its tensors stand for, and
-refuse those that it cannot.
+"""Tests of every quantization scheme: it computes with the values its tensors represent, and
+refuses tensors it cannot read.
 
 Suffixes: O rows, I columns, T tokens, N rows of all experts, E1 experts + 1.
 """
@@ -28,32 +28,31 @@ Parts = Mapping[str, Tensor]
 
 DTYPES = ("float32", "bfloat16")
 _SUMS = {"float32": 5.0, "bfloat16": 1.0}
-"""How far products may be off, in units of `assert_close`: sums of many float32 products, in any
-order."""
+"""Tolerance of matrix products in `assert_close`'s units: float32 sums in any order."""
 _LOST = 0.15
-"""Root mean square of what packing a matrix of normal numbers may lose, in units of theirs: 4 bits
-lose about half of it."""
+"""Largest relative RMS error from packing a normally distributed matrix: 4 bits have about half of
+it."""
 
 
 class QuantSchemeTests(Installed):
-    """Set `scheme` to the name it is registered by, `quant_config` where it needs one, and
-    implement `parts` and `dense`. The latter is the reference: take it from whoever defined the
-    format, or write it number by number, not with the plugin's code. Where not every shape can be
-    stored, or others are of interest, set `shapes`.
+    """Set `scheme` to its registered name, `quant_config` if it needs one, and implement `parts`
+    and `dense`. The latter is the reference: take it from the format's authors, or compute it value
+    by value, not with the plugin's code. Set `shapes` if not every shape can be stored, or to test
+    others.
     """
 
     scheme: ClassVar[str]
     quant_config: ClassVar[Mapping[str, Any]] = {}
     shapes: ClassVar[Sequence[tuple[int, int]]] = ((64, 256), (7, 512))
-    """Rows and columns of the matrices that are tried."""
+    """Rows and columns of the matrices to test."""
 
     def parts(self, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
-        """A random matrix of that shape as checkpoints store it, under the names its module's
-        tensors have there. All of its numbers are finite."""
+        """A random, finite matrix of that shape as checkpoints store it, under its tensors' names
+        within the module."""
         raise NotImplementedError
 
     def dense(self, parts: Parts) -> Tensor:
-        """The numbers that these parts stand for, (O, I), float32."""
+        """The values that these parts represent, (O, I), float32."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -61,7 +60,7 @@ class QuantSchemeTests(Installed):
     def item(cls, catalog: Catalog) -> QuantScheme:
         return catalog.named(QuantScheme, cls.scheme).item
 
-    # --- whose a matrix is, and what it takes -----------------------------------------------------
+    # --- ownership and size -----------------------------------------------------------------------
 
     def test_the_catalog_finds_it_by_its_parts_and_by_nothing_else(
         self, item: QuantScheme, catalog: Catalog
@@ -70,14 +69,14 @@ class QuantSchemeTests(Installed):
         assert catalog.scheme_of(infos, self.quant_config, "a").item.name == self.scheme
         one = next(iter(infos.values()))
         assert not item.owns({**infos, "unheard_of": one}, self.quant_config), (
-            "what it does not know would be ignored"
+            "unknown parts would be ignored"
         )
         assert not item.owns({}, self.quant_config) and not item.owns(
             {"unheard_of": one}, self.quant_config
         )
         plain = {"weight": TensorInfo("float32", (8, 8), 256)}
         assert set(infos) == {"weight"} or not item.owns(plain, self.quant_config), (
-            "plain matrices are not its own"
+            "it claims plain matrices"
         )
 
     def test_plans_need_no_torch(self) -> None:
@@ -97,8 +96,8 @@ class QuantSchemeTests(Installed):
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_it_holds_what_it_says(self, item: QuantScheme, dtype: str) -> None:
-        """Bytes in memory, the layout that kernels are asked for, and nothing that would stay
-        behind on another device."""
+        """The size in memory and the layout are as planned, and every tensor moves with the
+        device."""
         for rows, columns in self.shapes:
             parts = self.parts(rows, columns, 0)
             weight = self._load(item, parts, dtype)
@@ -110,7 +109,7 @@ class QuantSchemeTests(Installed):
                 name for name, value in vars(weight).items() if isinstance(value, Tensor)
             ], "register it as a buffer"
 
-    # --- the numbers ------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_rows_are_those_of_the_matrix_it_stands_for(
@@ -126,7 +125,7 @@ class QuantSchemeTests(Installed):
     def test_products_are_those_of_the_matrix_it_stands_for(
         self, item: QuantScheme, dtype: str
     ) -> None:
-        """As loaded, and as torch multiplies it fastest."""
+        """As loaded, and packed for torch's fastest product."""
         for parts, dense_OI in self._matrices(dtype):
             weight = self._load(item, parts, dtype)
             rows, columns = dense_OI.shape
@@ -145,8 +144,7 @@ class QuantSchemeTests(Installed):
     def test_experts_are_multiplied_group_by_group(
         self, item: QuantScheme, dtype: str, counts: tuple[int, ...]
     ) -> None:
-        """As many matrices of one shape, one below the other, each with rows of its own: few, many,
-        none."""
+        """Stacked matrices of one shape, each multiplied by its own rows: few, many, none."""
         for rows, columns in self.shapes:
             parts = self.parts(rows * len(counts), columns, 0)
             weight, dense_OI = (
@@ -173,7 +171,7 @@ class QuantSchemeTests(Installed):
             _assert_product(weight.grouped(x_NI, starts_E1, bias_O), wanted_NO + bias_NO, dtype)
 
     def test_parts_may_be_views_and_are_not_changed(self, item: QuantScheme) -> None:
-        """They are a mapped file's, and an architecture may have cut them out of larger ones."""
+        """Parts are mapped from a file, and architectures may slice them from larger tensors."""
         parts = self._parts(0)
         views = {name: torch.stack([part, part], 1)[:, 0] for name, part in parts.items()}
         before = {name: part.clone() for name, part in parts.items()}
@@ -183,7 +181,7 @@ class QuantSchemeTests(Installed):
         _assert_product(ours.matmul(x_TI), theirs.matmul(x_TI).double(), "float32")
         assert all(_same_bytes(part, before[name]) for name, part in parts.items())
 
-    # --- what becomes of a weight -----------------------------------------------------------------
+    # --- operations on weights --------------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_a_stack_has_the_rows_of_all(self, item: QuantScheme, dtype: str) -> None:
@@ -194,7 +192,7 @@ class QuantSchemeTests(Installed):
         first, *others = (self._load(item, parts, dtype) for parts in several)
         stacked = first.concatenate(others)
         if stacked is None:
-            pytest.skip("it does not stack")
+            pytest.skip("it does not concatenate")
         assert stacked.shape == (4 * rows, columns) and stacked.layout == first.layout
         each = torch.cat(
             [weight.rows(torch.arange(weight.shape[0])) for weight in (first, *others)]
@@ -208,9 +206,9 @@ class QuantSchemeTests(Installed):
         weight = self._load(item, parts, "float32")
         other = Weight()
         other.shape, other.layout = weight.shape, weight.layout
-        assert weight.concatenate([other]) is None, "it knows nothing of another's weights"
+        assert weight.concatenate([other]) is None, "it cannot join another scheme's weights"
         assert weight.concatenate([self._load(item, parts, "bfloat16")]) is None, (
-            "of which type would its rows be?"
+            "the dtype of its rows would be ambiguous"
         )
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -240,8 +238,8 @@ class QuantSchemeTests(Installed):
     # --- damage -----------------------------------------------------------------------------------
 
     def test_damaged_parts_are_refused_or_harmless(self, item: QuantScheme) -> None:
-        """By `owns`, or by an error with a remedy; what loads must be a matrix, of whatever shape:
-        that is compared later."""
+        """Damage is refused by `owns` or by an error with a remedy; what loads must be a matrix, of
+        any shape: the loader compares shapes later."""
         parts = self._parts(0)
         for name, part in parts.items():
             for what, damaged in _damages(part):
@@ -267,12 +265,12 @@ class QuantSchemeTests(Installed):
     ) -> None:
         infos = _infos(parts)
         if set(parts) == {"weight"} and parts["weight"].ndim != 2:
-            # a part of that name has the matrix's own shape: the loader has compared it before
+            # this part has the matrix's shape, which the loader has already checked
             return
         if not item.owns(infos, quant_config):
             return
         try:
-            assert item.nbytes(infos, "float32") >= 0, what  # the plan asks first
+            assert item.nbytes(infos, "float32") >= 0, what  # the plan calls it first
             weight = item.load(parts, quant_config=quant_config, dtype="float32")
         except InfernoError as error:
             assert error.cause and error.remedy, what
@@ -285,7 +283,7 @@ class QuantSchemeTests(Installed):
         return self.parts(*self.shapes[0], seed)
 
     def _matrices(self, dtype: str) -> Iterator[tuple[Parts, Tensor]]:
-        """Parts, and their numbers in the compute type."""
+        """Parts, and their values in the compute type."""
         for seed, (rows, columns) in enumerate(self.shapes):
             parts = self.parts(rows, columns, seed)
             dense_OI = self.dense(parts)
@@ -301,7 +299,7 @@ class QuantSchemeTests(Installed):
 
 
 def _infos(parts: Parts) -> dict[str, TensorInfo]:
-    """As a checkpoint's header tells them."""
+    """The parts' headers, as a checkpoint has them."""
     return {
         n: TensorInfo(str(p.dtype).removeprefix("torch."), tuple(p.shape), p.nbytes)
         for n, p in parts.items()
@@ -309,18 +307,18 @@ def _infos(parts: Parts) -> dict[str, TensorInfo]:
 
 
 def _damages(part: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Of another shape or type than it should be."""
+    """Copies of a part with a wrong shape or type."""
     yield "without its last row", part[:-1]
     yield "without rows", part[:0]
     yield (
-        "with a row more",
+        "with an extra row",
         torch.cat([part.view(torch.uint8), part[-1:].view(torch.uint8)]).view(part.dtype),
     )
     yield "without its last column", part[..., :-1]
     yield "without columns", part[..., :0]
-    yield "in one dimension more", part[None]
+    yield "with an extra dimension", part[None]
     yield "in one dimension", part.flatten()
-    yield "of one number", part.flatten()[0]
+    yield "as a scalar", part.flatten()[0]
     yield "as float64", part.double()
     yield "as bytes", torch.zeros(math.prod(part.shape), dtype=torch.uint8).view(part.shape)
 

@@ -1,5 +1,5 @@
-"""What every source must do: name what it has without a network, fetch it, and say so when it
-cannot."""
+"""Tests of every source: it lists what it has without a network, fetches it, and raises a clear
+error otherwise."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from inferno.testing.tiny import run_python
 
 
 class SourceTests(Installed):
-    """Set `source` to the name it is registered by, and implement the fixture `ref`: it makes a
-    model that the source can fetch, with a stand-in for a server where there is one, and returns
-    its reference.
+    """Set `source` to its registered name, and implement the fixture `ref`, which makes a model
+    that the source can fetch, mocking any server, and returns its reference.
     """
 
     source: ClassVar[str]
     missing: ClassVar[str | None] = None
-    """A reference of the right form that names nothing; None where every reference of its form is
-    there."""
+    """A well-formed reference to nothing; None if every well-formed reference exists."""
     foreign: ClassVar[Sequence[str]] = ()
-    """References of other forms."""
+    """References that the source must not match."""
 
     @pytest.fixture
     def ref(self) -> str:
@@ -64,7 +62,7 @@ class SourceTests(Installed):
     def test_matching_and_listing_ask_no_network(
         self, item: Source, ref: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And what is listed is there."""
+        """Listed models are also present."""
         item.fetch(ref, FetchOptions())
         asked = _cut_off(monkeypatch)
         assert item.matches(ref)
@@ -78,7 +76,7 @@ class SourceTests(Installed):
         self, item: Source, ref: str, offline: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if self.missing is None:
-            pytest.skip("what it matches is there")
+            pytest.skip("everything it matches exists")
         assert item.matches(self.missing)
         asked = _cut_off(monkeypatch) if offline else []
         with pytest.raises(ModelNotFoundError) as caught:
@@ -104,14 +102,13 @@ class SourceTests(Installed):
 
 
 def _cut_off(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """From now on there is no network, on open connections neither. Returns what was tried, as it
-    comes."""
+    """Cut off the network, also on open connections. Returns a growing list of attempts."""
     asked: list[str] = []
 
     def cut(owner: Any, name: str) -> None:
         def refuse(*args: Any, **kwargs: Any) -> NoReturn:
             asked.append(name)
-            raise AssertionError("the network was asked")  # no OSError: clients would try again
+            raise AssertionError("the network was used")  # not an OSError: clients would retry
 
         monkeypatch.setattr(owner, name, refuse)
 

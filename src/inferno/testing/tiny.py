@@ -1,4 +1,4 @@
-"""Toy models through the real scheduler, runner and sampler.
+"""Runs toy models through the real scheduler, runner and sampler.
 
 Suffixes: N generated tokens, V vocabulary.
 """
@@ -32,15 +32,15 @@ MAX_MODEL_LEN = 160
 
 @frozen(eq=False)
 class Outcome:
-    """What one prompt gave."""
+    """The result of one prompt."""
 
     token_ids: tuple[int, ...]
     logits_NV: Tensor
-    """The logits each token was chosen from, float32."""
+    """Logits that each token was chosen from, float32."""
     num_cached: int
     """Prompt tokens found in the cache."""
     stats: EngineStats
-    """Of the engine, when all prompts were done."""
+    """The engine's, after all prompts."""
 
 
 @define(eq=False)
@@ -72,7 +72,7 @@ class Toy:
 
 
 class Recorder(ModelRunner):
-    """A runner that keeps the logits of every draw."""
+    """A runner that records the logits of every sample."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         super().__init__(model, plan)
@@ -81,7 +81,7 @@ class Recorder(ModelRunner):
         self._latest_SV = torch.empty(0)
 
     def run(self, step: Step) -> Sampled:
-        self.cache.bind(self._model)  # another engine of the same toy may have bound its own
+        self.cache.bind(self._model)  # another engine of the same toy may have bound its cache
         self._owners.update((a.row, a.request.id) for a in step.new_sequences)
         sampled = super().run(step)
         rows = [s.row for s in step.slices if s.samples]
@@ -90,7 +90,7 @@ class Recorder(ModelRunner):
         return sampled
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
-        self._latest_SV = super().logits(hidden_SD)  # the sampled rows' come last in a step
+        self._latest_SV = super().logits(hidden_SD)  # a step computes the sampled rows' last
         return self._latest_SV
 
 
@@ -100,7 +100,7 @@ def generate(
     """Greedy tokens and their logits for all prompts at once. Checks the scheduler's invariants
     after every step.
 
-    An `engine` of the toy's keeps its prefix cache from one call to the next.
+    An `engine` from `Toy.engine()` keeps its prefix cache between calls.
     """
     engine = engine or toy.engine()
     recorder = engine._runner
@@ -124,21 +124,21 @@ def generate(
 
 
 def load_toy(path: str | Path, catalog: Catalog | None = None, **options: Any) -> Toy:
-    """The model at `path`, loaded on the CPU: in float32, for contexts of 160 tokens and 8
-    sequences, unless `options` (the fields of `inferno.LLM`) say otherwise."""
+    """Load the model at `path` on the CPU: in float32, for contexts of 160 tokens and 8 sequences,
+    unless `options` (those of `inferno.LLM`) differ."""
     with open_model(str(path), _small(options), catalog) as opened:
         return Toy(opened.plan, load_model(opened))
 
 
 def plan_of(path: str | Path, catalog: Catalog | None = None, **options: Any) -> Plan:
-    """The plan that `load_toy` loads by."""
+    """Make the plan that `load_toy` executes."""
     with open_model(str(path), _small(options), catalog) as opened:
         return opened.plan
 
 
 def count_tensors(path: str | Path, catalog: Catalog | None = None, **options: Any) -> int:
-    """How many tensors are stored, once each that the model wants was found in its shape. Raises
-    CheckpointError; reads headers only."""
+    """Check every tensor's name and shape, and return the number stored. Reads headers only. Raises
+    CheckpointError."""
     with open_model(str(path), _small(options), catalog) as opened:
         return check(opened)
 
@@ -155,15 +155,15 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 @cache
 def torch_only() -> Catalog:
-    """What is installed, less the plugins with kernels: those may round activations to 8 bits, as
-    llama.cpp does. Asked once."""
+    """The installed plugins without kernel providers, which may round activations to 8 bits as
+    llama.cpp does. Cached."""
     kernels = {offer.distribution for offer in load_catalog().of("inferno_kernels")}
     return load_catalog(disable=kernels)
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:
-    """Random weights that leave nothing out: biases are not zero, norms not one. All are bfloat16
-    numbers, so that a model computes with the same weights in float32 and in bfloat16."""
+    """Set random weights that test everything: biases are not zero, norms not one. All values are
+    exact in bfloat16, so that float32 and bfloat16 models have the same weights."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for param in model.state_dict(keep_vars=True).values():
@@ -177,13 +177,13 @@ def randomize(model: nn.Module, seed: int = 0) -> None:
 
 
 def ragged_prompts(vocab_size: int, lengths: Sequence[int] = (1, 5, 16, 17, 70)) -> list[list[int]]:
-    """Prompts around the edges of a block, and one of several blocks."""
+    """Prompts with lengths around a block's edges, and one of several blocks."""
     draw = random.Random(len(lengths))
     return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The code in a fresh interpreter that sees what this one sees."""
+    """Run the code in a fresh interpreter with this one's import path."""
     env: Mapping[str, Any] = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env

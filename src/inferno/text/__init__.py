@@ -1,5 +1,5 @@
-"""Between text and token ids: tokenizer, chat template, incremental detokenizer. Imports no
-torch."""
+"""Converts between text and token ids: tokenizer, chat template, incremental detokenizer. Imports
+no torch."""
 
 from __future__ import annotations
 

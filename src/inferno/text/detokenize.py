@@ -1,4 +1,4 @@
-"""Token ids to text while they come: never half a character, and no text past a stop string."""
+"""Incremental detokenization: never half a character, and no text past a stop string."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from inferno.text.tokenizer import Tokenizer
 
 
 class _StopString:
-    """Finds one string in text that comes character by character (Knuth, Morris and Pratt)."""
+    """Finds one string in a stream of characters (Knuth, Morris and Pratt)."""
 
     def __init__(self, wanted: str) -> None:
         self.wanted = wanted
         self.matched = 0
-        """Length of the longest end of the text that begins `wanted`."""
+        """Length of the longest suffix of the text that is a prefix of `wanted`."""
         self._shorter = [0] * len(wanted)
-        """Per position: the next shorter beginning of `wanted` that also ends there."""
+        """Per position: length of the next shorter prefix of `wanted` that also ends there."""
         length = 0
         for i in range(1, len(wanted)):
             length = self._advance(length, wanted[i])
@@ -33,14 +33,14 @@ class _StopString:
 
 
 class TextStream:
-    """One output's text, incrementally. Any grouping of the ids gives the same text.
+    """Detokenizes one output incrementally. Any chunking of the ids gives the same text.
 
-    With `continues` the ids go on from a prompt: then a SentencePiece tokenizer's first space
-    stays. Without, the whole text is `Tokenizer.decode` of the ids; only of ill-formed
-    byte-fallback runs it keeps the good characters, which a stream has sent before it can know.
+    With `continues` the ids follow a prompt, so a SentencePiece tokenizer's first space is kept.
+    Without, the whole text equals `Tokenizer.decode` of the ids, except in ill-formed byte-fallback
+    runs: a stream has already sent their valid characters, so they are kept.
 
-    The stop string that ends first wins, the longest of those that end together. `min_tokens` ids
-    pass before any is looked for.
+    The stop string that ends first wins, or the longest of those that end together. The first
+    `min_tokens` ids are not searched.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class TextStream:
             skip_special_tokens,
             continues,
         )
-        # Holds the bytes of an unfinished character; ill-formed ones become U+FFFD.
+        # Holds the bytes of an incomplete character; ill-formed ones become U+FFFD.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.stopped: str | None = None
-        """The stop string that ended the text."""
+        """The stop string that ended the text, if any."""
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        """The text that is certain now. Empty once a stop string has ended it."""
+        """Return the text that is now certain. Empty once a stop string has ended it."""
         sure = []
         for token_id in token_ids:
             if self.stopped is not None:
@@ -79,7 +79,7 @@ class TextStream:
         return "".join(sure)
 
     def finish(self) -> str:
-        """The rest: what was held back, and U+FFFD for a character that never came whole."""
+        """Return the text that was held back, and U+FFFD for a character left incomplete."""
         if self.stopped is not None:
             return ""
         tail = self._utf8.decode(b"", final=True)
@@ -97,7 +97,7 @@ class TextStream:
         return found
 
     def _watch(self, text: str) -> str:
-        """Pass on what can no longer be part of a stop string."""
+        """Return the text that can no longer be part of a stop string."""
         for end, char in enumerate(text, start=1):
             found = [s for s in self._stops if s.push(char)]
             if found:

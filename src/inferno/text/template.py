@@ -1,4 +1,4 @@
-"""A checkpoint's chat template: messages to the prompt text the model was trained on."""
+"""A checkpoint's chat template: renders messages in the format the model was trained on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _RESERVED = {"conversations", "messages", "chat_template", "return_assistant_tok
 
 
 class ChatTemplate:
-    """One or several named Jinja templates. Rendering is transformers' own, in a sandbox, and
-    imports no torch."""
+    """One or more named Jinja templates. transformers renders them, in a sandbox and without
+    importing torch."""
 
     def __init__(
         self, sources: Mapping[str, str], special_tokens: Mapping[str, str] | None = None
@@ -26,7 +26,7 @@ class ChatTemplate:
 
     @classmethod
     def from_assets(cls, assets: TextAssets, override: str | None = None) -> ChatTemplate:
-        """The checkpoint's templates, or `override`: a template, or the path of a file with one."""
+        """The checkpoint's templates, or `override`: a template or the path of a file."""
         source: Any = assets.chat_template or assets.tokenizer_config.get("chat_template")
         if override is not None:
             source = _read(override)
@@ -45,8 +45,8 @@ class ChatTemplate:
         return bool(self._sources)
 
     def source(self, *, tools: bool = False) -> str:
-        """The Jinja source used for conversations with or without tools. Raises RequestError where
-        there is none."""
+        """The Jinja source for conversations with or without tools. Raises RequestError if there is
+        none."""
         if not self._sources:
             raise RequestError(
                 "this model has no chat template",
@@ -66,17 +66,17 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """The prompt. `kwargs` are the template's own variables (`enable_thinking`), and
+        """Render the prompt. `kwargs` are the template's own variables (`enable_thinking`), and
         `continue_final_message`.
 
-        Raises RequestError with the template's own message when it refuses the conversation."""
+        Raises RequestError with the template's message if it refuses the conversation."""
         source = self.source(tools=bool(tools))
         if not messages:
             raise RequestError("there are no messages", "Send at least one.", param="messages")
         reserved = sorted(_RESERVED & kwargs.keys())
         if reserved:
             raise RequestError(
-                f"{reserved[0]} is no template variable",
+                f"{reserved[0]} is reserved",
                 "Leave it out.",
                 param=f"chat_template_kwargs.{reserved[0]}",
             )
@@ -91,7 +91,7 @@ def _render(
     import jinja2
     from transformers.utils.chat_template_utils import (
         render_jinja_template,
-    )  # compiles once, caches
+    )  # caches compiled templates
 
     if options.get("continue_final_message"):
         options = options | {"add_generation_prompt": False}
@@ -102,12 +102,12 @@ def _render(
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(
             f"the chat template does not compile, line {error.lineno}: {error.message}",
-            "Give another one: --chat-template FILE",
+            "Use another template: --chat-template FILE",
         ) from error
-    except Exception as error:  # a template is a stranger's program: it may raise anything
+    except Exception as error:  # templates are untrusted programs: they may raise anything
         raise RequestError(
             f"the chat template refused the messages: {error}",
-            "Check roles, their order and the content against the model's card.",
+            "Check the roles, their order and the content against the model card.",
             param="messages",
         ) from error
     text: str = texts[0]
@@ -115,24 +115,25 @@ def _render(
 
 
 def _plain(message: Mapping[str, Any], *, keep_developer: bool) -> dict[str, Any]:
-    """A message as templates expect it: text content, tool arguments as objects, a role they
-    know."""
+    """Convert a message to what templates expect: string content, tool arguments as objects, a
+    known role."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(
-            "a message is no object with a role",
+            "each message must be an object with a role",
             'Send {"role": ..., "content": ...}.',
             param="messages",
         )
     plain = dict(message)
     content = plain.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        # Most templates take strings only. A line break between parts, as vLLM and llama.cpp do.
+        # Most templates take strings only. Parts are joined by line breaks, as in vLLM and
+        # llama.cpp.
         plain["content"] = "\n".join(_part(p) for p in content)
     elif content is None and not plain.get("tool_calls"):
         plain["content"] = ""
     if plain.get("role") == "developer" and not keep_developer:
         plain["role"] = (
-            # OpenAI's new name for it; templates that do not know it would drop the message
+            # OpenAI's newer name; templates that do not know it would drop the message
             "system"
         )
     if plain.get("tool_calls"):
@@ -147,12 +148,14 @@ def _part(part: Any) -> str:
     if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
         return str(part["text"])
     raise RequestError(
-        f"message content of type {kind!r}", "This model takes text only.", param="messages"
+        f"message content of type {kind!r} is not supported",
+        "Send text content only.",
+        param="messages",
     )
 
 
 def _tool_call(call: Any) -> Any:
-    """The wire has a call's arguments as a JSON string, templates want the object."""
+    """Parse a call's arguments, a JSON string in requests, to the object that templates expect."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -168,7 +171,7 @@ def _tool_call(call: Any) -> Any:
 
 
 def _read(override: str) -> str:
-    """A template given by the user: anything with Jinja in it is one, all else must be a file."""
+    """Read a template given by the user: a string with Jinja in it, or else a file's path."""
     if "{%" in override or "{{" in override:
         return override
     try:
@@ -176,12 +179,13 @@ def _read(override: str) -> str:
     except (OSError, ValueError) as error:
         raise OptionError(
             f"chat template {override!r} cannot be read: {error}",
-            "Give a Jinja file, or the template itself.",
+            "Give the path of a Jinja file, or the template itself.",
         ) from error
 
 
 def _by_name(source: Any) -> dict[str, str]:
-    """Checkpoints have one template, a list of {"name", "template"}, or an object by name."""
+    """Templates by name. Checkpoints have a string, a list of {"name", "template"}, or an
+    object."""
     if source is None or isinstance(source, str):
         return {"default": source} if source else {}
     try:
@@ -192,6 +196,6 @@ def _by_name(source: Any) -> dict[str, str]:
         )
     except (TypeError, KeyError) as error:
         raise CheckpointError(
-            "chat_template is neither text nor a list of named templates",
-            "Give one: --chat-template FILE",
+            "chat_template is neither a string nor a list of named templates",
+            "Give a template: --chat-template FILE",
         ) from error

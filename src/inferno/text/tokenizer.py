@@ -1,4 +1,4 @@
-"""Text to token ids and back, on a checkpoint's own `tokenizer.json`."""
+"""Encodes and decodes text with a checkpoint's `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from inferno.errors import CheckpointError, RequestError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_ID = 2**32
-"""Ids are unsigned 32-bit numbers to the library."""
+"""The library's ids are unsigned 32-bit integers."""
 _ANCHOR = "x"
-"""A first token that no decoder changes: what follows it is decoded as the middle of a text."""
+"""A first token that no decoder changes: the token after it is decoded as in mid-string."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: the character for each byte in byte-level vocabularies."""
+    """Map GPT-2's printable stand-ins to the bytes they represent in byte-level vocabularies."""
     plain = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
@@ -34,20 +34,21 @@ _BYTES = _byte_alphabet()
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer, and each token's own bytes."""
+    """A checkpoint's tokenizer, with the bytes of each token."""
 
     def __init__(self, backend: tokenizers.Tokenizer, *, eos_token_ids: Sequence[int] = ()) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.eos_token_ids = tuple(eos_token_ids)
-        """The model's own end tokens, by every file that names some."""
+        """The model's end tokens, from every file that names some."""
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        """Known tokens, added ones included. The model's own vocabulary may be padded beyond it."""
+        """Number of tokens, including added ones. The model's vocabulary may be padded beyond
+        it."""
         self._special = {
             i for i, token in backend.get_added_tokens_decoder().items() if token.special
         }
-        # What the tokenizer puts before any text, if it does.
+        # The special token that the tokenizer puts before every string, if any.
         self._bos = next((i for i in backend.encode("").ids if i in self._special), None)
         kinds = _kinds(backend.decoder)
         self._byte_level, self._byte_fallback = "ByteLevel" in kinds, "ByteFallback" in kinds
@@ -61,10 +62,10 @@ class Tokenizer:
         *,
         stop_tokens: Sequence[str] = (),
     ) -> Tokenizer | None:
-        """The checkpoint's tokenizer, or None where it has none. `config` is its config.json,
+        """The checkpoint's tokenizer, or None if it has none. `config` is its config.json,
         `stop_tokens` are the architecture's.
 
-        Raises CheckpointError when there is one and it cannot be read."""
+        Raises CheckpointError if the tokenizer cannot be read."""
         if assets.tokenizer_json is not None:
             try:
                 backend = tokenizers.Tokenizer.from_buffer(assets.tokenizer_json)
@@ -80,9 +81,9 @@ class Tokenizer:
         return cls(backend, eos_token_ids=eos_token_ids(assets, config, backend, stop_tokens))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Special tokens are those the tokenizer itself would add, such as a leading
-        BOS; a text that begins with it already, as rendered chats do, gets no second. Raises
-        RequestError for text that is not valid Unicode."""
+        """Encode a string. The special tokens are those the tokenizer itself adds, such as a
+        leading BOS; a string that already begins with BOS, as rendered chats do, gets no second.
+        Raises RequestError if the string is not valid Unicode."""
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
@@ -95,14 +96,13 @@ class Tokenizer:
         return ids[1:] if doubled else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The ids' text. Ids that no token has, such as padding rows of an embedding, are no
-        text."""
+        """Decode ids. Ids without a token, such as padding rows of an embedding, are skipped."""
         known = [i for i in ids if 0 <= i < _MAX_ID]
         text: str = self._backend.decode(known, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds in the middle of a text: perhaps part of a character. Empty for
+        """The bytes that the token adds in mid-string, perhaps part of a character. Empty for
         unknown ids."""
         found = self._known.get(token_id)
         if found is None:
@@ -110,11 +110,11 @@ class Tokenizer:
         return found
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text for people; part of a character reads U+FFFD."""
+        """`token_bytes` as a printable string; an incomplete character becomes U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def first_bytes(self, token_id: int) -> bytes:
-        """What the token adds at the very beginning of a text: SentencePiece tokenizers drop a
+        """The bytes that the token adds at the start of a string: SentencePiece tokenizers drop a
         space there."""
         token = self._token(token_id)
         if token is None or self._byte_level or self._fallback_byte(token) is not None:
@@ -140,8 +140,8 @@ class Tokenizer:
         if token is None:
             return b""
         if self._byte_level:
-            # One character outside the alphabet makes it plain text: added tokens are written as
-            # they read.
+            # A character outside the alphabet means plain text: added tokens are stored
+            # literally.
             return (
                 bytes(_BYTES[c] for c in token)
                 if all(c in _BYTES for c in token)
@@ -153,8 +153,8 @@ class Tokenizer:
         return self._decode_tokens([_ANCHOR, token])[len(_ANCHOR) :].encode()
 
     def _fallback_byte(self, token: str) -> int | None:
-        """The part of a character that a byte token stands for. ASCII ones are whole: the decoder
-        does them."""
+        """The byte of a byte token that is part of a character. The decoder handles ASCII ones,
+        which are whole characters."""
         found = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
         return int(found[1], 16) if found and int(found[1], 16) >= 0x80 else None
 
@@ -171,9 +171,9 @@ def eos_token_ids(
     backend: tokenizers.Tokenizer | None = None,
     stop_tokens: Sequence[str] = (),
 ) -> tuple[int, ...]:
-    """A model's end tokens: the union of what generation_config.json, config.json, the tokenizer's
-    own `eos_token` and the architecture say, in that order. Llama 3 names its end of turn only in
-    the first, many others only in the third, and their GGUF files often nowhere."""
+    """A model's end tokens: the union of those in generation_config.json, config.json, the
+    tokenizer's `eos_token` and the architecture, in that order. Llama 3 names its end of turn only
+    in the first, many others only in the third, and GGUF files often not at all."""
     ids: list[int] = []
     for source in (assets.generation_config, config or {}):
         value = source.get("eos_token_id")
@@ -191,15 +191,15 @@ def eos_token_ids(
 
 
 def special_token(tokenizer_config: Mapping[str, Any], name: str) -> str | None:
-    """A special token's text: the file has it as a string, or as an object with `content`."""
+    """A special token, stored as a string or as an object with `content`."""
     value = tokenizer_config.get(name)
     content = value.get("content") if isinstance(value, Mapping) else value
     return content if isinstance(content, str) else None
 
 
 def _kinds(decoder: tokenizers.decoders.Decoder | None) -> set[str]:
-    """The types of its steps. What it would be pickled as is its part of `tokenizer.json`; the
-    whole document would be written with the vocabulary, megabytes of it."""
+    """The types of the decoder's steps. Its pickled state is its part of `tokenizer.json`;
+    serializing the whole document would write megabytes of vocabulary."""
     if decoder is None:
         return set()
     document = json.loads(decoder.__getstate__())
@@ -212,7 +212,7 @@ def _from_directory(path: str) -> tokenizers.Tokenizer:
 
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True).backend_tokenizer
-    except Exception as error:  # whatever the many tokenizer classes raise
+    except Exception as error:  # tokenizer classes raise anything
         raise CheckpointError(
             f"the tokenizer in {path} cannot be read: {error}", "Fetch the checkpoint again."
         ) from error

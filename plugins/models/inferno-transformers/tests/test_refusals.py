@@ -87,7 +87,7 @@ HUGE: list[tuple[str, dict[str, Any], str]] = [
     (
         "DeepseekV3ForCausalLM",
         {"n_routed_experts": 10**9},
-        "e_score_correction_bias has more than 67108864 numbers",
+        "e_score_correction_bias has more than 67108864 values",
     ),
 ]
 

@@ -210,7 +210,7 @@ def test_a_name_from_the_future_falls_back_and_says_so(
 ) -> None:
     trained = byte_level(ORIGINAL["llama-bpe"], False)
     assert_same(backend(write_bpe(tmp_path / "model.gguf", trained, "gpt-9")), trained)
-    assert "'gpt-9' is not known" in caplog.text
+    assert "unknown pre-tokenizer 'gpt-9'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -503,8 +503,8 @@ def test_a_model_without_a_tokenizer_still_runs_on_ids(tmp_path: Path) -> None:
         ({"model": "rwkv"}, "type 'rwkv'"),
         ({"tokens": ["a", "a", "b", "c", "d"]}, "5 tokens, 4 of them different"),
         ({"types": [1, 1]}, "with 2 types"),
-        ({"merges": ["ab"]}, "no pair"),
-        ({"merges": [1, 2]}, "merges is no list of str"),
+        ({"merges": ["ab"]}, "not a pair"),
+        ({"merges": [1, 2]}, "merges is not a list of str"),
         ({"model": "llama"}, "0 scores for 5 tokens"),
         ({"model": "llama", "scores": [1.0]}, "1 scores for 5 tokens"),
         (
@@ -519,9 +519,9 @@ def test_a_model_without_a_tokenizer_still_runs_on_ids(tmp_path: Path) -> None:
         ),
         (
             {"model": "t5", "scores": [0.0] * 2, "tokens": list("ab"), "types": [1, 1]},
-            "no token for the unknown",
+            "no unknown token",
         ),
-        ({"tokenizer.chat_template": 3}, "no text"),
+        ({"tokenizer.chat_template": 3}, "not a string"),
     ],
 )
 def test_vocabularies_that_cannot_be(

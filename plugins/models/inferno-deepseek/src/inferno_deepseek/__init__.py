@@ -35,7 +35,7 @@ def inferno_architectures() -> list[Architecture]:
             name="DeepseekV3ForCausalLM",
             config="inferno_deepseek.config:DeepseekV3Config.from_json",
             build="inferno_deepseek.model:DeepseekV3ForCausalLM",
-            # One name for both: V2's reads them, and tells by the scoring whose they are.
+            # One name for both: V2's dialect reads them, and the scoring tells V2 from V3.
             dialects={"gguf": attrs.evolve(DEEPSEEK, priority=-1)},
             stop_tokens=_STOP,
             checkpoints=(

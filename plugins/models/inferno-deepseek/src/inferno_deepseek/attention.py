@@ -1,8 +1,8 @@
-"""Attention over a latent that all heads share (arXiv:2405.04434).
+"""Latent attention (MLA): all heads share one latent (arXiv:2405.04434).
 
-A token's cache entry is its latent and one rotated key. What would unfold the latent to a head's
-key is applied to the query instead, and what would unfold it to a value, to the result: the same
-products in another order.
+A token's cache entry is its latent and one rotated key. The projection from latent to key is
+absorbed into the query, and that from latent to value into the output: the same products in another
+order.
 
 Suffixes: T packed tokens, D hidden, X heads x head dim, H heads, C head dim, N the part of it that
 is not rotated, R the part that is, L latent, V head dim of values.
@@ -18,7 +18,7 @@ from inferno.nn.batch import Batch
 from inferno_deepseek.config import DeepseekConfig
 
 LATENT_EPS = 1e-6
-"""Of the norms within attention, whatever the config's `rms_norm_eps`."""
+"""Epsilon of the norms within attention, independent of `rms_norm_eps`."""
 
 
 class LatentAttention(Layer):
@@ -49,8 +49,8 @@ class LatentAttention(Layer):
         self.o_proj = Linear(self.num_heads * config.v_head_dim, config.hidden_size)
 
     def finalize(self, to: Finalize) -> None:
-        """Unpack what is absorbed, each head's latent to key and latent to value, and drop what it
-        was stored as."""
+        """Unpack the absorbed projections, latent to key and latent to value of each head, and drop
+        the stored matrix."""
         weight, device = self.kv_b_proj.weight, self.kv_a_layernorm.weight.device
         rows_XL = weight.rows(torch.arange(weight.shape[0], device=device))
         both_HCL = rows_XL.view(self.num_heads, -1, self.latent)

@@ -1,4 +1,4 @@
-"""What DeepSeek's models read of `config.json`, under its own names."""
+"""The fields of `config.json` that DeepSeek's models read, under its names."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from inferno.contracts import AttentionSpec
 
 @frozen(kw_only=True)
 class DeepseekConfig(DecoderConfig):
-    """What both generations have. `head_dim` is the rotated part of a head, as in transformers."""
+    """Fields of both generations. `head_dim` is the rotated part of a head, as in transformers."""
 
     scoring: ClassVar[str]
-    """What `scoring_func` must be: softmax, or sigmoid with a correction of each score."""
+    """The required `scoring_func`: softmax, or sigmoid with a correction of each score."""
 
     moe_intermediate_size: int
-    """Of one expert. `intermediate_size` is that of the layers without experts."""
+    """Width of one expert. `intermediate_size` is that of the layers without experts."""
     kv_lora_rank: int
     q_lora_rank: int = 0
     """0: queries are projected directly (V2-Lite)."""
@@ -88,7 +88,7 @@ class DeepseekConfig(DecoderConfig):
 
 @frozen(kw_only=True)
 class DeepseekV2Config(DeepseekConfig):
-    """DeepSeek-V2: softmax scores, a group is worth its best expert."""
+    """DeepSeek-V2: softmax scores; a group scores as its best expert."""
 
     scoring = "softmax"
 
@@ -97,7 +97,7 @@ class DeepseekV2Config(DeepseekConfig):
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         check_known(config, "topk_method", None, "greedy", "group_limited_greedy")
-        # V2's own code and others disagree on what it means with a scaling factor.
+        # V2's own code and other implementations disagree on its meaning with a scaling factor.
         check_known(config, "norm_topk_prob", None, False)
         return super().from_json(config)
 
@@ -108,7 +108,7 @@ class DeepseekV2Config(DeepseekConfig):
 
 @frozen(kw_only=True)
 class DeepseekV3Config(DeepseekConfig):
-    """DeepSeek-V3 and R1, Kimi K2, Moonlight: sigmoid scores with a correction, a group is worth
+    """DeepSeek-V3 and R1, Kimi K2, Moonlight: sigmoid scores with a correction; a group scores as
     its two best experts."""
 
     scoring = "sigmoid"
@@ -119,7 +119,7 @@ class DeepseekV3Config(DeepseekConfig):
     topk_group: int = 4
     rope_interleave: bool = True
     num_nextn_predict_layers: int = 0
-    """Multi-token-prediction (MTP) layers, stored after the last. They are not read."""
+    """Multi-token-prediction (MTP) layers, stored after the decoder layers. Not loaded."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:

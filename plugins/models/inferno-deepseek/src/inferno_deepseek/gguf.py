@@ -1,4 +1,4 @@
-"""How GGUF files of DeepSeek-V2 and V3 differ from most. Imports no torch."""
+"""The GGUF dialect of DeepSeek-V2 and V3. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def _deepseek(fields: Mapping[str, Any]) -> dict[str, Any]:
     if temperature := config.pop("temperature_scale", 0.0):
         raise CheckpointError(
             f"attention.temperature_scale is {temperature}: queries are scaled by their position",
-            "This plugin computes DeepSeek's models only, which have none.",
+            "Use another model: DeepSeek's, which this plugin computes, do not scale them.",
         )
-    # Where kv_b_proj is stored head by head, the widths of heads are `_mla`, and the others those
-    # of the cached vectors. `partial_rotary_factor` is derived from these, and wrong.
+    # If kv_b_proj is stored head by head, `_mla` fields have the head widths, and the others those
+    # of the cached vectors: a `partial_rotary_factor` derived from them is wrong.
     key, value = config.pop("key_length"), config.pop("value_length")
     key, value = config.pop("key_length_mla", key), config.pop("value_length_mla", value)
     config |= {"qk_nope_head_dim": key - config["qk_rope_head_dim"], "v_head_dim": value}
     config |= {"num_key_value_heads": config["num_attention_heads"], "partial_rotary_factor": 1.0}
-    # 0 is what converters write for none.
+    # Converters write 0 for none.
     config["routed_scaling_factor"] = config.get("routed_scaling_factor") or 1.0
     multiplier = config.pop("yarn_log_multiplier", None)  # a tenth of both
     if multiplier is not None and (scaling := config.get("rope_scaling")):
         both = dict.fromkeys(("mscale", "mscale_all_dim"), 10 * multiplier)
         config["rope_scaling"] = {**scaling, **both}
-    # The first files of V2 name no scoring.
+    # The first V2 files do not name the scoring.
     if config.setdefault("scoring_func", "softmax") == "softmax":
         method = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
         return {**config, "topk_method": method}
@@ -77,7 +77,7 @@ DEEPSEEK = Dialect(
         "blk.{n}.ffn_up_shexp": f"{_MLP}.shared_experts.up_proj",
         "blk.{n}.ffn_down_shexp": f"{_MLP}.shared_experts.down_proj",
     },
-    # llama.cpp since April 2025; files from before store `attn_kv_b`.
+    # llama.cpp since April 2025; older files store `attn_kv_b`.
     joins={
         f"{_ATTENTION}.kv_b_proj": RowJoin(
             ("blk.{n}.attn_k_b", "blk.{n}.attn_v_b"), transposed=("blk.{n}.attn_k_b",)

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: attention over a latent, and mixtures of many small experts.
+"""DeepSeek-V2 and V3: latent attention (MLA), and mixtures of many small experts.
 
 https://arxiv.org/abs/2405.04434, https://arxiv.org/abs/2412.19437; reference:
 transformers/models/deepseek_v2, deepseek_v3.

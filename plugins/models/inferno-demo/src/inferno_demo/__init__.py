@@ -1,5 +1,4 @@
-"""The demo model as package data: a tiny model that shows that the engine works. Reference
-`demo`."""
+"""A tiny demo model as package data, to try the engine with. Reference `demo`."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ def path() -> Path:
 def fetch(ref: str, options: FetchOptions) -> Path:
     if options.revision:
         raise OptionError(
-            f"{ref} comes with its package: it has no revisions", "Leave --revision out."
+            f"{ref} is part of its package and has no revisions", "Leave --revision out."
         )
     return path()
 
@@ -33,6 +32,6 @@ def inferno_sources() -> list[Source]:
             matches=lambda ref: ref == "demo",
             fetch=fetch,
             list=lambda: ("demo",),
-            priority=30,  # above local paths: a folder that happens to be called demo is ./demo
+            priority=30,  # above local paths: a folder named demo is ./demo
         )
     ]

@@ -66,6 +66,6 @@ def inferno_architectures() -> list[Architecture]:
                 "google/gemma-3-27b-it",
                 "google/medgemma-4b-it",
             ),
-            note="text only: the vision tower of this checkpoint is not loaded",
+            note="text only: this checkpoint's vision tower is not loaded",
         ),
     ]

@@ -1,4 +1,4 @@
-"""What each generation of Gemma reads of `config.json`, under its own names."""
+"""The fields of `config.json` that each generation of Gemma reads, under its names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABOVE_0: Any = optional(gt(0))
 class GemmaConfig(DecoderConfig):
     """Gemma 1."""
 
-    # The first configs say "gelu" and mean the approximation by tanh.
+    # The first configs say "gelu" but mean its tanh approximation.
     activations = ("gelu", "gelu_pytorch_tanh")
 
     head_dim: int = 256
@@ -65,23 +65,23 @@ class Gemma2Config(WindowedConfig):
 
 @frozen(kw_only=True)
 class Gemma3Config(Gemma2Config):
-    """Gemma 3: a rotary base of its own for the layers with a window. Fields that published configs
-    leave out are transformers' defaults."""
+    """Gemma 3: a separate rotary base for sliding-window layers. Fields that published configs omit
+    have transformers' defaults."""
 
     vocab_size: int = 262_208
     num_attention_heads: int = 8
     num_key_value_heads: int = 4
     max_position_embeddings: int = 131_072
     sliding_window_pattern: int = field(default=6, validator=gt(0))
-    """Every so many layers one attends to the whole context."""
+    """One layer in this many has full attention."""
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = field(default=None, validator=_ABOVE_0)
     local_rope: RopeConfig = RopeConfig()
-    """Of the layers with a window. `rope` is the others'."""
+    """Rotary config of the sliding-window layers. `rope` is for the others."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        # transformers' config has the field, its model does not compute it.
+        # transformers' config has the field, but its model does not implement it.
         check_known(config, "attn_logit_softcapping", None)
         read = super().from_json({"rope_theta": 1e6, **config})
         local = (config.get("rope_parameters") or {}).get(SLIDING)
@@ -96,7 +96,7 @@ class Gemma3Config(Gemma2Config):
         text = config.get("text_config")
         if not isinstance(text, Mapping):
             raise CheckpointError(
-                "config.json: text_config is missing", "It must hold the language model's config."
+                "config.json: text_config is missing", "Add it, with the language model's config."
             )
         tied = config.get("tie_word_embeddings", True)
         return cls.from_json({**text, "tie_word_embeddings": tied})

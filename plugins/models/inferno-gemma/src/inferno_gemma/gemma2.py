@@ -1,4 +1,4 @@
-"""Gemma 2: Gemma 1 with norms on both sides, windows, soft caps on scores and logits.
+"""Gemma 2: Gemma 1 with pre- and post-norms, sliding windows, and soft-capped scores and logits.
 
 https://arxiv.org/abs/2408.00118; reference: transformers/models/gemma2.
 """

@@ -1,4 +1,4 @@
-"""Gemma 3, text: Gemma 2 with normed heads, and a rotary base for each type of layer.
+"""Gemma 3, text: Gemma 2 with query and key norms, and a rotary base per layer type.
 
 https://arxiv.org/abs/2503.19786; reference: transformers/models/gemma3. Suffixes: T packed tokens,
 D hidden.
@@ -30,7 +30,7 @@ Norm = partial(RMSNorm, offset=1.0)
 
 
 class Gemma3Rope(nn.Module):
-    """A rotary embedding for each type of layer."""
+    """One rotary embedding per layer type."""
 
     def __init__(self, config: Gemma3Config) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Gemma3Rope(nn.Module):
 
 
 class Gemma3Attention(SelfAttention):
-    """Rotated as its type of layer is."""
+    """Attention with its layer type's rotary embedding."""
 
     def __init__(self, config: Gemma3Config, layer_id: int) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""How GGUF files of Gemma 1, 2 and 3 differ from most. Imports no torch."""
+"""The GGUF dialect of Gemma 1, 2 and 3. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferno.contracts import Dialect
 
 _LAYER = "model.layers.{n}"
 
-# llama.cpp multiplies by what is stored: its converters add the 1 of every norm.
+# llama.cpp multiplies by the stored weight: its converters add the 1 of every norm.
 _NORMS = ("output_norm", "blk.{n}.attn_norm", "blk.{n}.ffn_norm")
 _NORMS_2 = (*_NORMS, "blk.{n}.post_attention_norm", "blk.{n}.post_ffw_norm")
 _NORMS_3 = (*_NORMS_2, "blk.{n}.attn_q_norm", "blk.{n}.attn_k_norm")
@@ -22,15 +22,15 @@ _MODULES_2 = {
 
 
 def _gemma2(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Files do not store `query_pre_attn_scalar`. As llama.cpp has it: the width of a head, but in
-    the models of 27B, known by their number of layers."""
+    """Set `query_pre_attn_scalar`, which files lack. As in llama.cpp: the head width, except in the
+    27B models, known by their number of layers."""
     is_27b = fields["num_hidden_layers"] in (46, 62)
     width = fields["hidden_size"] // fields["num_attention_heads"]
     return {**fields, "query_pre_attn_scalar": width if is_27b else fields["head_dim"]}
 
 
 def _gemma3(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A file without a window has full attention in every layer (rnj-1)."""
+    """Files without a window have full attention in every layer (rnj-1)."""
     config = _gemma2(fields)
     if "sliding_window" not in config:
         config |= {"sliding_window": None, "sliding_window_pattern": 1}

@@ -1,5 +1,4 @@
-"""Gemma 3 checkpoints that hold a vision tower beside the language model: the latter, as if it were
-stored alone."""
+"""Views of multimodal Gemma 3 checkpoints that show only the language model."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _SEES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 @frozen(eq=False)
 class TextPart(CheckpointView):
     names: Mapping[str, str]
-    """The model's name of each tensor -> the stored one."""
+    """Tensor name in the model -> stored name."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -32,8 +31,8 @@ class TextPart(CheckpointView):
 
 
 def text_part(checkpoint: Checkpoint) -> Checkpoint:
-    """Published files say `language_model.model.layers`, some that transformers wrote
-    `model.language_model.layers`."""
+    """View the language model of a checkpoint. Published files have `language_model.model.layers`,
+    some from transformers `model.language_model.layers`."""
     return TextPart(
         checkpoint,
         {_name(stored): stored for stored in checkpoint.tensors if not _SEES.match(stored)},

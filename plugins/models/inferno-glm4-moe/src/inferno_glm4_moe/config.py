@@ -1,4 +1,4 @@
-"""What GLM-4.5 reads of `config.json`, under its own names."""
+"""The fields of `config.json` that GLM-4.5 reads, under its names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inferno.configs import (
 
 @frozen(kw_only=True)
 class Glm4MoeConfig(DecoderConfig):
-    """Its `intermediate_size` is that of the layers without experts."""
+    """GLM-4.5. `intermediate_size` is that of the layers without experts."""
 
     num_key_value_heads: int = 8
     max_position_embeddings: int = 131_072
@@ -28,17 +28,17 @@ class Glm4MoeConfig(DecoderConfig):
     n_routed_experts: int = 128
     num_experts_per_tok: int = 8
     moe_intermediate_size: int = 1408
-    """Of one expert."""
+    """Width of one expert."""
     n_shared_experts: int = 1
-    """The shared expert is as wide as this many."""
+    """Width of the shared expert, in routed experts."""
     first_k_dense_replace: int = 1
-    """Layers without experts, the first ones."""
+    """Number of first layers, without experts."""
     n_group: int = 1
     topk_group: int = 1
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     num_nextn_predict_layers: int = 0
-    """Multi-token-prediction (MTP) layers, stored after the last. They are not read."""
+    """Multi-token-prediction (MTP) layers, stored after the decoder layers. Not loaded."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""How GGUF files of GLM-4.5 differ from most. Imports no torch."""
+"""The GGUF dialect of GLM-4.5. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LAYER = "model.layers.{n}"
 
 
 def _glm4_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Files count the multi-token-prediction layers among the others."""
+    """Subtract the multi-token-prediction layers, which files include in the layer count."""
     further = fields.get("num_nextn_predict_layers", 0)
     return {**fields, "num_hidden_layers": fields["num_hidden_layers"] - further}
 

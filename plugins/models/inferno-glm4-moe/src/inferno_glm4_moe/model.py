@@ -1,5 +1,5 @@
-"""GLM-4.5: grouped-query attention, half of each head rotated, and beyond the first layers routed
-experts beside a shared one.
+"""GLM-4.5: grouped-query attention, half of each head rotated, and after the first layers routed
+experts plus a shared one.
 
 https://arxiv.org/abs/2508.06471; reference: transformers/models/glm4_moe.
 """

@@ -1,4 +1,4 @@
-"""What GLM-4 reads of `config.json`, under its own names."""
+"""The fields of `config.json` that GLM-4 reads, under its names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Glm4Config(DecoderConfig):
     max_position_embeddings: int = 131_072
     rms_norm_eps: float = 1.5625e-7
     attention_bias: bool = True
-    """Of q, k and v; the output has none."""
+    """Whether q, k and v have biases; the output has none."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""How GGUF files of GLM-4 differ from most. Imports no torch."""
+"""The GGUF dialect of GLM-4. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _LAYER = "model.layers.{n}"
 
 
 def _glm(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Most files were made from the first checkpoints, as glm-4-9b-chat was published before
-    transformers knew it: q, k and v in one matrix with a bias, and no width of heads."""
+    """Most files come from the first checkpoints, published before transformers supported GLM-4: q,
+    k and v in one matrix with a bias, and no head width."""
     config = dict(fields)
     config["attention_bias"] |= config.pop("fused_bias")
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])

@@ -1,5 +1,5 @@
-"""GLM-4: half of each head rotated in neighbouring pairs, gate and up in one matrix; from 0414 on
-norms on both sides.
+"""GLM-4: half of each head rotated in adjacent pairs, gate and up in one matrix; since 0414, pre-
+and post-norms.
 
 https://arxiv.org/abs/2406.12793; reference: transformers/models/glm, glm4.
 """

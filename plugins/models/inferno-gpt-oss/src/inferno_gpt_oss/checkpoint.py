@@ -1,8 +1,8 @@
-"""A view of gpt-oss checkpoints in which every expert has matrices of its own. Imports no torch.
+"""A view of gpt-oss checkpoints in which every expert has its own matrices. Imports no torch.
 
-They store the matrices of a layer's experts as one tensor, rows of gate and up alternating; the
-first axis of all is the expert. Dense ones are transposed, (E, I, O); those in MXFP4 are blocks (E,
-O, G, 16) and their scales (E, O, G).
+A layer's experts are stored as one tensor, with gate and up rows alternating; the first axis is the
+expert. Dense ones are transposed, (E, I, O); those in MXFP4 are blocks (E, O, G, 16) and scales (E,
+O, G).
 
 Suffixes: E experts, O rows, I columns, G groups of 32 columns.
 """
@@ -23,8 +23,8 @@ _ROWS = {
 
 
 def per_expert(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint under the model's names; itself where it has these already. Raises
-    CheckpointError for a tensor that cannot be the experts'."""
+    """View the checkpoint under the model's names, or return it if it has them already. Raises
+    CheckpointError for a tensor that cannot be a stack of experts."""
     ranges: dict[str, RowRange] = {}
     for name, info in checkpoint.tensors.items():
         if (match := _FUSED.fullmatch(name)) is None:
@@ -35,7 +35,7 @@ def per_expert(checkpoint: Checkpoint) -> Checkpoint:
         if len(info.shape) != _DIMS[part] or info.shape[-1 if transposed else 1] % len(own):
             raise CheckpointError(
                 f"{name} of shape {info.shape} is not a stack of experts",
-                "The checkpoint is damaged: fetch it again.",
+                "The checkpoint is damaged: download it again.",
             )
         for expert in range(info.shape[0]):
             for module, rows in own.items():

@@ -1,4 +1,4 @@
-"""What gpt-oss reads of `config.json`, under its own names."""
+"""The fields of `config.json` that gpt-oss reads, under its names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THETA = 150_000.0
 
 @frozen(kw_only=True)
 class GptOssConfig(WindowedConfig):
-    """Its `intermediate_size` is that of one expert."""
+    """gpt-oss. `intermediate_size` is that of one expert."""
 
     head_dim: int = 64
     max_position_embeddings: int = 131_072
@@ -37,7 +37,7 @@ class GptOssConfig(WindowedConfig):
         if read.rope.rope_type == "default":
             raise CheckpointError(
                 "config.json: rope_scaling is missing",
-                "Every gpt-oss is stretched, by 32 from 4096 tokens: say so there.",
+                "Add it: every gpt-oss scales its context, by 32 from 4096 tokens.",
             )
         return read
 

@@ -1,4 +1,4 @@
-"""How GGUF files of gpt-oss differ from most. Imports no torch."""
+"""The GGUF dialect of gpt-oss. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LAYER = "model.layers.{n}"
 
 
 def _gpt_oss(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Files have no key for `truncate`; it is false in all published models."""
+    """Set `truncate`, which files lack, to false, as in all published models."""
     config = dict(fields)
     if scaling := config.get("rope_scaling"):
         config["rope_scaling"] = {**scaling, "truncate": False}

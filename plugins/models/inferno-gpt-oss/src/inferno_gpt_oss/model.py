@@ -1,4 +1,4 @@
-"""gpt-oss: mixtures of experts, windows on every other layer, a learned sink for each head.
+"""gpt-oss: mixtures of experts, sliding windows in every other layer, a learned sink per head.
 
 https://arxiv.org/abs/2508.10925; reference: transformers/models/gpt_oss. Suffixes: T packed tokens,
 D hidden, N pairs of a token and one of its experts, I inner width of an expert.
@@ -14,12 +14,12 @@ from inferno_gpt_oss.config import GptOssConfig
 
 
 class GptOssMLP(nn.Module):
-    """Routed experts. Their gates and ups are clamped, and 1 is added to the ups."""
+    """Routed experts with clamped gate and up projections, and 1 added to up."""
 
     def __init__(self, config: GptOssConfig) -> None:
         super().__init__()
         self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
-        # The softmax over the picked ones alone is that over all, normalized.
+        # A softmax over the picked ones equals that over all, normalized.
         routing = Routing(top_k=config.num_experts_per_tok, normalize=True)
         self.router = Router(config.hidden_size, config.num_experts, routing, bias=True)
         self.experts = Experts(

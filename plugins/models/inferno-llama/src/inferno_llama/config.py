@@ -1,4 +1,4 @@
-"""What Llama reads of `config.json`, under its own names."""
+"""The fields of `config.json` that Llama reads, under its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How GGUF files of Llama differ from most. Imports no torch."""
+"""The GGUF dialect of Llama. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama: the plain decoder that many families are configs of.
+"""Llama: the plain decoder that many model families use.
 
 https://arxiv.org/abs/2307.09288, https://arxiv.org/abs/2407.21783; reference:
 transformers/models/llama.

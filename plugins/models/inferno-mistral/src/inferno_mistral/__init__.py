@@ -32,6 +32,6 @@ def inferno_architectures() -> list[Architecture]:
                 "teknium/OpenHermes-2.5-Mistral-7B",
             ),
         ),
-        # What transformers calls a Mistral whose config.json has `layer_types`.
+        # transformers' name for a Mistral whose config.json has `layer_types`.
         Architecture(name="MinistralForCausalLM", config=_CONFIG, build=_BUILD),
     ]

@@ -1,4 +1,4 @@
-"""What Mistral reads of `config.json`, under its own names."""
+"""The fields of `config.json` that Mistral reads, under its names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferno.configs import WindowedConfig
 from inferno.errors import CheckpointError
 
 _FIRST_WINDOW = 4096
-"""Where `config.json` says nothing of a window; null is none."""
+"""Window if `config.json` omits it; null means none."""
 
 
 @frozen(kw_only=True)
@@ -23,6 +23,6 @@ class MistralConfig(WindowedConfig):
         if "llama_4_scaling_beta" in (config.get("rope_parameters") or {}):
             raise CheckpointError(
                 "config.json: llama_4_scaling_beta scales queries by their position (Ministral 3)",
-                "This plugin computes Mistral and Ministral 8B only.",
+                "Use another model: this plugin supports only Mistral and Ministral 8B.",
             )
         return super().from_json({"sliding_window": _FIRST_WINDOW, **config})

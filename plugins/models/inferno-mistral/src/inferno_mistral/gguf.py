@@ -1,4 +1,4 @@
-"""How GGUF files of Mistral differ from most: they are Llama's. Imports no torch."""
+"""The GGUF dialect of Mistral: Llama's. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MISTRAL = Dialect(
         "blk.{n}.attn_q": "attention.head_count",
         "blk.{n}.attn_k": "attention.head_count_kv",
     },
-    constants={"sliding_window": None},  # llama.cpp's converter drops it
-    # Nothing in these files tells them from Llama's, and Llama's plugin, if installed, reads both.
+    constants={"sliding_window": None},  # dropped by llama.cpp's converter
+    # These files cannot be told from Llama's; Llama's plugin, if installed, reads both.
     priority=-10,
 )

@@ -1,4 +1,4 @@
-"""The Phi family (Phi-1, 1.5, 2; Phi-3, 3.5 and 4, dense and of text) for inferno. Imports no torch
+"""The Phi family (Phi-1, 1.5, 2; Phi-3, 3.5 and 4, dense text models) for inferno. Imports no torch
 until a model is built."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Phi and Phi-3 read of `config.json`, under their own names."""
+"""The fields of `config.json` that Phi and Phi-3 read, under its names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inferno.configs import DecoderConfig, WindowedConfig, check_known
 from inferno.errors import CheckpointError
 
 _PHI_3_ORIGINAL = 4096
-"""Context of the first training, where `config.json` does not say."""
+"""Original context length, if `config.json` does not say."""
 
 
 @frozen(kw_only=True)
@@ -46,13 +46,15 @@ class Phi3Config(WindowedConfig):
         )
         if read.rope.rope_type not in ("default", "longrope"):
             raise CheckpointError(
-                f"config.json: rope_type is {read.rope.rope_type!r}", "Phi-3 has longrope or none."
+                f"config.json: rope_type is {read.rope.rope_type!r}",
+                "Phi-3 must have longrope or none.",
             )
         return read
 
 
 def _scaling(config: Mapping[str, Any]) -> Any:
-    """longrope, first spelt "su", whose original context is a field beside it."""
+    """The `rope_scaling` of longrope, first called "su", with the original context, a separate
+    field."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         return scaling

@@ -1,4 +1,4 @@
-"""How GGUF files of Phi and Phi-3 differ from most. Imports no torch."""
+"""The GGUF dialect of Phi and Phi-3. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: attention and MLP side by side, biases everywhere, a part of each head rotated.
+"""Phi-1, 1.5 and 2: parallel attention and MLP, biases everywhere, a part of each head rotated.
 
 https://arxiv.org/abs/2309.05463; reference: transformers/models/phi.
 Suffixes: T packed tokens, D hidden.

@@ -1,4 +1,4 @@
-"""What Qwen2's mixtures of experts read of `config.json`, under its own names."""
+"""The fields of `config.json` that Qwen2's mixtures of experts read, under its names."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from inferno.configs import DecoderConfig, check_experts, check_known, check_pos
 
 @frozen(kw_only=True)
 class Qwen2MoeConfig(DecoderConfig):
-    """Its `intermediate_size` is that of the layers without experts."""
+    """Qwen2-MoE. `intermediate_size` is that of the layers without experts."""
 
     max_position_embeddings: int = 32_768
     qkv_bias: bool = True
     num_experts: int = 60
     num_experts_per_tok: int = 4
     moe_intermediate_size: int = 1408
-    """Of one expert."""
+    """Width of one expert."""
     shared_expert_intermediate_size: int = 5632
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
-    """Every so many layers has experts, beginning with that of this number, counted from 1."""
+    """Every n-th layer has experts, starting with the n-th."""
     mlp_only_layers: tuple[int, ...] = ()
-    """Layers that have none all the same."""
+    """Layers without experts nevertheless."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        # No published model has windows, and the releases of transformers differ in the layers that
-        # would have one.
+        # No published model has windows, and transformers' releases disagree on which layers would.
         check_known(config, "use_sliding_window", False, None)
         read = super().from_json(config)
         check_experts(read.num_experts, read.num_experts_per_tok)

@@ -1,4 +1,4 @@
-"""How GGUF files of Qwen2's mixtures of experts differ from most. Imports no torch."""
+"""The GGUF dialect of Qwen2's mixtures of experts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MLP = "model.layers.{n}.mlp"
 
 
 def _qwen2_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The first files, of Qwen1.5-MoE-A2.7B, do not store the widths of experts."""
+    """Add the experts' widths, which the first files (Qwen1.5-MoE-A2.7B) lack."""
     width = fields["intermediate_size"]
     return {
         "moe_intermediate_size": width // fields["num_experts_per_tok"],
@@ -29,7 +29,7 @@ QWEN2_MOE = Dialect(
         "blk.{n}.ffn_up_shexp": f"{_MLP}.shared_expert.up_proj",
         "blk.{n}.ffn_down_shexp": f"{_MLP}.shared_expert.down_proj",
     },
-    constants={"norm_topk_prob": False},  # files do not say; llama.cpp never normalizes
+    constants={"norm_topk_prob": False},  # not stored; llama.cpp never normalizes
     present={"qkv_bias": "blk.0.attn_q.bias"},
     config=_qwen2_moe,
     single_rows=("blk.{n}.ffn_gate_inp_shexp",),

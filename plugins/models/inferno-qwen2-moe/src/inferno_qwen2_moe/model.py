@@ -1,5 +1,5 @@
-"""Qwen2's mixtures of experts: Qwen2's attention, and in most layers routed experts beside one that
-every token passes.
+"""Qwen2's mixtures of experts: Qwen2's attention, and in most layers routed experts plus a shared
+one.
 
 https://qwenlm.github.io/blog/qwen-moe, https://arxiv.org/abs/2407.10671; reference:
 transformers/models/qwen2_moe. Suffixes: T packed tokens, D hidden.

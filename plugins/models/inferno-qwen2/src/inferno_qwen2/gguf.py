@@ -1,4 +1,4 @@
-"""How GGUF files of Qwen2 are named: as most. Imports no torch."""
+"""The GGUF dialect of Qwen2: the defaults. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2: Llama with biases on queries, keys and values, and a window in some layers of some models.
+"""Qwen2: Llama with biases on q, k and v, and a sliding window in some layers of some models.
 
 https://arxiv.org/abs/2407.10671, https://arxiv.org/abs/2412.15115; reference:
 transformers/models/qwen2.

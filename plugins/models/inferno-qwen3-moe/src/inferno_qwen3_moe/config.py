@@ -1,4 +1,4 @@
-"""What Qwen3's mixtures of experts read of `config.json`, under its own names."""
+"""The fields of `config.json` that Qwen3's mixtures of experts read, under its names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inferno.configs import WindowedConfig, check_experts, check_positive
 
 @frozen(kw_only=True)
 class Qwen3MoeConfig(WindowedConfig):
-    """Its `intermediate_size` is that of the layers without experts."""
+    """Qwen3-MoE. `intermediate_size` is that of the layers without experts."""
 
     num_key_value_heads: int = 4
     max_position_embeddings: int = 32_768
@@ -20,16 +20,16 @@ class Qwen3MoeConfig(WindowedConfig):
     num_experts: int = 128
     num_experts_per_tok: int = 8
     moe_intermediate_size: int = 768
-    """Of one expert."""
+    """Width of one expert."""
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
-    """Every so many layers has experts, beginning with that of this number, counted from 1."""
+    """Every n-th layer has experts, starting with the n-th."""
     mlp_only_layers: tuple[int, ...] = ()
-    """Layers that have none all the same."""
+    """Layers without experts nevertheless."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
-        # transformers 5 writes `num_local_experts` for what was published as `num_experts`.
+        # transformers 5 writes the published `num_experts` as `num_local_experts`.
         config = {"num_experts": config.get("num_local_experts"), **config}
         window = config.get("sliding_window") if config.get("use_sliding_window") else None
         read = super().from_json({**config, "sliding_window": window, "layer_types": None})

@@ -1,4 +1,4 @@
-"""How GGUF files of Qwen3's mixtures of experts differ from most. Imports no torch."""
+"""The GGUF dialect of Qwen3's mixtures of experts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferno.contracts import Dialect
 
 
 def _qwen3_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The first files do not store the width of experts."""
+    """Add the experts' width, which the first files lack."""
     width = fields["intermediate_size"] // fields["num_experts_per_tok"]
     return {"moe_intermediate_size": width, **fields}
 
@@ -17,6 +17,6 @@ def _qwen3_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
 QWEN3_MOE = Dialect(
     architecture="qwen3moe",
     present={"attention_bias": "blk.0.attn_q.bias"},
-    constants={"norm_topk_prob": True},  # files do not say; llama.cpp normalizes always
+    constants={"norm_topk_prob": True},  # not stored; llama.cpp always normalizes
     config=_qwen3_moe,
 )

@@ -1,4 +1,4 @@
-"""What Qwen3 reads of `config.json`, under its own names."""
+"""The fields of `config.json` that Qwen3 reads, under its names."""
 
 from __future__ import annotations
 

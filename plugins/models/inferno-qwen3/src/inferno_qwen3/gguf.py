@@ -1,4 +1,4 @@
-"""How GGUF files of Qwen3 differ from most. Imports no torch."""
+"""The GGUF dialect of Qwen3. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What StableLM reads of `config.json`, under its own names."""
+"""The fields of `config.json` that StableLM reads, under its names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StableLmConfig(DecoderConfig):
     layer_norm_eps: float = 1e-5
     use_qkv_bias: bool = False
     qk_layernorm: bool = False
-    """Each query and key head has a norm with a weight of its own."""
+    """Whether each query and key head has a norm with its own weight."""
     use_parallel_residual: bool = False
 
     @classmethod

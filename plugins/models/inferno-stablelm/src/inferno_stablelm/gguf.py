@@ -1,4 +1,4 @@
-"""How GGUF files of StableLM differ from most. Imports no torch."""
+"""The GGUF dialect of StableLM. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _ATTENTION = "model.layers.{n}.self_attn"
 
 
 def _stablelm(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A parallel block has one norm. The file's own `use_parallel_residual` is true for models
-    whose config.json says nothing, too."""
+    """Detect parallel blocks by their single norm: the file's `use_parallel_residual` is also true
+    for models whose config.json omits it."""
     config = dict(fields)
     config["use_parallel_residual"] = not config.pop("has_mlp_norm")
     return config

@@ -1,4 +1,4 @@
-"""StableLM: LayerNorms, a quarter of each head rotated; the 12B: parallel blocks, a norm for each
+"""StableLM: LayerNorms, a quarter of each head rotated; the 12B has parallel blocks and a norm per
 head.
 
 https://arxiv.org/abs/2402.17834; reference: transformers/models/stablelm.
@@ -26,7 +26,7 @@ from inferno_stablelm.config import StableLmConfig
 
 
 class HeadNorms(Layer):
-    """A LayerNorm for each head, stored under its number: `norms.3.weight`."""
+    """One LayerNorm per head, stored under its index: `norms.3.weight`."""
 
     weight_HC: Tensor
 
@@ -36,7 +36,7 @@ class HeadNorms(Layer):
         self.norms = nn.ModuleList(LayerNorm(head_dim, eps, bias=False) for _ in range(num_heads))
 
     def finalize(self, to: Finalize) -> None:
-        """One tensor instead of one for each head."""
+        """Stack the heads' weights into one tensor."""
         self.register_buffer("weight_HC", torch.stack([norm.weight for norm in self.norms]))  # type: ignore[misc]
         self.norms = nn.ModuleList()
 

@@ -1,4 +1,4 @@
-"""Any causal language model that the installed transformers has and no other plugin: the fallback.
+"""The fallback: any causal language model of the installed transformers that no other plugin has.
 Imports no torch."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A checkpoint under the names of transformers' modules, where it stores others, or its experts one
-by one. Imports no torch before a tensor is read."""
+"""A view of a checkpoint under the names of transformers' modules, if it stores other names or its
+experts one by one. Imports no torch before a tensor is read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def adapt(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint itself where it stores what the module has. Raises UnsupportedError for a
-    model that cannot be hosted."""
+    """View a checkpoint, or return it unchanged if it stores the module's tensors. Raises
+    UnsupportedError for a model that cannot be hosted."""
     config = HostedConfig.from_json(checkpoint.config)
     if checkpoint.tensors.keys() <= config.parameters:
         return checkpoint
@@ -34,15 +34,15 @@ def adapt(checkpoint: Checkpoint) -> Checkpoint:
 
 @frozen
 class Recipe:
-    """How stored tensors become one: each inner list stacked, then the results joined, as far as
-    `operations` say."""
+    """How stored tensors become one: by `operations`, each inner list is stacked and the results
+    are concatenated."""
 
     sources: Sequence[Sequence[str]]
     operations: Sequence[tuple[str, int]]
 
     def info(self, stored: Mapping[str, TensorInfo]) -> TensorInfo:
-        """What it gives, from the headers alone. Raises CheckpointError where the sources do not
-        fit."""
+        """The result's header, from the sources' headers. Raises CheckpointError if the sources do
+        not fit."""
         infos = [[stored[name] for name in names] for names in self.sources]
         if not self.operations:
             return infos[0][0]
@@ -51,7 +51,7 @@ class Recipe:
         if len(kinds) > 1 or any(len({info.shape for info in row}) > 1 for row in infos):
             raise CheckpointError(
                 f"{names[0]} and {names[-1]} do not fit together",
-                "They belong to one tensor of the model.",
+                "Check the checkpoint: they belong to one tensor of the model.",
             )
         shapes = [list(row[0].shape) for row in infos]
         for operation, dim in self.operations:
@@ -80,7 +80,7 @@ class Recipe:
 
 @frozen(eq=False)
 class Adapted(CheckpointView):
-    """Made by recipes."""
+    """A checkpoint whose tensors are made by recipes."""
 
     recipes: Mapping[str, Recipe]
     tensors: Mapping[str, TensorInfo] = field(init=False)

@@ -1,4 +1,4 @@
-"""The other process of `config.ask`: a question on stdin, one line of JSON on stdout."""
+"""The subprocess of `config.ask`: a question on stdin, one line of JSON on stdout."""
 
 from __future__ import annotations
 

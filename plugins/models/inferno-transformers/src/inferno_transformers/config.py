@@ -1,8 +1,8 @@
-"""What a hosted model specs, found by running its modelling code once without numbers
+"""What a hosted model needs, found by running its modelling code once on meta tensors
 (`inspection`). Imports no torch.
 
-Only the code itself knows: config classes say neither which layers attend, nor their scale, window
-or order. It specs torch, so a process that has not imported it asks another one.
+Only the code knows: config classes do not say which layers attend, with what scale, window or
+order. It needs torch, so a process that has not imported torch asks a subprocess.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from inferno.errors import ERRORS, PluginError
 
 @frozen(kw_only=True)
 class HostedConfig:
-    """A checkpoint's config, and what running its model showed."""
+    """A checkpoint's config, and the results of inspecting its model."""
 
     fields: Mapping[str, Any]
-    """config.json as it stands."""
+    """config.json, unchanged."""
     vocab_size: int
     max_position_embeddings: int
     attention: Mapping[str, AttentionSpec]
-    """Path of each module that attends, in the order they do, and its spec."""
+    """Path and spec of each module that attends, in execution order."""
     parameters: frozenset[str]
     """Every tensor that transformers would load, by its name in the model."""
     plain: frozenset[str]
-    """Paths of modules whose code reads its matrix itself: they hold a dense one."""
+    """Paths of modules whose code reads the matrix itself, which stays dense."""
     unused_tensors: tuple[str, ...]
     """Matrices that are tied to another."""
 
@@ -61,9 +61,8 @@ class HostedConfig:
 
 @lru_cache(maxsize=8)
 def ask(function: str, question: str) -> Any:
-    """What `function` of this package ("module:name"), from JSON text to plain data, answers:
-    called here where torch is imported already, else in another process. Raises the InfernoError
-    that it raises."""
+    """Call `function` of this package ("module:name"), which maps a JSON string to plain data: here
+    if torch is imported already, else in a subprocess. Raises its InfernoError."""
     if "torch" in sys.modules:
         return called(function, question)
     done = subprocess.run(
@@ -74,10 +73,10 @@ def ask(function: str, question: str) -> Any:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it says nothing"]
+        last = done.stderr.strip().splitlines()[-1:] or ["no error output"]
         raise PluginError(
             f"transformers could not be asked about the model: {last[0]}",
-            "Report this.",
+            "Report this as a bug.",
             detail=done.stderr,
         )
     answer = json.loads(done.stdout.splitlines()[-1])
@@ -87,6 +86,6 @@ def ask(function: str, question: str) -> Any:
 
 
 def called(function: str, question: str) -> Any:
-    """What `function` of this package, imported now, answers."""
+    """Import and call `function` of this package."""
     module, name = function.split(":")
     return getattr(import_module(f"{__package__}.{module}"), name)(question)

@@ -1,7 +1,7 @@
-"""Which stored tensors make which of transformers' parameters, by transformers' own declarations.
+"""Maps stored tensors to transformers' parameters, by transformers' own declarations.
 
-Since version 5 its modules keep some weights otherwise than checkpoints do: all experts of a layer
-as one tensor, a few modules under other names. The declarations say how one becomes the other.
+Since version 5 its modules keep some weights differently from checkpoints: all experts of a layer
+as one tensor, a few modules under other names. The declarations describe the conversion.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from inferno_transformers import skeleton
 from inferno_transformers.refusals import REMEDY
 
 KNOWN = ("MergeModulelist", "Concatenate")
-"""Operations that `adapt.Recipe` computes."""
+"""Operations that `adapt.Recipe` supports."""
 
 
 def recipes(question: str) -> dict[str, Any]:
     """From {"config": config.json, "names": stored tensors}: for each parameter its sources and
-    what makes it of them, as [[[name, ...], ...], [[operation, dim], ...]]. What is stored and
-    transformers does not read is left out; what it does not know keeps its name."""
+    operations, as [[[name, ...], ...], [[operation, dim], ...]]. Stored tensors that transformers
+    does not read are omitted; unknown ones keep their names."""
     asked = json.loads(question)
     found = skeleton.build(asked["config"])
     model, wanted = found.model, dict.fromkeys(found.parameters, True)

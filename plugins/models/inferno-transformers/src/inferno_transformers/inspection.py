@@ -1,5 +1,5 @@
-"""Runs a model's modelling code once, without numbers, and writes down what it asks of attention,
-or why it cannot be hosted.
+"""Runs a model's modelling code once, on meta tensors, and records its attention calls, or why it
+cannot be hosted.
 
 Suffixes: T tokens, H query heads, K key/value heads, C head dim, N positions.
 """
@@ -25,7 +25,7 @@ from inferno_transformers.step import running
 from inferno_transformers.trace import Decisions, Trace, number_of_tokens
 
 HEEDED = {"scaling", "sliding_window", "softcap", "s_aux", "is_causal", "dropout"}
-"""Keyword arguments of transformers' attention functions. Of them the window is read off the mask;
+"""Keyword arguments of transformers' attention functions. The window is read from the mask instead;
 dropout is for training."""
 IGNORED = {
     "position_ids",
@@ -36,14 +36,14 @@ IGNORED = {
     "return_dict",
     "layer_idx",
 }
-"""Those that say nothing more about attention."""
+"""Arguments that do not affect attention."""
 FURTHEST = 1 << 20
-"""Positions of a mask that are looked at."""
+"""Positions of a mask that are sampled."""
 
 
 def inspect(config: str) -> dict[str, Any]:
-    """What `config.HostedConfig` holds of a `config.json`, as plain data. Raises UnsupportedError,
-    CheckpointError."""
+    """Compute `config.HostedConfig`'s fields from a `config.json`, as plain data. Raises
+    UnsupportedError, CheckpointError."""
     fields = json.loads(config)
     plain: set[str] = set()
     while True:
@@ -53,7 +53,7 @@ def inspect(config: str) -> dict[str, Any]:
             record, vocab_size = _run(found.model)
         except UnsupportedError as error:
             read = {path for path, weight in weights.items() if weight.is_read}
-            if read:  # once more, with torch's own matrices there
+            if read:  # again, with torch's own matrices there
                 plain |= read
                 continue
             cause = f"{fields['architectures'][0]} {CANNOT}: {error.cause}"
@@ -71,18 +71,18 @@ def inspect(config: str) -> dict[str, Any]:
 
 
 def _give_shapes(model: Any) -> dict[str, _Watched]:
-    """Move it to meta whole; its hosted matrices by path."""
+    """Move the whole model to meta, and return its hosted matrices by path."""
     model.to("meta")
     weights = {}
     for path, module in model.named_modules():
         if isinstance(weight := getattr(module, "weight", None), Unloaded):
             module.weight = weights[path] = _Watched(torch.empty(weight.shape, device="meta"))
-            weights[path].is_read = False  # registering its buffer asked for it
+            weights[path].is_read = False  # set by registering its buffer
     return weights
 
 
 class _Watched(Dense):
-    """A weight that notices when code takes it for a tensor."""
+    """A weight that notices when code uses it as a tensor."""
 
     is_read = False
 
@@ -100,7 +100,7 @@ class _Watched(Dense):
 
 
 def _run(model: Any) -> tuple[_Record, int]:
-    """What its code asks of attention, and the width of its logits."""
+    """Record the code's attention calls, and the width of its logits."""
     longest = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(longest, int) or longest < 1:
         raise UnsupportedError("its config does not say how long a context may be", REMEDY)
@@ -113,7 +113,7 @@ def _run(model: Any) -> tuple[_Record, int]:
             logits_TV = logits(model, hidden(model, ids_T, positions_T))
     except UnsupportedError:
         raise
-    except Exception as error:  # whatever code that was written for something else does
+    except Exception as error:  # arbitrary code may raise anything
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedError(
             f"its code does not run as one packed step: {line}", REMEDY
@@ -121,9 +121,7 @@ def _run(model: Any) -> tuple[_Record, int]:
     if not record.specs:
         raise UnsupportedError(OWN_ATTENTION, REMEDY)
     if trace.mixed:
-        raise UnsupportedError(
-            f"its tokens see each other outside attention ({trace.mixed})", REMEDY
-        )
+        raise UnsupportedError(f"it mixes tokens outside attention ({trace.mixed})", REMEDY)
     if not trace.read_positions:
         raise UnsupportedError("it does not read the positions it is given", REMEDY)
     return record, logits_TV.shape[-1]
@@ -134,7 +132,7 @@ class _Mask:
     window: int | None
 
     def __getattr__(self, name: str) -> Any:
-        raise UnsupportedError(OWN_ATTENTION, REMEDY)  # whoever computes with a mask
+        raise UnsupportedError(OWN_ATTENTION, REMEDY)  # the code computes with the mask
 
     __radd__ = __getattr__
     __getitem__ = __getattr__
@@ -142,7 +140,7 @@ class _Mask:
 
 @define
 class _Record:
-    """A step that writes down what attention is asked for."""
+    """A step that records attention calls."""
 
     longest: int
     specs: dict[nn.Module, AttentionSpec] = field(factory=dict)
@@ -166,7 +164,7 @@ class _Record:
             raise UnsupportedError(f"its attention takes {', '.join(unknown)}", REMEDY)
         if not isinstance(mask, _Mask):
             raise UnsupportedError(
-                f"{type(module).__name__} attends without a causal mask of transformers' making",
+                f"{type(module).__name__} attends without a causal mask made by transformers",
                 REMEDY,
             )
         if asked.get("is_causal") is False:
@@ -194,7 +192,7 @@ class _Record:
 
 
 def window_of(allows: Callable[..., Tensor], longest: int) -> int | None:
-    """The sliding window of a mask, by asking it who may see whom; None: everything before. Raises
+    """Return the sliding window of a mask, by sampling it; None: plain causal. Raises
     UnsupportedError for any other mask."""
     positions_N = torch.arange(longest)
     seen = int(_allowed(allows, longest - 1, positions_N).sum())

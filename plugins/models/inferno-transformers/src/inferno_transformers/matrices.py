@@ -1,5 +1,5 @@
-"""inferno's linears and embeddings in place of torch's: they hold whatever a scheme or a kernel
-made of a matrix.
+"""Replaces torch's linears and embeddings by inferno's, which hold matrices in any scheme and
+layout.
 
 Suffixes: T tokens, O output features.
 """
@@ -21,8 +21,8 @@ from inferno_transformers.refusals import REMEDY
 
 
 def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
-    """Replace a model's matrices, but for those at the paths `plain`. Returns the names of tied
-    ones. Raises UnsupportedError where others than a head and an embedding are tied."""
+    """Replace a model's matrices, except at the paths `plain`. Returns the names of tied ones.
+    Raises UnsupportedError if any but a head and an embedding are tied."""
     shared = defaultdict[int, list[str]](list)
     for name, param in model.named_parameters(remove_duplicate=False):
         shared[id(param)].append(name)
@@ -32,7 +32,7 @@ def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
     for kind in (
         nn.Embedding,
         nn.Linear,
-    ):  # embeddings first: a head is tied to one, wherever it stands
+    ):  # embeddings first: a head may be tied to one
         for path, module in list(model.named_modules()):
             if isinstance(module, kind) and path not in plain:
                 matrix = id(module.weight)
@@ -50,8 +50,8 @@ def host(model: Any, plain: Collection[str]) -> tuple[str, ...]:
 
 
 def _hosted(module: nn.Module, owner: HostedEmbedding | None, *, is_head: bool) -> nn.Module | None:
-    """What replaces a linear or an embedding; None: a class whose code may do more stays, with a
-    dense matrix."""
+    """Make the replacement of a linear or an embedding. None for a class whose code may do more: it
+    stays, with a dense matrix."""
     if (
         isinstance(module, nn.Embedding)
         and owner is None
@@ -66,8 +66,7 @@ def _hosted(module: nn.Module, owner: HostedEmbedding | None, *, is_head: bool) 
 
 
 def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """transformers' modules add dimensions before the last; inferno's matrices take packed
-    tokens."""
+    """Flatten leading dimensions, as inferno's matrices take packed tokens."""
     y_TO = function(x.reshape(-1, x.shape[-1]))
     return y_TO.view(*x.shape[:-1], y_TO.shape[-1])
 
@@ -83,7 +82,7 @@ class HostedLinear(Linear):
 
 
 class HostedHead(HostedLinear, LMHead):
-    """The output head: in-situ quantization leaves it alone."""
+    """The output head, which in-situ quantization skips."""
 
 
 class HostedTiedHead(TiedLMHead):
@@ -97,7 +96,7 @@ class HostedTiedHead(TiedLMHead):
 
 
 class HostedEmbedding(Embedding):
-    """An embedding of transformers, scaled or offset as its class does it, over inferno's rows."""
+    """An embedding of transformers, with its class's scale or offset, over inferno's rows."""
 
     def __init__(self, original: nn.Embedding) -> None:
         super().__init__(original.num_embeddings, original.embedding_dim)
@@ -112,7 +111,7 @@ class HostedEmbedding(Embedding):
         if self.is_plain:
             return self.rows(*args, **kwargs)
         original: Any = self.original
-        if "weight" not in original.__dict__:  # its code reads the type of a weight
+        if "weight" not in original.__dict__:  # its code reads the weight's dtype
             given = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
             original.__dict__["weight"] = self.rows(
                 torch.zeros(1, dtype=torch.int64, device=given.device)
@@ -126,7 +125,7 @@ class HostedEmbedding(Embedding):
 
 
 class _Rows(TorchFunctionMode):
-    """Within, torch's embedding takes its rows from a HostedEmbedding."""
+    """Context in which torch's embedding takes its rows from a HostedEmbedding."""
 
     def __init__(self, embedding: HostedEmbedding) -> None:
         self._embedding = embedding

@@ -21,7 +21,7 @@ from inferno_transformers.step import PagedCache, running
 
 
 class HostedForCausalLM(Layer):
-    """transformers' module under its own paths, called as `contracts.Model` is."""
+    """transformers' module under its own paths, with the interface of `contracts.Model`."""
 
     def __init__(self, config: HostedConfig) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class HostedForCausalLM(Layer):
         causal, self.keep_fp32 = found.model, found.keep_fp32
         for layer_id, (path, spec) in enumerate(config.attention.items()):
             causal.get_submodule(path).add_module("inferno_attention", Attention(layer_id, spec))
-        # The same modules and parameters, in the very same dicts: what the loader puts into this
-        # one is the other's too.
+        # Shares its dicts of modules and parameters, so that what the loader sets here is set
+        # there too.
         self._modules, self._parameters, self._buffers = (
             causal._modules,
             causal._parameters,
@@ -47,7 +47,7 @@ class HostedForCausalLM(Layer):
 
 
 def hidden(causal: Any, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
-    """Final hidden states, (T, D), of one packed row."""
+    """Compute the final hidden states, (T, D), of one packed row."""
     outputs = _decoder(causal)(
         input_ids=token_ids_T[None],
         position_ids=positions_T[None],
@@ -59,8 +59,7 @@ def hidden(causal: Any, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
 
 
 def logits(causal: Any, x_SD: Tensor) -> Tensor:
-    """What the model's own forward makes of final hidden states: its head, scaled and capped as it
-    is."""
+    """Compute logits from final hidden states with the model's own forward: head, scale and cap."""
     decoder, dummy_1S = (
         _decoder(causal),
         torch.zeros(1, len(x_SD), dtype=torch.int64, device=x_SD.device),
@@ -74,14 +73,13 @@ def logits(causal: Any, x_SD: Tensor) -> Tensor:
 
 
 def _decoder(causal: Any) -> Any:
-    """The part that turns token ids into hidden states. Some models have it within their base
-    model."""
+    """The module from token ids to hidden states. In some models it is inside the base model."""
     return causal.get_decoder()
 
 
 @frozen(eq=False)
 class _Outputs:
-    """A base model's output that holds hidden states and nothing else."""
+    """A base model's output with hidden states only."""
 
     last_hidden_state: Tensor
 
@@ -118,4 +116,4 @@ class _Paged:
 
 
 MASK = object()
-"""Every mask: inferno's attention is causal, its window is part of the layer's spec."""
+"""Stands for every mask: inferno's attention is causal, with the window in the layer's spec."""

@@ -1,5 +1,5 @@
-"""transformers' module of a config, without memory for its parameters and with inferno's matrices
-in it."""
+"""Builds transformers' module of a config, with inferno's matrices and without memory for
+parameters."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from inferno_transformers.refusals import CANNOT, OWN_ATTENTION, REMEDY
 from inferno_transformers.step import NAME
 
 MOST_LAYERS, MOST_TENSORS, LARGEST_TABLE = 1000, 100_000, 1 << 26
-"""Beyond what anyone publishes: a config.json that asks for more would take the time or the memory
-of whoever reads it."""
+"""Limits beyond any published model, so that no config.json can exhaust time or memory."""
 
 
 @frozen(eq=False)
@@ -37,17 +36,17 @@ class Skeleton:
     model: Any
     """transformers' PreTrainedModel."""
     parameters: frozenset[str]
-    """What transformers loads into it, by name."""
+    """Tensors that transformers loads into it, by name."""
     tied: tuple[str, ...]
-    """Names of matrices that are another's."""
+    """Names of matrices tied to another."""
     keep_fp32: frozenset[str]
-    """Names of parameters that stay float32, whatever the compute type."""
+    """Names of parameters that stay float32 in any compute type."""
 
 
 def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
-    """The model of a config.json; modules at the paths `plain` keep torch's own matrices. Raises
-    CheckpointError for a config that transformers does not read, UnsupportedError for one that is
-    no plain decoder."""
+    """Build the model of a config.json; modules at the paths `plain` keep torch's own matrices.
+    Raises CheckpointError for a config that transformers cannot read, UnsupportedError if it is not
+    a plain decoder."""
     config, auto = _config(fields), AutoModelForCausalLM
     with _parameters_on_meta(), torch.device("cpu"), _LargeOnMeta():
         try:
@@ -58,13 +57,11 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
                 dtype=torch.float32,
                 trust_remote_code=False,
             )
-        except Exception as error:  # sizes that do not fit fail in as many ways as there are models
+        except Exception as error:  # inconsistent sizes raise anything
             raise _broken(fields, error) from error
     parameters = frozenset(model.state_dict())
     if large := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
-        raise UnsupportedError(
-            f"its table {large[0]} has more than {LARGEST_TABLE} numbers", REMEDY
-        )
+        raise UnsupportedError(f"its table {large[0]} has more than {LARGEST_TABLE} values", REMEDY)
     _freeze_rotary(model)
     keep_fp32 = _store_buffers(model)
     for path, _ in model.named_parameters():
@@ -78,7 +75,7 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
 
 
 def _config(fields: Mapping[str, Any]) -> Any:
-    """config.json as transformers reads it, refused unless its model is a decoder of text alone."""
+    """Read config.json with transformers. Raises unless its model is a text-only decoder."""
     kind, name = str(fields.get("model_type")), _name(fields)
     if kind not in CONFIG_MAPPING:
         raise UnsupportedError(
@@ -98,7 +95,7 @@ def _config(fields: Mapping[str, Any]) -> Any:
         )
     if found._is_stateful:
         raise UnsupportedError(
-            f"{name} {CANNOT}: it keeps a state per sequence that is no key/value cache", REMEDY
+            f"{name} {CANNOT}: it keeps a state per sequence that is not a KV cache", REMEDY
         )
     for key in (
         "num_hidden_layers",
@@ -106,7 +103,7 @@ def _config(fields: Mapping[str, Any]) -> Any:
     ):
         if isinstance(layers := fields.get(key), int) and layers > MOST_LAYERS:
             raise CheckpointError(
-                f"its config.json says {key} {layers}", f"At most {MOST_LAYERS} are built."
+                f"its config.json says {key} {layers}", f"It must be at most {MOST_LAYERS}."
             )
     given = {
         k: v
@@ -117,7 +114,7 @@ def _config(fields: Mapping[str, Any]) -> Any:
         config = CONFIG_MAPPING[kind].from_dict(json.loads(json.dumps(given)))
     except Exception as error:  # its validation raises exceptions of many kinds
         raise CheckpointError(
-            f"transformers does not read this config.json: {error}", "Check the file."
+            f"transformers cannot read this config.json: {error}", "Correct the file."
         ) from error
     if reason := _refusal(config):
         raise UnsupportedError(f"{name} {CANNOT}: {reason}", REMEDY)
@@ -130,7 +127,7 @@ def _name(fields: Mapping[str, Any]) -> str:
 
 
 def _refusal(config: Any) -> str | None:
-    """Why a model of that config is no plain decoder."""
+    """Say why a model of that config is not a plain decoder, or None."""
     if config.is_encoder_decoder:
         return "it is half of an encoder-decoder"
     if config.get_text_config() is not config:
@@ -140,7 +137,7 @@ def _refusal(config: Any) -> str | None:
         "sliding_attention",
     }
     if kinds:
-        return f"its layers are of the kinds {', '.join(sorted(map(str, kinds)))}"
+        return f"its layers have the types {', '.join(sorted(map(str, kinds)))}"
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
         return "its positions are a bias on the scores (ALiBi)"
     return None
@@ -149,7 +146,7 @@ def _refusal(config: Any) -> str | None:
 def _broken(fields: Mapping[str, Any], error: Exception) -> InfernoError:
     if isinstance(error, KeyError) and error.args == (
         NAME,
-    ):  # looked up in a table of attention classes of its own
+    ):  # its own table of attention classes lacks the name
         return UnsupportedError(f"{_name(fields)} {CANNOT}: {OWN_ATTENTION}", REMEDY)
     return CheckpointError(
         f"transformers cannot build {_name(fields)}: {error}", "Check the model's config.json."
@@ -158,8 +155,7 @@ def _broken(fields: Mapping[str, Any], error: Exception) -> InfernoError:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Parameters made within take no memory, whereas tables that a module computes for itself are
-    computed."""
+    """Context in which parameters take no memory, but a module's own tables are computed."""
     original, count = nn.Module.register_parameter, itertools.count(1)
 
     def register(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -177,8 +173,8 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 class _LargeOnMeta(TorchFunctionMode):
-    """Within, what is made larger than any table is on meta from the start: a parameter is, before
-    it is one."""
+    """Context that makes tensors larger than any table on meta, as parameters are before
+    registration."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -202,8 +198,8 @@ _FACTORIES = {
 
 
 def _freeze_rotary(model: Any) -> None:
-    """Frequencies that follow the longest context of a step are fixed for the longest the model
-    serves, as `inferno.nn.Rope`'s are: a token's key must not change once it is cached."""
+    """Fix frequencies that depend on a step's longest context to those of the longest served, as in
+    `inferno.nn.Rope`: a cached key must not change."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if kind == "longrope":
@@ -214,7 +210,7 @@ def _freeze_rotary(model: Any) -> None:
         if kind in (
             "longrope",
             "dynamic",
-        ):  # "dynamic" is plain up to max_position_embeddings, and no context is longer
+        ):  # "dynamic" does not scale up to max_position_embeddings, the longest context
             module.rope_type = "default"
         elif isinstance(kind, dict) and {"longrope", "dynamic"} & set(kind.values()):
             raise UnsupportedError(
@@ -223,8 +219,8 @@ def _freeze_rotary(model: Any) -> None:
 
 
 def _store_buffers(model: Any) -> set[str]:
-    """Make the buffers that checkpoints store parameters, for the loader. Returns their names: they
-    stay float32."""
+    """Turn buffers that checkpoints store into parameters, for the loader. Returns their names:
+    they stay float32."""
     names = set()
     for path, module in model.named_modules():
         for name, buffer in list(module.named_buffers(recurse=False)):

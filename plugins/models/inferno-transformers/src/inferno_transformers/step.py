@@ -1,8 +1,7 @@
-"""What transformers' modelling code is given in place of its attention, its masks and its cache.
+"""Replaces the attention, masks and cache of transformers' modelling code.
 
-Both are registered with transformers under one name; what they do is the current step's business:
-the model's, which attends through inferno's paged cache, or the inspection's, which writes down
-what it is asked for.
+Attention and masks are registered with transformers under one name and call the current step: the
+model's, which attends through inferno's paged cache, or the inspection's, which records the calls.
 
 Suffixes: T tokens of the step, H query heads, K key/value heads, C head dim, X heads x head dim.
 """
@@ -22,7 +21,7 @@ NAME = "inferno"
 
 
 class Step(Protocol):
-    """Answers what the modelling code asks while it runs."""
+    """Serves the modelling code's calls while it runs."""
 
     def attend(
         self,
@@ -33,13 +32,13 @@ class Step(Protocol):
         mask: object,
         asked: dict[str, Any],
     ) -> Tensor:
-        """(1, T, H, C). `asked` holds the keyword arguments of transformers' attention
-        functions."""
+        """Attend; returns (1, T, H, C). `asked` holds the keyword arguments of transformers'
+        attention functions."""
         ...
 
     def mask(self, allows: Callable[..., Tensor]) -> object:
-        """What the modelling code hands on to attention as its mask; `allows(batch, head, query,
-        key)` tells who sees whom."""
+        """Make the mask that the modelling code passes to attention; `allows(batch, head, query,
+        key)` says whether a query sees a key."""
         ...
 
 
@@ -48,7 +47,7 @@ _STEP: ContextVar[Step] = ContextVar("step")
 
 @contextmanager
 def running(step: Step) -> Iterator[None]:
-    """Within: transformers' modelling code asks `step`."""
+    """Context in which transformers' modelling code calls `step`."""
     token = _STEP.set(step)
     try:
         yield
@@ -76,11 +75,11 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 class PagedCache:
-    """transformers' cache as its modelling code sees it: empty before each step, and handing back
-    what it is given.
+    """transformers' cache as its modelling code sees it: empty before each step, and returning what
+    it is given.
 
-    The keys and values of earlier steps are attention's own business. Anything else a cache is
-    asked for is a state that inferno does not keep: it has no such method.
+    Attention reads the keys and values of earlier steps itself. Other methods of a cache, for
+    states that inferno does not keep, are missing.
     """
 
     is_compileable = False

@@ -1,9 +1,9 @@
-"""Runs code on meta tensors, which have shapes and no numbers, and notices when tokens of a step
-see each other.
+"""Runs code on meta tensors, which have shapes but no values, and detects when tokens of a step are
+mixed.
 
-A packed step holds tokens of several sequences, and of each only the new ones: whatever mixes
-tokens other than attention would compute something else than the model. T, the step's tokens, is a
-prime that no size of the model is near: so the shapes tell.
+A packed step holds only the new tokens of several sequences: any operator but attention that mixes
+tokens would compute a wrong result. T, the number of tokens, is a prime that no size of the model
+is near, so that shapes reveal it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 
 NEAR = 8
-"""Tokens that a shift, a padding or a short convolution adds or takes away at most."""
+"""Maximum change of T by a shift, a padding or a short convolution."""
 
 
 def number_of_tokens(longest: int, sizes: Collection[int]) -> int:
-    """The largest prime up to `longest` and about a thousand that none of the sizes is near, or a
-    multiple of."""
+    """The largest prime up to `longest` and about a thousand with no size near it or divisible by
+    it."""
     for n in range(min(longest, 1009), 2 * NEAR, -1):
         if all(n % d for d in range(2, math.isqrt(n) + 1)) and not any(
             s % n == 0 or abs(s - n) <= NEAR for s in sizes if s
@@ -35,8 +35,8 @@ def number_of_tokens(longest: int, sizes: Collection[int]) -> int:
 
 
 class Trace(TorchDispatchMode):
-    """`mixed` names the first operator that let tokens see each other. Not in inference mode, which
-    hides what composite operators are made of."""
+    """Records in `mixed` the first operator that mixes tokens. Not for inference mode, which hides
+    the parts of composite operators."""
 
     def __init__(self, tokens: int, positions: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,12 +46,12 @@ class Trace(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """To be skipped by torch's compiler would import it."""
+        """False: otherwise torch would import its compiler to skip it."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = list(_tensors((args, kwargs)))
-        if not any(t.is_meta for t in tensors):  # numbers of its own: a table, a mask that is asked
+        if not any(t.is_meta for t in tensors):  # has values: a table, a mask that is read
             return func(*args, **(kwargs or {}))
         self.read_positions |= any(t is self._positions for t in tensors)
         if func.overloadpacket in _DECISIONS:
@@ -122,7 +122,7 @@ _ALWAYS = {
 
 
 class Decisions(TorchFunctionMode):
-    """What code that decides by numbers is told, where there are none: zero, false."""
+    """Answers zero or false to code that branches on values of meta tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS and args[0].is_meta:
@@ -156,4 +156,4 @@ _DECISIONS = {
     aten.equal: lambda x: False,
     aten.nonzero: lambda x: x.new_empty((1, x.ndim), dtype=torch.int64),
 }
-"""What operators that make numbers or lists of indices give: zero, and one index."""
+"""Results of operators that return values or lists of indices: zero, and one index."""

@@ -1,5 +1,5 @@
-"""FP8 weights in scaled blocks, as DeepSeek-V3 and Qwen3's FP8 checkpoints store them. Imports no
-torch until one is loaded."""
+"""FP8 weights with block scales, as in DeepSeek-V3 and Qwen3's FP8 checkpoints. Imports no torch
+until one is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYOUT = "fp8_blocks"
 
 
 def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bool:
-    """A float8 matrix beside one float32 scale for each of its blocks."""
+    """Whether the parts are a float8 matrix with one float32 scale per block."""
     if set(parts) != {"weight", "weight_scale_inv"}:
         return False
     weight, scale = parts["weight"], parts["weight_scale_inv"]
@@ -25,7 +25,7 @@ def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bo
 
 
 def nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
-    """What is stored stays as it is."""
+    """Bytes in memory: those stored."""
     return sum(info.nbytes for info in parts.values())
 
 

@@ -1,4 +1,4 @@
-"""Weights that stay float8, unpacked a few rows at a time where they are used.
+"""Weights that stay float8 in memory and are dequantized a few rows at a time.
 
 A value is its float8 (e4m3) times its block's scale; blocks at the edges may be cut off. Reference:
 transformers' integrations/finegrained_fp8.py; activations stay in the compute type here, where it
@@ -20,7 +20,7 @@ from inferno.nn import Weight
 from inferno_fp8 import LAYOUT
 
 CHUNK = 1 << 20
-"""Values unpacked at once: they stay in the cache until they are multiplied by."""
+"""Values dequantized at once, few enough to stay in the CPU cache until they are multiplied."""
 
 
 class Fp8Blocks(Weight):
@@ -31,8 +31,8 @@ class Fp8Blocks(Weight):
     def __init__(
         self, data_OI: Tensor, scale_PQ: Tensor, block: tuple[int, int], dtype: torch.dtype
     ) -> None:
-        """`dtype` is the compute type: that of `rows`. Raises CheckpointError unless the scales are
-        as many as the blocks."""
+        """`dtype` is the compute type: that of `rows`. Raises CheckpointError unless there is
+        one scale per block."""
         super().__init__()
         wanted = tuple(-(-size // each) for size, each in zip(data_OI.shape, block, strict=True))
         if tuple(scale_PQ.shape) != wanted:
@@ -62,7 +62,7 @@ class Fp8Blocks(Weight):
         return y_TO
 
     def rows(self, ids_T: Tensor) -> Tensor:
-        # As bytes: torch does not take rows of float8 everywhere.
+        # As bytes: torch cannot index rows of float8 on every device.
         data_TI = self.data.view(torch.uint8)[ids_T].view(self.data.dtype).float()
         scale_TI = self.scale[ids_T // self.block[0]].repeat_interleave(self.block[1], dim=1)[
             :, : self.shape[1]
@@ -70,7 +70,7 @@ class Fp8Blocks(Weight):
         return (data_TI * scale_TI).to(self.dtype)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
-        """None where a matrix but the last ends within a block."""
+        """None if a matrix other than the last ends within a block."""
         alike = [
             w
             for w in others

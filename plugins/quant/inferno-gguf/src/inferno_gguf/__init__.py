@@ -32,8 +32,8 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
 
 @hookimpl
 def inferno_quant_schemes() -> list[QuantScheme]:
-    """One per block type, named as ggml names it: `inferno explain` then says what a file's
-    matrices are stored as."""
+    """One scheme per block type, under ggml's name, so that `inferno explain` shows a file's
+    types."""
     return [
         QuantScheme(
             name=name,

@@ -1,9 +1,8 @@
-"""Weights that stay in ggml's blocks: packed in memory, unpacked a few rows at a time where they
-are used.
+"""Weights that stay in ggml's blocks: packed in memory, dequantized a few rows at a time.
 
-This is the reference, in torch's own operators: right everywhere, bit by bit what gguf-py's
-`dequantize` gives in float32, and bound by the unpacking. Kernels that compute on the blocks read
-`Blocks.layout` and `Blocks.data`.
+This is the reference, in torch operators: portable, equal bit by bit to gguf-py's `dequantize` in
+float32, and bound by dequantization. Kernels that compute on the blocks read `Blocks.layout` and
+`Blocks.data`.
 
 Layouts: ggml's block structures (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
 Suffixes: O rows, I columns, B bytes of a packed row, N blocks, T tokens.
@@ -23,15 +22,15 @@ from inferno.nn import Weight
 from inferno_gguf.ggml import BY_NAME
 
 CHUNK = 1 << 20
-"""Values unpacked at once: 4 MiB of float32, which stay in the cache until they are multiplied
-by."""
+"""Values dequantized at once: 4 MiB of float32, which stay in the CPU cache until they are
+multiplied."""
 
 
 class Blocks(Weight):
     """A matrix of O rows and I columns in one of ggml's block layouts.
 
-    `layout` is the type's name ("q4_k"), `data` its bytes as the file has them: uint8 (O, B), each
-    row I / values blocks of `ggml.BY_NAME[layout].nbytes` bytes, one after the other.
+    `layout` is the type's name ("q4_k"), `data` its bytes as stored: uint8 (O, B), each row
+    I / values consecutive blocks of `ggml.BY_NAME[layout].nbytes` bytes.
     """
 
     def __init__(self, layout: str, data_OB: Tensor, dtype: torch.dtype) -> None:
@@ -70,7 +69,7 @@ class Blocks(Weight):
 
 
 def shape_of(layout: str, data_OB: Tensor) -> tuple[int, int]:
-    """Rows and columns of a packed matrix. Raises CheckpointError unless its rows are whole
+    """Return rows and columns of a packed matrix. Raises CheckpointError unless rows are whole
     blocks."""
     kind = BY_NAME[layout]
     if (
@@ -92,8 +91,8 @@ def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype:
 
 
 def pack(layout: str, weight_OI: Tensor) -> Blocks:
-    """The matrix quantized by gguf-py, whose result is ggml's own for these types. Raises
-    UnsupportedError where rows are not whole blocks."""
+    """Quantize the matrix with gguf-py, whose result equals ggml's for these types. Raises
+    UnsupportedError unless rows are whole blocks."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -101,7 +100,7 @@ def pack(layout: str, weight_OI: Tensor) -> Blocks:
     out_features, in_features = weight_OI.shape
     if in_features % kind.values:
         raise UnsupportedError(
-            f"a matrix of {in_features} columns cannot be {layout}: its blocks have {kind.values}",
+            f"{in_features} columns are not divisible by {layout}'s blocks of {kind.values}",
             "Choose another scheme.",
         )
     data_OB = torch.empty(
@@ -120,7 +119,7 @@ def pack(layout: str, weight_OI: Tensor) -> Blocks:
 
 
 def unpack(layout: str, data_OB: Tensor) -> Tensor:
-    """(O, B) bytes to (O, I) values in float32."""
+    """Dequantize (O, B) bytes to (O, I) values in float32."""
     kind = BY_NAME[layout]
     columns = data_OB.shape[1] // kind.nbytes * kind.values
     if not len(data_OB):
@@ -191,7 +190,7 @@ def _q3_k(blocks: Tensor) -> Tensor:
     low = _fields(quants.reshape(-1, 2, 32), 2).reshape(-1, 16, 16).float()
     absent = (
         1 - _fields(high, 1).reshape(-1, 16, 16).float()
-    )  # a bit that is set means that nothing is subtracted
+    )  # a set bit means that nothing is subtracted
     return (scale * (low - 4 * absent)).flatten(1)
 
 
@@ -228,7 +227,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 
 _E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
-"""Twice the values of 4-bit floats; a block's scale is half of what its exponent says."""
+"""Twice the values of 4-bit floats; block scales are halved to match."""
 
 
 def _mxfp4(blocks: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """A GGUF model, seen as the Hugging Face checkpoint it was made from.
 
-Which architecture that is, and where its files differ from most, an installed architecture plugin
-says (`contracts.Dialect`); nothing here knows a model. A matrix that is stored in blocks is one
-tensor of bytes, and its *part* names the layout: `blk.0.ffn_down.weight` of type Q4_K is
+The dialects of installed architecture plugins (`contracts.Dialect`) identify the architecture and
+its naming; nothing here knows a model. A matrix stored in blocks is one tensor of bytes, and its
+*part* names the layout: `blk.0.ffn_down.weight` of type Q4_K is
 `model.layers.0.mlp.down_proj.q4_k`, uint8, (rows, bytes per row).
 """
 
@@ -55,7 +55,7 @@ class GgufCheckpoint:
         return self._stored.text()
 
     def read(self, name: str) -> Tensor:
-        """A view of the mapped file, where neither byte order nor row order must change."""
+        """Read a tensor: a view of the mapped file unless byte order or row order must change."""
         if (join := self._joins.get(name)) is not None:
             return self._joined(join, self.tensors[name])
         rows = self._stored.in_host_order(self._rows.ranges[name].stored, self._rows.read(name))
@@ -65,7 +65,7 @@ class GgufCheckpoint:
         return rows.view(self.tensors[name].shape)
 
     def _joined(self, join: RowJoin, info: TensorInfo) -> Tensor:
-        """Head by head, the rows of each stack."""
+        """Interleave the stacks' rows, head by head."""
         import torch
 
         stacks = [(self._dense(name), name in join.transposed) for name in join.stacks]
@@ -73,7 +73,7 @@ class GgufCheckpoint:
         return torch.cat(heads, 1).flatten(0, 1).to(getattr(torch, info.dtype))
 
     def _dense(self, name: str) -> Tensor:
-        """A stored stack of matrices, unpacked."""
+        """A stored stack of matrices, dequantized."""
         import torch
 
         from inferno_gguf.unpacked import dequantize
@@ -85,7 +85,7 @@ class GgufCheckpoint:
         return values.view(*stack.shape[:2], -1)
 
     def close(self) -> None:
-        """Tensors that were read stay valid."""
+        """Close the files. Tensors already read stay valid."""
         self._stored.close()
         self.tensors, self._joins = {}, {}
 
@@ -93,7 +93,7 @@ class GgufCheckpoint:
 def _architecture(
     file: GgufFile, architectures: Sequence[Architecture]
 ) -> tuple[Architecture, Dialect]:
-    """Whose file it is, and how it is named. Of several, the one of the highest priority."""
+    """Find the architecture of the file and its dialect; of several, that of highest priority."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError(f"{file.path.name} does not name its architecture", DAMAGED)
@@ -118,7 +118,7 @@ def _architecture(
 
 
 def _halves_apart(rows: Tensor, heads: int) -> Tensor:
-    """Rows (head, pair, side) to (head, side, pair): what a rotation of halves takes. Packed rows
-    move whole."""
+    """Reorder rows (head, pair, side) to (head, side, pair), as rotating by halves needs. Packed
+    rows move whole."""
     pairs = rows.view(heads, -1, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)

@@ -1,5 +1,5 @@
-"""`config.json` of a GGUF file: what its metadata and tensors say, under the names that the
-architecture's dialect gives. Written as the original checkpoint has it.
+"""Builds `config.json` from a GGUF file's metadata and tensors, with the names in the
+architecture's dialect, as in the original checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inferno.errors import CheckpointError
 from inferno_gguf.reader import DAMAGED, GgufFile, Stored
 
 DEFAULT_THETA = 10_000.0
-"""llama.cpp's, where a file names no rotary base."""
+"""llama.cpp's default rotary base."""
 FREQS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TENSORS = frozenset({FREQS, SHORT, LONG})
 """Tensors that are configuration: divisors of the rotary frequencies."""
@@ -24,8 +24,8 @@ ROPE_TENSORS = frozenset({FREQS, SHORT, LONG})
 def make_config(
     architecture: Architecture, dialect: Dialect, files: list[GgufFile]
 ) -> Mapping[str, Any]:
-    """The config of the model in `files`. What the dialect declares itself wins over what is
-    derived here."""
+    """Build the config of the model in `files`. The dialect's own values override those derived
+    here."""
     values = _Values(files[0], dialect.architecture)
     stored = {name: s for file in files for name, s in file.tensors.items()}
     layers = values.number("block_count") or 0
@@ -39,7 +39,7 @@ def make_config(
         if key is not None and (value := values.field(key)) is not None:
             config[name] = _spelt(value, dialect.values.get(name, {}))
     if "num_key_value_heads" in dialect.fields and "num_attention_heads" in config:
-        # Files without grouped queries leave it out.
+        # Omitted in files without grouped queries.
         config.setdefault("num_key_value_heads", config["num_attention_heads"])
     if (rows := _vocab_size(values, stored)) is not None:
         config["vocab_size"] = rows
@@ -68,8 +68,8 @@ class _Values:
         self.file, self._prefix = file, architecture
 
     def field(self, key: str) -> Any:
-        """The value under the architecture's prefix; a list that repeats one value per layer is
-        that value."""
+        """The value under the architecture's prefix. A list that repeats one value per layer
+        becomes that value."""
         value = self.file.metadata.get(f"{self._prefix}.{key}")
         if isinstance(value, list) and value and all(v == value[0] for v in value):
             value = value[0]
@@ -97,8 +97,8 @@ class _Values:
 
 
 def _shortest(value: float) -> float:
-    """Most numbers are stored in 4 bytes: 1e-6 comes back as 9.99999997e-07. The shortest decimal
-    with the same 4 bytes is what was meant."""
+    """The shortest decimal with the same float32 value: most are stored as float32, so 1e-6 is read
+    as 9.99999997e-07."""
     try:
         packed = struct.pack("<f", value)
     except OverflowError:
@@ -113,8 +113,7 @@ def _shortest(value: float) -> float:
 
 
 def _dtype(stored: Mapping[str, Stored]) -> str:
-    """What to compute in: the type most values of dense matrices have; bfloat16 where matrices are
-    packed."""
+    """The compute type: that of most values in dense matrices; bfloat16 if matrices are packed."""
     matrices = [s for s in stored.values() if len(s.shape) > 1]
     if not matrices or any(s.type.dtype is None for s in matrices):
         return "bfloat16"
@@ -134,8 +133,7 @@ def _vocab_size(values: _Values, stored: Mapping[str, Stored]) -> int | None:
 
 
 def _rope(values: _Values, files: list[GgufFile], stored: Mapping[str, Stored]) -> dict[str, Any]:
-    """`rope_theta`, `rope_scaling` and `partial_rotary_factor`, as `configs.RopeConfig` reads
-    them."""
+    """Build `rope_theta`, `rope_scaling` and `partial_rotary_factor` for `configs.RopeConfig`."""
     theta = values.number("rope.freq_base")
     config: dict[str, Any] = {"rope_theta": DEFAULT_THETA if theta is None else float(theta)}
     rotated, head_dim = values.size("rope.dimension_count"), _head_dim(values)
@@ -157,10 +155,10 @@ def _head_dim(values: _Values) -> int | None:
 
 
 def _scaling(values: _Values, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """How the rotary embedding is stretched; empty where it is not.
+    """Build `rope_scaling`; empty without scaling.
 
-    Divisors that a file stores (Llama 3's) are exactly what longrope multiplies by: the same for
-    any context, no factor on the attention.
+    Divisors stored in a file (Llama 3's) are exactly longrope's factors: the same for any context,
+    with no factor on the attention.
     """
     kind = values.field("rope.scaling.type")
     factor = values.number("rope.scaling.factor") or values.number("rope.scale_linear") or 1.0
@@ -171,14 +169,14 @@ def _scaling(values: _Values, factors: Mapping[str, list[float]]) -> dict[str, A
     )
     if kind not in (None, "none", "linear", "yarn", "longrope"):
         raise CheckpointError(
-            f"{values.file.path.name}: rotary scaling {kind!r} is not known",
-            "Known: none, linear, yarn, longrope.",
+            f"{values.file.path.name}: rotary scaling {kind!r} is not supported",
+            "Supported: none, linear, yarn, longrope.",
         )
     if FREQS in factors:
         if kind == "yarn":
             raise CheckpointError(
-                f"{values.file.path.name}: rotary divisors together with yarn",
-                "No model is known to have both.",
+                f"{values.file.path.name}: rotary divisors together with yarn are not supported",
+                "Report this model: none is known to have both.",
             )
         divisors = [f * (1.0 if kind == "none" else factor) for f in factors[FREQS]]
         return {
@@ -210,13 +208,13 @@ def _yarn(values: _Values, factor: float, attention: float | None) -> dict[str, 
     found = {name: value for name, key in keys.items() if (value := values.number(key)) is not None}
     if (
         attention is not None and attention != 1.0 and factor > 0
-    ):  # on top of yarn's own, as llama.cpp multiplies them
+    ):  # multiplied with yarn's own, as in llama.cpp
         found["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
     return found
 
 
 def _factors(name: str, files: list[GgufFile], rotated: int | None) -> list[float]:
-    """A tensor of divisors, one for each rotated pair."""
+    """Read a tensor of divisors, one per rotated pair."""
     file = next(f for f in files if name in f.tensors)
     stored = file.tensors[name]
     count = math.prod(stored.shape)

@@ -1,5 +1,5 @@
-"""What nearly every file of llama.cpp's converters calls the fields and modules of a checkpoint
-(`CheckpointFormat.dialect`). An architecture's own dialect says where its files differ."""
+"""The names of fields and modules in nearly all files from llama.cpp's converters
+(`CheckpointFormat.dialect`). An architecture's own dialect has the differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a path to the GGUF files of a model: one, or all shards of a split one."""
+"""Finds the GGUF files of a model at a path: one, or all shards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ MAX_SHARDS = 1000
 
 
 def matches(path: Path) -> bool:
-    """A file that is named or begins as GGUF files do, or a folder of them without safetensors."""
+    """Whether the path is a file with the GGUF suffix or magic, or a folder of them without
+    safetensors."""
     if path.is_dir():
         return any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
     return path.is_file() and (path.suffix == ".gguf" or _begins_as_gguf(path))
 
 
 def _begins_as_gguf(path: Path) -> bool:
-    """The hub's cache holds files under their checksums: their names say nothing."""
+    """Whether a file has the GGUF magic: the hub's cache names files by checksum."""
     try:
         with path.open("rb") as stream:
             return stream.read(4) == MAGIC
@@ -29,8 +30,8 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def open_files(path: Path) -> list[GgufFile]:
-    """The model's files, the one with the metadata first. Raises CheckpointError when shards are
-    missing or do not belong together."""
+    """Open the model's files, the one with the metadata first. Raises CheckpointError if shards are
+    missing or do not match."""
     named = _only_model(path) if path.is_dir() else path
     opened = GgufFile.open(named)
     count = _count(opened, "split.count")
@@ -39,8 +40,8 @@ def open_files(path: Path) -> list[GgufFile]:
     found = _SHARD.fullmatch(named.name)
     if found is None or int(found["count"]) != count or count > MAX_SHARDS:
         raise CheckpointError(
-            f"{named.name} is a part of {count} and not named as such",
-            f"All parts must lie in one folder, named NAME-00001-of-{count:05}.gguf and so on.",
+            f"{named.name} is one of {count} parts, but not named as such",
+            f"All parts must be in one folder, named NAME-00001-of-{count:05}.gguf and so on.",
         )
     files = [
         _shard(named.with_name(f"{found['stem']}-{i + 1:05}-of-{count:05}.gguf"), i, count)
@@ -74,7 +75,7 @@ def _count(file: GgufFile, key: str) -> int:
 
 
 def _only_model(folder: Path) -> Path:
-    """The folder's one model: a file, or the first part of a split one."""
+    """The only model in the folder: a file, or the first shard."""
     names = [
         f
         for f in sorted(folder.glob("*.gguf"))
@@ -83,6 +84,6 @@ def _only_model(folder: Path) -> Path:
     if len(names) != 1:
         shown = ", ".join(f.name for f in names[:8]) or "no first part"
         raise CheckpointError(
-            f"{folder} holds {len(names)} GGUF models: {shown}", "Name the file you want."
+            f"{folder} contains {len(names)} GGUF models: {shown}", "Give the path of one."
         )
     return names[0]

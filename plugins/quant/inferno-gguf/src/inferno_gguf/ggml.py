@@ -1,5 +1,5 @@
-"""ggml's tensor types: their numbers in a file, and how many bytes a block of how many values
-takes. Imports nothing heavy.
+"""ggml's tensor types: their ids in a file, and the values and bytes of a block. Imports nothing
+heavy.
 
 Equal to gguf-py's `GGML_QUANT_SIZES`, which a test checks; importing gguf-py takes as long as
 opening a file.
@@ -24,10 +24,10 @@ class BlockType:
     nbytes: int
     """Bytes of a block."""
     dtype: str | None = None
-    """torch's name of the type, where values are stored one by one; None: packed."""
+    """torch's name of the type if values are stored singly; None: packed."""
     swapped: tuple[int, ...] | None = None
-    """Packed: offsets of the 2-byte numbers in a block, whose bytes are in the file's order; None:
-    not known."""
+    """Packed: offsets of the 2-byte values in a block, which are in the file's byte order; None:
+    unknown."""
 
 
 TYPES: tuple[BlockType, ...] = (
@@ -63,14 +63,14 @@ TYPES: tuple[BlockType, ...] = (
     BlockType("mxfp4", 39, 32, 17, swapped=()),
     BlockType("nvfp4", 40, 64, 36, swapped=()),
 )
-"""Those a file may hold. q8_1 and q8_k are for activations only; numbers between are of types that
-ggml withdrew."""
+"""Types that a file may contain. q8_1 and q8_k are for activations only; ids in between are of
+types that ggml withdrew."""
 
 BY_NUMBER: Mapping[int, BlockType] = {t.number: t for t in TYPES}
 BY_NAME: Mapping[str, BlockType] = {t.name: t for t in TYPES}
 
 PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
-"""Types that weights keep in memory (`blocks.Blocks`)."""
+"""Types that stay packed in memory (`blocks.Blocks`)."""
 
 UNPACKED = (
     "iq1_s",
@@ -86,7 +86,7 @@ UNPACKED = (
     "tq2_0",
     "nvfp4",
 )
-"""Types that are unpacked once, at load."""
+"""Types that are dequantized once, at load."""
 
 PACKABLE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
 """Types that gguf-py can quantize to: in-situ quantization."""

@@ -1,9 +1,8 @@
-"""How byte-level tokenizers cut a text before they merge, by the name in `tokenizer.ggml.pre`.
+"""Splits of byte-level pre-tokenizers, by the name in `tokenizer.ggml.pre`.
 
 A GGUF file stores a name instead of the patterns. Names: llama.cpp's `llama-vocab.cpp`; patterns:
 those of the original `tokenizer.json` files, which llama.cpp's adapt to its own engine. Patterns
-apply one after the other, each to the pieces that the ones before it left, and a match is a piece
-of its own.
+apply in order, each to the pieces left by those before it, and each match becomes a separate piece.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def _words(digits: str, letters: str = r"[^\r\n\p{L}\p{N}]?\p{L}+") -> str:
 
 
 def _cased(digits: str, contractions: str, extra: str = "", punctuation: str = r"[\r\n/]*") -> str:
-    """Words end where lower case is followed by upper case."""
+    """A pattern whose words end where lower case is followed by upper case."""
     before, upper, lower = (
         r"[^\r\n\p{L}\p{N}]?",
         r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}" + extra,
@@ -61,7 +60,7 @@ _CASED_LETTERS = (
     "\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-"
     "\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Letters that have a case, as ranges. By number, because some look like others."""
+"""Letters that have a case, as ranges of code points, because some look alike."""
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?[{_CASED_LETTERS}]+",
@@ -86,19 +85,19 @@ _SEED = (
 
 @frozen
 class PreTokenizer:
-    """What a name stands for."""
+    """The pre-tokenizer of a name."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    """A piece that is a token is that token, whatever the merges would make of it."""
+    """Whether a piece that is itself a token skips the merges."""
     add_bos: bool = False
-    """Where the file does not say whether texts begin with the BOS token."""
+    """Whether strings begin with BOS, if the file does not say."""
 
 
 DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
-"""llama.cpp's, for files from before the key existed."""
+"""llama.cpp's default for files older than the key."""
 FALLBACK = PreTokenizer((_LLAMA3,))
-"""For names that are newer than this table: what most tokenizers of recent years do."""
+"""For names newer than this table: the pattern of most recent tokenizers."""
 
 _GROUPS: tuple[tuple[PreTokenizer, str], ...] = (
     (DEFAULT, "default"),

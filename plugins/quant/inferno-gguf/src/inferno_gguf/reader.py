@@ -1,14 +1,14 @@
-"""The header of one GGUF file: metadata and where the tensors lie. Nothing is allocated by what a
-header claims.
+"""Reads the header of one GGUF file: metadata and tensor offsets. Allocates nothing by sizes that a
+header only claims.
 
 The format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): magic, version, the two
-counts, key-value pairs, tensor descriptions, padding, data. Numbers are in the file's byte order,
-which only the version tells. A vocabulary is hundreds of thousands of strings, so the values are
-stepped over when the file is opened and decoded when somebody asks for them.
+counts, key-value pairs, tensor descriptions, padding, data. Integers and floats are in
+the file's byte order, which only the version reveals. A vocabulary is hundreds of thousands of
+strings, so values are skipped when the file is opened and decoded on access.
 
 Bounds: everything before the data ends within `MAX_HEADER` bytes and every length is compared with
-what is left of them, so time and memory follow the file's size; arrays nest `MAX_DEPTH` deep at
-most.
+what is left of them, so time and memory follow the file's size; arrays nest at most
+`MAX_DEPTH` deep.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from inferno_gguf.ggml import BY_NUMBER, BlockType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-"""2 and 3 differ in nothing we read; 1 had 32-bit counts."""
+"""2 and 3 do not differ in what we read; 1 had 32-bit counts."""
 MAX_HEADER = 1 << 26
-"""Bytes before the data: four times those of the largest vocabulary in use."""
+"""Maximum bytes before the data: four times those of the largest vocabulary in use."""
 MAX_DEPTH = 4
-"""Arrays in arrays. No writer nests them at all."""
+"""Maximum depth of nested arrays. No known writer nests them."""
 MAX_ITEMS = 1 << 22
-"""Elements of an array: ten times the merges of the largest vocabulary."""
+"""Maximum elements of an array: ten times the merges of the largest vocabulary."""
 MAX_PAIRS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_DIMS = 4
 MAX_NAME = 1 << 16
-"""Bytes of a key, as the format says."""
+"""Maximum bytes of a key, by the format."""
 DEFAULT_ALIGNMENT = 32
 
 STRING, ARRAY = 8, 9
@@ -60,13 +60,12 @@ SCALARS: Mapping[int, str] = {
 }
 """Metadata value type -> its struct code."""
 
-DAMAGED = "The file is damaged or incomplete: fetch it again."
+DAMAGED = "The file is damaged or incomplete: download it again."
 
 
 @frozen
 class Stored:
-    """A tensor as the header describes it. `shape` is outermost first, of values (not of
-    blocks)."""
+    """A tensor's header. `shape` is outermost first, in values (not blocks)."""
 
     name: str
     type: BlockType
@@ -77,7 +76,7 @@ class Stored:
 
 
 class Metadata(Mapping[str, Any]):
-    """Key-value pairs, decoded when they are looked up: numbers, str, bool, and lists of them."""
+    """Key-value pairs, decoded on access: int, float, str, bool, and lists of them."""
 
     def __init__(self, cursor: _Cursor, spans: dict[str, tuple[int, int]]) -> None:
         self._cursor, self._spans = cursor, spans
@@ -98,19 +97,19 @@ class GgufFile:
 
     path: Path
     order: str
-    """Byte order, as struct writes it: "<" or ">"."""
+    """Byte order as in struct: "<" or ">"."""
     metadata: Metadata
     tensors: Mapping[str, Stored]
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
-        """Reads and checks the header. Raises CheckpointError."""
+        """Read and check the header. Raises CheckpointError."""
         try:
             with path.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
                 if size < 24 or stream.read(4) != MAGIC:
                     raise CheckpointError(
-                        f"{path.name} is no GGUF file", "Name a .gguf file that is complete."
+                        f"{path.name} is not a GGUF file", "Give a complete .gguf file."
                     )
                 mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
@@ -127,8 +126,8 @@ class GgufFile:
         version = cursor.number("I")
         if version not in VERSIONS:
             raise CheckpointError(
-                f"{path.name} is of GGUF version {version}",
-                "Versions 2 and 3 are read: convert it anew with llama.cpp.",
+                f"{path.name} has the unsupported GGUF version {version}",
+                "Convert it again with llama.cpp, to version 2 or 3.",
             )
         num_tensors, num_pairs = cursor.number("Q"), cursor.number("Q")
         cursor.expect(num_pairs, 14, MAX_PAIRS, "metadata pairs")
@@ -136,22 +135,22 @@ class GgufFile:
         for _ in range(num_pairs):
             key = cursor.name("a metadata key")
             if key in spans:
-                cursor.fail(f"the key {key!r} is there twice")
+                cursor.fail(f"the key {key!r} is stored twice")
             start = cursor.position
             cursor.skip_value()
             spans[key] = start, cursor.position
         metadata = Metadata(cursor, spans)
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
-            cursor.fail(f"the alignment {alignment!r} is no power of two from 8 on")
+            cursor.fail(f"the alignment {alignment!r} is not a power of two of at least 8")
         cursor.expect(num_tensors, 25, MAX_TENSORS, "tensors")
         described = [_description(cursor) for _ in range(num_tensors)]
         start = -(-cursor.position // alignment) * alignment
         return cls(path, order, metadata, _placed(cursor, described, start, size, alignment))
 
     def pages_of(self, stored: Stored) -> tuple[mmap.mmap, int]:
-        """A private map of the tensor's bytes, and where in it they begin. They are in the file's
-        order; whoever changes them changes no file."""
+        """Map the tensor's bytes, in the file's byte order, and return the map and their offset in
+        it. The map is private: writes do not change the file."""
         before = stored.offset % mmap.ALLOCATIONGRANULARITY
         try:
             with self.path.open("rb") as stream:
@@ -166,24 +165,24 @@ class GgufFile:
 
 
 def _description(cursor: _Cursor) -> Stored:
-    """One tensor's entry; its offset still counts from the start of the data."""
+    """Read one tensor's entry, with its offset from the start of the data."""
     name = cursor.name("a tensor name")
     num_dims = cursor.number("I")
     if num_dims > MAX_DIMS:
-        cursor.fail(f"{name} has {num_dims} dimensions, {MAX_DIMS} at most are possible")
+        cursor.fail(f"{name} has {num_dims} dimensions, more than {MAX_DIMS}")
     shape = tuple(cursor.number("Q") for _ in range(num_dims))[::-1]
     number, offset = cursor.number("I"), cursor.number("Q")
     kind = BY_NUMBER.get(number)
     if kind is None:
         raise CheckpointError(
             f"{cursor.file}: {name} is of the unknown type {number}",
-            "Upgrade inferno-gguf, or quantize the model anew.",
+            "Upgrade inferno-gguf, or quantize the model again.",
         )
     if not all(shape):
         cursor.fail(f"{name} has the shape {shape}: no dimension can be 0")
     if (shape[-1] if shape else 1) % kind.values:
         cursor.fail(
-            f"{name} has rows of {shape[-1] if shape else 1} values, {kind.name} has blocks "
+            f"{name} has rows of {shape[-1] if shape else 1} values, but {kind.name} has blocks "
             f"of {kind.values}"
         )
     return Stored(name, kind, shape, offset, math.prod(shape) // kind.values * kind.nbytes)
@@ -192,16 +191,18 @@ def _description(cursor: _Cursor) -> Stored:
 def _placed(
     cursor: _Cursor, described: list[Stored], start: int, size: int, alignment: int
 ) -> dict[str, Stored]:
-    """The tensors by name, offsets from the start of the file. They must lie in it, aligned and
-    apart."""
+    """Map names to tensors, with offsets from the start of the file. Tensors must be within the
+    file, aligned and disjoint."""
     tensors: dict[str, Stored] = {}
     end = start
     for stored in sorted(described, key=lambda s: s.offset):
         name, begin = stored.name, start + stored.offset
         if name in tensors:
-            cursor.fail(f"the tensor {name} is there twice")
+            cursor.fail(f"the tensor {name} is stored twice")
         if stored.offset % alignment:
-            cursor.fail(f"{name} lies at {stored.offset}, no multiple of {alignment}")
+            cursor.fail(
+                f"{name} begins at byte {stored.offset}, which is not divisible by {alignment}"
+            )
         if begin < end:
             cursor.fail(f"{name} overlaps another tensor")
         end = begin + stored.nbytes
@@ -212,7 +213,7 @@ def _placed(
 
 
 class _Cursor:
-    """Reads numbers and strings one after the other, never past `end`."""
+    """Reads consecutive values, never past `end`."""
 
     def __init__(
         self, file: str, content: mmap.mmap | bytes, order: str, position: int, end: int
@@ -222,23 +223,23 @@ class _Cursor:
         self._structs = {code: Struct(order + code) for code in SCALARS.values()}
 
     def within(self, start: int, end: int) -> _Cursor:
-        """One for a copy of these bytes: many small reads of a map take twice as long."""
+        """A cursor on a copy of these bytes: many small reads of a map take twice as long."""
         return _Cursor(self.file, self._content[start:end], self._order, 0, end - start)
 
     def fail(self, what: str) -> NoReturn:
         raise CheckpointError(f"{self.file}: {what}", DAMAGED)
 
     def expect(self, count: int, least: int, most: int, what: str) -> None:
-        """`count` things of at least that many bytes must fit into what is left, and be no more
-        than any model has."""
+        """Fail if `count` items of at least `least` bytes exceed what is left, or if there are more
+        than `most`."""
         room = min(most, (self._end - self.position) // least)
         if count > room:
-            self.fail(f"it claims {count} {what}, {room} are possible")
+            self.fail(f"it claims {count} {what}, but at most {room} are possible")
 
     def number(self, code: str) -> Any:
         struct = self._structs[code]
         if self.position + struct.size > self._end:
-            self.fail("its header is cut off")
+            self.fail("its header is truncated")
         [value] = struct.unpack_from(self._content, self.position)
         self.position += struct.size
         return value
@@ -254,7 +255,9 @@ class _Cursor:
             raise self._not_text(error) from error
 
     def _not_text(self, error: UnicodeDecodeError) -> CheckpointError:
-        return CheckpointError(f"{self.file}: a string is no UTF-8: {error.object[:40]!r}", DAMAGED)
+        return CheckpointError(
+            f"{self.file}: a string is not UTF-8: {error.object[:40]!r}", DAMAGED
+        )
 
     def name(self, what: str) -> str:
         start = self.position
@@ -285,7 +288,7 @@ class _Cursor:
         self.position += count * size
 
     def _skip_strings(self, count: int) -> None:
-        """The one loop that vocabularies spend their time in: a third of a million rounds."""
+        """The hot loop for vocabularies: a third of a million iterations."""
         self.expect(count, 8, MAX_ITEMS, "strings in an array")
         unpack, content, position, end = (
             self._structs["Q"].unpack_from,
@@ -305,7 +308,7 @@ class _Cursor:
         return self._structs[SCALARS[kind]]
 
     def value(self) -> Any:
-        """The value here. Its lengths were checked by `skip_value`."""
+        """Decode the value here. `skip_value` has checked its lengths."""
         kind = self.number("I")
         if kind == ARRAY:
             return self._array()
@@ -338,10 +341,10 @@ class _Cursor:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """A length so large that struct or mmap refuse it is damage like any other."""
+    """Report lengths too large for struct or mmap as damage."""
     try:
         yield
     except (StructError, OverflowError) as error:
         raise CheckpointError(
-            f"{path.name}: its header is cut off or holds an impossible length ({error})", DAMAGED
+            f"{path.name}: its header is truncated or has an impossible length ({error})", DAMAGED
         ) from error

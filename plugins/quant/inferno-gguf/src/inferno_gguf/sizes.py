@@ -1,4 +1,4 @@
-"""What the plan asks of a scheme, answered from headers: whose a matrix is, and what it takes in
+"""Answers the plan's questions from headers: whether a scheme owns a matrix, and its size in
 memory. Imports no torch."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from inferno_gguf.ggml import BY_NAME
 
 
 def owns(layout: str, parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bool:
-    """A packed matrix is one tensor of bytes, and its part says in which layout."""
+    """Whether the parts are one packed matrix: a tensor of bytes whose part names the layout."""
     return set(parts) == {layout} and parts[layout].dtype == "uint8"
 
 

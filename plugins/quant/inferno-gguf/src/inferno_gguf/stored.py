@@ -43,7 +43,7 @@ class StoredTensors:
         return cls(files, config, infos, places)
 
     def __getitem__(self, name: str) -> Stored:
-        """A tensor as its file's header describes it."""
+        """The header of a tensor."""
         return self._places[name][1]
 
     def text(self) -> TextAssets:
@@ -52,8 +52,8 @@ class StoredTensors:
         return read_text(self.files[0])
 
     def read(self, name: str) -> Tensor:
-        """A view of the mapped file, in the file's byte order. Each tensor has a map of its own:
-        when the tensor goes, its pages do."""
+        """Read a view of the mapped file, in its byte order. Each tensor has its own map, so
+        freeing it frees its pages."""
         import torch
 
         file, stored = self._places[name]
@@ -63,12 +63,13 @@ class StoredTensors:
         return raw.view(getattr(torch, info.dtype)).view(info.shape)
 
     def in_host_order(self, name: str, rows: Tensor) -> Tensor:
-        """Rows of that tensor in this machine's byte order: a copy where the file's differs."""
+        """Convert rows of that tensor to this machine's byte order, copying if the file's
+        differs."""
         file, stored = self._places[name]
         return rows if file.order == _HOST_ORDER else _swapped(rows, file, stored)
 
     def close(self) -> None:
-        """Tensors that were read stay valid."""
+        """Close the files. Tensors already read stay valid."""
         self.files, self.tensors, self._places = [], {}, {}
 
 
@@ -90,7 +91,7 @@ def _swapped(rows: Tensor, file: GgufFile, stored: Stored) -> Tensor:
     if kind.swapped is None:
         raise CheckpointError(
             f"{file.path.name}: {stored.name} is {kind.name} in the other byte order",
-            "Quantize the model anew on a machine of this byte order.",
+            "Quantize the model again on a machine of this byte order.",
         )
     blocks = raw.clone()
     for offset in kind.swapped:

@@ -1,5 +1,5 @@
-"""What a GGUF file says about text, as the files of a Hugging Face folder would: tokenizer, special
-tokens, chat templates."""
+"""A GGUF file's tokenizer, special tokens and chat templates, in the form of a Hugging Face
+folder's files."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ ENDS = frozenset(
         "<|call|>",
     }
 )
-"""Control tokens that end a turn by their very name. A file has one id for it, or none: the models
-have several."""
+"""Names of control tokens that end a turn. Files store at most one id, but models have several."""
 
 
 def read_text(file: GgufFile) -> TextAssets:
-    """Raises CheckpointError when there is a tokenizer that cannot be read."""
+    """Read the text files' content. Raises CheckpointError if the tokenizer cannot be read."""
     metadata = file.metadata
     model = metadata.get("tokenizer.ggml.model", "none")
     templates = _templates(file)
@@ -74,7 +73,7 @@ def _templates(file: GgufFile) -> dict[str, str]:
         if key == TEMPLATE or key.startswith(f"{TEMPLATE}."):
             template = file.metadata[key]
             if not isinstance(template, str):
-                raise CheckpointError(f"{file.path.name}: {key} is no text", DAMAGED)
+                raise CheckpointError(f"{file.path.name}: {key} is not a string", DAMAGED)
             found[key.removeprefix(TEMPLATE).removeprefix(".") or "default"] = template
     return found
 

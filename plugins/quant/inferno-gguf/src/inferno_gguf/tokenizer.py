@@ -3,10 +3,10 @@
 A file stores tokens, their types, scores or merges, and the name of the algorithm
 (`tokenizer.ggml.model`):
 
-- gpt2: byte-level BPE by merges, after a cut by `tokenizer.ggml.pre` (`pretokenizers`);
-- llama: SentencePiece's BPE, which merges the pair whose piece scores highest. Each piece and each
-  way to make it of two others is a merge, best score first: the same order as a plain BPE's list;
-- gemma4: the same texts, but its merges are stored;
+- gpt2: byte-level BPE by merges, after pre-tokenizing by `tokenizer.ggml.pre` (`pretokenizers`);
+- llama: SentencePiece's BPE, which merges the pair whose piece scores highest. Each way to
+  make a piece of two others is a merge, best score first: the order of a plain BPE's list;
+- gemma4: the same tokens, but with stored merges;
 - t5: SentencePiece's unigram model, the best path by scores.
 """
 
@@ -27,11 +27,11 @@ from inferno_gguf.reader import DAMAGED, GgufFile
 log = logging.getLogger("inferno.gguf")
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Token types, by ggml's numbers."""
+"""Token types, by ggml's ids."""
 _ADDED = frozenset({CONTROL, UNKNOWN, USER_DEFINED})
 
 SPACE = "▁"
-"""How SentencePiece writes a space."""
+"""SentencePiece's character for a space."""
 
 SPECIAL = {
     "bos": "bos",
@@ -67,8 +67,8 @@ class Vocabulary:
         model = file.metadata["tokenizer.ggml.model"]
         if model not in _MODELS:
             raise CheckpointError(
-                f"{file.path.name}: tokenizers of type {model!r} cannot be read",
-                f"Known: {', '.join(_MODELS)}.",
+                f"{file.path.name}: tokenizers of type {model!r} are not supported",
+                f"Supported: {', '.join(_MODELS)}.",
             )
         tokens = _list(file, "tokens", str)
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
@@ -86,7 +86,7 @@ class Vocabulary:
             if type(given) is int:
                 special[name] = given
         special = {name: i for name, i in special.items() if 0 <= i < len(tokens)}
-        for name in ("bos", "eos", "eot", "eom"):  # converters have forgotten their types
+        for name in ("bos", "eos", "eot", "eom"):  # some converters omit their types
             if name in special and types[special[name]] == NORMAL:
                 types[special[name]] = CONTROL
         return cls(file, model, tokens, types, special, ids)
@@ -112,12 +112,13 @@ class Vocabulary:
         cuts = [merge.find(" ", 1) for merge in merges]
         if -1 in cuts:
             raise CheckpointError(
-                f"{self.file.path.name}: the merge {merges[cuts.index(-1)]!r} is no pair", DAMAGED
+                f"{self.file.path.name}: the merge {merges[cuts.index(-1)]!r} is not a pair",
+                DAMAGED,
             )
         return [(merge[:cut], merge[cut + 1 :]) for merge, cut in zip(merges, cuts, strict=True)]
 
     def ids(self) -> dict[str, int]:
-        """Ids by token. Fillers that converters invent for rows no token has are none."""
+        """Ids by token, without the fillers that converters invent for unused rows."""
         found = dict(self._ids)
         for i, kind in enumerate(self.types):
             if kind == UNUSED and self.tokens[i] == f"[PAD{i}]":
@@ -148,13 +149,13 @@ def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
         values and type(values[0]) is not kind and (kind, type(values[0])) != (float, int)
     ):
         raise CheckpointError(
-            f"{file.path.name}: tokenizer.ggml.{key} is no list of {kind.__name__}", DAMAGED
+            f"{file.path.name}: tokenizer.ggml.{key} is not a list of {kind.__name__}", DAMAGED
         )
     return values
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
-    """The document. Its ids are the file's."""
+    """Build the document, with the file's ids."""
     document = _MODELS[vocabulary.model](vocabulary)
     return {
         "version": "1.0",
@@ -167,7 +168,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    """Tokens found in a text before anything else happens to it."""
+    """Tokens that are matched before normalization and pre-tokenization."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
         {"id": i, "content": vocabulary.tokens[i], **flags, "special": kind != USER_DEFINED}
@@ -204,7 +205,7 @@ def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
     known = PRETOKENIZERS.get(name) if isinstance(name, str) else None
     if known is None:
         log.warning(
-            "%s: pre-tokenizer %r is not known; cutting texts as llama-bpe does",
+            "%s: unknown pre-tokenizer %r; using llama-bpe's",
             vocabulary.file.path.name,
             name,
         )
@@ -235,7 +236,7 @@ def _sentencepiece_bpe(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _merges_of(pieces: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others, the best scored pieces first; of one piece, the
+    """List every way to make a piece of two others, best scored pieces first; for one piece,
     longest left part first."""
     found = [
         (-scores[i], -cut, i, piece[:cut], piece[cut:])
@@ -251,11 +252,11 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
     scores, tokens, types = vocabulary.scores(), vocabulary.tokens, vocabulary.types
     if "unk" not in vocabulary.special:
         raise CheckpointError(
-            f"{vocabulary.file.path.name}: the tokenizer has no token for the unknown", DAMAGED
+            f"{vocabulary.file.path.name}: the tokenizer has no unknown token", DAMAGED
         )
     least = min((s for s, kind in zip(scores, types, strict=True) if kind == NORMAL), default=0.0)
-    # The unknown token's score is made from the lowest one: fillers' must not count. Trailing ones
-    # can be left out.
+    # The unknown token's score is derived from the lowest one, so fillers' scores must not count.
+    # Trailing fillers can be left out.
     last = max((i for i, kind in enumerate(types) if kind != UNUSED), default=-1)
     pieces = [
         [t, s if kind == NORMAL else least]
@@ -283,7 +284,7 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _charsmap(vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    """SentencePiece's compiled normalization rules, where a file has them."""
+    """SentencePiece's compiled normalization rules, if the file has them."""
     values = _list(vocabulary.file, "precompiled_charsmap", int)
     if not values:
         return []
@@ -332,8 +333,8 @@ def _spaces_read(*, prefix: bool) -> dict[str, Any]:
 
 
 def _post_processor(vocabulary: Vocabulary, *, bos: bool, eos: bool) -> dict[str, Any] | None:
-    """Puts BOS before and EOS behind a text, where the file says so or, where it does not, as is
-    usual for its kind."""
+    """Add BOS before and EOS after a string as the file says, by default as usual for its
+    kind."""
     added = [
         name
         for name, usual in (("bos", bos), ("eos", eos))

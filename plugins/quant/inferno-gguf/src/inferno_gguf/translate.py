@@ -1,4 +1,4 @@
-"""Which rows of which stored tensors a file's model is made of, as a dialect says it."""
+"""Maps a model's tensors to rows of stored ones, by a dialect."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 @frozen
 class Change:
-    """What is done to a tensor's rows once they are read."""
+    """Changes to a tensor's rows once they are read."""
 
     heads: int = 0
-    """Rotary pairs are side by side in the rows of that many heads; 0: they are not."""
+    """Number of heads whose rows have rotary pairs interleaved; 0: not interleaved."""
     added: float = 0.0
-    """What was added to every value before it was stored."""
+    """Constant that was added to every stored value."""
 
 
 @define
 class Translation:
-    """By the names of the model's tensors."""
+    """How each tensor is read, by its name in the model."""
 
     ranges: dict[str, RowRange] = field(factory=dict)
     changes: dict[str, Change] = field(factory=dict)
     joins: dict[str, RowJoin] = field(factory=dict)
-    """Matrices that are stored as several stacks: `RowJoin` with the names of tensors."""
+    """Matrices stored as several stacks: `RowJoin` with tensor names."""
     infos: dict[str, TensorInfo] = field(factory=dict)
-    """Headers that are not those of `ranges`: of `joins`, and of matrices stored as a vector."""
+    """Headers that differ from those of `ranges`: of `joins`, and of matrices stored as a
+    vector."""
 
 
 def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]) -> Translation:
-    """Names that the dialect does not know stay: the model refuses them. Raises CheckpointError
-    for tensors that cannot be what the dialect says they are."""
+    """Translate all names. Unknown names are kept, and the model refuses them. Raises
+    CheckpointError for tensors that contradict the dialect."""
     found = Translation()
     file = stored.files[0]
     rotary = {dialect.modules.get(path, path): key for path, key in dialect.rotary_pairs.items()}
@@ -72,7 +73,7 @@ def translate(stored: StoredTensors, dialect: Dialect, config: Mapping[str, Any]
 
 
 def pattern(path: str) -> str:
-    """`blk.3.attn_q` as dialects have it: `blk.{n}.attn_q`. Only a layer's number is a
+    """Convert `blk.3.attn_q` to the dialects' `blk.{n}.attn_q`. Only the layer number is a
     variable."""
     return _NUMBER.sub("{n}", path, count=1)
 
@@ -86,8 +87,8 @@ def _named(path: str, part: str, stored: str, member: int | None) -> str:
 def _targets(
     dialect: Dialect, stored: Stored, config: Mapping[str, Any], file: GgufFile
 ) -> Iterator[tuple[str, str, RowRange]]:
-    """The model's tensors that one stored tensor holds: module path, part, rows. A matrix in
-    blocks is a part that is called as their type."""
+    """Yield the model's tensors in one stored tensor: module path, part, rows. The part of a matrix
+    in blocks is named after their type."""
     module, _, part = stored.name.rpartition(".")
     shares: Mapping[str, int | str] = {dialect.modules.get(pattern(module)) or module: 1}
     if (whole := dialect.modules.get(pattern(stored.name))) is not None:
@@ -119,7 +120,7 @@ def _split(
     file: GgufFile,
     is_stack: bool,
 ) -> dict[str, slice]:
-    """The rows of each module, one after the other."""
+    """Yield the rows of each module in order."""
     if len(shares) == 1:
         return {path: slice(None) for path in shares}
     given = {path: config.get(s) if isinstance(s, str) else s for path, s in shares.items()}
@@ -139,10 +140,10 @@ def _split(
 
 
 def _heads(file: GgufFile, architecture: str, key: str, name: str, info: TensorInfo) -> int:
-    """Of a tensor whose rows are rotary pairs."""
+    """Number of heads of a tensor whose rows are rotary pairs."""
     metadata = file.metadata
     all_heads = metadata.get(f"{architecture}.attention.head_count")
-    heads = metadata.get(f"{architecture}.{key}", all_heads)  # not stored where they are as many
+    heads = metadata.get(f"{architecture}.{key}", all_heads)  # omitted if equal
     numbers = _NUMBER.findall(name)
     if isinstance(heads, list):  # one for each layer
         heads = heads[int(numbers[0])] if numbers and int(numbers[0]) < len(heads) else None
@@ -155,7 +156,7 @@ def _heads(file: GgufFile, architecture: str, key: str, name: str, info: TensorI
 
 
 def _join(found: Translation, stored: StoredTensors, path: str, join: RowJoin) -> None:
-    """Every layer's matrix of that path."""
+    """Add every layer's matrix at that path."""
     for name in stored.tensors:
         module, _, part = name.rpartition(".")
         if pattern(module) != join.stacks[0] or part != "weight":

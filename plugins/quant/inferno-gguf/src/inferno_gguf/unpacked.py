@@ -1,5 +1,4 @@
-"""Block types that weights do not keep: unpacked once, at load, by gguf-py's reference, into a
-plain matrix.
+"""Block types that are not kept packed: gguf-py dequantizes them at load into a dense matrix.
 
 Suffixes: O rows, I columns, B bytes of a packed row.
 """
@@ -18,7 +17,7 @@ from inferno_gguf.blocks import shape_of
 from inferno_gguf.ggml import BY_NAME
 
 CHUNK = 1 << 22
-"""Values unpacked at once: float32 copies of a whole matrix would be the peak of memory."""
+"""Values dequantized at once: a float32 copy of a whole matrix would raise peak memory."""
 
 
 def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Dense:
@@ -27,8 +26,8 @@ def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype:
 
 
 def dequantize(layout: str, packed_OB: Tensor, dtype: torch.dtype) -> Tensor:
-    """(O, B) bytes to (O, I) values, through float32. Raises CheckpointError unless the rows are
-    whole blocks, UnsupportedError for a type this gguf-py does not know."""
+    """Dequantize (O, B) bytes to (O, I) values, through float32. Raises CheckpointError unless the
+    rows are whole blocks, UnsupportedError for a type unknown to this gguf-py."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize as reference
 
@@ -37,7 +36,7 @@ def dequantize(layout: str, packed_OB: Tensor, dtype: torch.dtype) -> Tensor:
         number = GGMLQuantizationType(BY_NAME[layout].number)
     except ValueError as error:
         raise UnsupportedError(
-            f"the installed gguf does not know {layout}", "pip install --upgrade gguf"
+            f"the installed gguf does not know {layout}", "Upgrade it: pip install --upgrade gguf"
         ) from error
     weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=packed_OB.device)
     step = max(1, CHUNK // max(1, in_features))

@@ -10,11 +10,11 @@ from inferno import hookimpl
 from inferno.contracts import QuantScheme, TensorInfo
 
 LAYOUT = "mxfp4"
-"""ggml's block: kernels for it serve these weights too."""
+"""ggml's block layout, so that kernels for it serve these weights too."""
 
 
 def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bool:
-    """Blocks and their scales, of a checkpoint that says that it is MXFP4."""
+    """Whether the parts are blocks and scales, in a checkpoint declared as MXFP4."""
     ours = set(parts) == {"blocks", "scales"} and all(
         info.dtype == "uint8" for info in parts.values()
     )
@@ -22,7 +22,7 @@ def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bo
 
 
 def nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
-    """What is stored stays as large: 17 bytes for 32 values."""
+    """Bytes in memory: as stored, 17 bytes for 32 values."""
     return sum(info.nbytes for info in parts.values())
 
 

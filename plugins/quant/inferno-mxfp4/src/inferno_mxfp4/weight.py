@@ -27,8 +27,8 @@ GROUP = 32
 BLOCK = 17
 """Bytes of a group."""
 CHUNK = 1 << 20
-"""Values unpacked at once: 4 MiB of float32, which stay in the cache until they are multiplied
-by."""
+"""Values dequantized at once: 4 MiB of float32, which stay in the CPU cache until they are
+multiplied."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
