@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import inferno
@@ -140,6 +141,23 @@ def f():
 """
     (tmp_path / "x.py").write_text(source)
     assert rooms(tmp_path / "x.py") == {"plan", "loading", "__init__", "core"}
+
+
+def test_no_circle_of_imports_even_of_types() -> None:
+    """Modules of the kernel, `if TYPE_CHECKING` included. A package's `__init__` only re-exports."""
+    names = {".".join(path.relative_to(SRC.parent).with_suffix("").parts): path for path in MODULES}
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        graph[name] = {other for other in found if other in names and other != name}
+    sorter = TopologicalSorter(graph)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle of imports: {' <- '.join(error.args[1])}") from None
 
 
 def test_files_stay_small() -> None:

@@ -21,13 +21,13 @@ from inferno.contracts.attention import (
 from inferno.contracts.cache import CachePolicy, PrefixCache
 from inferno.contracts.checkpoints import (
     Checkpoint,
-    CheckpointFormat,
     CheckpointView,
     QuantScheme,
     TensorInfo,
     TextAssets,
 )
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
+from inferno.contracts.formats import CheckpointFormat
 from inferno.contracts.hints import Hint
 from inferno.contracts.kernels import (
     EXPERT_OPS,

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
 
 from inferno.contracts import lazy
-from inferno.contracts.dialect import Dialect
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inferno.contracts.architectures import Architecture
     from inferno.nn.weight import Weight
 
 
@@ -82,24 +79,6 @@ class CheckpointView:
 
     def close(self) -> None:
         self.checkpoint.close()
-
-
-@frozen(kw_only=True)
-class CheckpointFormat:
-    """A way to store a model on disk."""
-
-    name: str
-    matches: Callable[[Path], bool] = field(converter=lazy.function)
-    """Whether `path` has this format, judged by names or first bytes only."""
-    open: Callable[[Path, Sequence[Architecture]], Checkpoint] = field(converter=lazy.function)
-    """open(path, architectures): reads and checks the headers. Imports no torch. A format with its
-    own names translates them by the installed architectures' dialects. Raises CheckpointError if a
-    file is damaged."""
-    dialect: Dialect | None = None
-    """How its files name the fields and modules of most architectures; `Architecture.dialects`
-    override it. None: Hugging Face's names."""
-    priority: int = 0
-    api_version: int = 1
 
 
 @frozen(kw_only=True)

@@ -3,13 +3,12 @@ token."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 if TYPE_CHECKING:
-    from inferno.server.generation import Generation
     from inferno.server.schema import StreamOptions
 
 encode = msgspec.json.encode
@@ -22,13 +21,14 @@ class Chunks:
     def __init__(
         self,
         head: dict[str, Any],
-        generation: Generation,
+        usage: Callable[..., object],
         options: StreamOptions | None,
         ignored: Sequence[str],
     ) -> None:
+        """`usage(reasoning_tokens=None)` returns the usage object as of now."""
         self._include = bool(options and options.include_usage)
         self._continuous = self._include and bool(options and options.continuous_usage_stats)
-        self._generation = generation
+        self._usage_now = usage
         self._head = b"data: " + encode(head)[:-1] + b',"choices":['
         self._first = b',"x_inferno":' + encode({"ignored": ignored}) if ignored else b""
 
@@ -55,14 +55,14 @@ class Chunks:
         return (
             self._head
             + b'],"usage":'
-            + encode(self._generation.usage(reasoning_tokens=reasoning_tokens))
+            + encode(self._usage_now(reasoning_tokens=reasoning_tokens))
             + b"}\n\n"
             + DONE
         )
 
     def _usage(self) -> bytes:
         if self._continuous:
-            return b',"usage":' + encode(self._generation.usage())
+            return b',"usage":' + encode(self._usage_now())
         return b',"usage":null' if self._include else b""
 
 

@@ -103,7 +103,7 @@ class Pipeline:
             "model": prepared.model,
         }
         if prepared.stream:
-            chunks = Chunks(head, generation, prepared.stream_options, prepared.ignored)
+            chunks = Chunks(head, generation.usage, prepared.stream_options, prepared.ignored)
             return Events(
                 _events(generation, shape, chunks),
                 abort=generation.abort,

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Literal, Protocol
 
 from attrs import define, field
 
 from inferno.errors import QueueFullError, ShuttingDownError
 
-if TYPE_CHECKING:
-    from inferno.server.generation import Generation
+
+class Admissible(Protocol):
+    """A request in the engine, as the limiter sees it: `generation.Generation`."""
+
+    @property
+    def num_outputs(self) -> int: ...
+
+    def abort(self, why: Literal["client", "shutdown"]) -> None: ...
 
 
 @define(eq=False)
@@ -21,9 +27,9 @@ class Limiter:
     """Maximum of outputs running or waiting in the engine; None for no limit."""
     in_flight: int = 0
     draining: bool = False
-    running: set[Generation] = field(factory=set)
+    running: set[Admissible] = field(factory=set)
 
-    def admit(self, generation: Generation) -> None:
+    def admit(self, generation: Admissible) -> None:
         """Admit a generation, to be released later. Raises QueueFullError or ShuttingDownError."""
         if self.draining:
             raise ShuttingDownError("the server is shutting down", "Try again.")
@@ -39,7 +45,7 @@ class Limiter:
         self.in_flight += generation.num_outputs
         self.running.add(generation)
 
-    def release(self, generation: Generation) -> None:
+    def release(self, generation: Admissible) -> None:
         """Release a generation. Does nothing if it is not admitted or already released."""
         if generation in self.running:
             self.running.remove(generation)
