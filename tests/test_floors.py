@@ -144,7 +144,7 @@ def f():
 
 
 def test_no_circle_of_imports_even_of_types() -> None:
-    """Modules of the kernel, `if TYPE_CHECKING` included. A package's `__init__` only re-exports."""
+    """Modules of the kernel, `if TYPE_CHECKING` included; a package's `__init__` re-exports."""
     names = {".".join(path.relative_to(SRC.parent).with_suffix("").parts): path for path in MODULES}
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
