@@ -79,31 +79,36 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_num_seqs": 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A checkpoint of random weights, and transformers' greedy tokens after both prompts."""
+    """A checkpoint of random weights, and transformers' model of them."""
     config, path = FAMILIES[request.param], tmp_path_factory.mktemp("toy")
     reference: Any = transformers_model(config)
     reference.save_pretrained(path)
     (path / "config.json").write_text(json.dumps(config))
-    return path, [greedy(reference, prompt) for prompt in (SHORT, LONG)]
+    return path, reference
 
 
-def greedy(reference: Any, prompt: list[int]) -> tuple[int, ...]:
-    count = GREEDY.max_tokens
-    ids = reference.generate(
-        torch.tensor([prompt]), max_new_tokens=count, min_new_tokens=count, do_sample=False
-    )
-    return tuple(ids[0, len(prompt) :].tolist())
+def assert_greedy(reference: Any, prompt: list[int], token_ids: tuple[int, ...]) -> None:
+    """Each token is transformers' best after the tokens before it, up to rounding: the order of
+    sums, which follows the number of threads, decides between equals."""
+    assert len(token_ids) == GREEDY.max_tokens
+    with torch.inference_mode():
+        logits_LV = reference(torch.tensor([[*prompt, *token_ids]])).logits[0].float()
+    logits_NV = logits_LV[len(prompt) - 1 : -1]
+    chosen_N = logits_NV.gather(-1, torch.tensor(token_ids)[:, None])[:, 0]
+    lost_N = logits_NV.amax(-1) - chosen_N
+    assert lost_N.max() <= 1e-3 * logits_NV.std(), lost_N
 
 
 def test_a_folder_gives_the_reference_s_tokens_and_again_from_a_snapshot(made: Any) -> None:
-    path, expected = made
+    path, reference = made
     llm = LLM(str(path), **OPTIONS)
     first = llm.generate([SHORT, LONG], GREEDY)
-    assert [answer.outputs[0].token_ids for answer in first] == expected
+    for prompt, answer in zip((SHORT, LONG), first, strict=True):
+        assert_greedy(reference, prompt, answer.outputs[0].token_ids)
     assert [answer.num_cached_tokens for answer in first] == [0, 0]
     [again] = llm.generate(LONG, GREEDY)
     assert again.num_cached_tokens >= 128
-    assert again.outputs[0].token_ids == expected[1]
+    assert_greedy(reference, LONG, again.outputs[0].token_ids)
 
 
 def test_a_step_is_not_recorded_and_trying_to_leaves_the_states_alone(made: Any) -> None:
@@ -121,12 +126,13 @@ def test_a_step_is_not_recorded_and_trying_to_leaves_the_states_alone(made: Any)
 
 
 def test_the_engine_process_gives_the_same_tokens(made: Any) -> None:
-    path, expected = made
+    path, reference = made
 
     async def body() -> None:
         async with AsyncLLM(str(path), **OPTIONS) as llm:
             answers = await asyncio.gather(*(llm.generate(p, GREEDY) for p in (SHORT, LONG)))
-        assert [answer.outputs[0].token_ids for answer in answers] == expected
+        for prompt, answer in zip((SHORT, LONG), answers, strict=True):
+            assert_greedy(reference, prompt, answer.outputs[0].token_ids)
 
     asyncio.run(asyncio.wait_for(body(), 120))
 
