@@ -61,6 +61,10 @@ def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
     return [found[key] for key in sorted(found)]
 
 
+_SPECS = type("_Specs", (), dict(hookspecs.HOOKS))
+"""Every hook in one class: pluggy looks at each attribute of what it is given, for each manager."""
+
+
 def _ask(
     entry: importlib.metadata.EntryPoint,
 ) -> tuple[dict[str, list[Any]], tuple[SetAside, ...]]:
@@ -68,8 +72,7 @@ def _ask(
     another API version. Each plugin has its own manager, so that its mistakes do not affect
     others."""
     manager = pluggy.PluginManager(GROUP)
-    for protocol in hookspecs.PROTOCOLS:
-        manager.add_hookspecs(protocol)
+    manager.add_hookspecs(_SPECS)
     manager.register(entry.load(), name=entry.name)
     manager.check_pending()  # a misspelt hook is an error
     declared: dict[str, list[Any]] = {}
