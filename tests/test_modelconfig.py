@@ -97,8 +97,8 @@ def test_windows(given: dict[str, Any], windows: list[int | None]) -> None:
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"vocab_size": 10**12}, "vocab_size"),
         ({"max_position_embeddings": 10**18}, "max_position_embeddings"),
-        ({"head_dim": 15}, "15 elements of a head of 15"),
-        ({"partial_rotary_factor": 0.01}, "0 elements of a head of 24"),
+        ({"head_dim": 15}, "rotary dimension is 15 of head_dim 15"),
+        ({"partial_rotary_factor": 0.01}, "rotary dimension is 0 of head_dim 24"),
     ],
 )
 def test_a_bad_field_is_named(given: dict[str, Any], named: str) -> None:

@@ -128,7 +128,7 @@ def _bind(host: str, port: int) -> socket.socket:
     AddressError."""
     if not 0 <= port <= 65535:
         raise AddressError(
-            f"invalid port {port}", "Give a port from 0 to 65535; 0 picks a free one."
+            f"invalid port {port} for {host}", "Give a port from 0 to 65535; 0 picks a free one."
         )
     try:
         family, _, _, _, address = socket.getaddrinfo(

@@ -308,7 +308,7 @@ def test_metadata_that_no_config_can_be_made_of_is_refused(
     path = write_gguf(tmp_path / "model.gguf", CONFIG, {})
     with pytest.raises(CheckpointError, match="no config of Toy") as caught:
         GgufCheckpoint.open(path, [of_dialect(config=config)])
-    assert "fetch it again" in caught.value.remedy
+    assert "download it again" in caught.value.remedy
 
 
 def test_more_layers_than_tensors_are_refused(write_gguf: Any, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
         if len(info.shape) != 3 or info.shape[1] % len(parts):
             raise CheckpointError(
                 f"{stored} of shape {info.shape} is not a stack of experts",
-                "The checkpoint is damaged: fetch it again.",
+                "The checkpoint is damaged: download it again.",
             )
         size = info.shape[1] // len(parts)
         for expert in range(info.shape[0]):
