@@ -53,7 +53,7 @@ class Shape:
         return self.vocab_size * self.hidden_size
 
     def read_share(self, num_tokens: int) -> float:
-        """Share of the weights that a step of so many tokens reads, each with experts of its own
+        """Share of the weights that a step of this many tokens reads, each with its own experts
         choice."""
         if not self.num_experts:
             return 1.0
