@@ -181,13 +181,14 @@ def test_sequences_that_compute_the_same_at_once_share_blocks_afterwards() -> No
     harness = Harness()
     for name in ("a", "b", "c"):
         harness.add(name, prompt_of(0, 12), 3)
-    harness.step()
-    harness.step()
-    assert [len(step.slices) for step in harness.steps] == [1, 3], (
+    for _ in range(3):
+        harness.step()
+    assert [len(step.slices) for step in harness.steps] == [1, 1, 3], (
         "one computes the prompt, the others find it"
     )
+    assert [len(step.moves) for step in harness.steps] == [0, 2, 0], "its last block is copied"
     harness.run()
-    assert [harness.outputs[name][0].num_cached for name in "abc"] == [0, 8, 8]
+    assert [harness.outputs[name][0].num_cached for name in "abc"] == [0, 11, 11]
     assert (
         harness.output("a")
         == harness.output("b")

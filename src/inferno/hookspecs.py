@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         CheckpointFormat,
         Hint,
         KernelProvider,
+        Proposer,
         QuantScheme,
         Source,
     )
@@ -37,6 +38,7 @@ API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_kernels": (1, 1),
     "inferno_attention_backends": (1, 1),
     "inferno_cache_policies": (1, 1),
+    "inferno_proposers": (1, 1),
     "inferno_sources": (1, 1),
     "inferno_hints": (1, 1),
 }
@@ -88,6 +90,13 @@ class ProvidesCachePolicies(Protocol):
         ...
 
 
+class ProvidesProposers(Protocol):
+    @hookspec
+    def inferno_proposers(self) -> list[Proposer]:
+        """Proposers of draft tokens for speculative decoding: n-gram lookup, a draft model."""
+        ...
+
+
 class ProvidesSources(Protocol):
     @hookspec
     def inferno_sources(self) -> list[Source]:
@@ -109,6 +118,7 @@ PROTOCOLS: tuple[type, ...] = (
     ProvidesKernels,
     ProvidesAttentionBackends,
     ProvidesCachePolicies,
+    ProvidesProposers,
     ProvidesSources,
     ProvidesHints,
 )
@@ -129,6 +139,7 @@ if TYPE_CHECKING:
         CheckpointFormat,
         Hint,
         KernelProvider,
+        Proposer,
         QuantScheme,
         Source,
     )
@@ -161,6 +172,8 @@ if TYPE_CHECKING:
         def __call__(
             self, *, specname: Literal["inferno_cache_policies"]
         ) -> _Mark[CachePolicy]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_proposers"]) -> _Mark[Proposer]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_sources"]) -> _Mark[Source]: ...
         @overload

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from inferno import hookimpl
 from inferno.builtin.sources import HUB, LOCAL
-from inferno.contracts import AttentionBackend, CachePolicy, CheckpointFormat, QuantScheme, Source
+from inferno.contracts import (
+    AttentionBackend,
+    CachePolicy,
+    CheckpointFormat,
+    Proposer,
+    QuantScheme,
+    Source,
+)
 
 
 @hookimpl
@@ -50,6 +57,11 @@ def inferno_cache_policies() -> list[CachePolicy]:
         CachePolicy(name="lru", build="inferno.builtin.lru:LRUPrefixCache", priority=0),
         CachePolicy(name="none", build=lambda num_blocks: None, priority=-10),
     ]
+
+
+@hookimpl
+def inferno_proposers() -> list[Proposer]:
+    return [Proposer(name="ngram", build="inferno.builtin.ngram:NgramDrafter")]
 
 
 @hookimpl

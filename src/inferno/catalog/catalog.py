@@ -26,6 +26,7 @@ from inferno.contracts import (
     Hint,
     KernelNeed,
     KernelProvider,
+    Proposer,
     QuantScheme,
     Source,
     TensorInfo,
@@ -48,6 +49,7 @@ _NOUNS: Mapping[type, str] = {
     KernelProvider: "kernel provider",
     AttentionBackend: "attention backend",
     CachePolicy: "cache policy",
+    Proposer: "proposer",
     Source: "source",
     Hint: "hint",
 }

@@ -14,6 +14,7 @@ from inferno.contracts import (
     CheckpointFormat,
     Hint,
     KernelProvider,
+    Proposer,
     QuantScheme,
     Source,
 )
@@ -26,6 +27,7 @@ T = TypeVar(
     CheckpointFormat,
     Hint,
     KernelProvider,
+    Proposer,
     QuantScheme,
     Source,
 )
@@ -37,6 +39,7 @@ KINDS: Mapping[str, type] = {
     "inferno_kernels": KernelProvider,
     "inferno_attention_backends": AttentionBackend,
     "inferno_cache_policies": CachePolicy,
+    "inferno_proposers": Proposer,
     "inferno_sources": Source,
     "inferno_hints": Hint,
 }

@@ -38,6 +38,14 @@ from inferno.contracts.kernels import (
     KernelProvider,
     Recording,
 )
+from inferno.contracts.proposers import (
+    Drafter,
+    DraftParts,
+    DraftRequest,
+    Lookahead,
+    Proposer,
+    Span,
+)
 from inferno.contracts.rows import RowRange, RowsView
 from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
@@ -58,6 +66,9 @@ __all__ = [
     "DTYPE_BYTES",
     "DType",
     "Dialect",
+    "DraftParts",
+    "DraftRequest",
+    "Drafter",
     "EXPERT_OPS",
     "FetchOptions",
     "GROUPED",
@@ -65,10 +76,12 @@ __all__ = [
     "KernelNeed",
     "KernelProvider",
     "LINEAR",
+    "Lookahead",
     "Model",
     "ModelConfig",
     "OPS",
     "PrefixCache",
+    "Proposer",
     "QuantScheme",
     "Recording",
     "RowJoin",
@@ -76,6 +89,7 @@ __all__ = [
     "RowSplit",
     "RowsView",
     "Source",
+    "Span",
     "StateSpec",
     "TensorInfo",
     "TextAssets",

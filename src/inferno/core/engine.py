@@ -1,8 +1,10 @@
-"""The engine in this process: one loop of three calls."""
+"""The engine in this process: plan a step, launch it, commit the results of an earlier one."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from inferno.core.kvcache import CacheGroups
 from inferno.core.scheduler import Scheduler
@@ -11,19 +13,63 @@ from inferno.core.validation import validate_request
 from inferno.errors import RequestError
 from inferno.plan import Opened, Plan
 
+Mask = Any
+"""Which tokens a row may draw next: a bit per token in int32 words, as a numpy array. Bit i of word
+w is token 32 w + i; tokens past its end are not allowed."""
+
+
+class Ticket(Protocol):
+    """A step in flight."""
+
+    def draw(self, masks: Mapping[int, Mask]) -> None:
+        """Draw the step's tokens, with masks by row. Called once, before the next launch."""
+        ...
+
+    def result(self) -> Sampled:
+        """Wait for the results. Called once, in the order of the launches."""
+        ...
+
 
 class Runner(Protocol):
-    """Computes a step: `runner.ModelRunner`, or a test's fake."""
+    """Computes steps: `runner.ModelRunner`, or a test's fake."""
 
-    def run(self, step: Step) -> Sampled: ...
+    def launch(self, step: Step) -> Ticket:
+        """Start the forward pass. Tokens that earlier steps drew are known to the runner, whether
+        their results were taken or not."""
+        ...
+
+
+class Constraint(Protocol):
+    """What a request's output must match, such as a grammar: decides after each token which ones
+    may follow."""
+
+    def mask(self) -> Mask: ...
+    def accept(self, token_id: int) -> None: ...
 
 
 class Engine:
-    """Synchronous and single-threaded: its owner calls `step` while it is `busy`."""
+    """Synchronous and single-threaded: its owner calls `step` while it is `busy`.
 
-    def __init__(self, plan: Plan, scheduler: Scheduler, runner: Runner) -> None:
+    With `lag` steps in flight, a step is planned and launched before the results of the `lag`
+    before it are committed, so that a device computes while the host plans. On a CPU the host is
+    the device: the lag is 0. `constrain` returns a request's constraint, or None. Constrained
+    requests take no drafts.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        lag: int = 0,
+        constrain: Callable[[Request], Constraint | None] = lambda request: None,
+    ) -> None:
         self.plan = plan
         self._scheduler, self._runner = scheduler, runner
+        self._lag, self._constrain = lag, constrain
+        self._constraints: dict[str, Constraint] = {}
+        self._in_flight: deque[tuple[Step, Ticket]] = deque()
 
     @classmethod
     def load(cls, opened: Opened) -> Engine:
@@ -45,21 +91,58 @@ class Engine:
             raise RequestError(
                 f"request id {request.id!r} is in use", "Choose another.", param="request_id"
             )
-        self._scheduler.add(request)
+        constraint = self._constrain(request)
+        if constraint is not None:
+            self._constraints[request.id] = constraint
+        self._scheduler.add(request, takes_drafts=constraint is None)
 
     def abort(self, request_id: str) -> None:
         """Drop a request. An unknown or finished one is ignored."""
         self._scheduler.abort(request_id)
+        self._constraints.pop(request_id, None)
 
     def step(self) -> list[EngineOutput]:
-        step = self._scheduler.plan()
-        if not step.slices:
-            return []
-        sampled = self._runner.run(step)
-        return self._scheduler.commit(step, sampled)
+        """Launch the next step, and return the tokens of the one `lag` steps before it."""
+        step, outputs = self._scheduler.plan(), list[EngineOutput]()
+        if not step.is_empty:
+            ticket = self._runner.launch(step)
+            masks: Mapping[int, Mask] = {}
+            if self._constraints:
+                outputs, masks = self._masks(step)
+            ticket.draw(masks)
+            self._in_flight.append((step, ticket))
+        if len(self._in_flight) > (0 if step.is_empty else self._lag):
+            outputs += self._commit()
+        return outputs
+
+    def _masks(self, step: Step) -> tuple[list[EngineOutput], dict[int, Mask]]:
+        """Return the masks of a launched step. They depend on the tokens before it, so the steps in
+        flight are committed first: their outputs are returned, too."""
+        request_of = self._scheduler.request_of
+        ids = {s.row: request_of(s.row).id for s in step.slices if s.samples}
+        outputs = list[EngineOutput]()
+        if self._constraints.keys() & ids.values():
+            while self._in_flight:
+                outputs += self._commit()
+        held = self._constraints
+        return outputs, {row: held[id].mask() for row, id in ids.items() if id in held}
+
+    def _commit(self) -> list[EngineOutput]:
+        step, ticket = self._in_flight.popleft()
+        outputs = self._scheduler.commit(step, ticket.result())
+        if self._constraints:
+            for output in outputs:
+                if (constraint := self._constraints.get(output.request_id)) is None:
+                    continue
+                if output.finish is not None:
+                    del self._constraints[output.request_id]
+                elif output.token_id is not None:
+                    constraint.accept(output.token_id)
+        return outputs
 
     @property
     def busy(self) -> bool:
+        """Whether `step` has anything to do."""
         return self._scheduler.busy
 
     def stats(self) -> EngineStats:
@@ -72,10 +155,11 @@ class Engine:
     def close(self) -> None:
         """Free the model and its cache. The engine cannot be used again."""
         self._runner = _Closed()
+        self._in_flight.clear()
 
 
 class _Closed:
-    def run(self, step: Step) -> Sampled:
+    def launch(self, step: Step) -> Ticket:
         raise RequestError("the engine is closed", "Load another one.")
 
 

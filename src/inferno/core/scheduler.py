@@ -3,19 +3,29 @@
 There is no prefill and no decode: every sequence has pending tokens, and a step computes some of
 them (vLLM v1's view). Chunked prompts, prefix hits and preemption are all "fewer tokens computed
 than known". The cost of a step grows with its new tokens, never with the length of the contexts.
+
+Steps may overlap: `plan` the next one while earlier ones are in flight, then `commit` their results
+in order. Until then a sequence's last tokens are unknown here, but the runner has them. This is
+right because steps take effect in order: a block that is freed while a step in flight still reads
+it is written only by a later step. A token drawn for a sequence that has ended or was preempted is
+discarded; a preempted sequence draws it again, the same one.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable
+from itertools import count as counter
 
+from inferno.core.drafts import Acceptance, DraftCost
 from inferno.core.kvcache import CacheGroups
 from inferno.core.types import (
     BlockUpdate,
     EngineOutput,
     EngineStats,
     FinishReason,
+    Move,
     NewSequence,
     Request,
     Sampled,
@@ -30,7 +40,8 @@ class Scheduler:
     """`add` and `abort` requests; `plan` a step; `commit` what it computed.
 
     `max_model_len` bounds prompt and output together, `max_num_seqs` the sequences that run at
-    once, and `max_num_batched_tokens` the tokens of a step.
+    once, and `max_num_batched_tokens` the tokens of a step. With `drafts`, steps verify draft
+    tokens. Models with recurrent states cannot: a state cannot be rolled back.
     """
 
     def __init__(
@@ -40,7 +51,9 @@ class Scheduler:
         max_model_len: int,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
+        drafts: DraftCost | None = None,
     ) -> None:
+        assert drafts is None or not groups.has_states, "the plan refuses drafts for these models"
         longest = groups.blocks_for(min(max_model_len, max_num_batched_tokens))
         assert all(w.num_blocks > groups.blocks_for(w.window) + longest for w in groups.windows), (
             "too few blocks for one sequence"
@@ -53,28 +66,43 @@ class Scheduler:
         self._by_id: dict[str, Sequence] = {}
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._arrivals = 0
+        self._drafts = drafts
+        self._in_flight: deque[list[Sequence | None]] = deque()
+        """The sequence of each slice of each planned step; None once it has lost its row."""
+        self._moves: list[Move] = []
+        """For the next step."""
+        self._arriving: dict[int, Sequence] = {}
+        """By the key of the move that a sequence waits for."""
+        self._move_keys = counter()
         self._updates: list[BlockUpdate] = []
         """Changes of running sequences' block tables that the runner has not received yet."""
         self.stats = EngineStats()
 
     @property
     def busy(self) -> bool:
-        return bool(self._by_id)
+        """Whether requests are unfinished or steps in flight."""
+        return bool(self._by_id or self._in_flight)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, takes_drafts: bool = True) -> None:
+        """Queue a request. Its steps verify no drafts unless it `takes_drafts`."""
         assert request.id not in self._by_id, "the engine refuses ids that are in use"
         self._by_id[request.id] = sequence = Sequence(
             request, list(request.token_ids), self._arrivals
         )
+        if takes_drafts and self._drafts is not None:
+            sequence.acceptance = Acceptance()
         self._arrivals += 1
         self._enqueue(sequence)
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._by_id
 
+    def request_of(self, row: int) -> Request:
+        """Return the request of a running sequence."""
+        return self._running[row].request
+
     def abort(self, request_id: str) -> bool:
-        """Drop a request, between a commit and the next plan. Returns False if it is unknown or
-        finished."""
+        """Drop a request. Returns False if it is unknown or finished."""
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return False
@@ -90,23 +118,35 @@ class Scheduler:
 
     def plan(self) -> Step:
         """Plan the next step: running sequences first, then as many waiting ones as fit. Empty if
-        nothing is pending."""
+        nothing is pending, or all that is waits for steps in flight."""
         slices, budget = self._continue()
         admitted: list[Sequence] = []
         while budget and (sequence := self._admit(budget)) is not None:
-            slices.append(self._first_slice(sequence, budget))
             admitted.append(sequence)
-            budget -= slices[-1].num_tokens
+            if sequence.arriving is None:
+                slices.append(self._first_slice(sequence, budget))
+                budget -= slices[-1].num_tokens
         self._gauge()
+        if not slices and not self._moves:
+            return Step(())  # block updates wait for a step that is launched
         updates, self._updates = self._updates, []
-        groups = self._groups
-        return Step(
+        moves, self._moves = self._moves, []
+        groups, running = self._groups, self._running
+        step = Step(
             tuple(slices),
-            tuple([NewSequence(s.held_row, s.request, tuple(s.token_ids)) for s in admitted]),
+            tuple(
+                [
+                    NewSequence(s.held_row, s.request, tuple(s.token_ids), s.num_computed)
+                    for s in admitted
+                ]
+            ),
             tuple(updates),
+            tuple(moves),
             tuple([copy for sequence in admitted for copy in groups.begin(sequence)]),
             self._snapshots(slices) if groups.has_states else (),
         )
+        self._in_flight.append([running[s.row] for s in slices])
+        return step
 
     def _continue(self) -> tuple[list[Slice], int]:
         """Return the running sequences' slices, and the tokens left for waiting ones: none after a
@@ -115,25 +155,64 @@ class Scheduler:
         slices: list[Slice] = []
         preempted = False
         block_size, has_states = self._groups.block_size, self._groups.has_states
-        for sequence in list(self._running.values()):
+        sequences = list(self._running.values())
+        for later, sequence in zip(range(len(sequences) - 1, -1, -1), sequences, strict=True):
             if sequence.row is None:  # preempted for one before it
                 continue
-            start = sequence.num_computed
-            pending = len(sequence.token_ids) - start
-            count = pending if pending <= budget else budget
-            if count == 0:
+            if budget == 0:
                 break
+            start, unknown = sequence.num_planned, sequence.num_unknown
+            pending = len(sequence.token_ids) + unknown - start
+            if not pending or sequence.is_verifying or sequence.arriving is not None:
+                continue  # a step in flight decides how it goes on
+            if unknown and self._ends_in_flight(sequence):
+                continue
+            count = pending if pending <= budget else budget
             if has_states:
                 count = self._groups.slice_tokens(sequence, start, count)
             if start + count > len(sequence.block_ids) * block_size:
                 preempted |= (victim := self._extend(sequence, start + count)) is not None
                 if victim is sequence:
                     continue
-            slices.append(Slice(sequence.row, start, count, count == pending))
-            budget -= count
+            samples = count == pending and sequence.request.pooling is None
+            drafts = 0
+            if samples and not unknown and sequence.acceptance is not None:
+                drafts = self._draft(sequence, start + count, budget - count - later)
+            slices.append(Slice(sequence.row, start, count, samples, drafts))
+            sequence.num_planned = start + count
+            sequence.num_unknown = unknown + samples
+            budget -= count + drafts
         if preempted:  # drop the slices of sequences that a later one preempted
             return [s for s in slices if s.row in self._running], 0
         return slices, budget
+
+    def _ends_in_flight(self, sequence: Sequence) -> bool:
+        """Whether a step in flight draws the last token that a sequence may have."""
+        known = len(sequence.token_ids) + sequence.num_unknown
+        generated = known - len(sequence.request.token_ids)
+        return generated == sequence.request.params.max_tokens or known >= self._max_model_len
+
+    def _draft(self, sequence: Sequence, stop: int, budget: int) -> int:
+        """Return how many drafts a slice that ends at `stop` verifies, and acquire their blocks.
+        Preempts no sequence: there are as many as fit."""
+        assert sequence.acceptance is not None and self._drafts is not None
+        num_running = len(self._running)
+        params, known = sequence.request.params, len(sequence.token_ids)
+        room = self._max_model_len - known
+        if params.max_tokens is not None:
+            room = min(room, params.max_tokens - known + len(sequence.request.token_ids))
+        count = min(sequence.acceptance.count(self._drafts, num_running), room - 1, budget)
+        if count <= 0:
+            return 0
+        groups = self._groups
+        missing = groups.blocks_for(stop + count) - len(sequence.block_ids)
+        if missing > 0:
+            if groups.num_available < missing + num_running:
+                count = len(sequence.block_ids) * groups.block_size - stop
+            else:
+                self._updates += groups.acquire(sequence, missing)
+        sequence.is_verifying = count > 0
+        return count
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> Sequence | None:
         """Acquire blocks for `num_tokens` tokens. Preempts the least urgent sequences while there
@@ -152,7 +231,7 @@ class Scheduler:
         """Take a sequence's row and blocks and queue it again. Later its tokens are found in the
         prefix cache or recomputed."""
         self._vacate(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_planned = sequence.num_unknown = 0
         self._enqueue(sequence)
         self.stats.preemptions += 1
 
@@ -179,8 +258,39 @@ class Scheduler:
         self._running[sequence.row] = sequence
         sequence.num_computed, sequence.num_inserted = start, num_found
         self._updates += groups.resume(sequence, match)
+        self._fork(sequence)
+        sequence.num_planned = sequence.num_computed
         self._count_admission(sequence)
         return sequence
+
+    def _fork(self, sequence: Sequence) -> None:
+        """Copy the last, partial block of a prompt that a running sequence has computed, such as
+        the first of `n` outputs: only the prompt's last token is computed again."""
+        groups, request = self._groups, sequence.request
+        num_found, stop = len(sequence.block_ids), len(sequence.token_ids) - 1
+        first = num_found * groups.block_size
+        if not groups.can_fork(sequence) or not first < stop < first + groups.block_size:
+            return
+        for other in self._running.values():
+            if (
+                other is not sequence
+                and other.num_computed >= stop
+                and groups.is_complete(other.block_ids[num_found])
+                and other.block_ids[:num_found] == sequence.block_ids
+                and other.request.token_ids == request.token_ids == tuple(sequence.token_ids)
+                and other.request.cache_salt == request.cache_salt
+            ):
+                sequence.arriving = key = next(self._move_keys)
+                self._arriving[key] = sequence
+                self._updates += groups.acquire(sequence, 1)
+                self._moves += [
+                    Move(key, group, source, target)
+                    for group, source, target in groups.copies(
+                        other.block_ids[num_found], sequence.block_ids[num_found]
+                    )
+                ]
+                sequence.num_computed = stop
+                return
 
     def _first_slice(self, sequence: Sequence, budget: int) -> Slice:
         """Return the first slice of a newly admitted sequence, and acquire its blocks."""
@@ -188,7 +298,9 @@ class Scheduler:
         count = groups.slice_tokens(sequence, start, min(pending, budget))
         missing = groups.blocks_for(start + count) - len(sequence.block_ids)
         self._updates += groups.acquire(sequence, missing)
-        return Slice(sequence.held_row, start, count, count == pending)
+        samples = count == pending and sequence.request.pooling is None
+        sequence.num_planned, sequence.num_unknown = start + count, int(samples)
+        return Slice(sequence.held_row, start, count, samples)
 
     def _is_being_computed(self, sequence: Sequence, index: int) -> bool:
         """Whether a running sequence is about to compute the block that this one needs next: the
@@ -200,7 +312,7 @@ class Scheduler:
         return any(
             s.num_inserted <= index < len(s.keys) and s.keys[index] == key
             for s in self._running.values()
-            if s.num_pending > 1
+            if len(s.token_ids) - s.num_computed > 1
         )
 
     def _count_admission(self, sequence: Sequence) -> None:
@@ -216,7 +328,7 @@ class Scheduler:
         """Return the snapshots to take of this step's states. If two were given the same slot, the
         last one keeps it."""
         copies: dict[int, StateCopy] = {}
-        for row, start, count, _ in slices:
+        for row, start, count, *_ in slices:
             if (copy := self._groups.save(self._running[row], start + count)) is not None:
                 copies[copy.target] = copy
         return tuple(copies.values())
@@ -224,52 +336,104 @@ class Scheduler:
     # --- commit -----------------------------------------------------------------------------------
 
     def commit(self, step: Step, sampled: Sampled) -> list[EngineOutput]:
-        """Record what a step computed. `sampled` has one token for each sampling slice, in
-        order."""
-        answers = iter(sampled.token_ids)
+        """Record the results of the step that was planned first of those in flight."""
+        if step.is_empty:
+            return []
         outputs: list[EngineOutput] = []
-        running, groups, max_model_len = self._running, self._groups, self._max_model_len
-        block_size = groups.block_size
-        logprobs, prompt_logprobs = sampled.logprobs, sampled.prompt_logprobs
-        for row, start, count, samples in step.slices:
-            sequence = running[row]
-            sequence.num_computed = stop = start + count
+        groups = self._groups
+        block_size, verified, first = groups.block_size, sampled.verified, 0
+        for key in sampled.moved:
+            if (arrived := self._arriving.pop(key, None)) is not None:
+                arrived.arriving = None
+        members = self._in_flight.popleft()
+        for (row, start, count, samples, _), sequence in zip(step.slices, members, strict=True):
+            num_drafts, num_accepted = verified.get(row, (0, 0)) if verified else (0, 0)
+            index, first = first, first + (1 + num_accepted if samples else 0)
+            if sequence is None:
+                continue
+            sequence.num_computed = stop = start + count + num_accepted
+            if samples:
+                sequence.token_ids += sampled.token_ids[index:first]
+                sequence.num_unknown -= 1
+                if sequence.acceptance is not None:
+                    self._record_drafts(sequence, num_drafts, num_accepted)
             if stop // block_size > sequence.num_inserted:
                 self._updates += groups.insert(sequence)
                 groups.free_before(sequence)
-            if not samples:
-                continue
-            token_id = next(answers)
-            request, token_ids = sequence.request, sequence.token_ids
-            token_ids.append(token_id)
-            generated = len(token_ids) - len(request.token_ids)
-            finish = finish_of(request, token_id, generated, len(token_ids) >= max_model_len)
+            if samples:
+                outputs += self._outputs(sequence, sampled, index, num_drafts, num_accepted)
+            elif sequence.request.pooling is not None and row in sampled.embeddings:
+                outputs.append(
+                    EngineOutput(
+                        sequence.request.id,
+                        None,
+                        FinishReason.STOP,
+                        num_cached=sequence.num_cached or 0,
+                        embedding=sampled.embeddings[row],
+                    )
+                )
+                self._end(sequence)
+        self.stats.steps += 1
+        self._gauge()
+        return outputs
+
+    def _outputs(
+        self, sequence: Sequence, sampled: Sampled, index: int, num_drafts: int, num_accepted: int
+    ) -> list[EngineOutput]:
+        """Return the tokens that a step drew for a sequence, from `index` on in `sampled`, up to
+        one that ends it."""
+        request, outputs = sequence.request, list[EngineOutput]()
+        row, known = sequence.held_row, len(sequence.token_ids) - 1 - num_accepted
+        logprobs, prompt_logprobs = sampled.logprobs, sampled.prompt_logprobs
+        for i in range(1 + num_accepted):
+            token_id = sequence.token_ids[known + i]
+            generated = known + i + 1 - len(request.token_ids)
+            finish = finish_of(request, token_id, generated, known + i + 1 >= self._max_model_len)
             outputs.append(
                 EngineOutput(
                     request.id,
                     token_id,
                     finish,
                     None if finish is None else _stop_id(request, token_id, finish),
-                    logprobs.get(len(outputs)) if logprobs else None,
+                    logprobs.get(index + i) if logprobs else None,
                     prompt_logprobs.get(row) if prompt_logprobs and generated == 1 else None,
                     sequence.num_cached or 0 if generated == 1 else 0,
+                    0 if i else num_drafts,
+                    0 if i else num_accepted,
                 )
             )
             if finish is not None:
-                del self._by_id[request.id]
-                self._vacate(sequence)
-        stats = self.stats
-        stats.steps += 1
-        stats.generated_tokens += len(outputs)
-        self._gauge()
+                self._end(sequence)
+                break
+        self.stats.generated_tokens += len(outputs)
         return outputs
+
+    def _record_drafts(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        assert sequence.acceptance is not None
+        sequence.acceptance.update(num_drafts, num_accepted)
+        if sequence.is_verifying:  # then no other step in flight has a slice of it
+            sequence.is_verifying = False
+            sequence.num_planned = sequence.num_computed
+        self.stats.draft_tokens += num_drafts
+        self.stats.accepted_tokens += num_accepted
+
+    def _end(self, sequence: Sequence) -> None:
+        del self._by_id[sequence.request.id]
+        self._vacate(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (sequence.request.priority, sequence.arrival, sequence))
 
     def _vacate(self, sequence: Sequence) -> None:
-        """Free a sequence's row and blocks."""
+        """Free a sequence's row and blocks. Results of steps in flight are no longer its own."""
         row = sequence.held_row
+        for members in self._in_flight:
+            if sequence in members:
+                members[members.index(sequence)] = None
+        sequence.is_verifying = False
+        if sequence.arriving is not None:
+            del self._arriving[sequence.arriving]
+            sequence.arriving = None
         self._groups.release(sequence)
         del self._running[row]
         self._rows.append(row)

@@ -7,12 +7,21 @@ They travel between processes as msgpack: plain numbers, strings, tuples and dic
 from __future__ import annotations
 
 import enum
+import random
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from attrs import define, field, frozen
 
+from inferno.core.drafts import Acceptance
 from inferno.core.sampling_params import SamplingParams
+
+Pooling = Literal["last", "mean"]
+"""How a prompt becomes one embedding: the last token's hidden state, or the mean of all."""
+
+
+def _as_64_bits(seed: int) -> int:
+    return seed % 2**64
 
 
 @frozen(kw_only=True)
@@ -28,6 +37,15 @@ class Request:
     """Lower runs first; among equals, first come first served."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    pooling: Pooling | None = None
+    """Return the prompt's embedding instead of generating."""
+    seed: int = field(converter=_as_64_bits)
+    """Seed of its draws: `params.seed`, or drawn here. It travels with the request, so that a
+    restarted engine and every rank draw the same tokens."""
+
+    @seed.default
+    def _seed(self) -> int:
+        return random.getrandbits(64) if self.params.seed is None else self.params.seed
 
 
 class FinishReason(enum.StrEnum):
@@ -64,6 +82,12 @@ class EngineOutput:
     """On a request's first token, if asked for: one entry per prompt token, None for the first."""
     num_cached: int = 0
     """On a request's first token: prompt tokens found in the cache."""
+    num_drafts: int = 0
+    """On the first token of a step: draft tokens that the step verified for the request."""
+    num_accepted: int = 0
+    """How many of them were accepted: tokens that the step returned beyond its first."""
+    embedding: tuple[float, ...] | None = None
+    """The prompt's embedding, if asked for."""
     error: str = ""
 
 
@@ -79,7 +103,18 @@ class Sequence:
     row: int | None = None
     """Its row in the runner's resident tables while it runs."""
     num_computed: int = 0
-    """Leading tokens whose keys and values are in the cache, and that its states have seen."""
+    """Leading tokens whose keys and values are in the cache, and that its states have seen, by the
+    committed steps."""
+    num_planned: int = 0
+    """The same once the steps in flight are committed."""
+    num_unknown: int = 0
+    """Tokens that steps in flight draw: the runner knows them before the scheduler does."""
+    is_verifying: bool = False
+    """Whether a step in flight verifies drafts: how many tokens it computes is not known yet."""
+    arriving: int | None = None
+    """The move that it waits for, if any: its blocks are not complete before."""
+    acceptance: Acceptance | None = None
+    """Decides how many drafts are verified; None if none are proposed."""
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     keys: list[bytes] = field(factory=list)
@@ -97,8 +132,8 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Number of tokens still to be computed."""
-        return len(self.token_ids) - self.num_computed
+        """Number of tokens that no step computes yet."""
+        return len(self.token_ids) + self.num_unknown - self.num_planned
 
     @property
     def held_row(self) -> int:
@@ -108,14 +143,17 @@ class Sequence:
 
 
 class Slice(NamedTuple):
-    """One sequence's share of a step: `num_tokens` tokens from `start` on. A tuple, because a step
-    may hold hundreds."""
+    """One sequence's share of a step: `num_tokens` tokens from `start` on, then drafts. A tuple,
+    because a step may hold hundreds."""
 
     row: int
     start: int
     num_tokens: int
     samples: bool
-    """Whether to sample after its last token: false inside a chunked prompt."""
+    """Whether to sample after its last token: false inside a chunked prompt, and for embeddings."""
+    num_drafts: int = 0
+    """The most draft tokens to propose after its last token and to verify. There are slots for
+    them; the runner may propose fewer."""
 
 
 @frozen(eq=False)
@@ -127,6 +165,8 @@ class NewSequence:
     request: Request
     token_ids: tuple[int, ...]
     """Everything known so far: the prompt, and after a preemption the output too."""
+    num_computed: int = 0
+    """Leading tokens that were found in the cache."""
 
 
 class BlockUpdate(NamedTuple):
@@ -146,6 +186,16 @@ class StateCopy(NamedTuple):
     target: int
 
 
+class Move(NamedTuple):
+    """Copy a block's content to another one of its cache group, before the forward pass. A sequence
+    with a pending move has no slice; the runner reports the move's key once it is done."""
+
+    key: int
+    group: int
+    source: int
+    target: int
+
+
 @frozen(eq=False)
 class Step:
     """The scheduler's plan for one forward pass. Carries what is new, never the context (O(new)
@@ -154,6 +204,7 @@ class Step:
     slices: tuple[Slice, ...]
     new_sequences: tuple[NewSequence, ...] = ()
     block_updates: tuple[BlockUpdate, ...] = ()
+    moves: tuple[Move, ...] = ()
     copies_before: tuple[StateCopy, ...] = ()
     """Before the forward pass: the initial states of new sequences."""
     copies_after: tuple[StateCopy, ...] = ()
@@ -161,18 +212,37 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(s.num_tokens for s in self.slices)
+        return sum(s.num_tokens + s.num_drafts for s in self.slices)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.slices and not self.moves
+
+
+class Verified(NamedTuple):
+    """How many drafts a slice verified, and how many of them were accepted."""
+
+    num_drafts: int
+    num_accepted: int
 
 
 @frozen(eq=False)
 class Sampled:
-    """The tokens that a step's sampling slices drew, in order."""
+    """The results of a step."""
 
     token_ids: list[int]
+    """The tokens that its sampling slices drew, in order: one for each slice, and one more for each
+    accepted draft."""
+    verified: Mapping[int, Verified] = field(factory=dict)
+    """By row, for slices with drafts."""
     logprobs: Mapping[int, Logprobs] = field(factory=dict)
     """By position in `token_ids`, if requested."""
     prompt_logprobs: Mapping[int, tuple[Logprobs | None, ...]] = field(factory=dict)
     """By row, once the row's prompt is complete."""
+    embeddings: Mapping[int, tuple[float, ...]] = field(factory=dict)
+    """By row, once the row's prompt is complete."""
+    moved: tuple[int, ...] = ()
+    """Keys of the moves that are done."""
 
 
 @define
@@ -188,6 +258,10 @@ class EngineStats:
     cached_tokens: int = 0
     """Prompt tokens found in the cache instead of computed."""
     generated_tokens: int = 0
+    draft_tokens: int = 0
+    """Draft tokens that steps verified."""
+    accepted_tokens: int = 0
+    """Draft tokens that were accepted."""
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0

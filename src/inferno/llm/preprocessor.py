@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import operator
+import random
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from inferno.contracts import TextAssets
 from inferno.core.sampling_params import SamplingParams, parameters
@@ -76,6 +77,8 @@ class Preprocessor:
     response_template: Mapping[str, Any] | None = None
     """The checkpoint's description of how its model writes tool calls and reasoning
     (`tokenizer_config.json`)."""
+    seeds: random.Random = field(factory=random.Random)
+    """Draws the seeds of requests that name none, in the order in which they come."""
 
     @classmethod
     def open(cls, opened: Opened, chat_template: str | None = None) -> Preprocessor:
@@ -93,6 +96,7 @@ class Preprocessor:
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
             response_template=assets.tokenizer_config.get("response_template"),
+            seeds=random.Random(plan.seed),
         )
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
@@ -153,6 +157,7 @@ class Preprocessor:
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                seed=self.seeds.getrandbits(64) if params.seed is None else params.seed + i,
             )
             for i in range(params.n)
         ]

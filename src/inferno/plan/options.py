@@ -47,6 +47,10 @@ class Options:
     revision: str | None = None
     offline: bool = False
     progress: bool = False
+    speculative: str | None = None
+    """Speculative decoding: a proposer's name (`ngram`, `mtp`), or a reference to a draft model."""
+    num_speculative_tokens: int | None = None
+    """The most draft tokens per step and sequence; None: the proposer's."""
     served_model_name: str | None = None
     disable: tuple[str, ...] = field(default=(), converter=_names)
     only: tuple[str, ...] = field(default=(), converter=_names)
@@ -58,6 +62,7 @@ class Options:
             "max_num_batched_tokens",
             "block_size",
             "threads",
+            "num_speculative_tokens",
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -77,6 +82,11 @@ class Options:
                 f"{self.max_num_seqs}",
                 "Every running sequence needs a token in each step: raise the former or lower "
                 "the latter.",
+            )
+        if self.num_speculative_tokens is not None and self.speculative is None:
+            raise OptionError(
+                "num_speculative_tokens is set without speculative",
+                "Name a proposer: --speculative ngram.",
             )
         if self.memory is not None and self.gpu_memory_utilization is not None:
             raise OptionError(

@@ -56,6 +56,20 @@ class AttentionUse:
     """Tensors that each layer keeps per block."""
 
 
+@frozen(kw_only=True)
+class Speculation:
+    """Speculative decoding: where drafts come from, and what they cost."""
+
+    proposer: str
+    distribution: str
+    num_drafts: int
+    """The most drafts per step and sequence."""
+    propose_cost: float
+    """Time to propose one draft, as a share of a step of the model."""
+    draft: Plan | None = None
+    """The draft model. Its cache is in this plan's groups, its layers after the model's."""
+
+
 @frozen
 class Chosen:
     """One choice of the plan, and the installed distribution it comes from."""
@@ -98,6 +112,7 @@ class Plan:
     attention: tuple[AttentionUse, ...]
     states: tuple[StateUse, ...] = ()
     """Layers with a recurrent state."""
+    speculation: Speculation | None = None
     cache_policy: str
     dtype: str
     device: str

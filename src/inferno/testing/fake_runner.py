@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from attrs import define, field
 
-from inferno.core.types import Sampled, StateCopy, Step
+from inferno.core.types import Move, Sampled, Slice, StateCopy, Step, Verified
 
 Tokens = tuple[int, ...]
+
+
+@define(eq=False)
+class FakeTicket:
+    """A step of a `FakeRunner`. Its tokens are drawn by `draw`, so that a later step that was
+    launched before would miss them."""
+
+    runner: FakeRunner
+    step: Step
+    sampled: Sampled | None = None
+
+    def draw(self, masks: Mapping[int, Any]) -> None:
+        assert self.sampled is None, "a step is drawn twice"
+        self.runner.drawn += 1
+        self.sampled = self.runner.draw(self.step)
+
+    def result(self) -> Sampled:
+        assert self.sampled is not None, "a result is taken before the draw"
+        return self.sampled
 
 
 @define(eq=False)
@@ -20,18 +40,27 @@ class FakeRunner:
     tokens are stored, all slots they attend to must hold their prefix: all earlier ones in the full
     group, and those within the window in the group of each of `windows`. A recurrent state holds
     all tokens it has seen, which must be those before a slice. The next token is a hash of all
-    tokens before it, so each sequence has one correct continuation: `continuation`.
+    tokens before it, so each sequence has one correct continuation: `continuation`. Drafts are what
+    `propose` returns for the tokens so far and the number wanted. An embedding is the number of
+    tokens it was computed from.
     """
 
     block_size: int
     vocab_size: int = 4
     windows: Sequence[int] = ()
     has_states: bool = False
+    propose: Callable[[Sequence[int], int], Sequence[int]] = lambda token_ids, count: ()
     states: dict[int, Tokens] = field(factory=dict)
     """Slot -> tokens that its state has seen."""
     computed: list[int] = field(factory=list)
     """Tokens of each step."""
+    launched: int = 0
+    drawn: int = 0
     _tokens: dict[int, list[int]] = field(factory=dict)
+    _pooled: dict[int, int] = field(factory=dict)
+    """By row: tokens computed for its embedding, -1 if it asks for none."""
+    _drafts: dict[int, Tokens] = field(factory=dict)
+    """By row: what the step in progress verifies."""
     _tables: dict[tuple[int, int], dict[int, int]] = field(factory=dict)
     """By group and row."""
     _contents: list[dict[int, Tokens]] = field(init=False)
@@ -45,29 +74,74 @@ class FakeRunner:
         return self._contents[0][block_id * self.block_size + self.block_size - 1]
 
     def run(self, step: Step) -> Sampled:
+        """Launch, draw, and return the results."""
+        ticket = self.launch(step)
+        ticket.draw({})
+        return ticket.result()
+
+    def launch(self, step: Step) -> FakeTicket:
+        assert self.launched == self.drawn, "a step is launched before the one before it has drawn"
+        self.launched += 1
         for new in step.new_sequences:
             self._tokens[new.row] = list(new.token_ids)
+            self._pooled[new.row] = 0 if new.request.pooling else -1
             for group in range(len(self._contents)):
                 self._tables[group, new.row] = {}
         for group, row, index, block in step.block_updates:
             self._tables[group, row][index] = block
+        for move in step.moves:
+            self._move(move)
         self._copy(step.copies_before)
         rows = [s.row for s in step.slices]
         assert len(set(rows)) == len(rows), "a row has two slices"
-        for row, start, count, _ in step.slices:
-            assert count > 0, "an empty slice"
-            assert start + count <= len(self._tokens[row]), "an unknown token is computed"
-            if self.has_states:
-                assert self.states[row] == tuple(self._tokens[row][:start]), (
-                    f"row {row}'s state has not seen the tokens before its slice"
-                )
-                self.states[row] = tuple(self._tokens[row][: start + count])
+        for piece in step.slices:
+            self._check(piece)
         for group, window in enumerate((None, *self.windows)):
             self._store(step, group, window)
         self._copy(step.copies_after)
-        drawn = [self._draw(s.row, s.start + s.num_tokens) for s in step.slices if s.samples]
         self.computed.append(step.num_tokens)
-        return Sampled(drawn)
+        return FakeTicket(self, step)
+
+    def _check(self, piece: Slice) -> None:
+        row, start, count, samples, num_drafts = piece
+        tokens = self._tokens[row]
+        assert count > 0, "an empty slice"
+        assert start + count <= len(tokens), "an unknown token is computed"
+        assert samples or not num_drafts, "drafts are verified by the draw"
+        self._drafts[row] = tuple(self.propose(tokens, num_drafts)[:num_drafts] if num_drafts else ())
+        if self.has_states:
+            assert self.states[row] == tuple(tokens[:start]), (
+                f"row {row}'s state has not seen the tokens before its slice"
+            )
+            self.states[row] = tuple(tokens[: start + count])
+
+    def draw(self, step: Step) -> Sampled:
+        token_ids: list[int] = []
+        verified: dict[int, Verified] = {}
+        embeddings: dict[int, tuple[float, ...]] = {}
+        for row, start, count, samples, num_drafts in step.slices:
+            if self._pooled[row] >= 0:
+                self._pooled[row] += count
+                if start + count == len(self._tokens[row]):
+                    embeddings[row] = (float(self._pooled[row]),)
+            if not samples:
+                continue
+            drafts, stop = self._drafts[row], start + count
+            accepted = 0
+            token_ids.append(self._draw(row, stop))
+            while accepted < len(drafts) and drafts[accepted] == token_ids[-1]:
+                accepted += 1
+                token_ids.append(self._draw(row, stop + accepted))
+            if num_drafts:
+                verified[row] = Verified(len(drafts), accepted)
+        moved = tuple(dict.fromkeys(move.key for move in step.moves))
+        return Sampled(token_ids, verified, embeddings=embeddings, moved=moved)
+
+    def _move(self, move: Move) -> None:
+        content = self._contents[move.group]
+        for offset in range(self.block_size):
+            if (held := content.get(move.source * self.block_size + offset)) is not None:
+                content[move.target * self.block_size + offset] = held
 
     def _copy(self, copies: tuple[StateCopy, ...]) -> None:
         sources = {c.target: () if c.source is None else self.states[c.source] for c in copies}
@@ -79,18 +153,25 @@ class FakeRunner:
     def _store(self, step: Step, group: int, window: int | None) -> None:
         content = self._contents[group]
         written: set[int] = set()
-        for row, start, count, _ in step.slices:
-            for position in range(start, start + count):
+        ranges: list[tuple[int, int, int, Tokens]] = []
+        for row, start, count, _, num_drafts in step.slices:
+            for position in range(start, start + count + num_drafts):
+                assert self._slot(group, row, position) >= 0, "a draft has no slot"
+            drafts = self._drafts[row]
+            tokens = (*self._tokens[row][: start + count], *drafts)
+            ranges.append((row, start, start + count + len(drafts), tokens))
+        for row, start, stop, tokens in ranges:
+            for position in range(start, stop):
                 slot = self._slot(group, row, position)
                 assert slot not in written, "two tokens are stored in one slot"
                 written.add(slot)
-                content[slot] = tuple(self._tokens[row][: position + 1])
-        for row, start, count, _ in step.slices:
+                content[slot] = tokens[: position + 1]
+        for row, start, stop, tokens in ranges:
             first = 0 if window is None else max(0, start - window + 1)
-            for position in range(first, start + count):
-                assert content.get(self._slot(group, row, position)) == tuple(
-                    self._tokens[row][: position + 1]
-                ), f"row {row} would attend to another prompt's token at position {position}"
+            for position in range(first, stop):
+                assert content.get(self._slot(group, row, position)) == tokens[: position + 1], (
+                    f"row {row} would attend to another prompt's token at position {position}"
+                )
 
     def _draw(self, row: int, stop: int) -> int:
         tokens = self._tokens[row]

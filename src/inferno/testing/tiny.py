@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from inferno.catalog import Catalog, load_catalog
 from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups, KVCache
-from inferno.core.runner import ModelRunner
+from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.sampling_params import SamplingParams
-from inferno.core.types import EngineStats, Request, Sampled, Step
+from inferno.core.types import EngineStats, Request, Step
 from inferno.loading import check, load_model
 from inferno.plan import Options, Plan, open_model
 
@@ -80,14 +80,14 @@ class Recorder(ModelRunner):
         self._owners: dict[int, str] = {}
         self._latest_SV = torch.empty(0)
 
-    def run(self, step: Step) -> Sampled:
+    def launch(self, step: Step) -> LaunchedStep:
         self.cache.bind(self._model)  # another engine of the same toy may have bound its cache
         self._owners.update((a.row, a.request.id) for a in step.new_sequences)
-        sampled = super().run(step)
+        launched = super().launch(step)
         rows = [s.row for s in step.slices if s.samples]
         for row, logits_V in zip(rows, self._latest_SV if rows else (), strict=True):
             self.seen.setdefault(self._owners[row], []).append(logits_V.float())
-        return sampled
+        return launched
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         self._latest_SV = super().logits(hidden_SD)  # a step computes the sampled rows' last

@@ -117,7 +117,7 @@ class CacheGroups:
     def match(self, sequence: Sequence) -> Match:
         """Look up a sequence's prefix. At least one token remains to be computed, for its
         logits."""
-        if self.prefix is None or sequence.request.params.prompt_logprobs is not None:
+        if self.prefix is None or _needs_prompt(sequence):
             return Match([], 0)
         self._extend_keys(sequence)
         known = self.prefix.match(sequence.keys[: (len(sequence.token_ids) - 1) // self.block_size])
@@ -161,6 +161,25 @@ class CacheGroups:
         for window in self.windows:
             window.acquire(blocks)
         return self._extend(sequence, blocks)
+
+    def can_fork(self, sequence: Sequence) -> bool:
+        """Whether the sequence may continue on copies of another one's blocks: a recurrent state
+        has moved on, and some results need the whole prompt computed."""
+        return not self.has_states and not _needs_prompt(sequence)
+
+    def is_complete(self, block: int) -> bool:
+        """Whether every group still has its part of a full block."""
+        return all(block in window.block_of for window in self.windows)
+
+    def copies(self, source: int, target: int) -> list[tuple[int, int, int]]:
+        """Return (group, source, target) for a copy of a full block in every group."""
+        return [
+            (FULL, source, target),
+            *(
+                (group, window.block_of[source], window.block_of[target])
+                for group, window in enumerate(self.windows, FULL + 1)
+            ),
+        ]
 
     def _extend(self, sequence: Sequence, blocks: list[int]) -> list[BlockUpdate]:
         row, begin = sequence.held_row, len(sequence.block_ids)
@@ -285,6 +304,8 @@ class CacheGroups:
             if self.prefix is not None and self.prefix.contains(block):
                 self.prefix.release(block)
             else:
+                if self.snapshots is not None:  # taken by a step in flight
+                    self.snapshots.drop(block)
                 self._full.free(block)
 
     def _evicted(self, block_ids: list[int]) -> None:
@@ -300,8 +321,8 @@ class CacheGroups:
         self._full.check(self.prefix.num_idle if self.prefix is not None else 0)
         for window in self.windows:
             window.check(self._full, self._is_cached)
-        if self.snapshots is not None:
-            self.snapshots.check(self._is_cached)
+        if self.snapshots is not None:  # a step in flight saves those of blocks it computes
+            self.snapshots.check(lambda b: self._is_cached(b) or self._full.users(b) > 0)
 
     def check_held(self, sequences: Collection[Sequence]) -> None:
         """Check that these sequences hold all blocks in use, and all that they attend to."""
@@ -314,3 +335,9 @@ class CacheGroups:
             covered = {block for s in sequences for block in s.block_ids[s.held_from[i] :]}
             assert covered <= window.block_of.keys(), "a window covers a block that has none"
             assert len(covered) == window.num_used, "a window's block has no sequence"
+
+
+def _needs_prompt(sequence: Sequence) -> bool:
+    """Whether results for every prompt token are wanted: none can come from the cache."""
+    request = sequence.request
+    return request.params.prompt_logprobs is not None or request.pooling == "mean"

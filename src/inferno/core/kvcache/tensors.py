@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from inferno.contracts import CacheTensor
-    from inferno.core.types import StateCopy
+    from inferno.core.types import Move, StateCopy
     from inferno.plan import Plan
 
 
@@ -25,6 +25,8 @@ class KVCache:
 
     layers: tuple[Mapping[str, Tensor], ...]
     state_layers: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    """The layers of each group."""
 
     @classmethod
     def of_plan(cls, plan: Plan) -> KVCache:
@@ -38,6 +40,7 @@ class KVCache:
             [units[i] for i in ids],
             plan.device,
             tuple(layer for use in plan.states for layer in use.layers),
+            tuple(group.layers for group in plan.groups),
         )
 
     @classmethod
@@ -47,6 +50,7 @@ class KVCache:
         num_units: int | Sequence[int],
         device: str,
         state_layers: tuple[int, ...] = (),
+        groups: tuple[tuple[int, ...], ...] = (),
     ) -> KVCache:
         """Allocate one layout per layer. `num_units` is the number of blocks or slots, for all
         layers or for each."""
@@ -57,6 +61,7 @@ class KVCache:
                 for layout, count in zip(layouts, counts, strict=True)
             ),
             state_layers,
+            groups,
         )
 
     def bind(self, model: nn.Module) -> None:
@@ -66,6 +71,13 @@ class KVCache:
         for module in model.modules():
             if isinstance(module, Attention | State):
                 module.cache = self.layers[module.layer_id]
+
+    def copy_blocks(self, moves: Sequence[Move]) -> None:
+        """Copy whole blocks in every layer of their groups. No target is a source."""
+        for move in moves:
+            for layer in self.groups[move.group]:
+                for tensor in self.layers[layer].values():
+                    tensor[move.target] = tensor[move.source]
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         """Copy whole slots in every recurrent layer, or clear them. No slot is both a source and a

@@ -1,6 +1,6 @@
 """Runs steps on one device."""
 
-from inferno.core.runner.model_runner import ModelRunner
+from inferno.core.runner.model_runner import LaunchedStep, ModelRunner
 from inferno.core.runner.tables import StepArrays, Tables
 
-__all__ = ["ModelRunner", "StepArrays", "Tables"]
+__all__ = ["LaunchedStep", "ModelRunner", "StepArrays", "Tables"]

@@ -1,10 +1,15 @@
-"""Runs one step on one device: Step -> Batch -> logits -> token ids. No tensor leaves this module.
+"""Runs steps on one device: Step -> Batch -> logits -> token ids. No tensor leaves this module.
 
-Suffixes: T tokens of the step, S sampled rows, P prompt positions, D hidden, V vocabulary.
+A step is launched, then drawn, and its results are taken later. On a CPU each of these is done when
+it returns.
+
+Suffixes: T tokens of the step, S sampled rows, L rows of logits (of S, and of drafts), P prompt
+positions, N tokens of a slice, D hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +17,12 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
+from inferno.contracts import Drafter, DraftRequest, Span
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.replay import Record, Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.sampling import Sampler, logprobs_of
-from inferno.core.types import Logprobs, Sampled, Step
+from inferno.core.types import Logprobs, NewSequence, Sampled, Slice, Step, Verified
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
@@ -26,13 +32,41 @@ _LOGPROB_ROWS = 256
 """Prompt positions whose logits are in memory at once."""
 
 
+@define(eq=False)
+class LaunchedStep:
+    """A step in flight."""
+
+    runner: ModelRunner
+    step: Step
+    arrays: StepArrays | None = None
+    logits_LV: Tensor | None = None
+    """Of each token in `arrays.last`; None if the step samples nothing."""
+    prompt_logprobs: Mapping[int, tuple[Logprobs | None, ...]] = field(factory=dict)
+    embeddings: Mapping[int, tuple[float, ...]] = field(factory=dict)
+    sampled: Sampled | None = None
+
+    def draw(self, masks: Mapping[int, Any]) -> None:
+        """Draw its tokens, with masks by row (`engine.Mask`)."""
+        self.sampled = self.runner.draw(self, masks)
+        self.logits_LV = None
+
+    def result(self) -> Sampled:
+        assert self.sampled is not None, "a step is drawn before its result is taken"
+        return self.sampled
+
+
 class ModelRunner:
     """The model, its cache and its sampler, on one device."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, ops: Ops = TORCH, record: Record | None = None
+        self,
+        model: nn.Module,
+        plan: Plan,
+        ops: Ops = TORCH,
+        record: Record | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        self._model, self._device = model, torch.device(plan.device)
+        self._model, self._device, self._drafter = model, torch.device(plan.device), drafter
         self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
         windows = [group.window for group in plan.groups if group.window is not None]
@@ -41,10 +75,10 @@ class ModelRunner:
             plan.max_num_seqs,
             plan.vocab_size,
             device=self._device,
-            seed=plan.seed,
             argmax=ops.argmax,
         )
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
+        self._pooled: dict[int, _Pooled] = {}
         self._has_states = bool(plan.states)
         self.replays = record and Replays(
             self._compute,
@@ -58,36 +92,111 @@ class ModelRunner:
         """Recorded steps, if the plan's kernels can record."""
 
     @torch.inference_mode()
-    def run(self, step: Step) -> Sampled:
-        """Compute a non-empty step: one token for each slice that samples."""
+    def launch(self, step: Step) -> LaunchedStep:
+        """Compute the step's hidden states, and the logits that its draw needs."""
         self._tables.update(step)
         for new in step.new_sequences:
-            self._sampler.admit(new.row, new.request, new.token_ids)
-            self._wants_prompt.pop(new.row, None)
-            if (top := new.request.params.prompt_logprobs) is not None:
-                self._wants_prompt[new.row] = _PromptLogprobs(new.request.token_ids, top)
-        arrays = self._tables.lay_out(step)
+            self._admit(new)
+        self.cache.copy_blocks(step.moves)
         if step.copies_before:
             self.cache.copy_states(step.copies_before)
-        if (logits_SV := self._replayed(arrays)) is None:
-            hidden_TD = self._model(self._batch(arrays))
+        launched = LaunchedStep(self, step)
+        if step.slices:
+            self._compute_step(launched)
         if step.copies_after:
             self.cache.copy_states(step.copies_after)
-        prompt_logprobs: dict[int, tuple[Logprobs | None, ...]] = {}
-        if logits_SV is None:
+        return launched
+
+    def _admit(self, new: NewSequence) -> None:
+        row, request = new.row, new.request
+        self._wants_prompt.pop(row, None)
+        self._pooled.pop(row, None)
+        if self._drafter is not None:
+            self._drafter.admit(row, new.num_computed)
+        if request.pooling is not None:
+            self._pooled[row] = _Pooled(len(new.token_ids), request.pooling == "mean")
+            return
+        self._sampler.admit(row, request, new.token_ids)
+        if (top := request.params.prompt_logprobs) is not None:
+            self._wants_prompt[row] = _PromptLogprobs(request.token_ids, top)
+
+    def _compute_step(self, launched: LaunchedStep) -> None:
+        step = launched.step
+        launched.arrays = arrays = self._tables.lay_out(step, self._drafts(step))
+        if (logits_LV := self._replayed(arrays)) is None:
+            hidden_TD = self._model(self._batch(arrays))
+            if self._drafter is not None and self._drafter.sees_steps:
+                self._drafter.computed(arrays.spans, hidden_TD, self)
             if self._wants_prompt:
-                prompt_logprobs = self._prompt_logprobs(step, arrays, hidden_TD)
-            if not arrays.sampling_rows:
-                return Sampled([], {}, prompt_logprobs)
-            logits_SV = self.logits(hidden_TD[self._tensor(arrays.last)])
-        drawn = self._sampler.sample(logits_SV, arrays.sampling_rows)
-        self._tables.append(arrays, drawn.token_ids)
-        return Sampled(drawn.token_ids, drawn.logprobs, prompt_logprobs)
+                launched.prompt_logprobs = self._prompt_logprobs(step, arrays, hidden_TD)
+            if self._pooled:
+                launched.embeddings = self._embeddings(step, arrays, hidden_TD)
+            if arrays.sampling_rows:
+                logits_LV = self.logits(hidden_TD[self._tensor(arrays.last)])
+        launched.logits_LV = logits_LV
+
+    def _drafts(self, step: Step) -> dict[int, Sequence[int]]:
+        """Return the drafts of the slices that take some, by row."""
+        wanted = [s for s in step.slices if s.num_drafts]
+        if not wanted or self._drafter is None:
+            return {}
+        known = self._tables.known
+        requests = [
+            DraftRequest(s.row, known(s.row, s.start + s.num_tokens), s.num_drafts) for s in wanted
+        ]
+        proposed = self._drafter.propose(requests, self)
+        return {
+            s.row: ids[: s.num_drafts] for s, ids in zip(wanted, proposed, strict=True) if len(ids)
+        }
+
+    # --- contracts.Lookahead ----------------------------------------------------------------------
+
+    def batch(self, spans: Sequence[Span]) -> Batch:
+        slices = tuple([Slice(*span, False) for span in spans])
+        return self._batch(self._tables.lay_out(Step(slices)))
+
+    def write(self, row: int, position: int, token_id: int) -> None:
+        self._tables.token_ids[row, position] = token_id
+
+    def draw_draft(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
+        return self._sampler.peek(logits_SV, rows, offset)
+
+    @torch.inference_mode()
+    def draw(self, launched: LaunchedStep, masks: Mapping[int, Any]) -> Sampled:
+        """Draw the tokens of a launched step."""
+        step, arrays, logits_LV = launched.step, launched.arrays, launched.logits_LV
+        moved = tuple(dict.fromkeys(move.key for move in step.moves))
+        if arrays is None or logits_LV is None:
+            return Sampled(
+                [],
+                prompt_logprobs=launched.prompt_logprobs,
+                embeddings=launched.embeddings,
+                moved=moved,
+            )
+        rows, verified = arrays.sampling_rows, dict[int, Verified]()
+        if arrays.drafts is None:
+            drawn = self._sampler.sample(logits_LV, rows, masks)
+            self._tables.append(arrays, drawn.token_ids)
+            token_ids, logprobs = drawn.token_ids, drawn.logprobs
+        else:
+            found, logprobs = self._sampler.verify(logits_LV, rows, arrays.drafts, masks)
+            self._tables.append_verified(arrays, found)
+            token_ids = [token_id for ids in found for token_id in ids]
+            verified = {
+                row: Verified(len(drafts), len(ids) - 1)
+                for row, drafts, ids in zip(rows, arrays.drafts, found, strict=True)
+                if len(drafts)
+            }
+        return Sampled(
+            token_ids, verified, logprobs, launched.prompt_logprobs, launched.embeddings, moved
+        )
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits if the step can be replayed and none of its rows waits for prompt
         logprobs. Rows of aborted requests may be left in `_wants_prompt`."""
-        if self.replays is None or not self._wants_prompt.keys().isdisjoint(arrays.sampling_rows):
+        if self.replays is None or (self._drafter is not None and self._drafter.sees_steps):
+            return None
+        if not self._wants_prompt.keys().isdisjoint(arrays.sampling_rows):
             return None
         return self.replays.run(arrays)
 
@@ -130,13 +239,31 @@ class ModelRunner:
     def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
+    def _embeddings(
+        self, step: Step, arrays: StepArrays, hidden_TD: Tensor
+    ) -> dict[int, tuple[float, ...]]:
+        """Add this step's tokens to the rows that pool. Returns the complete embeddings."""
+        done = {}
+        for i, (row, start, count, *_) in enumerate(step.slices):
+            if (pooled := self._pooled.get(row)) is None:
+                continue
+            first = arrays.query_starts[i]
+            hidden_ND = hidden_TD[first : first + count].float()
+            if pooled.mean:
+                pooled.sum_D = pooled.sum_D + hidden_ND.sum(0)
+            if start + count == pooled.num_tokens:
+                del self._pooled[row]
+                vector_D = pooled.sum_D / pooled.num_tokens if pooled.mean else hidden_ND[-1]
+                done[row] = tuple(vector_D.tolist())
+        return done
+
     def _prompt_logprobs(
         self, step: Step, arrays: StepArrays, hidden_TD: Tensor
     ) -> dict[int, tuple[Logprobs | None, ...]]:
         """Add this step's positions to the rows that want prompt logprobs. Returns the complete
         ones."""
         done = {}
-        for i, (row, start, count, _) in enumerate(step.slices):
+        for i, (row, start, count, *_) in enumerate(step.slices):
             wanted = self._wants_prompt.get(row)
             if wanted is None:
                 continue
@@ -157,3 +284,10 @@ class _PromptLogprobs:
     token_ids: tuple[int, ...]
     top: int
     found: list[Logprobs] = field(factory=list)
+
+
+@define
+class _Pooled:
+    num_tokens: int
+    mean: bool
+    sum_D: Tensor = field(factory=lambda: torch.zeros(()))

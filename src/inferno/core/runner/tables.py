@@ -6,12 +6,13 @@ Suffixes: T tokens of the step, S sequences of the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from attrs import define, field
 
+from inferno.contracts import Span
 from inferno.core.types import Step
 
 Array = np.ndarray[Any, Any]
@@ -34,10 +35,25 @@ class StepArrays:
     windows: dict[int, tuple[Array, Array]]
     """Slots and tables of each sliding window's group."""
     last: Array
-    """Index in T of each sampling slice's last token."""
+    """Index in T of each token whose logits are needed: each sampling slice's last one, and its
+    drafts."""
     sampling_rows: list[int]
     next_positions: Array
-    """Position of the token that each sampling slice draws."""
+    """Position of the first token that each sampling slice draws."""
+    drafts: list[Sequence[int]] | None = None
+    """Each sampling slice's drafts; None if no slice has any."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """The tokens of each slice, drafts included."""
+        starts = self.query_starts
+        counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+        return [
+            Span(row, context - count, count)
+            for row, context, count in zip(
+                self.rows.tolist(), self.context_lens, counts, strict=True
+            )
+        ]
 
 
 @define(eq=False)
@@ -73,11 +89,23 @@ class Tables:
             own = groups == group
             block_ids[rows[own], indices[own]] = blocks[own]
 
-    def lay_out(self, step: Step) -> StepArrays:
-        """Pack the step's slices."""
-        rows, starts, counts, samples = np.array(
+    def known(self, row: int, stop: int) -> Array:
+        """Return the first `stop` tokens of a row."""
+        known: Array = self.token_ids[row, :stop]
+        return known
+
+    def lay_out(self, step: Step, drafts: Mapping[int, Sequence[int]] | None = None) -> StepArrays:
+        """Pack the step's slices, each followed by the row's drafts, if any."""
+        rows, starts, counts, samples, _ = np.array(
             step.slices, np.int64
         ).T.copy()  # kernels read dense arrays
+        next_positions = starts + counts
+        if drafts:
+            for slice in step.slices:
+                if ids := drafts.get(slice.row):
+                    stop = slice.start + slice.num_tokens
+                    self.token_ids[slice.row, stop : stop + len(ids)] = ids
+            counts = counts + [len(drafts.get(row, ())) for row in rows.tolist()]
         ends = np.cumsum(counts)
         total = int(ends[-1])
         if total == len(rows):  # one token each: the common case, without the repeats
@@ -95,6 +123,13 @@ class Tables:
 
         (slots, tables), *windows = map(located, self.block_ids)
         sampling = samples.astype(bool)
+        last, sampling_rows = ends[sampling] - 1, rows[sampling].tolist()
+        given = None
+        if drafts:
+            given = [drafts.get(row, ()) for row in sampling_rows]
+            last = np.concatenate(
+                [np.arange(i - len(d), i + 1) for i, d in zip(last, given, strict=True)]
+            )
         return StepArrays(
             token_ids=self.token_ids[rows[owner], positions],
             positions=positions,
@@ -104,12 +139,22 @@ class Tables:
             slots=slots,
             tables=tables,
             windows=dict(zip(self.windows, windows, strict=True)),
-            last=ends[sampling] - 1,
-            sampling_rows=rows[sampling].tolist(),
-            next_positions=contexts[sampling],
+            last=last,
+            sampling_rows=sampling_rows,
+            next_positions=next_positions[sampling],
+            drafts=given,
         )
 
     def append(self, arrays: StepArrays, token_ids: list[int]) -> None:
-        """Append the tokens that a step drew: they are pending in the next one."""
+        """Append the tokens that a step drew, one for each sampling slice: they are pending in the
+        next one."""
         if token_ids:
             self.token_ids[arrays.sampling_rows, arrays.next_positions] = token_ids
+
+    def append_verified(self, arrays: StepArrays, token_ids: list[list[int]]) -> None:
+        """Append several tokens per slice. They replace its drafts."""
+        for row, position, ids in zip(
+            arrays.sampling_rows, arrays.next_positions.tolist(), token_ids, strict=True
+        ):
+            ids = ids[: self.max_model_len + 1 - position]
+            self.token_ids[row, position : position + len(ids)] = ids

@@ -17,10 +17,13 @@ rows.
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from inferno.core.sampling.draw import (
@@ -36,12 +39,24 @@ from inferno.core.sampling.draw import (
 from inferno.core.sampling.logprobs import wanted_logprobs
 from inferno.core.sampling.state import UNIFORM_BITS, RowState, Strategy, TokenCounts
 from inferno.core.sampling_params import SamplingParams
-from inferno.core.types import Request, Sampled
+from inferno.core.types import Logprobs, Request
 from inferno.nn import ops
 
 _SECOND_LOOK = 4096
 """Candidates of the second attempt. The third sorts the whole vocabulary."""
 _TEMPERATURE, _MIN_P, _REPETITION, _FREQUENCY, _PRESENCE = range(5)
+
+
+NO_MASKS: Mapping[int, Any] = {}
+
+
+@frozen(eq=False)
+class Drawn:
+    """One token per logits row."""
+
+    token_ids: list[int]
+    logprobs: Mapping[int, Logprobs]
+    """By position in `token_ids`, for rows that want them."""
 
 
 class Sampler:
@@ -53,15 +68,11 @@ class Sampler:
         vocab_size: int,
         *,
         device: torch.device | str = "cpu",
-        seed: int | None = None,
         argmax: Callable[[Tensor], Tensor] = ops.argmax,
     ) -> None:
-        """`seed` makes the draws of requests without a seed repeatable: they are seeded in the
-        order in which they first run."""
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._argmax = argmax
-        self._seeds = random.Random(seed)
         self._rows: dict[int, RowState] = {}
         self._floats_RP = torch.ones(num_rows, 5, device=self._device)
         self._top_k_R = torch.zeros(num_rows, dtype=torch.int64, device=self._device)
@@ -80,10 +91,8 @@ class Sampler:
         passed `validate_request`.
         """
         params = request.params
-        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
-        state = RowState.of(
-            request, self._vocab_size, self._device, seed, len(token_ids) - len(request.token_ids)
-        )
+        generated = len(token_ids) - len(request.token_ids)
+        state = RowState.of(request, self._vocab_size, self._device, generated)
         self._rows[row] = state
         if state.counts_output:
             self._generated.fill(row, token_ids[len(request.token_ids) :])
@@ -105,46 +114,125 @@ class Sampler:
         self._top_p_R[row] = int(params.top_p * 2**UNIFORM_BITS)
 
     @torch.inference_mode()
-    def sample(self, logits_SV: Tensor, rows: Sequence[int]) -> Sampled:
+    def sample(
+        self, logits_SV: Tensor, rows: Sequence[int], masks: Mapping[int, Any] = NO_MASKS
+    ) -> Drawn:
         """Draw one token per logits row; `rows[i]` is row i's resident row, each named once.
 
-        Counts the tokens as generated. Does not change the logits.
+        `masks` has the bitmask of allowed tokens (`engine.Mask`) of some resident rows: it is
+        applied after the bias. Counts the tokens as generated. Does not change the logits.
         """
         states = [self._rows[row] for row in rows]
-        if all(state.is_argmax for state in states):
+        if not masks and all(state.is_argmax for state in states):
             token_ids = self._argmax(logits_SV).tolist()
         else:
-            token_ids = self._draw(logits_SV, rows, states).tolist()
+            token_ids = self._draw(logits_SV, rows, states, masks).tolist()
         for num_candidates in (_SECOND_LOOK, self._vocab_size):
             again = [i for i, token_id in enumerate(token_ids) if token_id == UNDECIDED]
             if not again:
                 break
             x_BV = replace_nonfinite(logits_SV[again])
+            rows_again = [rows[i] for i in again]
             ids_B = self._draw(
-                x_BV, [rows[i] for i in again], [states[i] for i in again], num_candidates
+                x_BV, rows_again, [states[i] for i in again], masks, num_candidates
             )
             if num_candidates == self._vocab_size:
+                x_BV.clamp_(min=torch.finfo(x_BV.dtype).min)  # no mask excludes all tokens
+                self._mask(x_BV, rows_again, masks)
                 ids_B = torch.where(ids_B == UNDECIDED, x_BV.argmax(-1), ids_B)
             for i, token_id in zip(again, ids_B.tolist(), strict=True):
                 token_ids[i] = token_id
         self._count(rows, states, token_ids)
-        return Sampled(token_ids, wanted_logprobs(logits_SV, states, token_ids))
+        return Drawn(token_ids, wanted_logprobs(logits_SV, states, token_ids))
+
+    @torch.inference_mode()
+    def verify(
+        self,
+        logits_LV: Tensor,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        masks: Mapping[int, Any] = NO_MASKS,
+    ) -> tuple[list[list[int]], dict[int, Logprobs]]:
+        """Draw the tokens of slices with drafts: for each row, the token after its last known one,
+        and while a draft equals the token drawn in its place, the one after it.
+
+        `logits_LV` has 1 + len(drafts[i]) rows for rows[i]. Each draw is the one that a step
+        without drafts would make: it has its own position's uniform number, and sees the penalties
+        of the tokens before it. Rows with masks take no drafts. Returns each row's tokens, and the
+        log-probabilities that are wanted, by position in all rows' tokens.
+        """
+        first = [0, *accumulate(1 + len(ids) for ids in drafts)]
+        token_ids: list[list[int]] = [[] for _ in rows]
+        if not masks and all(self._rows[row].is_argmax for row in rows):
+            best = self._argmax(logits_LV).tolist()
+            for found, begin, ids in zip(token_ids, first, drafts, strict=False):
+                found.append(best[begin])
+                for j, draft in enumerate(ids, 1):
+                    if draft != found[-1]:
+                        break
+                    found.append(best[begin + j])
+            return token_ids, {}
+        logprobs: dict[tuple[int, int], Logprobs] = {}
+        members, offset = list(range(len(rows))), 0
+        while members:
+            at = torch.tensor([first[i] + offset for i in members], device=self._device)
+            drawn = self.sample(logits_LV[at], [rows[i] for i in members], masks)
+            for at_member, (i, token_id) in enumerate(zip(members, drawn.token_ids, strict=True)):
+                token_ids[i].append(token_id)
+                if at_member in drawn.logprobs:
+                    logprobs[i, offset] = drawn.logprobs[at_member]
+            members = [
+                i
+                for i in members
+                if len(drafts[i]) > offset and drafts[i][offset] == token_ids[i][-1]
+            ]
+            offset += 1
+        begins = [0, *accumulate(map(len, token_ids))]
+        return token_ids, {begins[i] + j: found for (i, j), found in logprobs.items()}
+
+    @torch.inference_mode()
+    def peek(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
+        """Draw from a draft model's logits what `sample` would draw from them, `offset` positions
+        ahead, without penalties for the tokens in between. Counts nothing."""
+        states = [self._rows[row] for row in rows]
+        if all(state.is_argmax for state in states):
+            best: list[int] = self._argmax(logits_SV).tolist()
+            return best
+        ids_S = self._draw(logits_SV, rows, states, NO_MASKS, offset=offset)
+        drawn: list[int] = torch.where(ids_S == UNDECIDED, logits_SV.argmax(-1), ids_S).tolist()
+        return drawn
+
+    def _mask(self, x_BV: Tensor, rows: Sequence[int], masks: Mapping[int, Any]) -> None:
+        """Set the logits of tokens that a row's mask excludes to -inf."""
+        for x_V, row in zip(x_BV.unbind(), rows, strict=True):
+            if (words := masks.get(row)) is not None:
+                bits = np.unpackbits(
+                    np.ascontiguousarray(words).view(np.uint8), bitorder="little"
+                )[: self._vocab_size]
+                excluded = np.ones(self._vocab_size, np.bool_)
+                excluded[: len(bits)] = bits == 0
+                x_V.masked_fill_(torch.from_numpy(excluded).to(self._device), -math.inf)
 
     def _draw(
         self,
         logits_SV: Tensor,
         rows: Sequence[int],
         states: Sequence[RowState],
+        masks: Mapping[int, Any],
         num_candidates: int = 0,
+        offset: int = 0,
     ) -> Tensor:
         """Return token ids, (S,), or UNDECIDED; considers at least `num_candidates`."""
-        host = torch.tensor([rows, [state.uniform() for state in states]], device=self._device)
+        host = torch.tensor([rows, [state.uniform(offset) for state in states]], device=self._device)
         rows_S, uniform_S = host.unbind()
         ids_S = torch.empty_like(rows_S)
         for (strategy, width), part in self._groups(states):
             at = index_of(part, self._device)
             rows_B, members = rows_S[at], [states[i] for i in part]
             x_BV = self._adjusted(logits_SV[at], rows_B, members)
+            if masks and not masks.keys().isdisjoint(own := [rows[i] for i in part]):
+                x_BV = x_BV.to(torch.float32, copy=True)
+                self._mask(x_BV, own, masks)
             if strategy is Strategy.GREEDY:
                 ids_S[at] = self._argmax(x_BV)
                 continue

@@ -63,7 +63,7 @@ class RowState:
 
     @classmethod
     def of(
-        cls, request: Request, vocab_size: int, device: torch.device, seed: int, generated: int
+        cls, request: Request, vocab_size: int, device: torch.device, generated: int
     ) -> RowState:
         params = request.params
         strategy, width = _strategy(params, vocab_size)
@@ -74,7 +74,7 @@ class RowState:
         row = cls(
             strategy=strategy,
             width=width,
-            key=_mix(seed),
+            key=_mix(request.seed),
             generated=generated,
             min_tokens=params.min_tokens,
             min_p=params.min_p > 0,
@@ -88,9 +88,11 @@ class RowState:
         row._plan_draws()
         return row
 
-    def uniform(self) -> int:
-        """Return the next draw's uniform number."""
-        return 0 if self.strategy is Strategy.GREEDY else uniform(self.key, self.generated)
+    def uniform(self, offset: int) -> int:
+        """Return the uniform number of the next draw, or of one `offset` positions after it."""
+        if self.strategy is Strategy.GREEDY:
+            return 0
+        return uniform(self.key, self.generated + offset)
 
     def advance(self) -> None:
         self.generated += 1

@@ -1,0 +1,91 @@
+"""How many draft tokens a request's next step verifies: speculative decoding's bookkeeping.
+
+A step that verifies k drafts computes k tokens more. If each draft is accepted with probability p,
+it returns (1 - p^(k+1)) / (1 - p) tokens on average (Leviathan, Kalman, Matias 2023,
+arXiv:2211.17192). `Acceptance` estimates p for one request and chooses the k with the most tokens
+per unit of time, none if no k pays.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from attrs import define, frozen
+
+_STEPS = 64
+"""Estimates are rounded to this many values, so that the best count is looked up."""
+_DECAY = 0.9
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
+"""Tokens without drafts after they did not pay; doubled each time."""
+
+
+@frozen
+class DraftCost:
+    """What drafts cost, in units of a step with one token."""
+
+    most: int
+    """The most drafts in one step of one sequence."""
+    verify: float = 0.1
+    """Computing one more token in a step."""
+    propose: float = 0.0
+    """Proposing one draft."""
+
+    def per_draft(self, num_running: int) -> float:
+        """Return the cost of one draft for each of `num_running` sequences, relative to the step
+        without drafts: with many sequences, a step's time grows with its tokens."""
+        step = 1 + self.verify * (num_running - 1)
+        return (self.verify * num_running + self.propose) / step
+
+
+@define(eq=False)
+class Acceptance:
+    """One request's estimate of how likely its next draft is accepted."""
+
+    _accepted: float = 1.4
+    _tested: float = 2.0
+    """Decaying counts; a draft after a rejected one is not tested. The initial values expect 70 %."""
+    _pause: int = 0
+    """Tokens left until drafts are tried again."""
+    _next_pause: int = _FIRST_PAUSE
+
+    @property
+    def probability(self) -> float:
+        return self._accepted / self._tested
+
+    def count(self, cost: DraftCost, num_running: int) -> int:
+        """Return how many drafts the next step should verify."""
+        if self._pause > 0:
+            return 0
+        relative = round(cost.per_draft(num_running) * _STEPS)
+        count = _best_count(round(self.probability * _STEPS), relative, cost.most)
+        if count == 0 and num_running == 1:
+            self._pause, self._next_pause = self._next_pause, min(
+                2 * self._next_pause, _LONGEST_PAUSE
+            )
+            self._accepted, self._tested = 0.5, 1.0  # a draft or two decide the next attempt
+        return count
+
+    def update(self, num_drafts: int, num_accepted: int) -> None:
+        """Record the outcome of one step."""
+        self._pause = max(0, self._pause - 1 - num_accepted)
+        if num_drafts == 0:
+            return
+        tested = min(num_drafts, num_accepted + 1)
+        self._accepted = self._accepted * _DECAY + num_accepted
+        self._tested = self._tested * _DECAY + tested
+        if num_accepted == num_drafts:
+            self._next_pause = _FIRST_PAUSE
+
+
+@lru_cache(maxsize=4096)
+def _best_count(probability: int, cost: int, most: int) -> int:
+    """Return the number of drafts with the most tokens per unit of time; both are in units of
+    1 / _STEPS."""
+    p, c = probability / _STEPS, cost / _STEPS
+    best, best_rate, tokens, power = 0, 1.0, 1.0, 1.0
+    for count in range(1, most + 1):
+        power *= p
+        tokens += power
+        if (rate := tokens / (1 + c * count)) > best_rate:
+            best, best_rate = count, rate
+    return best
