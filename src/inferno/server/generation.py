@@ -18,7 +18,6 @@ from inferno.server.chunks import Chunks
 from inferno.server.errors import frame
 from inferno.server.events import PING_SECONDS, Events, on_disconnect
 from inferno.server.limiter import Limiter
-from inferno.server.merge import Merge
 from inferno.server.parsing import Parsed
 from inferno.server.schema import GenerationRequest, StreamOptions
 from inferno.server.shape import Shape
@@ -171,27 +170,24 @@ class Generation:
     """Each prompt's number of cached tokens."""
     _aborted: Literal["client", "shutdown"] | None = None
     _ended: bool = False
-    _streams: list[AsyncGenerator[list[TextDelta], None]] = field(factory=list)
-    """One per prompt, once open."""
+    _stream: AsyncGenerator[list[TextDelta], None] | None = None
+    """Once open."""
 
     @property
     def num_outputs(self) -> int:
         return self.prepared.num_outputs
 
     def open(self) -> None:
-        """Start the streams. Raises errors that become a status code: an invalid parameter, a full
-        queue, a restarting engine."""
+        """Check the request and admit it. Raises errors that become a status code: an invalid
+        parameter, a full queue, a restarting engine."""
         prepared = self.prepared
-        self._streams = [
-            self.llm.stream(
-                prompt,
-                prepared.params,
-                request_id=f"{self.id}-{i}",
-                priority=prepared.priority,
-                cache_salt=prepared.cache_salt,
-            )
-            for i, prompt in enumerate(prepared.prompts)
-        ]
+        self._stream = self.llm.stream_all(
+            prepared.prompts,
+            prepared.params,
+            request_id=self.id,
+            priority=prepared.priority,
+            cache_salt=prepared.cache_salt,
+        )
         if not self.llm.alive:
             raise EngineDeadError("the engine is restarting", "Try again in a moment.")
         self.limiter.admit(self)
@@ -207,23 +203,25 @@ class Generation:
         if self._aborted is None:
             self._aborted = why
             self.metrics.finished("abort", self.num_outputs)
-        for i in range(len(self._streams)):
-            self.llm.abort(f"{self.id}-{i}")
+        self.llm.abort(self.id)
 
     async def deltas(self) -> AsyncGenerator[list[TextDelta], None]:
         """Yield what is new since the last read: for a slow reader, text accumulates instead of a
         queue. Raises EngineDeadError."""
+        assert self._stream is not None, "open it first"
         if self._gone():
             return
-        async with Merge(self._streams) as merged:
-            while (news := await merged.next()) is not None:
-                deltas = self._noted(*news)
+        async with aclosing(self._stream) as stream:
+            async for deltas in stream:
+                self._count(deltas)
                 if self._gone():
                     return
                 if any(d.finish_reason == "abort" for d in deltas):
                     raise InfernoError(
                         "the engine aborted the request", "See the server's log for the reason."
                     )
+                if self.prepared.prompt_only:
+                    deltas = [_without_output(delta) for delta in deltas]
                 yield deltas
         self._ended = not self._gone()
 
@@ -249,14 +247,15 @@ class Generation:
             )
         return self._aborted is not None
 
-    def _noted(self, prompt: int, deltas: list[TextDelta]) -> list[TextDelta]:
-        """Count a prompt's new tokens, and convert output indices to the request's."""
-        now, first = time.monotonic(), prompt * self.prepared.params.n
+    def _count(self, deltas: list[TextDelta]) -> None:
+        """Count new tokens, and measure their latencies."""
+        now = time.monotonic()
         for delta in deltas:
-            index, count = first + delta.index, len(delta.token_ids)
+            index, count = delta.index, len(delta.token_ids)
             if not self.prepared.prompt_only:
                 self.completion_tokens += count
-            if delta.index == 0:  # the others reuse the prompt that the first computed
+            prompt, output = divmod(index, self.prepared.params.n)
+            if output == 0:  # the others reuse the prompt that the first computed
                 self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached)
             if count:
                 self.metrics.tokens(
@@ -265,13 +264,10 @@ class Generation:
                 self._last[index] = now
             if delta.finish_reason and delta.finish_reason != "abort":
                 self.metrics.finished(delta.finish_reason, 1, now - self._started)
-        if self.prepared.prompt_only:
-            deltas = [_without_output(delta) for delta in deltas]
-        return [evolve(d, index=first + d.index) for d in deltas] if first else deltas
 
 
 def _without_output(delta: TextDelta) -> TextDelta:
-    finish = delta.finish_reason if delta.finish_reason in (None, "abort") else "length"
+    finish = delta.finish_reason if delta.finish_reason is None else "length"
     return evolve(delta, text="", token_ids=(), logprobs=None, finish_reason=finish)
 
 
