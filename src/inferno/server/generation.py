@@ -1,26 +1,26 @@
-"""Generates the answer to a prepared request, streamed or whole, for all endpoints."""
+"""Generates the answer to a prepared request, for all endpoints, and limits how many do at once."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from attrs import define, evolve, field, frozen
-from litestar import Response
-from litestar.types import Receive
 
 from inferno.core.sampling_params import SamplingParams
-from inferno.errors import EngineDeadError, InfernoError, RequestError, ShuttingDownError
-from inferno.server.chunks import Chunks
-from inferno.server.errors import frame
-from inferno.server.events import PING_SECONDS, Events, on_disconnect
-from inferno.server.limiter import Limiter
+from inferno.errors import (
+    EngineDeadError,
+    InfernoError,
+    QueueFullError,
+    RequestError,
+    ShuttingDownError,
+)
 from inferno.server.parsing import Parsed
 from inferno.server.schema import GenerationRequest, StreamOptions
-from inferno.server.shape import Shape
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM, TextDelta
@@ -73,79 +73,6 @@ class Prepared:
     @property
     def num_outputs(self) -> int:
         return len(self.prompts) * self.params.n
-
-
-class Pipeline:
-    """What all generations of one app share. (Not an attrs class: Litestar would inspect it.)"""
-
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        limiter: Limiter,
-        metrics: Metrics,
-        ping_seconds: float = PING_SECONDS,
-    ) -> None:
-        self.llm, self.limiter, self.metrics = llm, limiter, metrics
-        self.ping_seconds = ping_seconds
-
-    async def respond(
-        self, prepared: Prepared, shape: Shape[Any], receive: Receive
-    ) -> Response[Any]:
-        """Generate, and answer in that shape: as events if the client asks for a stream, else
-        whole. Raises errors that become a status code."""
-        generation = Generation(self.llm, self.limiter, self.metrics, prepared)
-        generation.open()
-        head = {
-            "id": f"{shape.id_prefix}-{generation.id}",
-            "object": shape.chunk_kind if prepared.stream else shape.kind,
-            "created": generation.created,
-            "model": prepared.model,
-        }
-        if prepared.stream:
-            chunks = Chunks(head, generation.usage, prepared.stream_options, prepared.ignored)
-            return Events(
-                _events(generation, shape, chunks),
-                abort=generation.abort,
-                close=generation.close,
-                ping_seconds=self.ping_seconds,
-            )
-        try:
-            async with on_disconnect(receive, generation.abort):
-                async for deltas in generation.deltas():
-                    for delta in deltas:
-                        shape.choices[delta.index].take(delta)
-        finally:
-            generation.close()
-        body = {
-            **head,
-            "choices": [choice.entry() for choice in shape.choices],
-            "usage": generation.usage(reasoning_tokens=shape.reasoning_tokens()),
-            **shape.extras(),
-        }
-        if prepared.ignored:
-            body["x_inferno"] = {"ignored": prepared.ignored}
-        return Response(body, media_type="application/json")
-
-
-async def _events(
-    generation: Generation, shape: Shape[Any], chunks: Chunks
-) -> AsyncGenerator[bytes, None]:
-    choices = shape.choices
-    try:
-        for choice in choices:
-            if (opening := choice.opening(chunks)) is not None:
-                yield opening
-        async with aclosing(generation.deltas()) as deltas:
-            async for some in deltas:
-                for delta in some:
-                    choice = choices[delta.index]
-                    choice.take(delta)
-                    for event in choice.events(chunks):
-                        yield event
-        if all(choice.finish for choice in choices):
-            yield chunks.end(reasoning_tokens=shape.reasoning_tokens())
-    except Exception as error:
-        yield frame(error)
 
 
 @define(eq=False)
@@ -264,6 +191,48 @@ class Generation:
                 self._last[index] = now
             if delta.finish_reason and delta.finish_reason != "abort":
                 self.metrics.finished(delta.finish_reason, 1, now - self._started)
+
+
+@define(eq=False)
+class Limiter:
+    """Admits up to `limit` outputs at a time, and none once the server is shutting down."""
+
+    limit: int | None = None
+    """Maximum of outputs running or waiting in the engine; None for no limit."""
+    in_flight: int = 0
+    draining: bool = False
+    running: set[Generation] = field(factory=set)
+
+    def admit(self, generation: Generation) -> None:
+        """Admit a generation, to be released later. Raises QueueFullError or ShuttingDownError."""
+        if self.draining:
+            raise ShuttingDownError("the server is shutting down", "Try again.")
+        if (
+            self.limit is not None
+            and self.in_flight
+            and self.in_flight + generation.num_outputs > self.limit
+        ):
+            raise QueueFullError(
+                "too many requests are waiting",
+                "Try again later, or start the server with a larger --max-waiting.",
+            )
+        self.in_flight += generation.num_outputs
+        self.running.add(generation)
+
+    def release(self, generation: Generation) -> None:
+        """Release a generation. Does nothing if it is not admitted or already released."""
+        if generation in self.running:
+            self.running.remove(generation)
+            self.in_flight -= generation.num_outputs
+
+    def drain(self, seconds: float) -> None:
+        """Admit nothing more, and abort what still runs after `seconds`."""
+        self.draining = True
+        asyncio.get_running_loop().call_later(seconds, self.expire)
+
+    def expire(self) -> None:
+        for generation in list(self.running):
+            generation.abort("shutdown")
 
 
 def _without_output(delta: TextDelta) -> TextDelta:

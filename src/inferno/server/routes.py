@@ -13,10 +13,10 @@ import inferno
 from inferno.errors import RequestError
 from inferno.server.conversation import encode_chat
 from inferno.server.errors import RETRY_AFTER
-from inferno.server.generation import Pipeline
 from inferno.server.logprobs import token_text
 from inferno.server.model import ServedModel
 from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.pipeline import Pipeline
 from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
 
 
