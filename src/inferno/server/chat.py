@@ -12,7 +12,7 @@ from litestar.params import JSONBody
 from inferno.core.sampling_params import SamplingParams
 from inferno.errors import RequestError
 from inferno.server.chat_shape import ChatShape
-from inferno.server.conversation import encode_chat, tools_to_offer
+from inferno.server.errors import unsupported
 from inferno.server.generation import Prepared
 from inferno.server.model import ServedModel
 from inferno.server.parsing import CattrsDTO, Parsed
@@ -36,9 +36,9 @@ async def chat_completions(
     """Generate the next message of a conversation."""
     body, output_format = data.body, model.output_format
     name = model.name(body.model)
-    tools, ignored_tools = tools_to_offer(body, can_call=output_format.has_tools)
+    tools, ignored_tools = _tools(body, model)
     params = _params(body, model)
-    prompt = await encode_chat(model, body, tools)
+    prompt = await model.encode_chat(body, tools)
     prepared = Prepared.of(
         data,
         model=name,
@@ -50,6 +50,37 @@ async def chat_completions(
     parsers = [output_format.parser(prompt.text, tools, parallel=parallel) for _ in range(params.n)]
     shape = ChatShape(model, body, prompt.token_ids, parsers)
     return await pipeline.respond(prepared, shape, request.receive)
+
+
+def _tools(data: ChatRequest, model: ServedModel) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return the function tools to offer, and the names of tools of other types, which clients send
+    too but no model here can call. Raises RequestError."""
+    choice, tools, ignored = data.tool_choice, [], []
+    for i, tool in enumerate(data.tools or ()):
+        function = tool.get("function")
+        if tool.get("type", "function") != "function":
+            ignored.append(f"tools[{i}]")
+        elif not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(
+                f"tools[{i}] has no function.name",
+                "Give it a name.",
+                param=f"tools[{i}].function.name",
+            )
+        else:
+            tools.append(tool)
+    if isinstance(choice, dict) or choice == "required":
+        raise unsupported("tool_choice", "Use auto or none: calls cannot be forced yet.")
+    if choice not in (None, "auto", "none"):
+        raise RequestError(
+            f"invalid tool_choice {choice[:40]!r}", "Use auto or none.", param="tool_choice"
+        )
+    if choice == "none" or not tools:
+        return [], tuple(ignored)
+    if not model.output_format.has_tools:
+        raise unsupported(
+            "tools", "This model's tokenizer_config.json does not say how it writes tool calls."
+        )
+    return tools, tuple(ignored)
 
 
 def _params(data: ChatRequest, model: ServedModel) -> SamplingParams:
