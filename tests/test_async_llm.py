@@ -107,6 +107,42 @@ def test_aborting_ends_the_stream_normally(n: int) -> None:
     run(body())
 
 
+def test_several_prompts_are_one_stream_numbered_over_all_of_them() -> None:
+    async def body() -> None:
+        llm, client = made(echoes)
+        stream = llm.stream_all(["ab", "cde", "f"], SamplingParams(n=2, max_tokens=90))
+        deltas = [d async for some in stream for d in some]
+        answers = ["".join(d.text for d in deltas if d.index == i) for i in range(6)]
+        assert answers == ["ab", "ab", "cde", "cde", "f", "f"]
+        assert sorted(d.index for d in deltas if d.finish_reason) == list(range(6))
+        assert len({r.id for r in client.engine.submitted}) == 6
+
+    run(body())
+
+
+def test_several_prompts_are_aborted_by_their_one_id() -> None:
+    async def body() -> None:
+        llm, client = made(forever)
+        deltas: list[TextDelta] = []
+        async for some in llm.stream_all(["a", "b"], LONG, request_id="mine"):
+            deltas += some
+            llm.abort("mine")
+        assert [d.finish_reason for d in deltas if d.finish_reason] == ["abort"] * 2
+        assert not client.engine.busy
+
+    run(body())
+
+
+def test_one_invalid_prompt_of_several_is_refused_before_any_runs() -> None:
+    async def body() -> None:
+        llm, client = made(forever)
+        with pytest.raises(RequestError, match="empty"):
+            llm.stream_all(["a", []], LONG)
+        assert not client.engine.submitted
+
+    run(body())
+
+
 def test_a_stop_string_aborts_only_its_own_output() -> None:
     async def body() -> None:
         llm, client = made(

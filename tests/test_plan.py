@@ -521,6 +521,20 @@ def test_a_reopened_plan_has_what_was_opened(write: Write) -> None:
             assert opened.parts.kernels.keys() == again.parts.kernels.keys()
 
 
+def test_a_name_that_two_distributions_offer_is_opened_as_the_plan_chose_it(write: Write) -> None:
+    catalog = load_catalog()
+    offers = catalog.of("inferno_attention_backends")
+    [torch] = [o for o in offers if o.item.name == "torch"]
+    better = Offer(attrs.evolve(torch.item, priority=1000), "inferno-qwen3")
+    two = attrs.evolve(
+        catalog, offers={**catalog.offers, "inferno_attention_backends": (*offers, better)}
+    )
+    with open_model(write(), on_cpu(), two) as opened:
+        assert opened.parts.attention == {"torch": better.item}
+        with reopen(opened.plan, two) as again:
+            assert again.parts.attention["torch"] is better.item
+
+
 def test_the_plan_names_the_scheme_of_every_matrix(write: Write) -> None:
     with open_model(write(), on_cpu()) as opened:
         stored = {name.removesuffix(".weight") for name in opened.checkpoint.tensors}

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from inferno.cli.options import together
 from inferno.cli.sampling import options_of
 from inferno.core.sampling_params import SamplingParams, _Between, _described, parameters
-from inferno.server.sampling import given
-from inferno.server.schema import GenerationRequest, sampling_fields
+from inferno.server.schema import GenerationRequest, sampling_fields, sampling_values
 from inferno.server.support import sampling_rows
 
 SRC = Path(__file__).parents[1] / "src" / "inferno"
@@ -41,7 +40,7 @@ def test_a_field_is_all_that_a_new_parameter_takes() -> None:
     assert row.note == "Target surprise of a token. Between 0 and 10."
 
     body: Any = make_class("Body", sampling_fields(NEW), bases=(GenerationRequest,), frozen=True)
-    sent = given(body(mirostat_tau=2.5, temperature=0.5), parameters(More))
+    sent = sampling_values(body(mirostat_tau=2.5, temperature=0.5), parameters(More))
     assert evolve(More(), **sent) == More(mirostat_tau=2.5, temperature=0.5)
 
     @click.command()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 from inferno.errors import OptionError, OutOfMemoryError
@@ -69,7 +67,9 @@ def device_total(device: str) -> int:
 
 
 def has_gpu() -> bool:
-    return shutil.which("nvidia-smi") is not None and bool(_nvidia_smi())
+    from shutil import which
+
+    return which("nvidia-smi") is not None and bool(_nvidia_smi())
 
 
 def _gpu_total() -> int:
@@ -80,6 +80,8 @@ def _gpu_total() -> int:
 
 
 def _nvidia_smi() -> list[str]:
+    import subprocess  # on use: `inferno serve --help` imports this module, but looks for no GPU
+
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

@@ -28,6 +28,34 @@ def test_help_and_listings_import_nothing_heavy(args: list[str]) -> None:
     assert "heavy: set()" in done.stderr
 
 
+@pytest.mark.parametrize("args", [[], *([name] for name in COMMANDS)])
+def test_help_imports_of_inferno_only_what_declares_the_options(args: list[str]) -> None:
+    code = (
+        f"import sys; sys.argv[1:] = {[*args, '--help']!r}\nfrom inferno.cli import main\n"
+        "try: main()\nfinally: print('|'.join(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = set(done.stderr.strip().split("|"))
+    ours = {n for n in found if n.startswith("inferno.") and not n.startswith("inferno.cli.")}
+    needed = {"inferno.cli", "inferno.errors", "inferno.core", "inferno.core.sampling_params"}
+    assert ours <= needed | ({"inferno.host"} if args else set())
+    assert not found & {"subprocess", "statistics", "asyncio", "inferno.cli.session"}
+
+
+def test_threads_are_told_to_sleep_before_a_command_runs() -> None:
+    """OpenMP reads the variable once, when torch is imported."""
+    code = (
+        "import os, sys\nfrom inferno import cli\nimport inferno.cli.plugins as plugins\n"
+        "os.environ.pop('GOMP_SPINCOUNT', None)\n"
+        "plugins.command.callback = lambda **_: "
+        "print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)\n"
+        "cli.main(['plugins'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["20000", "False"]), done.stderr
+
+
 def test_help_lists_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0

@@ -112,18 +112,18 @@ class FakeLLM:
             prompts=self.prompts,
         )
 
-    def stream(
+    def stream_all(
         self,
-        prompt: str | Sequence[int],
+        prompts: Sequence[str | Sequence[int]],
         params: SamplingParams,
         *,
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncGenerator[list[TextDelta], None]:
-        ids = self.preprocessor.encode_prompt(prompt)
-        self.seen.append((ids, params))
-        return self._run(ids, params, request_id)
+        encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
+        self.seen += [(ids, params) for ids in encoded]
+        return self._run(encoded, params, request_id)
 
     def abort(self, request_id: str) -> None:
         if request_id in self.live:
@@ -131,11 +131,11 @@ class FakeLLM:
             self.live[request_id].set()
 
     async def _run(
-        self, ids: tuple[int, ...], params: SamplingParams, name: str
+        self, prompts: list[tuple[int, ...]], params: SamplingParams, name: str
     ) -> AsyncGenerator[list[TextDelta], None]:
         stop = self.live[name] = asyncio.Event()
         try:
-            step, at, sent = 0, [0] * params.n, 0
+            step, at, sent = 0, [0] * (len(prompts) * params.n), 0
             while True:
                 await asyncio.sleep(
                     self.delay
@@ -145,7 +145,8 @@ class FakeLLM:
                 if step == self.fails_after:
                     raise ZeroDivisionError("secret")
                 deltas = []
-                for i in range(params.n):
+                for i in range(len(at)):
+                    ids = prompts[i // params.n]
                     deltas += self._next(i, at, ids, params, first=sent == 0, aborted=stop.is_set())
                 sent += 1
                 step += 1
@@ -195,7 +196,7 @@ class FakeLLM:
                 finish_reason=finish,
                 num_cached=2 if first else 0,
                 prompt_logprobs=(None, *(_score(t, params.prompt_logprobs) for t in ids[1:]))
-                if params.prompt_logprobs is not None and first and i == 0
+                if params.prompt_logprobs is not None and first and i % params.n == 0
                 else None,
             )
         ]

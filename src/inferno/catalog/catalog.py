@@ -74,11 +74,15 @@ class Catalog:
     def of(self, hook: str) -> tuple[Offer[Any], ...]:
         return self.offers.get(hook, ())
 
-    def named(self, kind: type[T], name: str) -> Offer[T]:
-        """Return the declaration of that kind and name. Raises OptionError if there is none,
-        PluginError if there are two."""
+    def named(self, kind: type[T], name: str, distribution: str | None = None) -> Offer[T]:
+        """Return the declaration of that kind and name, of that distribution if given. Raises
+        OptionError if there is none, PluginError if there are two."""
         [hook] = [hook for hook, declared in KINDS.items() if declared is kind]
-        found = [o for o in self.of(hook) if o.item.name == name]
+        found = [
+            o
+            for o in self.of(hook)
+            if o.item.name == name and distribution in (None, o.distribution)
+        ]
         if not found:
             names = ", ".join(sorted({o.item.name for o in self.of(hook)})) or "none"
             hint = self.hint(_MISSING[kind], name) if kind in _MISSING else ""

@@ -1,5 +1,5 @@
-"""The command line. Each command is a separate module, imported on use; help and `plugins` import
-no torch.
+"""The command line. Each command is a separate module. It imports what it runs inside its function,
+so that help imports only what declares the options.
 
 Options beat `INFERNO_*` variables beat defaults. Errors are one line of cause and one of remedy on
 stderr. Exit codes: 0 success, 1 failure, 2 wrong usage, 3 model not found or not supported, 4 not
@@ -17,7 +17,6 @@ from click.exceptions import Exit
 
 from inferno import __version__
 from inferno.errors import InfernoError
-from inferno.host import sleep_at_barriers
 
 COMMANDS = ("serve", "chat", "generate", "bench", "explain", "plugins", "pull")
 """Commands in help order. Each is `inferno.cli.<name>:command`."""
@@ -47,6 +46,9 @@ class _LazyGroup(click.RichGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from inferno.host import sleep_at_barriers  # `inferno --help` ends before this
+
+        sleep_at_barriers()  # before any command imports torch
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -73,7 +75,6 @@ def cli() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run the `inferno` command. Does not return."""
     arm_interrupt()
-    sleep_at_barriers()
     cli.main(args, prog_name="inferno")
 
 

@@ -4,7 +4,6 @@ engines."""
 from __future__ import annotations
 
 import random
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -39,6 +38,8 @@ def command(
     **values: Any,
 ) -> None:
     """Benchmark REF on random tokens, without prefix cache hits or early stops."""
+    from statistics import median
+
     from inferno.cli.session import opened
 
     with opened(ref, values) as run:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from typing import TYPE_CHECKING
 
-import attrs
 import rich_click as click
 
-from inferno.catalog import Plugin, load_catalog
 from inferno.cli import DEBUG
 from inferno.cli.options import debug_option, declare, plugin_options
+
+if TYPE_CHECKING:
+    from inferno.catalog import Plugin
 
 MOST_NAMES = 24
 
@@ -23,6 +24,10 @@ def command(
     ctx: click.Context, as_json: bool, disable: tuple[str, ...], only: tuple[str, ...]
 ) -> None:
     """List the installed plugins and what they offer."""
+    import json
+
+    from inferno.catalog import load_catalog
+
     plugins = load_catalog(disable=disable, only=only).plugins
     if as_json:
         click.echo(json.dumps([_entry(plugin) for plugin in plugins], indent=2))
@@ -44,6 +49,8 @@ def command(
 
 
 def _entry(plugin: Plugin) -> dict[str, object]:
+    import attrs
+
     state = "broken" if plugin.error else "disabled" if plugin.disabled else "loaded"
     entry: dict[str, object] = {
         "name": plugin.name,

@@ -16,7 +16,7 @@ from attrs import field, frozen
 from inferno.errors import RequestError
 
 MAX_LOGPROBS = 20
-"""Most alternatives a request may ask for at each position, as in OpenAI's API."""
+"""Maximum number of alternatives at each position, as in OpenAI's API."""
 
 
 @frozen
@@ -62,7 +62,7 @@ def _described(
 
 
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One string or several, as OpenAI allows."""
+    """Convert one string or several, as in OpenAI's API, to a tuple."""
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
@@ -110,7 +110,7 @@ class SamplingParams:
         default=1.0,
         validator=_Between(0, 1),
         metadata=_described(
-            "Keep the fewest most likely tokens whose probabilities sum to at least this.",
+            "Keep the smallest set of most likely tokens whose probabilities sum to at least this.",
             in_generation_config=True,
         ),
     )
@@ -118,7 +118,7 @@ class SamplingParams:
         default=0.0,
         validator=_Between(0, 1),
         metadata=_described(
-            "Keep tokens at least this likely, relative to the most likely one.",
+            "Keep tokens with at least this fraction of the most likely token's probability.",
             in_generation_config=True,
         ),
     )
@@ -126,22 +126,22 @@ class SamplingParams:
         default=0.0,
         validator=_Between(-2, 2),
         metadata=_described(
-            "Subtracted once from the logit of every token generated before (OpenAI)."
+            "Subtracted from the logit of each token that the output already contains (OpenAI)."
         ),
     )
     frequency_penalty: float = field(
         default=0.0,
         validator=_Between(-2, 2),
         metadata=_described(
-            "Subtracted from a token's logit for each time it was generated before (OpenAI)."
+            "Subtracted from a token's logit once for each time the output contains it (OpenAI)."
         ),
     )
     repetition_penalty: float = field(
         default=1.0,
         validator=_Between(1e-3, 1e3),
         metadata=_described(
-            "Divides positive and multiplies negative logits of tokens in prompt or output (CTRL, "
-            "arXiv:1909.05858); 1 changes nothing.",
+            "Divides the positive and multiplies the negative logits of tokens in the prompt or "
+            "the output (CTRL, arXiv:1909.05858); 1 has no effect.",
             in_generation_config=True,
         ),
     )
@@ -149,22 +149,22 @@ class SamplingParams:
         default=-1,
         validator=_Between(-1),
         metadata=_described(
-            "Number of most recent tokens, prompt included, that `repetition_penalty` covers; -1 "
-            "is all, 0 none."
+            "Number of most recent tokens, prompt included, that `repetition_penalty` covers: -1 "
+            "for all, 0 for none."
         ),
     )
     logit_bias: Mapping[int, float] = field(
         factory=dict,
         metadata=_described(
             "Added to the logits of these token ids; -100 or less bans a token.",
-            body_note="Token id to bias, -100 to 100.",
+            body_note="Biases from -100 to 100, by token id.",
         ),
     )
     seed: int | None = field(
         default=None,
-        metadata=_described("The same seed gives the same draws, whatever else is in the batch."),
+        metadata=_described("Makes sampling reproducible, whatever else is in the batch."),
     )
-    # The text layer watches for stop strings; the engine sees token ids only.
+    # `llm` searches the text for stop strings; the engine sees token ids only.
     stop: tuple[str, ...] = field(
         default=(),
         converter=_strings,
@@ -180,7 +180,7 @@ class SamplingParams:
         default=1,
         validator=_Between(1, 128),
         metadata=_described(
-            "Independent outputs for the prompt; with a seed, output i draws with seed + i.",
+            "Number of independent outputs; with a seed, output i uses seed + i.",
             flag=False,
         ),
     )
@@ -188,8 +188,8 @@ class SamplingParams:
         default=None,
         validator=_Between(0, MAX_LOGPROBS),
         metadata=_described(
-            "Return each token's log-probability and this many of the most likely alternatives', "
-            "under the model's own distribution: before penalties, bias and temperature.",
+            "Return the log-probability of each token and of this many of the most likely tokens, "
+            "before penalties, bias and temperature.",
             in_body=False,  # each endpoint has its own form of it
             flag=False,
         ),
@@ -198,8 +198,8 @@ class SamplingParams:
         default=None,
         validator=_Between(0, MAX_LOGPROBS),
         metadata=_described(
-            "Return each prompt token's log-probability and this many of the most likely "
-            "alternatives'.",
+            "Return the log-probability of each prompt token and of this many of the most likely "
+            "tokens at its position.",
             body_note="Not with `stream`.",
             flag=False,
         ),
@@ -217,12 +217,12 @@ class SamplingParams:
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens is {self.min_tokens}, max_tokens is {self.max_tokens}",
-                "Set min_tokens to at most max_tokens.",
+                f"min_tokens is {self.min_tokens}, but max_tokens is only {self.max_tokens}",
+                "Lower min_tokens, or raise max_tokens.",
                 param="min_tokens",
             )
         if any(not s for s in self.stop):
-            raise RequestError("stop has an empty string", "Remove it.", param="stop")
+            raise RequestError("stop contains an empty string", "Remove it.", param="stop")
 
     @property
     def greedy(self) -> bool:
@@ -248,7 +248,7 @@ class Parameter:
     """Whether the command line has an option for it."""
     short_flag: str
     flag_default: str
-    """What applies if the option is not given."""
+    """The default, as the command line's help shows it."""
     in_generation_config: bool
     """Whether a checkpoint's generation_config.json may set it, by the same name."""
 

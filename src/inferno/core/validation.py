@@ -1,7 +1,7 @@
 """Validates a request before it is queued, so that the scheduler and the sampler need not.
 
-`llm.preprocessor` checks prompts first, where a message can name the caller's field; this check
-covers requests of every client.
+`llm.preprocessor` has checked prompts already, with messages that name the caller's field. This
+check also covers other clients of the engine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
         raise RequestError("the prompt is empty", "Send at least one token.", param="prompt")
     if length >= max_model_len:
         raise RequestError(
-            f"the prompt has {length} tokens, the context holds {max_model_len} with at least one "
-            "of output",
+            f"the prompt has {length} tokens, but the context holds {max_model_len}, including at "
+            "least one of output",
             "Shorten the prompt.",
             param="prompt",
             code="context_length_exceeded",
@@ -35,7 +35,7 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
         bad = lowest if lowest < 0 else max(ids, default=0)
         if not 0 <= bad < vocab_size:
             raise RequestError(
-                f"{param} has token id {bad}",
+                f"{param} contains the invalid token id {bad}",
                 f"Use token ids from 0 to {vocab_size - 1}.",
                 param=param,
             )
@@ -43,6 +43,6 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
         if math.isnan(bias) or bias == math.inf:
             raise RequestError(
                 f"logit_bias of token {token_id} is {bias}",
-                "It must be a finite number.",
+                "Use a finite number, or -inf to ban the token.",
                 param="logit_bias",
             )

@@ -4,7 +4,8 @@ torch."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import uuid
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from types import TracebackType
@@ -73,7 +74,7 @@ class AsyncLLM:
         self._client: _Client = EngineClient(opened.plan)
         self._opened: Opened | None = opened
         self._chat_template = chat_template
-        self._live: dict[str, ParentRequest] = {}
+        self._live: dict[str, Sequence[OutputBuilder]] = {}
 
     @cached_property
     def _preprocessor(self) -> Preprocessor:
@@ -144,13 +145,35 @@ class AsyncLLM:
         Raises RequestError immediately, EngineDeadError during iteration. Closing the iterator or
         cancelling the task that reads it aborts the request in the engine.
         """
-        return self._run(self._prepare(prompt, params, request_id, priority, cache_salt))
+        parent = self._prepare(prompt, params, request_id, priority, cache_salt)
+        return self._run(parent.id, parent.builders)
+
+    def stream_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[list[TextDelta], None]:
+        """Stream the answers to several prompts as one request, like `stream`. Output j of prompt i
+        has index i * n + j."""
+        self._check_unused(request_id)
+        request_id = request_id or uuid.uuid4().hex
+        parents = [
+            self._prepare(prompt, params, f"{request_id}-{i}", priority, cache_salt)
+            for i, prompt in enumerate(prompts)
+        ]
+        builders = [builder for parent in parents for builder in parent.builders]
+        for index, builder in enumerate(builders):
+            builder.index = index
+        return self._run(request_id, builders)
 
     def abort(self, request_id: str) -> None:
         """End a request's stream normally: its outputs finish with "abort". Unknown ids are
         ignored."""
-        parent = self._live.get(request_id)
-        for builder in parent.builders if parent else ():
+        for builder in self._live.get(request_id, ()):
             if not builder.done:
                 self._client.abort(builder.request.id)
 
@@ -165,7 +188,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Return the whole answer. Cancelling the call aborts the request."""
         parent = self._prepare(prompt, params, request_id, priority, cache_salt)
-        async with aclosing(self._run(parent)) as stream:
+        async with aclosing(self._run(parent.id, parent.builders)) as stream:
             deltas = [d async for some in stream for d in some]
         return parent.output(deltas)
 
@@ -184,21 +207,26 @@ class AsyncLLM:
         priority: int,
         cache_salt: str,
     ) -> ParentRequest:
-        if request_id in self._live:
-            raise RequestError(
-                f"request id {request_id!r} is in use", "Choose another one.", param="request_id"
-            )
+        self._check_unused(request_id)
         return self._preprocessor.prepare(
             prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
 
-    async def _run(self, parent: ParentRequest) -> AsyncGenerator[list[TextDelta], None]:
-        """Follow all of the parent's requests concurrently; the first error aborts the others."""
+    def _check_unused(self, request_id: str | None) -> None:
+        if request_id in self._live:
+            raise RequestError(
+                f"request id {request_id!r} is in use", "Choose another one.", param="request_id"
+            )
+
+    async def _run(
+        self, request_id: str, builders: Sequence[OutputBuilder]
+    ) -> AsyncGenerator[list[TextDelta], None]:
+        """Follow all outputs of a call concurrently; the first error aborts the others."""
         news = asyncio.Event()
         running: dict[OutputBuilder, _Tokens] = {}
-        self._live[parent.id] = parent
+        self._live[request_id] = builders
         try:
-            for builder in parent.builders:
+            for builder in builders:
                 running[builder] = self._client.submit(builder.request, news)
             while running:
                 await news.wait()
@@ -213,7 +241,7 @@ class AsyncLLM:
                     del running[builder]
                     if not builder.ended:  # by a stop string, which the engine does not know
                         self._client.abort(builder.request.id)
-                if deltas := [d for b in parent.builders if (d := b.take())]:
+                if deltas := [d for b in builders if (d := b.take())]:
                     yield deltas
                 for builder in done:
                     if builder.error is not None:
@@ -221,4 +249,4 @@ class AsyncLLM:
         finally:
             for builder in running:
                 self._client.abort(builder.request.id)
-            self._live.pop(parent.id, None)
+            self._live.pop(request_id, None)

@@ -19,7 +19,7 @@ class TextDelta:
     """What one output gained since its last delta."""
 
     index: int
-    """Which of the request's `n` outputs."""
+    """Which of the request's outputs."""
     text: str = ""
     """Whole characters; empty while a character is incomplete or a stop string may have begun."""
     token_ids: tuple[int, ...] = ()

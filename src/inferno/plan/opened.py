@@ -11,6 +11,7 @@ import attrs
 from attrs import frozen
 
 from inferno.catalog import Catalog, load_catalog
+from inferno.catalog.offers import T
 from inferno.contracts import (
     Architecture,
     AttentionBackend,
@@ -27,7 +28,8 @@ from inferno.plan.plan import Plan
 
 @frozen(kw_only=True)
 class Parts:
-    """The declarations that a plan chose, by name."""
+    """The declarations that a plan chose, by name. Where two distributions offer a name, the plan
+    says which one's."""
 
     architecture: Architecture
     cache_policy: CachePolicy
@@ -38,20 +40,24 @@ class Parts:
 
     @classmethod
     def of(cls, plan: Plan, catalog: Catalog) -> Parts:
-        """Look up every name of the plan, once. Raises the catalog's error for one that is not
+        """Look up every choice of the plan, once. Raises the catalog's error for one that is not
         installed."""
-        schemes = {use.name for use in plan.schemes} | ({plan.isq} if plan.isq else set())
+
+        def chosen(kind: type[T], *labels: str) -> dict[str, T]:
+            return {
+                each.name: catalog.named(kind, each.name, each.distribution).item
+                for each in plan.chosen
+                if each.kind in labels
+            }
+
+        [architecture] = chosen(Architecture, "architecture").values()
+        [cache_policy] = chosen(CachePolicy, "cache policy").values()
         return cls(
-            architecture=catalog.architecture(plan.architecture).item,
-            cache_policy=catalog.named(CachePolicy, plan.cache_policy).item,
-            schemes={name: catalog.named(QuantScheme, name).item for name in schemes},
-            attention={
-                use.name: catalog.named(AttentionBackend, use.name).item for use in plan.attention
-            },
-            kernels={
-                name: catalog.named(KernelProvider, name).item
-                for name in {use.name for use in plan.kernels}
-            },
+            architecture=architecture,
+            cache_policy=cache_policy,
+            schemes=chosen(QuantScheme, "scheme", "in-situ scheme"),
+            attention=chosen(AttentionBackend, "attention"),
+            kernels=chosen(KernelProvider, "kernels"),
         )
 
 

@@ -130,18 +130,7 @@ def _decide(
         disable=options.disable,
         only=options.only,
     )
-    parts = Parts(
-        architecture=architecture.value,
-        cache_policy=policy.value,
-        schemes=_items(schemes) | ({isq.value.name: isq.value} if isq else {}),
-        attention=_items(attention),
-        kernels=_items(kernels),
-    )
-    return Opened(plan=plan, parts=parts, config=model, checkpoint=checkpoint)
-
-
-def _items(decision: Decided[Any]) -> dict[str, Any]:
-    return {offer.item.name: offer.item for _, offer in decision.offers}
+    return Opened(plan=plan, parts=Parts.of(plan, catalog), config=model, checkpoint=checkpoint)
 
 
 def _architecture_notes(catalog: Catalog, offered: Architecture, wanted: str) -> list[str]:

@@ -28,11 +28,10 @@ from inferno.server import routes
 from inferno.server.chat import chat_completions
 from inferno.server.completions import completions
 from inferno.server.errors import error_response
-from inferno.server.events import PING_SECONDS
-from inferno.server.generation import Pipeline
-from inferno.server.limiter import Limiter
+from inferno.server.generation import Limiter
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
+from inferno.server.pipeline import PING_SECONDS, Pipeline
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM

@@ -1,27 +1,26 @@
-"""Generates the answer to a prepared request, streamed or whole, for all endpoints."""
+"""Generates the answer to a prepared request, for all endpoints, and limits how many do at once."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from attrs import define, evolve, field, frozen
-from litestar import Response
-from litestar.types import Receive
 
 from inferno.core.sampling_params import SamplingParams
-from inferno.errors import EngineDeadError, InfernoError, RequestError, ShuttingDownError
-from inferno.server.chunks import Chunks
-from inferno.server.errors import frame
-from inferno.server.events import PING_SECONDS, Events, on_disconnect
-from inferno.server.limiter import Limiter
-from inferno.server.merge import Merge
+from inferno.errors import (
+    EngineDeadError,
+    InfernoError,
+    QueueFullError,
+    RequestError,
+    ShuttingDownError,
+)
 from inferno.server.parsing import Parsed
 from inferno.server.schema import GenerationRequest, StreamOptions
-from inferno.server.shape import Shape
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM, TextDelta
@@ -76,79 +75,6 @@ class Prepared:
         return len(self.prompts) * self.params.n
 
 
-class Pipeline:
-    """What all generations of one app share. (Not an attrs class: Litestar would inspect it.)"""
-
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        limiter: Limiter,
-        metrics: Metrics,
-        ping_seconds: float = PING_SECONDS,
-    ) -> None:
-        self.llm, self.limiter, self.metrics = llm, limiter, metrics
-        self.ping_seconds = ping_seconds
-
-    async def respond(
-        self, prepared: Prepared, shape: Shape[Any], receive: Receive
-    ) -> Response[Any]:
-        """Generate, and answer in that shape: as events if the client asks for a stream, else
-        whole. Raises errors that become a status code."""
-        generation = Generation(self.llm, self.limiter, self.metrics, prepared)
-        generation.open()
-        head = {
-            "id": f"{shape.id_prefix}-{generation.id}",
-            "object": shape.chunk_kind if prepared.stream else shape.kind,
-            "created": generation.created,
-            "model": prepared.model,
-        }
-        if prepared.stream:
-            chunks = Chunks(head, generation.usage, prepared.stream_options, prepared.ignored)
-            return Events(
-                _events(generation, shape, chunks),
-                abort=generation.abort,
-                close=generation.close,
-                ping_seconds=self.ping_seconds,
-            )
-        try:
-            async with on_disconnect(receive, generation.abort):
-                async for deltas in generation.deltas():
-                    for delta in deltas:
-                        shape.choices[delta.index].take(delta)
-        finally:
-            generation.close()
-        body = {
-            **head,
-            "choices": [choice.entry() for choice in shape.choices],
-            "usage": generation.usage(reasoning_tokens=shape.reasoning_tokens()),
-            **shape.extras(),
-        }
-        if prepared.ignored:
-            body["x_inferno"] = {"ignored": prepared.ignored}
-        return Response(body, media_type="application/json")
-
-
-async def _events(
-    generation: Generation, shape: Shape[Any], chunks: Chunks
-) -> AsyncGenerator[bytes, None]:
-    choices = shape.choices
-    try:
-        for choice in choices:
-            if (opening := choice.opening(chunks)) is not None:
-                yield opening
-        async with aclosing(generation.deltas()) as deltas:
-            async for some in deltas:
-                for delta in some:
-                    choice = choices[delta.index]
-                    choice.take(delta)
-                    for event in choice.events(chunks):
-                        yield event
-        if all(choice.finish for choice in choices):
-            yield chunks.end(reasoning_tokens=shape.reasoning_tokens())
-    except Exception as error:
-        yield frame(error)
-
-
 @define(eq=False)
 class Generation:
     """One HTTP request in the engine: one or more prompts with `params.n` outputs each. Output j of
@@ -171,27 +97,24 @@ class Generation:
     """Each prompt's number of cached tokens."""
     _aborted: Literal["client", "shutdown"] | None = None
     _ended: bool = False
-    _streams: list[AsyncGenerator[list[TextDelta], None]] = field(factory=list)
-    """One per prompt, once open."""
+    _stream: AsyncGenerator[list[TextDelta], None] | None = None
+    """Once open."""
 
     @property
     def num_outputs(self) -> int:
         return self.prepared.num_outputs
 
     def open(self) -> None:
-        """Start the streams. Raises errors that become a status code: an invalid parameter, a full
-        queue, a restarting engine."""
+        """Check the request and admit it. Raises errors that become a status code: an invalid
+        parameter, a full queue, a restarting engine."""
         prepared = self.prepared
-        self._streams = [
-            self.llm.stream(
-                prompt,
-                prepared.params,
-                request_id=f"{self.id}-{i}",
-                priority=prepared.priority,
-                cache_salt=prepared.cache_salt,
-            )
-            for i, prompt in enumerate(prepared.prompts)
-        ]
+        self._stream = self.llm.stream_all(
+            prepared.prompts,
+            prepared.params,
+            request_id=self.id,
+            priority=prepared.priority,
+            cache_salt=prepared.cache_salt,
+        )
         if not self.llm.alive:
             raise EngineDeadError("the engine is restarting", "Try again in a moment.")
         self.limiter.admit(self)
@@ -207,23 +130,25 @@ class Generation:
         if self._aborted is None:
             self._aborted = why
             self.metrics.finished("abort", self.num_outputs)
-        for i in range(len(self._streams)):
-            self.llm.abort(f"{self.id}-{i}")
+        self.llm.abort(self.id)
 
     async def deltas(self) -> AsyncGenerator[list[TextDelta], None]:
         """Yield what is new since the last read: for a slow reader, text accumulates instead of a
         queue. Raises EngineDeadError."""
+        assert self._stream is not None, "open it first"
         if self._gone():
             return
-        async with Merge(self._streams) as merged:
-            while (news := await merged.next()) is not None:
-                deltas = self._noted(*news)
+        async with aclosing(self._stream) as stream:
+            async for deltas in stream:
+                self._count(deltas)
                 if self._gone():
                     return
                 if any(d.finish_reason == "abort" for d in deltas):
                     raise InfernoError(
                         "the engine aborted the request", "See the server's log for the reason."
                     )
+                if self.prepared.prompt_only:
+                    deltas = [_without_output(delta) for delta in deltas]
                 yield deltas
         self._ended = not self._gone()
 
@@ -249,14 +174,15 @@ class Generation:
             )
         return self._aborted is not None
 
-    def _noted(self, prompt: int, deltas: list[TextDelta]) -> list[TextDelta]:
-        """Count a prompt's new tokens, and convert output indices to the request's."""
-        now, first = time.monotonic(), prompt * self.prepared.params.n
+    def _count(self, deltas: list[TextDelta]) -> None:
+        """Count new tokens, and measure their latencies."""
+        now = time.monotonic()
         for delta in deltas:
-            index, count = first + delta.index, len(delta.token_ids)
+            index, count = delta.index, len(delta.token_ids)
             if not self.prepared.prompt_only:
                 self.completion_tokens += count
-            if delta.index == 0:  # the others reuse the prompt that the first computed
+            prompt, output = divmod(index, self.prepared.params.n)
+            if output == 0:  # the others reuse the prompt that the first computed
                 self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached)
             if count:
                 self.metrics.tokens(
@@ -265,13 +191,52 @@ class Generation:
                 self._last[index] = now
             if delta.finish_reason and delta.finish_reason != "abort":
                 self.metrics.finished(delta.finish_reason, 1, now - self._started)
-        if self.prepared.prompt_only:
-            deltas = [_without_output(delta) for delta in deltas]
-        return [evolve(d, index=first + d.index) for d in deltas] if first else deltas
+
+
+@define(eq=False)
+class Limiter:
+    """Admits up to `limit` outputs at a time, and none once the server is shutting down."""
+
+    limit: int | None = None
+    """Maximum of outputs running or waiting in the engine; None for no limit."""
+    in_flight: int = 0
+    draining: bool = False
+    running: set[Generation] = field(factory=set)
+
+    def admit(self, generation: Generation) -> None:
+        """Admit a generation, to be released later. Raises QueueFullError or ShuttingDownError."""
+        if self.draining:
+            raise ShuttingDownError("the server is shutting down", "Try again.")
+        if (
+            self.limit is not None
+            and self.in_flight
+            and self.in_flight + generation.num_outputs > self.limit
+        ):
+            raise QueueFullError(
+                "too many requests are waiting",
+                "Try again later, or start the server with a larger --max-waiting.",
+            )
+        self.in_flight += generation.num_outputs
+        self.running.add(generation)
+
+    def release(self, generation: Generation) -> None:
+        """Release a generation. Does nothing if it is not admitted or already released."""
+        if generation in self.running:
+            self.running.remove(generation)
+            self.in_flight -= generation.num_outputs
+
+    def drain(self, seconds: float) -> None:
+        """Admit nothing more, and abort what still runs after `seconds`."""
+        self.draining = True
+        asyncio.get_running_loop().call_later(seconds, self.expire)
+
+    def expire(self) -> None:
+        for generation in list(self.running):
+            generation.abort("shutdown")
 
 
 def _without_output(delta: TextDelta) -> TextDelta:
-    finish = delta.finish_reason if delta.finish_reason in (None, "abort") else "length"
+    finish = delta.finish_reason if delta.finish_reason is None else "length"
     return evolve(delta, text="", token_ids=(), logprobs=None, finish_reason=finish)
 
 

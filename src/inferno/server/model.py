@@ -1,4 +1,4 @@
-"""The model that one app serves."""
+"""The model that one app serves, and how a conversation becomes its prompt."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from attrs import asdict, frozen
 
 from inferno.errors import ModelNotFoundError, RequestError
-from inferno.server.errors import log
+from inferno.server.errors import log, unsupported
 from inferno.server.output_parser import OutputFormat
+from inferno.server.schema import ChatRequest, Message, TokenizeRequest
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -18,8 +21,20 @@ if TYPE_CHECKING:
     from inferno.text import Tokenizer
 
 T = TypeVar("T")
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _LONG = 20_000
 """Characters of a prompt above which it is tokenized in a thread, to not delay every stream."""
+
+
+@frozen
+class ChatPrompt:
+    """A rendered conversation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    ignored: tuple[str, ...]
+    """Template variables in the request that the template does not use."""
 
 
 class ServedModel:
@@ -65,6 +80,25 @@ class ServedModel:
             )
         return self.tokenizer
 
+    async def encode_chat(
+        self, data: ChatRequest | TokenizeRequest, tools: Sequence[dict[str, Any]]
+    ) -> ChatPrompt:
+        """Render the conversation with the model's chat template. Raises RequestError."""
+        messages = [_message(m, i) for i, m in enumerate(data.messages or ())]
+        tokenizer, preprocessor = self.needed_tokenizer("messages"), self.preprocessor
+        source = preprocessor.template.source(tools=bool(tools))
+        variables = data.chat_template_kwargs or {}
+        options = {**_effort(data, source), **variables, **_ending(data)}
+        special = isinstance(data, TokenizeRequest) and bool(data.add_special_tokens)
+
+        def work() -> tuple[str, tuple[int, ...]]:
+            text = preprocessor.render_chat(messages, tools=tools or None, **options)
+            return text, tuple(tokenizer.encode(text, add_special_tokens=special))
+
+        text, ids = await in_time(work, sum(len(str(m.get("content"))) for m in messages))
+        unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]
+        return ChatPrompt(text, ids, tuple(unknown[:20]))
+
     def warm_up(self) -> None:
         """Import and compile what would otherwise delay every stream at the first chat."""
         try:
@@ -84,3 +118,55 @@ class ServedModel:
 async def in_time(work: Callable[[], T], characters: int) -> T:
     """Run `work`, in a thread if tokenizing that many characters would delay streams."""
     return await asyncio.to_thread(work) if characters > _LONG else work()
+
+
+def _message(message: Message, i: int) -> dict[str, Any]:
+    if message.role not in _ROLES:
+        raise RequestError(
+            f"messages[{i}] has the unknown role {message.role[:40]!r}",
+            f"Use one of {', '.join(_ROLES)}.",
+            param=f"messages[{i}].role",
+        )
+    plain = {name: value for name, value in asdict(message).items() if value is not None}
+    for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(
+            part.get("text"), str
+        ):
+            raise RequestError(
+                f"messages[{i}].content[{j}] has unsupported type {str(part.get('type'))[:40]!r}",
+                "Send text parts only.",
+                param=f"messages[{i}].content[{j}]",
+                code="unsupported_parameter",
+            )
+    # Templates know one of the two names; clients send back either.
+    reasoning = plain.pop("reasoning", None) or plain.get("reasoning_content")
+    return plain | ({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {})
+
+
+def _ending(data: ChatRequest | TokenizeRequest) -> dict[str, bool]:
+    """Template options for the end of the prompt: open a new message, or continue the last."""
+    if not data.continue_final_message:
+        return {"add_generation_prompt": data.add_generation_prompt is not False}
+    if data.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt cannot be combined",
+            "Leave one out.",
+            param="add_generation_prompt",
+        )
+    return {"add_generation_prompt": False, "continue_final_message": True}
+
+
+def _effort(data: ChatRequest | TokenizeRequest, source: str) -> dict[str, Any]:
+    """Map `reasoning_effort` to a variable that the template knows."""
+    effort = data.reasoning_effort if isinstance(data, ChatRequest) else None
+    if effort is None:
+        return {}
+    if "reasoning_effort" in source:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in source:
+        return {"enable_thinking": effort != "none"}
+    if effort != "none":
+        raise unsupported(
+            "reasoning_effort", "This model's chat template cannot switch reasoning: leave it out."
+        )
+    return {}

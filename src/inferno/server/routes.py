@@ -11,12 +11,11 @@ from litestar.params import FromPath, JSONBody
 
 import inferno
 from inferno.errors import RequestError
-from inferno.server.conversation import encode_chat
 from inferno.server.errors import RETRY_AFTER
-from inferno.server.generation import Pipeline
 from inferno.server.logprobs import token_text
 from inferno.server.model import ServedModel
 from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.pipeline import Pipeline
 from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
 
 
@@ -83,7 +82,7 @@ async def tokenize(
     tokenizer, ignored = model.needed_tokenizer(), data.ignored
     ids: Sequence[int]
     if body.messages is not None:
-        prompt = await encode_chat(model, body, body.tools or [])
+        prompt = await model.encode_chat(body, body.tools or [])
         ids, ignored = prompt.token_ids, (*ignored, *prompt.ignored)
     elif body.content is not None:
         special = body.add_special_tokens if body.add_special is None else body.add_special

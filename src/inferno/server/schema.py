@@ -1,4 +1,5 @@
-"""The bodies of requests and of errors. null means "not given"."""
+"""The bodies of requests and of errors. null means "not given". Sampling parameters are fields made
+from `core.sampling_params`, and `sampling_values` reads them."""
 
 from __future__ import annotations
 
@@ -9,6 +10,10 @@ from attrs import field, frozen, make_class
 from litestar.openapi.datastructures import ResponseSpec
 
 from inferno.core.sampling_params import Parameter, parameters
+from inferno.errors import RequestError
+from inferno.server.errors import unsupported
+
+_PARAMETERS = parameters()
 
 
 @frozen(kw_only=True)
@@ -52,12 +57,12 @@ def sampling_fields(found: Iterable[Parameter]) -> dict[str, Any]:
 if TYPE_CHECKING:
 
     class SamplingFields:
-        """The sampling parameters of `core.sampling_params`. Made at import, so invisible to type
-        checkers: read them with `server.sampling.given`."""
+        """The sampling parameters. Made at import, so invisible to type checkers: read them with
+        `sampling_values`."""
 
 else:
     SamplingFields = make_class(
-        "SamplingFields", sampling_fields(parameters()), frozen=True, kw_only=True
+        "SamplingFields", sampling_fields(_PARAMETERS), frozen=True, kw_only=True
     )
 
 
@@ -72,6 +77,35 @@ class GenerationRequest(SamplingFields):
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+
+
+def sampling_values(
+    data: GenerationRequest, known: Iterable[Parameter] = _PARAMETERS
+) -> dict[str, Any]:
+    """Return the sampling parameters given in a body, by `SamplingParams`' names. `SamplingParams`
+    checks their values. Raises RequestError."""
+    found = {
+        p.name: _biases(p.name, value) if p.type == Mapping[int, float] else value
+        for p in known
+        if p.in_body and (value := getattr(data, p.name)) is not None
+    }
+    if data.stream and "prompt_logprobs" in found:
+        raise unsupported("prompt_logprobs", "They are not streamed: leave stream out.")
+    return found
+
+
+def _biases(param: str, raw: Mapping[str, float]) -> dict[int, float]:
+    try:
+        biases = {int(token): bias for token, bias in raw.items()}
+    except ValueError as error:
+        raise RequestError(
+            f"the keys of {param} must be token ids", "Find them with /tokenize.", param=param
+        ) from error
+    if any(not -100 <= bias <= 100 for bias in biases.values()):
+        raise RequestError(
+            f"{param} is out of range", "It must be between -100 and 100.", param=param
+        )
+    return biases
 
 
 @frozen(kw_only=True)

@@ -1,5 +1,5 @@
-"""SSE responses that stop when the client disconnects and send keep-alive comments during long
-waits."""
+"""Responds to a prepared request: whole, or as server-sent events. Either stops when the client
+disconnects."""
 
 from __future__ import annotations
 
@@ -8,15 +8,92 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from litestar.response.base import ASGIResponse, Response
 from litestar.types import Receive, Scope, Send
+
+from inferno.server.errors import frame
+from inferno.server.generation import Generation, Limiter, Prepared
+from inferno.server.shape import Chunks, Shape
+
+if TYPE_CHECKING:
+    from inferno.llm import AsyncLLM
+    from inferno.server.metrics import Metrics
 
 PING_SECONDS = 10.0
 """Silence before a keep-alive comment, which stops proxies from closing the connection during a
 long prefill."""
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class Pipeline:
+    """What all generations of one app share. (Not an attrs class: Litestar would inspect it.)"""
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        limiter: Limiter,
+        metrics: Metrics,
+        ping_seconds: float = PING_SECONDS,
+    ) -> None:
+        self.llm, self.limiter, self.metrics = llm, limiter, metrics
+        self.ping_seconds = ping_seconds
+
+    async def respond(
+        self, prepared: Prepared, shape: Shape[Any], receive: Receive
+    ) -> Response[Any]:
+        """Generate, and answer in that shape: as events if the client asks for a stream, else
+        whole. Raises errors that become a status code."""
+        generation = Generation(self.llm, self.limiter, self.metrics, prepared)
+        generation.open()
+        head = {
+            "id": f"{shape.id_prefix}-{generation.id}",
+            "object": shape.chunk_kind if prepared.stream else shape.kind,
+            "created": generation.created,
+            "model": prepared.model,
+        }
+        if prepared.stream:
+            chunks = Chunks(head, generation.usage, prepared.stream_options, prepared.ignored)
+            return Events(
+                _events(generation, shape, chunks),
+                abort=generation.abort,
+                close=generation.close,
+                ping_seconds=self.ping_seconds,
+            )
+        try:
+            async with on_disconnect(receive, generation.abort):
+                async for deltas in generation.deltas():
+                    for delta in deltas:
+                        shape.choices[delta.index].take(delta)
+        finally:
+            generation.close()
+        usage = generation.usage(reasoning_tokens=shape.reasoning_tokens())
+        body = shape.whole(head, usage)
+        if prepared.ignored:
+            body["x_inferno"] = {"ignored": prepared.ignored}
+        return Response(body, media_type="application/json")
+
+
+async def _events(
+    generation: Generation, shape: Shape[Any], chunks: Chunks
+) -> AsyncGenerator[bytes, None]:
+    choices = shape.choices
+    try:
+        for choice in choices:
+            if (opening := choice.opening(chunks)) is not None:
+                yield opening
+        async with contextlib.aclosing(generation.deltas()) as deltas:
+            async for some in deltas:
+                for delta in some:
+                    choice = choices[delta.index]
+                    choice.take(delta)
+                    for event in choice.events(chunks):
+                        yield event
+        if all(choice.finish for choice in choices):
+            yield chunks.end(reasoning_tokens=shape.reasoning_tokens())
+    except Exception as error:
+        yield frame(error)
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
@@ -77,12 +154,8 @@ class _ASGIEvents(ASGIResponse):
         headers: dict[str, str],
     ) -> None:
         super().__init__(media_type="text/event-stream", headers=headers, status_code=200)
-        self._frames, self._abort, self._close, self._ping_seconds = (
-            frames,
-            abort,
-            close,
-            ping_seconds,
-        )
+        self._frames, self._abort, self._close = frames, abort, close
+        self._ping_seconds = ping_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -96,9 +169,8 @@ class _ASGIEvents(ASGIResponse):
         async def ping() -> None:
             while True:
                 silent = time.monotonic() - last
-                if (
-                    silent < self._ping_seconds or sending
-                ):  # a client that is still receiving needs no ping
+                # A client that is still receiving needs no ping.
+                if silent < self._ping_seconds or sending:
                     await asyncio.sleep(max(self._ping_seconds - silent, self._ping_seconds / 10))
                     continue
                 await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})

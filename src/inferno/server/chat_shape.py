@@ -1,0 +1,142 @@
+"""The answers of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from inferno.llm import TextDelta
+from inferno.server import logprobs
+from inferno.server.model import ServedModel
+from inferno.server.output_parser import Delta, OutputParser
+from inferno.server.schema import ChatRequest
+from inferno.server.shape import Choice, Chunks, Shape, encode, members
+
+
+@define
+class _Choice(Choice):
+    shape: ChatShape = field(kw_only=True)
+    parser: OutputParser | None = field(kw_only=True)
+    deltas: list[Delta] = field(factory=list)
+    reasoning: list[str] = field(factory=list)
+    """All reasoning, counted at the end."""
+    num_calls: int = 0
+    """Number of tool calls written as events."""
+    _has_calls: bool = False
+
+    def take(self, delta: TextDelta) -> None:
+        super().take(delta)
+        for new in self._parsed(delta):
+            self.deltas.append(new)
+            if new.kind == "reasoning":
+                self.reasoning.append(new.text)
+            elif new.kind == "tool":
+                self._has_calls = True
+        if self.finish == "stop" and self._has_calls:
+            self.finish = "tool_calls"
+
+    def reasoning_tokens(self) -> int | None:
+        """Count by encoding the reasoning again; None if it cannot be separated from the output."""
+        tokenizer = self.shape.model.tokenizer
+        if self.parser is None or tokenizer is None:
+            return None
+        text = "".join(self.reasoning)
+        return len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+    def opening(self, chunks: Chunks) -> bytes:
+        payload = b'"delta":{"role":"assistant","content":""},"logprobs":null'
+        ids = self.shape.data.return_token_ids
+        rest = members(prompt_token_ids=self.shape.prompt_token_ids) if ids else b""
+        return chunks.event(self.index, payload, rest=rest)
+
+    def events(self, chunks: Chunks) -> Sequence[bytes]:
+        """Logprobs and token ids go with the first event, and wait until there is one."""
+        payloads = [payload for delta in self.deltas for payload in self._payloads(delta)]
+        self.deltas = []
+        if self.finish is not None:
+            payloads.append(b"{}")
+        events = []
+        for i, payload in enumerate(payloads):
+            finish = self.finish if i == len(payloads) - 1 else None
+            with_ids = self.shape.data.return_token_ids and bool(self.token_ids)
+            scored = encode(self._scored()) if self.logprobs else b"null"
+            payload = b'"delta":%b,"logprobs":%b' % (payload, scored)
+            events.append(self.event(chunks, payload, finish=finish, with_ids=with_ids))
+        return events
+
+    def entry(self) -> dict[str, Any]:
+        shown = {
+            "index": self.index,
+            "message": self._message(),
+            "logprobs": self._scored(),
+            "finish_reason": self.finish,
+            "stop_reason": self.stop_reason,
+        }
+        return shown | ({"token_ids": self.token_ids} if self.shape.data.return_token_ids else {})
+
+    def _parsed(self, delta: TextDelta) -> list[Delta]:
+        if self.parser is None:
+            return [Delta("content", delta.text)] if delta.text else []
+        deltas = self.parser.feed(delta.text) if delta.text else []
+        return deltas + self.parser.finish() if delta.finish_reason is not None else deltas
+
+    def _payloads(self, delta: Delta) -> list[bytes]:
+        if delta.kind == "content":
+            return [b'{"content":%b}' % encode(delta.text)]
+        if delta.kind == "reasoning":
+            return [encode(dict.fromkeys(self.shape.model.reasoning_fields, delta.text))]
+        index, self.num_calls = self.num_calls, self.num_calls + 1
+        head = {"index": index, **_call(delta, "")}
+        arguments = {"index": index, "function": {"arguments": delta.text}}
+        return [encode({"tool_calls": [head]}), encode({"tool_calls": [arguments]})]
+
+    def _scored(self) -> dict[str, Any] | None:
+        if not self.shape.data.logprobs:
+            return None
+        return {
+            "content": logprobs.chat(self.shape.model.tokenizer, self.logprobs),
+            "refusal": None,
+        }
+
+    def _message(self) -> dict[str, Any]:
+        content = "".join(d.text for d in self.deltas if d.kind == "content")
+        calls = [_call(d, d.text) for d in self.deltas if d.kind == "tool"]
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self.reasoning:
+            message |= dict.fromkeys(self.shape.model.reasoning_fields, "".join(self.reasoning))
+        if calls:
+            message |= {"content": content or None, "tool_calls": calls}
+        return message
+
+
+class ChatShape(Shape[_Choice]):
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self,
+        model: ServedModel,
+        data: ChatRequest,
+        prompt_token_ids: tuple[int, ...],
+        parsers: Sequence[OutputParser | None],
+    ) -> None:
+        self.model, self.data, self.prompt_token_ids = model, data, prompt_token_ids
+        self.choices = [_Choice(i, shape=self, parser=p) for i, p in enumerate(parsers)]
+
+    def whole(self, head: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
+        body = super().whole(head, usage)
+        if self.data.return_token_ids:
+            body["prompt_token_ids"] = self.prompt_token_ids
+        if (scored := self.choices[0].prompt_logprobs) is not None:
+            body["prompt_logprobs"] = logprobs.prompt(self.model.tokenizer, scored)
+        return body
+
+    def reasoning_tokens(self) -> int | None:
+        counts = [choice.reasoning_tokens() for choice in self.choices]
+        return None if None in counts else sum(filter(None, counts))
+
+
+def _call(delta: Delta, arguments: str) -> dict[str, Any]:
+    function = {"name": delta.name, "arguments": arguments}
+    return {"id": delta.id, "type": "function", "function": function}
