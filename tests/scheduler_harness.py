@@ -6,9 +6,10 @@ import random
 from collections.abc import Mapping, Sequence
 
 from attrs import define, field
+from hypothesis import strategies as st
 
 from inferno.builtin.lru import LRUPrefixCache
-from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks
+from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks, extend_keys
 from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
 from inferno.core.types import EngineOutput, Request, Step
@@ -126,3 +127,36 @@ class Harness:
 def prompt_of(seed: int, length: int) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(VOCAB) for _ in range(length)]
+
+
+def keys_of(prompt: Sequence[int]) -> list[bytes]:
+    """The keys of a prompt's full blocks."""
+    keys: list[bytes] = []
+    extend_keys(keys, prompt, BLOCK)
+    return keys
+
+
+def run_anything(harness: Harness, data: st.DataObject) -> None:
+    """Draw requests with common beginnings, aborts and resets between steps, and run them all: each
+    request that was not aborted must get its own tokens. Contexts have at most 58 tokens."""
+    draw = data.draw
+    beginnings = [prompt_of(seed, 30) for seed in range(2)]
+    wanted: dict[str, tuple[list[int], int]] = {}
+    for i in range(draw(st.integers(1, 14))):
+        prompt = [
+            *beginnings[draw(st.integers(0, 1))][: draw(st.integers(1, 30))],
+            *prompt_of(i, draw(st.integers(0, 8))),
+        ]
+        wanted[str(i)] = prompt, draw(st.integers(1, 20))
+        harness.add(str(i), *wanted[str(i)], priority=draw(st.integers(0, 1)))
+        for _ in range(draw(st.integers(0, 12))):
+            harness.step()
+        if draw(st.integers(0, 9)) == 0:
+            harness.scheduler.abort(str(i))
+            harness.scheduler.check()
+            wanted.pop(str(i))
+        if draw(st.integers(0, 9)) == 0:
+            harness.groups.reset()
+    harness.run()
+    for name, (prompt, count) in wanted.items():
+        assert harness.output(name) == continuation(prompt, count, VOCAB)

@@ -215,10 +215,11 @@ def test_priority_and_salt_reach_the_engine() -> None:
 def test_the_engine_lives_as_long_as_the_context() -> None:
     async def body() -> None:
         llm, client = made(echoes)
-        assert not llm.alive
+        alive = [llm.alive]
         async with llm:
-            assert llm.alive
+            alive.append(llm.alive)
             assert llm.model_id == "fake"
+        assert alive == [False, True]
         assert not client.alive
 
     run(body())
@@ -271,9 +272,12 @@ def test_the_tokenizer_can_be_used_before_the_engine_starts(
 ) -> None:
     async def body() -> None:
         opened: list[str | None] = []
-        monkeypatch.setattr(
-            Preprocessor, "open", lambda model, template: opened.append(template) or front()
-        )
+
+        def open_front(model: Opened, template: str | None) -> Preprocessor:
+            opened.append(template)
+            return front()
+
+        monkeypatch.setattr(Preprocessor, "open", open_front)
         llm = AsyncLLM.of_opened(FAKE, "a template")
         assert llm.preprocessor.encode_prompt("hi") == front().encode_prompt("hi")
         llm._client = FakeClient(FakeEngine(echoes))

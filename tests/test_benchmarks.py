@@ -3,16 +3,14 @@ speed."""
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
 
+import cells
+import machine
+import models
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-cells, machine, models, report, samples = map(
-    import_module, ("cells", "machine", "models", "report", "samples")
-)
+import report
+import samples
 
 SPEED = machine.Speed(10.0, 100.0)
 
@@ -25,7 +23,7 @@ def sample(
     cell: str = "decode",
     clean: bool = True,
     **figures: float,
-) -> object:
+) -> samples.Sample:
     return samples.Sample(
         format="q8_0",
         engine=engine,
@@ -42,11 +40,11 @@ def sample(
     )
 
 
-def run_of(*found: object) -> object:
+def run_of(*found: samples.Sample) -> samples.Run:
     return samples.Run("name", "qwen3-0.6b", list(found))
 
 
-def test_a_ratio_is_the_median_of_the_ratios_within_each_round():
+def test_a_ratio_is_the_median_of_the_ratios_within_each_round() -> None:
     run = run_of(
         *(sample("inferno", i, value) for i, value in enumerate((10, 100, 30))),
         *(sample("slow", i, value) for i, value in enumerate((5, 25, 10))),
@@ -56,19 +54,19 @@ def test_a_ratio_is_the_median_of_the_ratios_within_each_round():
     assert report.beside_best(rounds, more_is_better=False) == "**0.33** (slow)"
 
 
-def test_the_best_peer_is_the_one_with_the_best_median():
+def test_the_best_peer_is_the_one_with_the_best_median() -> None:
     run = run_of(sample("inferno", 0, 10), sample("a", 0, 8), sample("b", 0, 20))
     rounds = run.counted("q8_0", "decode")
     assert report.beside_best(rounds, more_is_better=True) == "**0.50** (b)"
     assert report.beside_best(rounds, more_is_better=False) == "**0.80** (a)"
 
 
-def test_without_a_peer_in_the_same_round_there_is_no_ratio():
+def test_without_a_peer_in_the_same_round_there_is_no_ratio() -> None:
     rounds = run_of(sample("inferno", 0, 10), sample("a", 1, 8)).counted("q8_0", "decode")
     assert report.beside_best(rounds, more_is_better=True) == ""
 
 
-def test_disturbed_rounds_count_only_where_most_are_disturbed():
+def test_disturbed_rounds_count_only_where_most_are_disturbed() -> None:
     found = [sample("inferno", i, i, clean=i > 0) for i in range(3)]
     assert [round_["inferno"].round for round_ in run_of(*found).counted("q8_0", "decode")] == [
         1,
@@ -82,7 +80,9 @@ def test_disturbed_rounds_count_only_where_most_are_disturbed():
     ("clean", "rounds", "done"),
     [(True, 1, False), (True, 2, True), (False, 3, False), (False, 4, True)],
 )
-def test_a_cell_is_done_after_enough_clean_rounds_or_twice_as_many_of_any(clean, rounds, done):
+def test_a_cell_is_done_after_enough_clean_rounds_or_twice_as_many_of_any(
+    clean: bool, rounds: int, done: bool
+) -> None:
     run = run_of(
         *(sample(engine, i, 1, clean=clean) for i in range(rounds) for engine in ("inferno", "a"))
     )
@@ -90,7 +90,7 @@ def test_a_cell_is_done_after_enough_clean_rounds_or_twice_as_many_of_any(clean,
     assert not run.is_done("q8_0", "decode", ["inferno", "a", "new"], 2)
 
 
-def test_decode_is_floored_by_reading_the_files_bytes_and_a_prompt_by_multiplying():
+def test_decode_is_floored_by_reading_the_files_bytes_and_a_prompt_by_multiplying() -> None:
     shape, decode = models.SHAPES["qwen3-0.6b"], cells.cells(quick=False)["decode"]
     assert decode.floor(decode.prompts(0), shape, 500_000_000, SPEED) == pytest.approx(127 * 0.05)
     prefill = cells.cells(quick=False)["prefill-512"]
@@ -100,7 +100,9 @@ def test_decode_is_floored_by_reading_the_files_bytes_and_a_prompt_by_multiplyin
     )
 
 
-def test_a_step_reads_the_experts_that_its_tokens_choose_and_a_token_is_multiplied_by_its_own():
+def test_a_step_reads_the_experts_that_its_tokens_choose_and_a_token_is_multiplied_by_its_own() -> (
+    None
+):
     shape = models.SHAPES["qwen3-moe-330m"]
     experts = 8 * 32 * 3 * 384 * 1024  # layers, experts, matrices of 384 by 1024
     assert (
@@ -117,7 +119,7 @@ def test_a_step_reads_the_experts_that_its_tokens_choose_and_a_token_is_multipli
 
 
 @pytest.mark.parametrize("name", models.SHAPES)
-def test_prompts_are_of_every_models_vocabulary_and_have_no_end_token(name):
+def test_prompts_are_of_every_models_vocabulary_and_have_no_end_token(name: str) -> None:
     found = [
         token
         for cell in cells.cells(quick=False).values()
@@ -127,7 +129,9 @@ def test_prompts_are_of_every_models_vocabulary_and_have_no_end_token(name):
     assert max(found) < models.SHAPES[name].vocab_size - 1
 
 
-def test_the_report_says_share_of_floor_the_highest_peak_and_who_was_left_out(tmp_path):
+def test_the_report_says_share_of_floor_the_highest_peak_and_who_was_left_out(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "samples.jsonl"
     run = samples.load(path, "name", "qwen3-0.6b")
     for found in (
@@ -148,7 +152,7 @@ def test_the_report_says_share_of_floor_the_highest_peak_and_who_was_left_out(tm
     assert "Left out: b, start: not installed." in text
 
 
-def test_what_starts_very_slowly_is_shown_with_its_one_start():
+def test_what_starts_very_slowly_is_shown_with_its_one_start() -> None:
     found = [sample(engine, 0, 90.0, cell=report.FIRST, peak_gb=3.0) for engine in ("inferno", "a")]
     text = report.report(run_of(*found, sample("inferno", 0, 1.5, cell=report.COLD, peak_gb=2.0)))
     assert "| start to first token, s | 1.50 | 90.00 |  |" in text

@@ -25,7 +25,7 @@ from inferno.testing import randomize
 from inferno.testing.tiny import Toy
 
 VOCAB = 120
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": VOCAB,
@@ -93,7 +93,9 @@ def run(engine: Engine, requests: Sequence[Request] = (), found: Found | None = 
 
 
 def ids(tokens: Sequence[EngineOutput]) -> list[int]:
-    return [token.token_id for token in tokens]
+    found = [token.token_id for token in tokens if token.token_id is not None]
+    assert len(found) == len(tokens), "an output without a token"
+    return found
 
 
 def assert_same(ours: Sequence[EngineOutput], theirs: Sequence[EngineOutput]) -> None:

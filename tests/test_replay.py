@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferno.core.engine import Engine
-from inferno.core.runner import Tables
+from inferno.core.runner import ModelRunner, Tables
 from inferno.core.runner.replay import Arena, Replays
 from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import Request, Slice, Step
@@ -115,6 +115,11 @@ def engine(
     return engine
 
 
+def runner_of(engine: Engine) -> ModelRunner:
+    assert isinstance(engine._runner, ModelRunner)
+    return engine._runner
+
+
 def tokens(engine: Engine) -> dict[str, list[int]]:
     """What eight requests of different lengths get."""
     found: dict[str, list[int]] = defaultdict(list)
@@ -129,13 +134,14 @@ def tokens(engine: Engine) -> dict[str, list[int]]:
                 )
             )
         for token in engine.step():
+            assert token.token_id is not None
             found[token.request_id].append(token.token_id)
     assert not engine.busy
     return found
 
 
 def test_replayed_and_computed_steps_agree(engine: Engine) -> None:
-    runner = engine._runner
+    runner = runner_of(engine)
     replayed = tokens(engine)
     assert runner.replays is not None
     assert {count for count, _ in runner.replays.shapes} >= {1, 2, 4, 6}, "steps were recorded"
@@ -146,7 +152,7 @@ def test_replayed_and_computed_steps_agree(engine: Engine) -> None:
 def test_a_choice_within_groups_is_not_recorded(experts: Path) -> None:
     """It is torch's: all steps are computed."""
     engine = load(experts)
-    runner = engine._runner
+    runner = runner_of(engine)
     for module in runner._model.modules():
         if isinstance(module, Router):
             module.routing = evolve(module.routing, num_groups=4, top_groups=2)
@@ -172,7 +178,8 @@ def test_an_aborted_request_for_prompt_logprobs_does_not_keep_others_from_being_
     engine.abort("goes")
     while engine.busy:
         engine.step()
-    assert engine._runner.replays is not None and engine._runner.replays.shapes == {(1, 8)}
+    replays = runner_of(engine).replays
+    assert replays is not None and replays.shapes == {(1, 8)}
 
 
 def test_long_contexts_are_recorded_too() -> None:
@@ -190,7 +197,7 @@ def test_long_contexts_are_recorded_too() -> None:
     )
     while engine.busy:
         engine.step()
-    replays = engine._runner.replays
+    replays = runner_of(engine).replays
     assert replays is not None
     assert replays.shapes == {(1, 64), (1, 128)}
 
@@ -236,7 +243,7 @@ def test_recordings_share_their_memory() -> None:
     engine = Engine.load(
         open_model("demo", Options(device="cpu", dtype="bfloat16", max_num_seqs=16))
     )
-    replays = engine._runner.replays
+    replays = runner_of(engine).replays
     assert replays is not None
     for i in range(16):
         params = SamplingParams(temperature=0, max_tokens=4 + i, ignore_eos=True)
@@ -267,4 +274,4 @@ def test_no_two_tensors_of_an_arena_overlap(changes: list[tuple[int, int]]) -> N
 def test_a_step_is_not_recorded_beside_an_attention_backend_of_another_package() -> None:
     """What such a backend computes past torch's dispatcher would be skipped by a replay."""
     options = Options(device="cpu", dtype="bfloat16", max_model_len=512, attention_backend="torch")
-    assert Engine.load(open_model("demo", options))._runner.replays is None
+    assert runner_of(Engine.load(open_model("demo", options))).replays is None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
@@ -268,7 +269,8 @@ def test_an_end_token_counts_from_min_tokens_on(kind: str) -> None:
     assert third not in continuation(prompt, 2, VOCAB)
     for least, length in ((2, 3), (3, 3), (4, 9)):
         harness = Harness()
-        harness.add("a", prompt, 9, **{kind: [third]}, min_tokens=least)
+        ends: dict[str, Any] = {kind: [third]}
+        harness.add("a", prompt, 9, **ends, min_tokens=least)
         harness.run()
         assert len(harness.output("a")) == length, "the third token ends it, unless four are asked"
 

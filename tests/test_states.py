@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
+from tests.scheduler_harness import VOCAB, Harness, keys_of, prompt_of, run_anything
 
-from inferno.core.kvcache import Snapshots, extend_keys
+from inferno.core.kvcache import Snapshots
 from inferno.core.types import StateCopy
 from inferno.testing.fake_runner import continuation
 
@@ -91,7 +91,7 @@ def test_a_hit_is_shortened_to_where_states_and_windows_are_known() -> None:
     prompt = prompt_of(0, 46)
     assert [harness.ask(name, prompt) for name in ("first", "again")] == [0, 44]
     assert harness.groups.snapshots is not None and harness.groups.prefix is not None
-    blocks = harness.groups.prefix.match(_keys(prompt))
+    blocks = harness.groups.prefix.match(keys_of(prompt))
     harness.groups.snapshots.drop(blocks[10])
     assert len(harness.groups.resumable(blocks)) == 10
     harness.groups.windows[0].drop(blocks[9])
@@ -100,12 +100,6 @@ def test_a_hit_is_shortened_to_where_states_and_windows_are_known() -> None:
     harness.groups.windows[0].drop(blocks[5])
     assert len(harness.groups.resumable(blocks)) == 4
     assert harness.ask("shortened", prompt) == 16
-
-
-def _keys(prompt: list[int]) -> list[bytes]:
-    keys: list[bytes] = []
-    extend_keys(keys, prompt, BLOCK)
-    return keys
 
 
 def test_samples_of_one_prompt_compute_it_once() -> None:
@@ -222,23 +216,4 @@ def test_whatever_runs_every_state_has_seen_its_own_tokens(data: st.DataObject) 
         windows=windows if draw(st.booleans()) else {},
         interval=draw(st.sampled_from([5, 1024])),
     )
-    beginnings = [prompt_of(seed, 30) for seed in range(2)]
-    wanted: dict[str, tuple[list[int], int]] = {}
-    for i in range(draw(st.integers(1, 14))):
-        prompt = [
-            *beginnings[draw(st.integers(0, 1))][: draw(st.integers(1, 30))],
-            *prompt_of(i, draw(st.integers(0, 8))),
-        ]
-        wanted[str(i)] = prompt, draw(st.integers(1, 20))
-        harness.add(str(i), *wanted[str(i)], priority=draw(st.integers(0, 1)))
-        for _ in range(draw(st.integers(0, 12))):
-            harness.step()
-        if draw(st.integers(0, 9)) == 0:
-            harness.scheduler.abort(str(i))
-            harness.scheduler.check()
-            wanted.pop(str(i))
-        if draw(st.integers(0, 9)) == 0:
-            harness.groups.reset()
-    harness.run()
-    for name, (prompt, count) in wanted.items():
-        assert harness.output(name) == continuation(prompt, count, VOCAB)
+    run_anything(harness, data)

@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
+from tests.scheduler_harness import BLOCK, VOCAB, Harness, keys_of, prompt_of, run_anything
 from torch import Tensor
 
 from inferno.core.engine import Engine
-from inferno.core.kvcache import WindowBlocks, extend_keys
+from inferno.core.kvcache import WindowBlocks
 from inferno.core.runner import ModelRunner
 from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import BlockUpdate, Request, Step
@@ -97,7 +97,8 @@ def test_a_hit_is_shortened_to_where_all_windows_are_whole() -> None:
     harness = windowed({8: 30, 12: 30})
     prompt = prompt_of(0, 61)
     assert [harness.ask("first", prompt), harness.ask("again", prompt)] == [0, 60]
-    blocks = harness.groups.prefix.match(_keys(prompt))  # type: ignore[union-attr]
+    assert harness.groups.prefix is not None
+    blocks = harness.groups.prefix.match(keys_of(prompt))
     narrow, wide = harness.groups.windows
     narrow.drop(blocks[14])
     assert len(harness.groups.resumable(blocks)) == 14
@@ -114,12 +115,6 @@ def test_a_hit_is_shortened_to_where_all_windows_are_whole() -> None:
         "the first two, complete from the beginning on"
     )
     assert harness.ask("shortened", prompt) == 8
-
-
-def _keys(prompt: Sequence[int]) -> list[bytes]:
-    keys: list[bytes] = []
-    extend_keys(keys, prompt, 4)
-    return keys
 
 
 def test_too_few_window_blocks_preempt_although_there_are_blocks() -> None:
@@ -168,26 +163,7 @@ def test_whatever_runs_every_token_finds_what_it_looks_at(data: st.DataObject) -
         max_num_seqs=6,
         prefix=draw(st.booleans()),
     )
-    beginnings = [prompt_of(seed, 30) for seed in range(2)]
-    wanted: dict[str, tuple[list[int], int]] = {}
-    for i in range(draw(st.integers(1, 14))):
-        prompt = [
-            *beginnings[draw(st.integers(0, 1))][: draw(st.integers(1, 30))],
-            *prompt_of(i, draw(st.integers(0, 8))),
-        ]
-        wanted[str(i)] = prompt, draw(st.integers(1, 20))
-        harness.add(str(i), *wanted[str(i)], priority=draw(st.integers(0, 1)))
-        for _ in range(draw(st.integers(0, 12))):
-            harness.step()
-        if draw(st.integers(0, 9)) == 0:
-            harness.scheduler.abort(str(i))
-            harness.scheduler.check()
-            wanted.pop(str(i))
-        if draw(st.integers(0, 9)) == 0:
-            harness.groups.reset()
-    harness.run()
-    for name, (prompt, count) in wanted.items():
-        assert harness.output(name) == continuation(prompt, count, VOCAB)
+    run_anything(harness, data)
 
 
 # --- a model --------------------------------------------------------------------------------------
@@ -361,6 +337,7 @@ def test_samples_of_one_prompt_share_window_blocks(
         found: dict[str, list[int]] = {str(i): [] for i in range(4)}
         while engine.busy:
             for token in engine.step():
+                assert token.token_id is not None
                 found[token.request_id].append(token.token_id)
             engine.check()
         return found

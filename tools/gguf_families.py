@@ -54,8 +54,7 @@ from inferno.catalog import load_catalog
 from inferno.errors import InfernoError
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve
-from inferno.testing import ArchitectureTests
-from inferno.testing.architecture import transformers_model
+from inferno.testing import ArchitectureTests, transformers_model
 from inferno.testing.tiny import MAX_MODEL_LEN, Toy, generate, ragged_prompts
 
 FAMILIES = ROOT / "plugins/models"
@@ -416,7 +415,7 @@ def main() -> None:
     )
     parser.add_argument("--families", nargs="+", help="only these: qwen3 gemma ...")
     args = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.disable_progress_bar()
     converter, llama = (
         LlamaCpp(Path(sys.executable), "gguf_convert.py", str(args.checkout)),
         LlamaCpp(args.llama),

@@ -317,7 +317,7 @@ def optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
 
 def rate(step: int) -> float:
     """Share of the full learning rate at a step: a short rise, a plateau, two lines down."""
-    return float(np.interp(step, *zip(*RATES, strict=True)))
+    return float(np.interp(step, [at for at, _ in RATES], [share for _, share in RATES]))
 
 
 def train(work: Path, steps: int, threads: int, compiled: bool) -> None:
@@ -425,7 +425,7 @@ def export(work: Path, package: Path) -> None:
     (package / "model").mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as name:
         folder = Path(name)
-        model.to(torch.bfloat16).save_pretrained(folder)
+        model.bfloat16().save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text())
         # Older readers look for the legacy names of these two.
         config |= {"dtype": "bfloat16", "torch_dtype": "bfloat16", "rope_theta": 10000.0}
@@ -474,7 +474,7 @@ def check_template(corpus: Corpus, tokenizer: Tokenizer, work: Path) -> None:
     reader = AutoTokenizer.from_pretrained(folder)
     dialogues, rng = Dialogues(corpus), random.Random(SEED)
     for dialogue in [dialogues.draw(rng) for _ in range(200)]:
-        tools = list(dialogue.tools) or None
+        tools: list[Any] | None = list(dialogue.tools) or None
         text = "".join(piece for piece, _ in segments(dialogue))
         rendered = reader.apply_chat_template(list(dialogue.messages), tools=tools, tokenize=False)
         assert rendered == text, f"{rendered!r}\n{text!r}"

@@ -17,7 +17,7 @@ torch.set_num_threads(THREADS)
 model: Any = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=DTYPES[sys.argv[2]]).eval()
 
 
-class Clock(StoppingCriteria):  # type: ignore[misc]
+class Clock(StoppingCriteria):
     """Notes when the first token is there; stops nothing."""
 
     def __init__(self) -> None:

@@ -161,7 +161,7 @@ def test_the_convolution_is_torchs() -> None:
     assert_close(alone("conv", inputs, state, ()), (y, whole[None, -TAPS + 1 :]))
 
 
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counted(TorchDispatchMode):
     """Counts operators."""
 
     count = 0

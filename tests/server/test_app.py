@@ -206,7 +206,7 @@ def test_tokenize_wants_one_text(client: Any, body: Any) -> None:
 
 
 def test_unknown_fields_are_named_by_every_endpoint_or_refused(client: Any) -> None:
-    bodies = {
+    bodies: dict[str, dict[str, Any]] = {
         CHAT: {"messages": MESSAGES},
         "/v1/completions": {"prompt": "x"},
         "/tokenize": {"prompt": "x"},

@@ -14,7 +14,7 @@ from inferno.server.schema import ENDPOINTS, ChatRequest, CompletionRequest
 from inferno.server.support import FIELDS, Field
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-SMALLEST = {
+SMALLEST: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "hi"},
     "/tokenize": {"prompt": "hi"},
@@ -58,15 +58,16 @@ def test_the_table_names_every_field_that_is_read_and_no_other_as_honoured(cls: 
     ("cls", "row"), [pytest.param(c, r, id=f"{c.__name__}-{r.name}") for c, r in ROWS]
 )
 def test_what_the_table_says_of_a_field_is_what_happens(cls: type[Any], row: Field) -> None:
+    something: dict[str, Any] = {row.name: "something"}
     if row.verdict == "refused":
-        error = refusal(cls, **{row.name: "something"})
+        error = refusal(cls, **something)
         assert (error.param, error.code, error.remedy) == (
             row.name,
             "unsupported_parameter",
             row.note,
         )
     elif row.verdict == "accepted":
-        assert send(cls, **{row.name: "something"})[1] == [row.name]
+        assert send(cls, **something)[1] == [row.name]
     for value in (*row.harmless, None):
         if row.verdict != "honoured":
             assert send(cls, strict=True, **{row.name: value})[1] == []
@@ -85,7 +86,12 @@ def test_unknown_fields_are_named_and_refused_where_that_is_wished() -> None:
 
 
 def test_unknown_fields_of_messages_are_named_too() -> None:
-    message = {"role": "assistant", "content": "x", "annotations": [], "audio": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "x",
+        "annotations": [],
+        "audio": None,
+    }
     assert send(messages=[message])[1] == ["messages[].annotations"]
     assert refusal(strict=True, messages=[message]).param == "messages[].annotations"
 
@@ -142,10 +148,8 @@ def test_and_no_fifth(prompt: Any) -> None:
 
 
 def test_null_is_not_given() -> None:
-    assert (
-        send(**{name: None for name in fields_dict(ChatRequest) if name != "messages"})[0]
-        == send()[0]
-    )
+    nulls: dict[str, Any] = dict.fromkeys(fields_dict(ChatRequest).keys() - {"messages"})
+    assert send(**nulls)[0] == send()[0]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,8 @@ def test_an_error_is_short_however_long_the_mistake(body: dict[str, Any]) -> Non
 
 
 def test_unknown_names_are_shortened_and_limited() -> None:
-    ignored = send(**{f"{i}{'x' * 1000}": i for i in range(1000)})[1]
+    unknown: dict[str, Any] = {f"{i}{'x' * 1000}": i for i in range(1000)}
+    ignored = send(**unknown)[1]
     assert len(ignored) == 100
     assert max(map(len, ignored)) < 200
 

@@ -55,9 +55,9 @@ def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
     found: dict[tuple[str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None:
-            found.setdefault(
-                (entry.dist.name, entry.name), (entry, entry.dist.name, entry.dist.version)
-            )
+            metadata = entry.dist.metadata  # parsed anew at each access
+            name = metadata["Name"]
+            found.setdefault((name, entry.name), (entry, name, metadata["Version"]))
     return [found[key] for key in sorted(found)]
 
 

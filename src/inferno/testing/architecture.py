@@ -228,10 +228,11 @@ class ArchitectureTests(GgufTwins):
             damages = [(n, {k: v for k, v in wanted.items() if k != n}) for n in wanted]
             damages += [(n, {**wanted, n: _reshaped(info)}) for n, info in wanted.items()]
             foreign = {**wanted, "foreign.weight": next(iter(wanted.values()))}
+            model = build(opened)
             for name, tensors in [*damages, ("foreign.weight", foreign)]:
                 damaged = attrs.evolve(opened, checkpoint=_Damaged(opened.checkpoint, tensors))
                 with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-                    fill(build(opened), damaged)
+                    fill(model, damaged)
 
 
 @attrs.frozen(eq=False)

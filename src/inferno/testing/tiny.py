@@ -60,9 +60,7 @@ class Toy:
 
     def engine(self) -> Engine:
         plan = self.plan
-        policy = (
-            load_catalog(disable=plan.disable, only=plan.only).cache_policy(plan.cache_policy).item
-        )
+        policy = _catalog(plan.disable, plan.only).cache_policy(plan.cache_policy).item
         groups = CacheGroups.of_plan(plan, policy.build(plan.num_blocks))
         return Engine(plan, scheduler_of(plan, groups), Recorder(self.model, plan))
 
@@ -151,6 +149,11 @@ def _small(options: Mapping[str, Any]) -> Options:
 def assert_close(ours: Tensor, theirs: Tensor) -> None:
     """Compare logits with transformers'."""
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@cache
+def _catalog(disable: tuple[str, ...], only: tuple[str, ...]) -> Catalog:
+    return load_catalog(disable=disable, only=only)
 
 
 @cache

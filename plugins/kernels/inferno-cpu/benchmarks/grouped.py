@@ -83,7 +83,7 @@ def around(tokens: int, arguments: argparse.Namespace) -> float:
     router_ED = torch.randn(arguments.experts, arguments.hidden)
     gate_up_NI = torch.randn(tokens * arguments.top, 2 * arguments.inner, dtype=torch.bfloat16)
 
-    def step(_: int) -> None:
+    def step(i: int) -> None:
         experts_TK, weights_TK = route(x_TD, router_ED, None, None, arguments.top, False, True, 1.0)
         tokens_N, _, places_TK = dispatch(experts_TK, arguments.experts)
         y_ND = gather(x_TD, tokens_N)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from attrs import define
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from torch import Tensor
@@ -45,7 +46,8 @@ class Matrix(NamedTuple):
     errors are measured by."""
 
 
-class Blocks(NamedTuple):
+@define
+class Blocks:
     layout: str
     data: Tensor
     shape: tuple[int, int]
@@ -130,7 +132,10 @@ def rounded(x_TI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def product(w_OI: np.ndarray, x_TI: np.ndarray) -> np.ndarray:
     q_TGi, scale_TG = rounded(x_TI)
-    return (q_TGi * scale_TG[..., None]).reshape(x_TI.shape) @ w_OI.astype(np.float64).T
+    exact_TO: np.ndarray = (q_TGi * scale_TG[..., None]).reshape(x_TI.shape) @ w_OI.T.astype(
+        np.float64
+    )
+    return exact_TO
 
 
 def tolerance(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
@@ -138,7 +143,7 @@ def tolerance(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
     relative to the greatest that a group's sums of products and of minimums can be. (G + 4) * 2^-24
     of their total, the textbook bound."""
     q_TGi, scale_TG = rounded(x_TI)
-    size_TO = (abs(q_TGi).sum(2) * scale_TG) @ m.steps_OG.T
+    size_TO: np.ndarray = (abs(q_TGi).sum(2) * scale_TG) @ m.steps_OG.T
     return (scale_TG.shape[1] + 4) * 2.0**-24 * size_TO + 1e-30
 
 

@@ -126,9 +126,12 @@ def test_if_huge_pages_are_slow_small_ones_are_collapsed_later(
 
 def test_nothing_is_collapsed_for_a_freed_model(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(
-        reserve, "_madvise", lambda address, nbytes, advice: calls.append(advice) or 0
-    )
+
+    def madvise(address: int, nbytes: int, advice: int) -> int:
+        calls.append(advice)
+        return 0
+
+    monkeypatch.setattr(reserve, "_madvise", madvise)
     memory = mmap.mmap(-1, MIB)
     reserve._collapse(weakref.ref(memory), 0, range(1))
     gone = weakref.ref(memory)

@@ -203,10 +203,10 @@ def test_fields_that_published_configs_leave_out_are_those_of_transformers() -> 
     ):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert list(ours.layer_types) == theirs.layer_types
-    assert (ours.rope.rope_theta, ours.rope.factor) == (1e6, 8.0) and theirs.rope_parameters[FULL][
-        "rope_theta"
-    ] == 1e6
-    assert ours.local_rope.rope_theta == theirs.rope_parameters[SLIDING]["rope_theta"] == 1e4
+    rope: Any = theirs.rope_parameters
+    assert (ours.rope.rope_theta, ours.rope.factor) == (1e6, 8.0)
+    assert rope[FULL]["rope_theta"] == 1e6
+    assert ours.local_rope.rope_theta == rope[SLIDING]["rope_theta"] == 1e4
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from inferno.configs import FULL
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests
-from inferno_granite_hybrid.config import FULL, LINEAR, GraniteHybridConfig
+from inferno_granite_hybrid.config import LINEAR, GraniteHybridConfig
 
 TINY: dict[str, Any] = {
     "architectures": ["GraniteMoeHybridForCausalLM"],

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from inferno.contracts import AttentionSpec
 from inferno.errors import CheckpointError
 from inferno.testing import (
     ArchitectureTests,
@@ -127,19 +128,21 @@ class TestTied(MistralTests):
     }
 
 
+def windows(config: dict[str, Any]) -> list[int | None]:
+    """Of all layers."""
+    specs = MistralConfig.from_json(config).cache_specs()
+    return [spec.sliding_window for spec in specs if isinstance(spec, AttentionSpec)]
+
+
 def test_a_window_that_is_not_named_is_that_of_the_first_mistral() -> None:
     silent = {name: value for name, value in V0_3.items() if name != "sliding_window"}
-    windows = [need.sliding_window for need in MistralConfig.from_json(silent).cache_specs()]
-    assert windows == [4096, 4096]
+    assert windows(silent) == [4096, 4096]
 
 
 def test_layer_types_of_a_mistral_are_those_of_a_ministral() -> None:
     """transformers reads such a config as Ministral's, whatever its model_type."""
     config = {**V0_3, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
-    assert [need.sliding_window for need in MistralConfig.from_json(config).cache_specs()] == [
-        None,
-        8,
-    ]
+    assert windows(config) == [None, 8]
 
 
 @pytest.mark.parametrize(

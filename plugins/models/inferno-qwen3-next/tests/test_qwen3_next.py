@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from inferno.configs import FULL
 from inferno.errors import CheckpointError
 from inferno.testing import ArchitectureTests, generate, load_toy, transformers_model
-from inferno_qwen3_next.config import FULL, LINEAR, Qwen3NextConfig, qwen3_5, qwen3_5_moe
+from inferno_qwen3_next.config import LINEAR, Qwen3NextConfig, qwen3_5, qwen3_5_moe
 
 TINY: dict[str, Any] = {
     "architectures": ["Qwen3NextForCausalLM"],

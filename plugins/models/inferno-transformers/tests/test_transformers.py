@@ -47,21 +47,21 @@ class HostedTests(ArchitectureTests):
     def catalog(cls) -> Catalog:
         return load_catalog(only=["inferno-transformers"])
 
-    test_discovery_and_config_import_no_torch = None  # another process: once for all, below
-    test_a_gguf_file_gives_the_same_tokens = (
-        None  # transformers' modules have no names in GGUF files
-    )
-    test_names_in_gguf_files_are_those_of_llama_cpp = None
+    # Another process: once for all, below.
+    test_discovery_and_config_import_no_torch: Any = None
+    # transformers' modules have no names in GGUF files.
+    test_a_gguf_file_gives_the_same_tokens: Any = None
+    test_names_in_gguf_files_are_those_of_llama_cpp: Any = None
 
 
 class FamilyTests(HostedTests):
     """What a family could get wrong: its numbers, and whether its tokens see each other."""
 
-    test_neighbours_in_the_batch_change_nothing = None
-    test_the_block_size_changes_nothing = None
-    test_a_prefix_found_in_the_cache_changes_nothing = None
-    test_preemption_changes_nothing = None
-    test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it = None
+    test_neighbours_in_the_batch_change_nothing: Any = None
+    test_the_block_size_changes_nothing: Any = None
+    test_a_prefix_found_in_the_cache_changes_nothing: Any = None
+    test_preemption_changes_nothing: Any = None
+    test_a_missing_misshapen_or_foreign_tensor_is_an_error_that_names_it: Any = None
 
 
 def reference_of(config: dict[str, Any]) -> Any:
@@ -279,7 +279,7 @@ def test_code_that_a_checkpoint_brings_is_never_run(tmp_path: Path) -> None:
     catalog = load_catalog(only=["inferno-transformers"])
     model = load_toy(tmp_path, catalog).model
     assert not (tmp_path / "ran").exists()
-    assert type(model._causal[0]).__module__ == "transformers.models.olmo2.modeling_olmo2"  # type: ignore[index, union-attr]
+    assert type(model._causal[0]).__module__ == "transformers.models.olmo2.modeling_olmo2"  # type: ignore[index]
     unknown = {**config, "architectures": ["EvilForCausalLM"], "model_type": "evil"}
     with pytest.raises(UnsupportedError, match="nor does transformers"):
         HostedConfig.from_json(unknown)

@@ -50,7 +50,7 @@ def build(fields: Mapping[str, Any], plain: Collection[str] = ()) -> Skeleton:
     config, auto = _config(fields), AutoModelForCausalLM
     with _parameters_on_meta(), torch.device("cpu"), _LargeOnMeta():
         try:
-            model: Any = auto.from_config(  # type: ignore[no-untyped-call]
+            model: Any = auto.from_config(
                 config,
                 attn_implementation=NAME,
                 experts_implementation="eager",
