@@ -300,8 +300,7 @@ def test_draws_follow_the_distribution(params: dict[str, Any], vocab: int) -> No
 
 def test_uniform_numbers_of_near_seeds_and_positions_do_not_resemble_each_other() -> None:
     keys = [
-        RowState.of(make_request(seed=seed), 9, torch.device("cpu"), 0).key
-        for seed in range(100)
+        RowState.of(make_request(seed=seed), 9, torch.device("cpu"), 0).key for seed in range(100)
     ]
     u = np.array([[uniform(key, position) for position in range(100)] for key in keys]) / 2**31
     for neighbour in (u[1:, :].ravel(), u[:, 1:].T.ravel()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from attrs import frozen
@@ -16,6 +16,9 @@ from inferno.contracts import (
     OPS,
     Attend,
     Checkpoint,
+    Drafter,
+    DraftParts,
+    Model,
     ModelConfig,
     QuantScheme,
     Recording,
@@ -51,7 +54,7 @@ def load_model(opened: Opened) -> nn.Module:
     model = build(opened)
     fill(model, opened)
     backends = attention_of(opened)
-    check_layers(model, plan)
+    check_layers(model, plan, opened.config)
     finalize(
         model,
         Finalize(
@@ -62,6 +65,26 @@ def load_model(opened: Opened) -> nn.Module:
         ),
     )
     return model.eval().requires_grad_(False)
+
+
+def load_drafter(opened: Opened, model: nn.Module, draft: nn.Module | None) -> Drafter | None:
+    """Return the plan's proposer of drafts, if it has one. A draft model's layers are numbered
+    after the model's, as in the plan."""
+    plan, proposer = opened.plan, opened.parts.proposer
+    if plan.speculation is None or proposer is None:
+        return None
+    max_model_len = plan.max_model_len
+    if draft is not None:
+        assert opened.draft is not None, "the draft model was loaded from it"
+        max_model_len = min(max_model_len, opened.draft.plan.max_model_len)
+        first = len(opened.config.cache_specs())
+        for module in draft.modules():
+            if isinstance(module, Attention):
+                module.layer_id += first
+    parts = DraftParts(
+        model=cast(Model, model), draft=cast(Model | None, draft), max_model_len=max_model_len
+    )
+    return proposer.build(parts)
 
 
 def build(opened: Opened) -> nn.Module:
@@ -260,11 +283,12 @@ def attention_of(opened: Opened) -> dict[int, Attend]:
     }
 
 
-def check_layers(model: nn.Module, plan: Plan) -> None:
+def check_layers(model: nn.Module, plan: Plan, config: ModelConfig) -> None:
     """Raise PluginError unless the model has the layers that its config declares."""
     for kind, uses in ((Attention, plan.attention), (State, plan.states)):
         built = sorted(m.layer_id for m in model.modules() if isinstance(m, kind))
-        promised = sorted(layer for use in uses for layer in use.layers)
+        own = len(config.cache_specs())  # a draft model's layers come after them
+        promised = sorted(layer for use in uses for layer in use.layers if layer < own)
         if built != promised:
             raise PluginError(
                 f"{plan.architecture} built {len(built)} {kind.__name__} layers, but its config "

@@ -61,7 +61,15 @@ def inferno_cache_policies() -> list[CachePolicy]:
 
 @hookimpl
 def inferno_proposers() -> list[Proposer]:
-    return [Proposer(name="ngram", build="inferno.builtin.ngram:NgramDrafter")]
+    return [
+        Proposer(name="ngram", build="inferno.builtin.ngram:NgramDrafter"),
+        Proposer(
+            name="draft",
+            build="inferno.builtin.draft_model:DraftModelDrafter",
+            num_drafts=4,
+            cost=0.1,
+        ),
+    ]
 
 
 @hookimpl

@@ -16,7 +16,7 @@ from attrs import field, frozen
 from inferno.contracts import lazy
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from inferno.contracts.architectures import Model
     from inferno.nn.batch import Batch
@@ -47,6 +47,10 @@ class Lookahead(Protocol):
         """Return a batch of these tokens, with the slots of their sequences' blocks."""
         ...
 
+    def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:
+        """Compute these tokens with a model, and return the logits after each span's last one."""
+        ...
+
     def write(self, row: int, position: int, token_id: int) -> None:
         """Let a sequence continue with a draft, for later batches of the same proposal."""
         ...
@@ -66,6 +70,11 @@ class Drafter(Protocol):
     def computed(self, spans: Sequence[Span], hidden_TD: Tensor, lookahead: Lookahead) -> None:
         """Note that the model has computed these tokens; `hidden_TD` are its final hidden states,
         drafts included. Called only if `sees_steps`."""
+
+    @property
+    def layers(self) -> nn.Module | None:
+        """The modules that it computes with, whose attention layers are bound to the cache."""
+        return None
 
     @property
     def sees_steps(self) -> bool:

@@ -43,7 +43,7 @@ class Acceptance:
 
     _accepted: float = 1.4
     _tested: float = 2.0
-    """Decaying counts; a draft after a rejected one is not tested. The initial values expect 70 %."""
+    """Decaying counts, at first for 70 %. A draft after a rejected one is not tested."""
     _pause: int = 0
     """Tokens left until drafts are tried again."""
     _next_pause: int = _FIRST_PAUSE
@@ -59,8 +59,9 @@ class Acceptance:
         relative = round(cost.per_draft(num_running) * _STEPS)
         count = _best_count(round(self.probability * _STEPS), relative, cost.most)
         if count == 0 and num_running == 1:
-            self._pause, self._next_pause = self._next_pause, min(
-                2 * self._next_pause, _LONGEST_PAUSE
+            self._pause, self._next_pause = (
+                self._next_pause,
+                min(2 * self._next_pause, _LONGEST_PAUSE),
             )
             self._accepted, self._tested = 0.5, 1.0  # a draft or two decide the next attempt
         return count

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from inferno.core.drafts import DraftCost
 from inferno.core.kvcache import CacheGroups
 from inferno.core.scheduler import Scheduler
 from inferno.core.types import EngineOutput, EngineStats, Request, Sampled, Step
@@ -76,11 +77,14 @@ class Engine:
         """Load the plan's model and allocate its cache. The caller closes `opened` afterwards.
         Raises CheckpointError, PluginError, OutOfMemoryError."""
         from inferno.core.runner import ModelRunner
-        from inferno.loading import load_model, ops_of, record_of
+        from inferno.loading import load_drafter, load_model, ops_of, record_of
 
         plan = opened.plan
         groups = CacheGroups.of_plan(plan, opened.parts.cache_policy.build(plan.num_blocks))
-        runner = ModelRunner(load_model(opened), plan, ops_of(opened), record_of(opened))
+        draft = load_model(opened.draft) if opened.draft is not None else None
+        model = load_model(opened)
+        drafter = load_drafter(opened, model, draft)
+        runner = ModelRunner(model, plan, ops_of(opened), record_of(opened), drafter)
         return cls(plan, scheduler_of(plan, groups), runner)
 
     def submit(self, request: Request) -> None:
@@ -164,9 +168,13 @@ class _Closed:
 
 
 def scheduler_of(plan: Plan, groups: CacheGroups) -> Scheduler:
+    drafts = None
+    if (speculation := plan.speculation) is not None:
+        drafts = DraftCost(most=speculation.num_drafts, propose=speculation.propose_cost)
     return Scheduler(
         groups,
         max_model_len=plan.max_model_len,
         max_num_seqs=plan.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
+        drafts=drafts,
     )

@@ -19,6 +19,7 @@ from inferno.contracts import (
     Checkpoint,
     KernelProvider,
     ModelConfig,
+    Proposer,
     QuantScheme,
     TextAssets,
 )
@@ -37,6 +38,8 @@ class Parts:
     """Including in-situ quantization's."""
     attention: Mapping[str, AttentionBackend]
     kernels: Mapping[str, KernelProvider]
+    proposer: Proposer | None = None
+    """Of drafts, if the plan speculates."""
 
     @classmethod
     def of(cls, plan: Plan, catalog: Catalog) -> Parts:
@@ -58,6 +61,7 @@ class Parts:
             schemes=chosen(QuantScheme, "scheme", "in-situ scheme"),
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),
+            proposer=next(iter(chosen(Proposer, "proposer").values()), None),
         )
 
 
@@ -70,6 +74,8 @@ class Opened:
     config: ModelConfig
     checkpoint: Checkpoint
     """As the architecture sees it (`adapted`)."""
+    draft: Opened | None = None
+    """The draft model, if the plan has one."""
 
     def text(self) -> TextAssets:
         """Return the checkpoint's tokenizer files, with the architecture's chat template if it has
@@ -79,8 +85,10 @@ class Opened:
         return attrs.evolve(assets, chat_template=found or self.parts.architecture.chat_template)
 
     def close(self) -> None:
-        """Close the checkpoint. Loaded weights stay valid."""
+        """Close the checkpoints. Loaded weights stay valid."""
         self.checkpoint.close()
+        if self.draft is not None:
+            self.draft.close()
 
     def __enter__(self) -> Self:
         return self
@@ -103,10 +111,13 @@ def reopen(plan: Plan, catalog: Catalog | None = None) -> Opened:
     checkpoint = adapted(catalog.open(Path(plan.path))[1], parts.architecture)
     try:
         config = model_config(parts.architecture, checkpoint)
+        draft = None
+        if plan.speculation is not None and plan.speculation.draft is not None:
+            draft = reopen(plan.speculation.draft, catalog)
     except BaseException:
         checkpoint.close()
         raise
-    return Opened(plan=plan, parts=parts, config=config, checkpoint=checkpoint)
+    return Opened(plan=plan, parts=parts, config=config, checkpoint=checkpoint, draft=draft)
 
 
 def agree(plan: Plan, catalog: Catalog) -> None:

@@ -28,6 +28,7 @@ from inferno.plan.opened import Opened, Parts, adapted, model_config
 from inferno.plan.options import Options
 from inferno.plan.plan import Plan
 from inferno.plan.schemes import choose_isq, choose_schemes
+from inferno.plan.speculation import choose_drafting
 from inferno.plan.stored import architecture_name
 
 SHARED_FROM = 64 * host.UNITS["MI"]
@@ -91,11 +92,25 @@ def _decide(
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
     limit = memory_limit(options, device)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
+    drafting = None
+    if options.speculative is not None:
+        drafting = choose_drafting(
+            catalog,
+            options,
+            model,
+            states,
+            len(specs),
+            block_size,
+            lambda draft, its_options: open_model(draft, its_options, catalog),
+        )
+        uses += drafting.value.attention
+        fixed += drafting.value.memory
     cache = size_cache(
         options, model, uses, states, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
-    decisions += [*([isq] if isq else []), kernels, cache]
+    decisions += [each for each in (isq, drafting) if each is not None]
+    decisions += [kernels, cache]
     notes = [note for decision in decisions for note in decision.notes]
     plan = Plan(
         ref=ref,
@@ -111,6 +126,7 @@ def _decide(
         kernels=kernels.value,
         attention=uses,
         states=states,
+        speculation=drafting.value.speculation if drafting is not None else None,
         cache_policy=policy.value.name,
         dtype=dtype,
         device=device,
@@ -130,7 +146,13 @@ def _decide(
         disable=options.disable,
         only=options.only,
     )
-    return Opened(plan=plan, parts=Parts.of(plan, catalog), config=model, checkpoint=checkpoint)
+    return Opened(
+        plan=plan,
+        parts=Parts.of(plan, catalog),
+        config=model,
+        checkpoint=checkpoint,
+        draft=drafting.value.opened if drafting is not None else None,
+    )
 
 
 def _architecture_notes(catalog: Catalog, offered: Architecture, wanted: str) -> list[str]:

@@ -61,7 +61,10 @@ def choose_drafting(
                 f"--speculative {DRAFT_MODEL} names no model", "Give a draft model's reference."
             )
         return Decided(
-            Drafting(speculation=_speculation(offer.item, offer.distribution, options), proposer=offer.item),
+            Drafting(
+                speculation=_speculation(offer.item, offer.distribution, options),
+                proposer=offer.item,
+            ),
             (("proposer", offer),),
         )
     offer = catalog.named(Proposer, DRAFT_MODEL)

@@ -108,7 +108,9 @@ class FakeRunner:
         assert count > 0, "an empty slice"
         assert start + count <= len(tokens), "an unknown token is computed"
         assert samples or not num_drafts, "drafts are verified by the draw"
-        self._drafts[row] = tuple(self.propose(tokens, num_drafts)[:num_drafts] if num_drafts else ())
+        self._drafts[row] = tuple(
+            self.propose(tokens, num_drafts)[:num_drafts] if num_drafts else ()
+        )
         if self.has_states:
             assert self.states[row] == tuple(tokens[:start]), (
                 f"row {row}'s state has not seen the tokens before its slice"

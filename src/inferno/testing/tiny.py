@@ -87,8 +87,8 @@ class Recorder(ModelRunner):
             self.seen.setdefault(self._owners[row], []).append(logits_V.float())
         return launched
 
-    def logits(self, hidden_SD: Tensor) -> Tensor:
-        self._latest_SV = super().logits(hidden_SD)  # a step computes the sampled rows' last
+    def logits_of(self, hidden_SD: Tensor) -> Tensor:
+        self._latest_SV = super().logits_of(hidden_SD)  # a step computes the sampled rows' last
         return self._latest_SV
 
 

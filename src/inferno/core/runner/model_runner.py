@@ -17,7 +17,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from inferno.contracts import Drafter, DraftRequest, Span
+from inferno.contracts import Drafter, DraftRequest, Model, Span
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.replay import Record, Replays
 from inferno.core.runner.tables import StepArrays, Tables
@@ -69,6 +69,8 @@ class ModelRunner:
         self._model, self._device, self._drafter = model, torch.device(plan.device), drafter
         self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
+        if drafter is not None and drafter.layers is not None:
+            self.cache.bind(drafter.layers)
         windows = [group.window for group in plan.groups if group.window is not None]
         self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, windows)
         self._sampler = Sampler(
@@ -132,7 +134,7 @@ class ModelRunner:
             if self._pooled:
                 launched.embeddings = self._embeddings(step, arrays, hidden_TD)
             if arrays.sampling_rows:
-                logits_LV = self.logits(hidden_TD[self._tensor(arrays.last)])
+                logits_LV = self.logits_of(hidden_TD[self._tensor(arrays.last)])
         launched.logits_LV = logits_LV
 
     def _drafts(self, step: Step) -> dict[int, Sequence[int]]:
@@ -154,6 +156,11 @@ class ModelRunner:
     def batch(self, spans: Sequence[Span]) -> Batch:
         slices = tuple([Slice(*span, False) for span in spans])
         return self._batch(self._tables.lay_out(Step(slices)))
+
+    def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:
+        batch = self.batch(spans)
+        hidden_TD = model(batch)
+        return model.logits(hidden_TD[batch.query_starts_S1[1:].long() - 1])
 
     def write(self, row: int, position: int, token_id: int) -> None:
         self._tables.token_ids[row, position] = token_id
@@ -206,9 +213,10 @@ class ModelRunner:
                 module(batch)
 
     def _compute(self, batch: Batch) -> Tensor:
-        return self.logits(self._model(batch))
+        return self.logits_of(self._model(batch))
 
-    def logits(self, hidden_SD: Tensor) -> Tensor:
+    def logits_of(self, hidden_SD: Tensor) -> Tensor:
+        """Return the model's logits."""
         logits_SV: Tensor = self._model.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
         return logits_SV
 
@@ -271,7 +279,7 @@ class ModelRunner:
             stop = min(count, len(wanted.token_ids) - 1 - start)
             for begin in range(0, stop, _LOGPROB_ROWS):
                 end = min(begin + _LOGPROB_ROWS, stop)
-                logits_PV = self.logits(hidden_TD[first + begin : first + end])
+                logits_PV = self.logits_of(hidden_TD[first + begin : first + end])
                 targets = wanted.token_ids[start + begin + 1 : start + end + 1]
                 wanted.found += logprobs_of(logits_PV, targets, wanted.top)
             if start + count >= len(wanted.token_ids):

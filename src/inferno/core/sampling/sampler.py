@@ -133,9 +133,7 @@ class Sampler:
                 break
             x_BV = replace_nonfinite(logits_SV[again])
             rows_again = [rows[i] for i in again]
-            ids_B = self._draw(
-                x_BV, rows_again, [states[i] for i in again], masks, num_candidates
-            )
+            ids_B = self._draw(x_BV, rows_again, [states[i] for i in again], masks, num_candidates)
             if num_candidates == self._vocab_size:
                 x_BV.clamp_(min=torch.finfo(x_BV.dtype).min)  # no mask excludes all tokens
                 self._mask(x_BV, rows_again, masks)
@@ -206,9 +204,9 @@ class Sampler:
         """Set the logits of tokens that a row's mask excludes to -inf."""
         for x_V, row in zip(x_BV.unbind(), rows, strict=True):
             if (words := masks.get(row)) is not None:
-                bits = np.unpackbits(
-                    np.ascontiguousarray(words).view(np.uint8), bitorder="little"
-                )[: self._vocab_size]
+                bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")[
+                    : self._vocab_size
+                ]
                 excluded = np.ones(self._vocab_size, np.bool_)
                 excluded[: len(bits)] = bits == 0
                 x_V.masked_fill_(torch.from_numpy(excluded).to(self._device), -math.inf)
@@ -223,7 +221,9 @@ class Sampler:
         offset: int = 0,
     ) -> Tensor:
         """Return token ids, (S,), or UNDECIDED; considers at least `num_candidates`."""
-        host = torch.tensor([rows, [state.uniform(offset) for state in states]], device=self._device)
+        host = torch.tensor(
+            [rows, [state.uniform(offset) for state in states]], device=self._device
+        )
         rows_S, uniform_S = host.unbind()
         ids_S = torch.empty_like(rows_S)
         for (strategy, width), part in self._groups(states):
