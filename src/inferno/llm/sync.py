@@ -18,7 +18,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class _Engine(Protocol):
-    """What `LLM` needs of `inferno.process.Engine`."""
+    """What `LLM` needs of `inferno.core.engine.Engine`."""
 
     def submit(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
@@ -55,14 +55,14 @@ class LLM:
             self._begin(Engine.load(opened), preprocessor)
 
     @classmethod
-    def of(cls, engine: _Engine, front: Preprocessor) -> Self:
+    def of(cls, engine: _Engine, preprocessor: Preprocessor) -> Self:
         """An LLM around an existing engine."""
         self = cls.__new__(cls)
-        self._begin(engine, front)
+        self._begin(engine, preprocessor)
         return self
 
-    def _begin(self, engine: _Engine, front: Preprocessor) -> None:
-        self._engine, self._preprocessor = engine, front
+    def _begin(self, engine: _Engine, preprocessor: Preprocessor) -> None:
+        self._engine, self._preprocessor = engine, preprocessor
         self._live: dict[str, OutputBuilder] = {}
 
     @property
