@@ -37,6 +37,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
             ", ".join(dict.fromkeys(use.name for use in plan.attention)),
             _origin(plan, "attention"),
         ),
+        *_speculation_rows(plan),
         ("cache", f"{plan.cache_policy}, {plan.kv_tokens} tokens", _origin(plan, "cache policy")),
         ("memory", items, ""),
         ("start", f"{total:.2f} s: {stages}", ""),
@@ -80,6 +81,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         *_state_rows(plan),
+        *_speculation_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
@@ -132,6 +134,15 @@ def _state_rows(plan: Plan) -> Iterable[Row]:
             f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()
         )
         yield "states", f"per sequence: {tensors}, {_layers(use.layers)}", ""
+
+
+def _speculation_rows(plan: Plan) -> Iterable[Row]:
+    if (speculation := plan.speculation) is None:
+        return
+    text = f"{speculation.proposer}: up to {speculation.num_drafts} drafts per step"
+    if (draft := speculation.draft) is not None:
+        text += f", from {draft.ref} ({draft.architecture}, {draft.dtype})"
+    yield "speculation", text, _origin(plan, "proposer")
 
 
 def _layers(layers: tuple[int, ...]) -> str:

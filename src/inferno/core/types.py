@@ -20,10 +20,6 @@ Pooling = Literal["last", "mean"]
 """How a prompt becomes one embedding: the last token's hidden state, or the mean of all."""
 
 
-def _as_64_bits(seed: int) -> int:
-    return seed % 2**64
-
-
 @frozen(kw_only=True)
 class Request:
     """What a caller wants, in tokens. Never changes."""
@@ -39,13 +35,14 @@ class Request:
     """Requests share cached prefixes only with requests of the same salt."""
     pooling: Pooling | None = None
     """Return the prompt's embedding instead of generating."""
-    seed: int = field(converter=_as_64_bits)
-    """Seed of its draws: `params.seed`, or drawn here. It travels with the request, so that a
+    unseeded: int = field(factory=lambda: random.getrandbits(64))
+    """The seed if `params.seed` is None. It is drawn here and travels with the request, so that a
     restarted engine and every rank draw the same tokens."""
 
-    @seed.default
-    def _seed(self) -> int:
-        return random.getrandbits(64) if self.params.seed is None else self.params.seed
+    @property
+    def seed(self) -> int:
+        """The seed of its draws."""
+        return self.unseeded if self.params.seed is None else self.params.seed
 
 
 class FinishReason(enum.StrEnum):

@@ -157,7 +157,7 @@ class Preprocessor:
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
-                seed=self.seeds.getrandbits(64) if params.seed is None else params.seed + i,
+                unseeded=self.seeds.getrandbits(64),
             )
             for i in range(params.n)
         ]
