@@ -152,6 +152,17 @@ engine_options = together(
         _engine(
             "--threads", type=int, help="CPU threads. [default: the cores, or one for a tiny model]"
         ),
+        _engine(
+            "--speculative",
+            metavar="NAME|REF",
+            help="Speculative decoding with drafts from ngram, mtp or a draft model: same output, "
+            "fewer steps.",
+        ),
+        _engine(
+            "--num-speculative-tokens",
+            type=int,
+            help="Most draft tokens per step. [default: the proposer's]",
+        ),
         _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
         source_options,
         plugin_options,

@@ -32,6 +32,9 @@ class TextDelta:
     """The stop string or stop token id that ended it; None for the model's own end."""
     num_cached: int = 0
     """Prompt tokens found in the cache."""
+    num_drafts: int = 0
+    """Draft tokens verified for it, of which `num_accepted` were accepted."""
+    num_accepted: int = 0
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """Set once, on the first delta of output 0, if asked for."""
 
@@ -85,6 +88,10 @@ class RequestOutput:
     finished: bool = True
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache."""
+    num_draft_tokens: int = 0
+    """Draft tokens verified by speculative decoding."""
+    num_accepted_tokens: int = 0
+    """How many of them were accepted."""
     metrics: RequestMetrics
 
 
@@ -99,6 +106,8 @@ class OutputBuilder:
         """Whether the engine has sent the request's last token."""
         self.error: InfernoError | None = None
         """Why the engine failed the request."""
+        self.embedding: tuple[float, ...] | None = None
+        """The prompt's embedding, if asked for."""
         self._text = None if tokenizer is None else _text_stream(tokenizer, params)
         self.arrived = time.time()
         self.first_token_at = 0.0
@@ -107,7 +116,7 @@ class OutputBuilder:
         self._finish: str | None = None
         self._stop_reason: str | int | None = None
         self._reported = False
-        self._num_cached = 0
+        self._num_cached = self._num_drafts = self._num_accepted = 0
         self._prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self._pieces: list[str] = []
         self._ids: list[int] = []
@@ -130,6 +139,9 @@ class OutputBuilder:
             )
             return
         self._num_cached = self._num_cached or token.num_cached
+        self.embedding = token.embedding
+        self._num_drafts += token.num_drafts
+        self._num_accepted += token.num_accepted
         self._prompt_logprobs = token.prompt_logprobs or self._prompt_logprobs
         self.first_token_at = self.first_token_at or time.time()
         if token.token_id is not None:
@@ -166,10 +178,13 @@ class OutputBuilder:
             finish_reason=self._finish,
             stop_reason=self._stop_reason,
             num_cached=self._num_cached,
+            num_drafts=self._num_drafts,
+            num_accepted=self._num_accepted,
             prompt_logprobs=self._prompt_logprobs,
         )
         self._reported = self._finish is not None
         self._pieces, self._ids, self._logprobs, self._prompt_logprobs = [], [], [], None
+        self._num_drafts = self._num_accepted = 0
         return delta
 
 
@@ -206,6 +221,8 @@ def collect(
         else [None if s is None else _by_token(s, tokenizer) for s in scored],
         outputs=[_completion(by_index[i], tokenizer) for i in sorted(by_index)],
         num_cached_tokens=max((d.num_cached for d in by_index.get(0, ())), default=0),
+        num_draft_tokens=sum(d.num_drafts for d in every),
+        num_accepted_tokens=sum(d.num_accepted for d in every),
         metrics=RequestMetrics(
             builders[0].arrived,
             min(b.first_token_at for b in builders),

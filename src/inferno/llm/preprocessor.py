@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from inferno.contracts import TextAssets
 from inferno.core.sampling_params import SamplingParams, parameters
-from inferno.core.types import Request
+from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.plan import Opened, Options, open_model
@@ -86,6 +86,8 @@ class Preprocessor:
         plan, assets, config = opened.plan, opened.text(), opened.plan.config
         stop_tokens = opened.parts.architecture.stop_tokens
         tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
+        if opened.draft is not None:
+            _check_vocabulary(opened.draft, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
         vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(
@@ -140,6 +142,7 @@ class Preprocessor:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        pooling: Pooling | None = None,
     ) -> ParentRequest:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
@@ -157,6 +160,7 @@ class Preprocessor:
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                pooling=pooling,
                 unseeded=self.seeds.getrandbits(64),
             )
             for i in range(params.n)
@@ -218,6 +222,16 @@ class Preprocessor:
             )
         return attrs.evolve(
             params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room)
+        )
+
+
+def _check_vocabulary(draft: Opened, tokenizer: Tokenizer | None) -> None:
+    """Raise OptionError if a draft model's tokenizer differs: its drafts would mean other text."""
+    theirs = Tokenizer.from_assets(draft.text(), draft.plan.config)
+    if tokenizer and theirs and not tokenizer.same_vocabulary(theirs):
+        raise OptionError(
+            f"the draft model {draft.plan.ref} has another vocabulary",
+            "Choose a draft model with the same tokenizer.",
         )
 
 

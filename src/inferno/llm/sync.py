@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
 from inferno.core.sampling_params import SamplingParams
-from inferno.core.types import EngineOutput, Request
+from inferno.core.types import EngineOutput, Pooling, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
@@ -112,6 +113,23 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+    ) -> list[list[float]]:
+        """Return an embedding of each prompt: the final hidden state of its last token, or the mean
+        of all tokens'. `normalize` scales it to length 1."""
+        params = SamplingParams(max_tokens=1)
+        parents = [
+            self._preprocessor.prepare(p, params, pooling=pooling) for p in _prompts(prompts)
+        ]
+        builders = [parent.builders[0] for parent in parents]
+        self._run(parents)
+        return [_scaled(b.embedding or (), normalize) for b in builders]
+
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Generator[TextDelta, None, None]:
@@ -186,6 +204,11 @@ class LLM:
         for builder in builders:
             if self._live.pop(builder.request.id, None) is not None and not builder.ended:
                 self._engine.abort(builder.request.id)
+
+
+def _scaled(vector: Sequence[float], normalize: bool) -> list[float]:
+    length = math.hypot(*vector) if normalize else 1.0
+    return [x / length for x in vector] if length else list(vector)
 
 
 def _raise_first(builders: Sequence[OutputBuilder]) -> None:

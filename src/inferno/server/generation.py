@@ -95,6 +95,8 @@ class Generation:
     """Time of each output's latest token."""
     _cached: dict[int, int] = field(factory=dict)
     """Each prompt's number of cached tokens."""
+    _num_drafts: int = 0
+    _num_accepted: int = 0
     _aborted: Literal["client", "shutdown"] | None = None
     _ended: bool = False
     _stream: AsyncGenerator[list[TextDelta], None] | None = None
@@ -161,8 +163,14 @@ class Generation:
             "total_tokens": prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
+        details: dict[str, int] = {}
         if reasoning_tokens is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+            details["reasoning_tokens"] = reasoning_tokens
+        if self._num_drafts:
+            details["accepted_prediction_tokens"] = self._num_accepted
+            details["rejected_prediction_tokens"] = self._num_drafts - self._num_accepted
+        if details:
+            usage["completion_tokens_details"] = details
         return usage
 
     def _gone(self) -> bool:
@@ -179,6 +187,8 @@ class Generation:
         now = time.monotonic()
         for delta in deltas:
             index, count = delta.index, len(delta.token_ids)
+            self._num_drafts += delta.num_drafts
+            self._num_accepted += delta.num_accepted
             if not self.prepared.prompt_only:
                 self.completion_tokens += count
             prompt, output = divmod(index, self.prepared.params.n)

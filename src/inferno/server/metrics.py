@@ -21,6 +21,8 @@ _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the cache."),
     "generation_tokens": ("generated_tokens", "Tokens generated."),
+    "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens verified."),
+    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens accepted."),
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
     "num_preemptions": ("preemptions", "Requests preempted because blocks ran out."),

@@ -54,6 +54,14 @@ class Tokenizer:
         self._byte_level, self._byte_fallback = "ByteLevel" in kinds, "ByteFallback" in kinds
         self._known: dict[int, bytes] = {}
 
+    def same_vocabulary(self, other: Tokenizer) -> bool:
+        """Whether every token id that both have is the same string."""
+        ours, theirs = (
+            {i: token for token, i in each._backend.get_vocab(with_added_tokens=True).items()}
+            for each in (self, other)
+        )
+        return all(theirs.get(i, token) == token for i, token in ours.items())
+
     @classmethod
     def from_assets(
         cls,

@@ -1,0 +1,200 @@
+"""Steps in flight on a real, tiny model: launch, draw and commit at any lag, with masks, embeddings
+and copied blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import define, field
+from tests import test_engine
+from tests.test_engine import VOCAB, assert_same, ids, mixed_requests, prompt_of, run
+
+from inferno import LLM
+from inferno.core.engine import Engine
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, FinishReason, Pooling, Request
+from inferno.plan import Options, open_model
+
+reference, checkpoint = test_engine.reference, test_engine.checkpoint
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Engine:
+    return load(checkpoint)
+
+
+def load(ref: Path, lag: int = 0, **options: Any) -> Engine:
+    given = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "block_size": 8, "device": "cpu"}
+    with open_model(str(ref), Options(**{**given, **options})) as opened:
+        engine = Engine.load(opened)
+    engine._lag = lag
+    return engine
+
+
+@pytest.mark.parametrize("speculative", [None, "ngram"])
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_a_lag_changes_no_token(
+    checkpoint: Path, plain: Engine, lag: int, speculative: str | None
+) -> None:
+    late = load(checkpoint, lag, speculative=speculative)
+    expected = run(plain, mixed_requests())
+    found = run(late, mixed_requests())
+    assert found.keys() == expected.keys()
+    for name, outputs in expected.items():
+        assert_same(found[name], outputs)
+
+
+def test_a_lag_delays_results_by_that_many_steps(checkpoint: Path) -> None:
+    engine = load(checkpoint, 2)
+    params = SamplingParams(temperature=0, max_tokens=4)
+    engine.submit(Request(id="a", token_ids=(1, 2, 3), params=params))
+    assert [len(engine.step()) for _ in range(6)] == [0, 0, 1, 1, 1, 1]
+    assert not engine.busy
+
+
+def test_tokens_drawn_after_the_end_are_discarded(checkpoint: Path, plain: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20)
+    first = ids(run(plain, [Request(id="a", token_ids=prompt_of(2, 9), params=params)])["a"])
+    params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=(first[5],))
+    engine = load(checkpoint, 2)
+    found = run(engine, [Request(id="a", token_ids=prompt_of(2, 9), params=params)])["a"]
+    assert ids(found) == first[: first.index(first[5]) + 1]
+    assert found[-1].finish is FinishReason.STOP
+    assert engine.stats().num_running == 0 and engine.stats().kv_usage == 0
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+@define
+class Cycle:
+    """An automaton: output token i must be in class i, modulo their number."""
+
+    classes: Sequence[Sequence[int]]
+    position: int = 0
+    seen: list[int] = field(factory=list)
+
+    def mask(self) -> Any:
+        words = np.zeros(-(-VOCAB // 32), np.int32)
+        bits = words.view(np.uint32)
+        for token_id in self.classes[self.position % len(self.classes)]:
+            bits[token_id // 32] |= np.uint32(1 << token_id % 32)
+        return words
+
+    def accept(self, token_id: int) -> None:
+        assert token_id in self.classes[self.position % len(self.classes)]
+        self.seen.append(token_id)
+        self.position += 1
+
+
+CLASSES = ((3, 5, 64, 119), (0, 31, 32), (77,))
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=9),
+    SamplingParams(temperature=5.0, seed=1, max_tokens=9),
+    SamplingParams(temperature=5.0, seed=2, top_k=2, max_tokens=9),
+    SamplingParams(temperature=5.0, seed=3, top_p=0.3, logprobs=2, max_tokens=9),
+    SamplingParams(temperature=1.0, seed=4, frequency_penalty=2.0, max_tokens=9),
+    SamplingParams(temperature=0, logit_bias={4: 100.0, 5: -100.0, 3: -100.0}, max_tokens=9),
+]
+
+
+@pytest.mark.parametrize("speculative", [None, "ngram"])
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_masks_hold_at_any_lag(checkpoint: Path, lag: int, speculative: str | None) -> None:
+    requests = [
+        Request(id=f"{kind}{i}", token_ids=prompt_of(i, 12), params=params)
+        for i, params in enumerate(PARAMS)
+        for kind in ("free", "held")
+    ]
+    engine = load(checkpoint, lag, speculative=speculative)
+    engine._constrain = lambda r: Cycle(CLASSES) if r.id.startswith("held") else None
+    free = run(load(checkpoint), [r for r in requests if r.id.startswith("free")])
+    found = run(engine, requests)
+    for name, outputs in found.items():
+        if name.startswith("free"):
+            assert ids(outputs) == ids(free[name]), "a mask constrains its own row only"
+        else:
+            assert all(t in CLASSES[i % 3] for i, t in enumerate(ids(outputs)))
+            assert len(outputs) == 9
+    assert not engine._constraints, "ended requests leave nothing"
+    assert not {3, 5} & set(ids(found["held5"])), "the mask is applied after the bias"
+
+
+def test_a_mask_that_leaves_one_impossible_token_draws_it(checkpoint: Path) -> None:
+    engine = load(checkpoint)
+    engine._constrain = lambda request: Cycle([[9]])
+    params = SamplingParams(temperature=1.0, logit_bias={9: -100.0}, max_tokens=3)
+    assert ids(run(engine, [Request(id="a", token_ids=(1, 2), params=params)])["a"]) == [9, 9, 9]
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("budget", [256, 32])
+def test_embeddings_are_transformers(
+    checkpoint: Path, reference: Any, pooling: Pooling, budget: int
+) -> None:
+    engine = load(checkpoint, max_num_batched_tokens=budget)
+    prompts = [prompt_of(i, length) for i, length in enumerate((1, 8, 9, 40, 100))]
+    for _ in range(2):  # the second time, blocks are cached
+        found = run(
+            engine,
+            [Request(id=str(i), token_ids=p, pooling=pooling) for i, p in enumerate(prompts)]
+            + [Request(id="text", token_ids=prompts[3], params=SamplingParams(temperature=0))],
+        )
+        for i, prompt in enumerate(prompts):
+            [output] = found[str(i)]
+            assert output.token_id is None and output.finish is FinishReason.STOP
+            with torch.inference_mode():
+                hidden = reference.model(torch.tensor([prompt])).last_hidden_state[0]
+            expected = hidden[-1] if pooling == "last" else hidden.mean(0)
+            torch.testing.assert_close(
+                torch.tensor(output.embedding), expected, rtol=1e-4, atol=1e-4
+            )
+        assert len(found["text"]) == 16
+    assert engine.stats().kv_usage == 0
+
+
+def test_llm_embeds() -> None:
+    with LLM("demo", device="cpu") as llm:
+        near, same, far = llm.embed(["def f(x):", "def f(x):", "Once upon a time"])
+        [raw] = llm.embed("def f(x):", pooling="mean", normalize=False)
+    assert near == same != far
+    assert sum(x * x for x in near) == pytest.approx(1)
+    assert sum(x * x for x in raw) != pytest.approx(1)
+
+
+# --- copied blocks --------------------------------------------------------------------------------
+
+
+def outputs_of(engine: Engine, count: int, length: int) -> list[list[EngineOutput]]:
+    """Seeded outputs of one prompt."""
+    requests = [
+        Request(
+            id=str(i),
+            token_ids=prompt_of(4, length),
+            params=SamplingParams(temperature=1.0, seed=i, max_tokens=20),
+        )
+        for i in range(count)
+    ]
+    found = run(engine, requests)
+    return [found[str(i)] for i in range(count)]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("length", [7, 8, 9, 30])
+def test_outputs_of_one_prompt_copy_its_last_block(
+    checkpoint: Path, plain: Engine, length: int, lag: int
+) -> None:
+    forked = outputs_of(load(checkpoint, lag), 4, length)
+    uncached = load(checkpoint, cache_policy="none", max_num_seqs=1)
+    for ours, theirs in zip(forked, outputs_of(uncached, 4, length), strict=True):
+        assert ids(ours) == ids(theirs)
+    if length == 30:
+        assert [outputs[0].num_cached for outputs in forked] == [0, 29, 29, 29]

@@ -1,0 +1,278 @@
+"""Speculative decoding: the same output, token for token, in fewer steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.test_engine import CONFIG, MIXED, VOCAB, assert_same, ids, mixed_requests, prompt_of, run
+from tests.toy_states import catalog_with_toy, write_toy
+
+from inferno import LLM
+from inferno.builtin.ngram import continuation
+from inferno.core.drafts import Acceptance, DraftCost
+from inferno.core.engine import Engine
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import Request
+from inferno.errors import OptionError, UnsupportedError
+from inferno.plan import Options, open_model, resolve, with_num_blocks
+from inferno.testing import randomize
+
+MODEL = {**CONFIG, "max_position_embeddings": 512}
+
+
+def made(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A checkpoint of random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = {**MODEL, **changes}
+    fields = {k: v for k, v in config.items() if k != "architectures"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), dtype=torch.float32)
+    randomize(model, seed)
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("draft"), 1, num_hidden_layers=1)
+
+
+def load(ref: Path, speculative: str | None = None, num_blocks: int = 0, **options: Any) -> Engine:
+    given = Options(
+        **{
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 256,
+            "block_size": 8,
+            "device": "cpu",
+            "speculative": speculative,
+            **options,
+        }
+    )
+    with open_model(str(ref), given) as opened:
+        if num_blocks:
+            groups = with_num_blocks(opened.plan.groups, num_blocks)
+            opened = evolve(opened, plan=evolve(opened.plan, groups=groups, max_model_len=64))
+        return Engine.load(opened)
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "smaller", "itself"])
+@pytest.mark.parametrize("budget", [256, 40])
+def test_a_mixed_batch_gets_the_same_as_without(
+    model: Path, smaller: Path, proposer: str, budget: int
+) -> None:
+    reference = {"smaller": str(smaller), "itself": str(model)}.get(proposer, proposer)
+    plain = load(model, max_num_batched_tokens=budget)
+    drafting = load(model, reference, max_num_batched_tokens=budget)
+    expected, found = run(plain, mixed_requests()), run(drafting, mixed_requests())
+    assert expected.keys() == found.keys() and len(found) == len(MIXED)
+    for name, outputs in expected.items():
+        assert_same(found[name], outputs)
+    # One at a time, drafts pay.
+    for request in mixed_requests():
+        assert_same(run(drafting, [request])[request.id], expected[request.id])
+    stats = drafting.stats()
+    assert stats.draft_tokens > 0
+    if proposer == "itself":
+        assert stats.accepted_tokens > 0.9 * stats.draft_tokens
+
+
+def test_usage_counts_every_draft(model: Path) -> None:
+    engine = load(model, str(model))
+    request = Request(
+        id="0", token_ids=prompt_of(1, 9), params=SamplingParams(temperature=0, max_tokens=40)
+    )
+    outputs = run(engine, [request])["0"]
+    assert len(outputs) == 40
+    assert sum(o.num_drafts for o in outputs) == engine.stats().draft_tokens > 0
+    assert sum(o.num_accepted for o in outputs) == engine.stats().accepted_tokens > 0
+    assert engine.stats().steps == 40 - engine.stats().accepted_tokens
+
+
+def test_preempted_requests_get_the_same(model: Path, smaller: Path) -> None:
+    requests = [
+        Request(
+            id=str(i),
+            token_ids=prompt_of(i, 9),
+            params=SamplingParams(temperature=i % 2, seed=i, max_tokens=40),
+        )
+        for i in range(5)
+    ]
+    expected = run(load(model), requests)
+    for proposer in ("ngram", str(smaller), str(model)):
+        engine = load(model, proposer, num_blocks=9)
+        found = run(engine, requests)
+        assert engine.stats().preemptions > 0
+        for request in requests:
+            assert_same(found[request.id], expected[request.id])
+
+
+def test_prefix_hits_and_drafts(model: Path, smaller: Path) -> None:
+    engine, plain = load(model, str(smaller)), load(model)
+    for length in (30, 60, 61, 90):
+        request = Request(
+            id="x",
+            token_ids=prompt_of(3, length),
+            params=SamplingParams(temperature=0, max_tokens=30),
+        )
+        ours, theirs = run(engine, [request])["x"], run(plain, [request])["x"]
+        assert_same(ours, theirs)
+        assert ours[0].num_cached == theirs[0].num_cached
+
+
+# --- what cannot be ------------------------------------------------------------------------------
+
+
+def test_a_draft_model_needs_the_same_vocabulary(model: Path, tmp_path: Path) -> None:
+    larger = made(tmp_path / "larger", vocab_size=VOCAB + 8)
+    with pytest.raises(OptionError, match="has 128 tokens, the model 120"):
+        resolve(str(model), Options(speculative=str(larger)))
+
+
+def test_a_draft_models_tokens_must_mean_the_same(tmp_path: Path) -> None:
+    """The same number of tokens, two of them exchanged."""
+    demo = Path(resolve("demo").path)
+    draft = tmp_path / "draft"
+    shutil.copytree(demo, draft)
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second = list(vocab)[500:502]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(OptionError, match="another vocabulary"):
+        LLM("demo", speculative=str(draft), device="cpu")
+
+
+def test_the_draft_proposer_needs_a_model() -> None:
+    with pytest.raises(OptionError, match="names no model"):
+        resolve("demo", Options(speculative="draft"))
+
+
+def test_the_number_of_drafts_needs_a_proposer() -> None:
+    with pytest.raises(OptionError, match="without speculative"):
+        Options(num_speculative_tokens=3)
+
+
+# --- the plan ------------------------------------------------------------------------------------
+
+
+def test_the_plan_has_the_draft_models_memory_and_cache(model: Path, smaller: Path) -> None:
+    plain = resolve(str(model), Options(device="cpu"))
+    plan = resolve(str(model), Options(device="cpu", speculative=str(smaller)))
+    assert plan.speculation is not None and plan.speculation.draft is not None
+    assert plan.speculation.proposer == "draft"
+    layers = [layer for use in plan.attention for layer in use.layers]
+    assert sorted(layers) == [0, 1, 2], "two of the model, one of the draft model"
+    assert plan.groups[0].unit_bytes == 1.5 * plain.groups[0].unit_bytes
+    assert "draft weights" in [item.name for item in plan.memory]
+
+
+# --- n-grams -------------------------------------------------------------------------------------
+
+
+def array(token_ids: list[int]) -> Any:
+    return np.array(token_ids, np.int64)
+
+
+def test_ngrams_find_the_latest_continuation_of_the_longest_end() -> None:
+    assert continuation(array([1, 2, 3, 4, 9, 1, 2, 3]), 2) == [4, 9]
+    assert continuation(array([1, 2, 5, 1, 2, 6, 1, 2]), 1) == [6]
+    assert continuation(array([9, 1, 2, 5, 1, 2, 6, 9, 1, 2]), 1) == [5]
+    assert continuation(array([1, 2, 1, 2, 1]), 5) == [2, 1, 2, 1, 2]
+    assert continuation(array([1, 2, 3]), 5) == []
+    assert continuation(array([3, 1, 4, 1]), 5) == [], "one token matches by chance"
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 8))
+def test_ngrams_propose_what_followed_before(token_ids: list[int], count: int) -> None:
+    drafts = continuation(array(token_ids), count)
+    assert len(drafts) in (0, count)
+    if drafts:
+        followed = [
+            token_ids[i + 1]
+            for i in range(1, len(token_ids) - 1)
+            if token_ids[i - 1 : i + 1] == token_ids[-2:]
+        ]
+        assert drafts[0] in followed
+
+
+# --- how many ------------------------------------------------------------------------------------
+
+
+def test_the_number_of_drafts_follows_the_acceptance() -> None:
+    cost = DraftCost(most=8)
+    good, fair, bad = Acceptance(), Acceptance(), Acceptance()
+    for _ in range(30):
+        good.update(8, 8)
+        fair.update(2, 1)
+        bad.update(2, 0)
+    assert good.count(cost, 1) == 8
+    assert 0 < fair.count(cost, 1) < 8
+    assert fair.count(cost, 64) == 0, "a large batch's step grows with its tokens"
+    assert bad.count(cost, 1) == 0
+
+
+def test_drafts_that_do_not_pay_are_tried_again_later_and_ever_more_seldom() -> None:
+    cost, acceptance, tries = DraftCost(most=4), Acceptance(), []
+    for token in range(3000):
+        count = acceptance.count(cost, 1)
+        if count:
+            tries.append(token)
+        acceptance.update(count, 0)
+    assert 3 < len(tries) < 60
+    assert tries[-1] > 2000
+
+
+def test_draws_of_drafts_have_the_models_distribution(model: Path) -> None:
+    """Chi-square of the third token of 2000 draws, with and without drafts that are often right."""
+    found = []
+    for speculative in (None, str(model)):
+        engine = load(model, speculative, max_num_seqs=64)
+        requests = [
+            Request(
+                id=str(i),
+                token_ids=prompt_of(1, 9),
+                params=SamplingParams(
+                    temperature=0.2, max_tokens=3, seed=i + 5000 * bool(speculative)
+                ),
+            )
+            for i in range(2000)
+        ]
+        found.append(Counter(ids(o)[2] for o in run(engine, requests).values()))
+    tokens = [t for t, n in (found[0] + found[1]).items() if n >= 10]
+    chi2 = sum((found[0][t] - found[1][t]) ** 2 / (found[0][t] + found[1][t]) for t in tokens)
+    freedom = len(tokens) - 1
+    assert freedom > 3
+    assert chi2 < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_usage_shows_drafts_in_llm() -> None:
+    with LLM("demo", speculative="ngram", device="cpu") as llm:
+        params = SamplingParams(temperature=0, max_tokens=60)
+        [output] = llm.generate("The quick brown fox. The quick brown fox. The quick", params)
+    with LLM("demo", device="cpu") as llm:
+        [plain] = llm.generate("The quick brown fox. The quick brown fox. The quick", params)
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert output.num_draft_tokens >= output.num_accepted_tokens > 20
+    assert plain.num_draft_tokens == 0
+
+
+def test_models_with_states_are_refused(tmp_path: Path) -> None:
+    toy = write_toy(tmp_path, ("state", "attention"))
+    with pytest.raises(UnsupportedError, match="rolled back"):
+        resolve(toy, Options(device="cpu", speculative="ngram"), catalog_with_toy())
