@@ -11,6 +11,7 @@ import rich_click as click
 from inferno import __version__, host
 
 if TYPE_CHECKING:
+    from inferno.contracts import Device
     from inferno.plan import AttentionUse, Plan, SchemeUse
 
 Row = tuple[str, str, str]
@@ -27,7 +28,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
     rows = [
         (
             "model",
-            f"{plan.architecture}, {plan.dtype} on {plan.device}",
+            f"{plan.architecture}, {plan.dtype} on {plan.device.torch_name}",
             _origin(plan, "architecture"),
         ),
         *_scheme_rows(plan),
@@ -76,7 +77,8 @@ def _decisions(plan: Plan) -> list[Row]:
             if plan.isq
             else []
         ),
-        ("compute", f"{plan.dtype} on {plan.device}", ""),
+        ("compute", f"{plan.dtype} on {plan.device.torch_name}", ""),
+        ("device", _device(plan.device), ""),
         *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         *_state_rows(plan),
@@ -84,6 +86,19 @@ def _decisions(plan: Plan) -> list[Row]:
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
     ]
+
+
+def _device(device: Device) -> str:
+    free, total = host.format_bytes(device.free), host.format_bytes(device.total)
+    parts = [device.name] if device.name else []
+    parts.append(f"{free} of {total} free")
+    if device.capability is not None:
+        parts.append("compute capability {}.{}".format(*device.capability))
+    if device.shared_memory is not None:
+        parts.append(f"{host.format_bytes(device.shared_memory)} of shared memory for a block")
+    if device.numa_node is not None:
+        parts.append(f"NUMA node {device.numa_node}")
+    return ", ".join(parts)
 
 
 def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:

@@ -6,6 +6,8 @@ is one code path.
 """
 
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
+from inferno.plan.devices import Machine, find_device
+from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
@@ -25,7 +27,9 @@ __all__ = [
     "AttentionUse",
     "CacheGroupPlan",
     "Chosen",
+    "Gpu",
     "KernelUse",
+    "Machine",
     "MemoryItem",
     "Opened",
     "Options",
@@ -33,6 +37,7 @@ __all__ = [
     "Plan",
     "SchemeUse",
     "StateUse",
+    "find_device",
     "modules_of",
     "open_model",
     "plan_from_json",

@@ -11,7 +11,7 @@ from attrs import frozen
 from cattrs.preconf.msgspec import make_converter
 
 from inferno.catalog import Refusal
-from inferno.contracts import AttentionNeed, CacheTensor
+from inferno.contracts import AttentionNeed, CacheTensor, Device
 from inferno.errors import OptionError
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 
@@ -100,7 +100,7 @@ class Plan:
     """Layers with a recurrent state."""
     cache_policy: str
     dtype: str
-    device: str
+    device: Device
     threads: int
     seed: int | None
     vocab_size: int

@@ -36,7 +36,7 @@ class KVCache:
         return cls.allocate(
             [held[i] for i in ids],
             [units[i] for i in ids],
-            plan.device,
+            plan.device.torch_name,
             tuple(layer for use in plan.states for layer in use.layers),
         )
 

@@ -32,7 +32,7 @@ class ModelRunner:
     def __init__(
         self, model: nn.Module, plan: Plan, ops: Ops = TORCH, record: Record | None = None
     ) -> None:
-        self._model, self._device = model, torch.device(plan.device)
+        self._model, self._device = model, torch.device(plan.device.torch_name)
         self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
         windows = [group.window for group in plan.groups if group.window is not None]
