@@ -40,11 +40,17 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         ),
         ("cache", f"{plan.cache_policy}, {plan.kv_tokens} tokens", _origin(plan, "cache policy")),
         ("memory", items, ""),
+        *_measured_rows(plan),
         ("start", f"{total:.2f} s: {stages}", ""),
         *(("note", note, "") for note in plan.notes),
     ]
     click.echo(f"inferno {__version__} runs {click.style(plan.model_id, bold=True)}", err=True)
     click.echo(_table(rows), err=True)
+
+
+def _measured_rows(plan: Plan) -> Iterable[Row]:
+    if plan.measured is not None:
+        yield "measured", f"{host.format_bytes(plan.measured.used)}: {_measured(plan)}", ""
 
 
 def explained(plan: Plan) -> str:
@@ -160,6 +166,9 @@ def _memory_rows(plan: Plan) -> list[Row]:
         (item.name, f"{host.format_bytes(item.nbytes):>10}  {item.why}", "") for item in plan.memory
     ]
     total = sum(item.nbytes for item in plan.memory)
+    if (measured := plan.measured) is not None:
+        rows.append(("measured", f"{host.format_bytes(measured.used):>10}  {_measured(plan)}", ""))
+        total += measured.used - plan.fixed_bytes
     at_once = plan.fitting(plan.max_model_len)
     fits = f"{at_once} of {plan.max_model_len} tokens at once"
     if at_once < plan.max_num_seqs:
@@ -170,6 +179,11 @@ def _memory_rows(plan: Plan) -> list[Row]:
         )
         fits += f", or {plan.max_num_seqs} of {each}"
     return [*rows, ("total", f"{host.format_bytes(total):>10}", ""), ("fits", fits, "")]
+
+
+def _measured(plan: Plan) -> str:
+    planned = host.format_bytes(plan.fixed_bytes)
+    return f"all but the KV cache, after a trial step; {planned} were planned"
 
 
 def _origin(plan: Plan, what: str, name: str | None = None) -> str:

@@ -7,6 +7,7 @@ is one code path.
 
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.devices import Machine, find_device
+from inferno.plan.measured import trial_lengths, trial_plan, with_measured
 from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, reopen
 from inferno.plan.options import Options
@@ -14,6 +15,7 @@ from inferno.plan.plan import (
     AttentionUse,
     Chosen,
     KernelUse,
+    Measured,
     MemoryItem,
     Plan,
     SchemeUse,
@@ -30,6 +32,7 @@ __all__ = [
     "Gpu",
     "KernelUse",
     "Machine",
+    "Measured",
     "MemoryItem",
     "Opened",
     "Options",
@@ -44,6 +47,9 @@ __all__ = [
     "plan_to_json",
     "reopen",
     "resolve",
+    "trial_lengths",
+    "trial_plan",
     "unused_tensors",
+    "with_measured",
     "with_num_blocks",
 ]

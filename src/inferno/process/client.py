@@ -126,6 +126,7 @@ class EngineClient:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        """Once the engine is ready, the plan that it runs, with what it measured."""
         self.stats = EngineStats()
         self.alive = False
         self._streams: dict[str, TokenStream] = {}
@@ -286,6 +287,7 @@ class EngineClient:
         elif kind == protocol.STATS:
             self.stats = protocol.decode_stats(body)
         elif kind == protocol.READY and self._ready is not None and not self._ready.done():
+            self.plan = protocol.decode_plan(body)
             self._ready.set_result(None)
         elif kind == protocol.FAILED:
             failure: protocol.Failure = protocol.decode_failure(body)
