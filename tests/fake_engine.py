@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import cast
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -13,6 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from inferno.core.types import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.errors import EngineDeadError
 from inferno.llm.preprocessor import Preprocessor
+from inferno.plan import Plan
 from inferno.process.client import TokenStream
 from inferno.text import ChatTemplate, Tokenizer
 
@@ -140,6 +143,7 @@ class FakeClient:
         self.engine = engine
         self.alive = self.closed = False
         self.stats = EngineStats()
+        self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))
         self._streams: dict[str, TokenStream] = {}
         self._task: asyncio.Task[None] | None = None
 

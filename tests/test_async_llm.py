@@ -23,7 +23,7 @@ def run(body: Coroutine[Any, Any, None]) -> None:
 
 def made(script: Script) -> tuple[AsyncLLM, FakeClient]:
     client = FakeClient(FakeEngine(script))
-    return AsyncLLM.of(client, front(), cast(Plan, SimpleNamespace(model_id="fake"))), client
+    return AsyncLLM.of(client, front()), client
 
 
 async def read(llm: AsyncLLM, prompt: str, params: SamplingParams = LONG) -> list[TextDelta]:

@@ -15,7 +15,7 @@ import pytest
 from inferno import host
 from inferno.builtin.torch_cache import layout
 from inferno.catalog import ANY, Catalog, Offer, load_catalog
-from inferno.contracts import AttentionNeed, Checkpoint, CheckpointFormat
+from inferno.contracts import AttentionNeed, Checkpoint, CheckpointFormat, Device
 from inferno.errors import (
     CheckpointError,
     InfernoError,
@@ -104,7 +104,7 @@ def test_a_plan_names_everything_that_will_run(write: Write) -> None:
         "safetensors",
         "local",
     )
-    assert (plan.dtype, plan.device, plan.vocab_size, plan.max_model_len) == (
+    assert (plan.dtype, plan.device.kind, plan.vocab_size, plan.max_model_len) == (
         "bfloat16",
         "cpu",
         64,
@@ -453,7 +453,7 @@ def test_what_one_long_context_takes(
             head_dim=head_dim,
             scale=1.0,
             dtype="bfloat16",
-            device="cpu",
+            device=Device("cpu"),
             sliding_window=window,
         )
         uses.append(

@@ -95,6 +95,11 @@ class OptionError(InfernoError):
     status = 400
 
 
+class DeviceError(OptionError):
+    """A device that this machine does not have, or that is not the one of the plan. Lists those
+    that exist."""
+
+
 class RequestError(InfernoError):
     """An invalid request. `param` names the field at fault, and `code` may be more specific than
     the class's."""
@@ -161,6 +166,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         CheckpointError,
         OutOfMemoryError,
         OptionError,
+        DeviceError,
         RequestError,
         AuthenticationError,
         EngineDeadError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from pathlib import Path
 
@@ -19,7 +20,17 @@ UNITS = {
     "GI": 1024**3,
     "TI": 1024**4,
 }
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+CGROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+"""Folder of a cgroup, its limit, its use, and the use that is only cached files: versions 2 and
+1."""
 
 
 def format_bytes(nbytes: float) -> str:
@@ -52,46 +63,47 @@ def parse_memory(text: str, total: int) -> int:
     return nbytes
 
 
-def device_total(device: str) -> int:
-    """Return the memory of the device in bytes: on the CPU, what this process may use under its
-    cgroup limits."""
-    if device != "cpu":
-        return _gpu_total()
-    total = _host_total()
-    for file in CGROUP_LIMITS:
-        try:
-            total = min(total, int(Path(file).read_text()))
-        except (OSError, ValueError):  # no such cgroup, or "max"
+def memory(root: Path = Path("/")) -> tuple[int, int]:
+    """Return the bytes of memory that this process may use, and of them those that are free or hold
+    cached files, under its cgroup's limit. `root` is the folder with `proc` and `sys`."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = _field(root / "proc/meminfo", "MemAvailable:") * 1024 or total
+    for folder, limit, used, cached in CGROUPS:
+        if (most := _number(root / folder / limit)) is None:  # no such cgroup, or "max"
             continue
-    return total
+        held = _number(root / folder / used) or 0
+        total = min(total, most)
+        free = min(free, most - held + _field(root / folder / "memory.stat", cached))
+    return total, max(0, min(free, total))
 
 
-def has_gpu() -> bool:
-    from shutil import which
-
-    return which("nvidia-smi") is not None and bool(_nvidia_smi())
-
-
-def _gpu_total() -> int:
-    rows = _nvidia_smi()
-    if not rows:
-        raise OptionError("no CUDA device was found", "Start with --device cpu.")
-    return int(rows[0]) * UNITS["MI"]
-
-
-def _nvidia_smi() -> list[str]:
-    import subprocess  # on use: `inferno serve --help` imports this module, but looks for no GPU
-
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+def cpu_name(root: Path = Path("/")) -> str:
+    """Return the processor's model, or its architecture where the system does not say."""
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in run.stdout.splitlines() if line.strip().isdigit()]
+        with (root / "proc/cpuinfo").open(encoding="utf-8") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    return value.strip()
+    except OSError:
+        pass
+    return platform.machine()
 
 
-def _host_total() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _number(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _field(file: Path, name: str) -> int:
+    """Return the number after `name` in a file of such lines, or 0."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
 
 
 def usable_cores() -> int:

@@ -16,6 +16,7 @@ from inferno.contracts import (
     OPS,
     Attend,
     Checkpoint,
+    Device,
     Drafter,
     DraftParts,
     Model,
@@ -25,7 +26,7 @@ from inferno.contracts import (
     TensorInfo,
     lazy,
 )
-from inferno.errors import CheckpointError, PluginError, UnsupportedError
+from inferno.errors import CheckpointError, DeviceError, PluginError
 from inferno.nn import (
     Attention,
     Dense,
@@ -46,10 +47,7 @@ from inferno.plan import Opened, Plan, modules_of, unused_tensors
 def load_model(opened: Opened) -> nn.Module:
     """Return the plan's model: weights loaded, every layer bound to its kernels and backend."""
     plan = opened.plan
-    if plan.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UnsupportedError(
-            "the plan is for a CUDA device, but torch finds none", "Start with --device cpu."
-        )
+    check_device(plan.device)
     torch.set_num_threads(plan.threads)  # for steps, and for packing weights
     model = build(opened)
     fill(model, opened)
@@ -85,6 +83,26 @@ def load_drafter(opened: Opened, model: nn.Module, draft: nn.Module | None) -> D
         model=cast(Model, model), draft=cast(Model | None, draft), max_model_len=max_model_len
     )
     return proposer.build(parts)
+
+
+def check_device(device: Device) -> None:
+    """Raise DeviceError unless torch finds the device, and finds the same one under its number."""
+    if device.kind == "cpu":
+        return
+    if device.index >= torch.get_device_module(device.kind).device_count():
+        raise DeviceError(
+            f"the plan is for {device}, but torch {torch.__version__} finds no such device",
+            "Install a build of torch for it, or start with --device cpu.",
+        )
+    if device.kind == "cuda":
+        found = torch.cuda.get_device_properties(device.index)
+        # The driver and torch may name a part of a GPU differently.
+        same_name = found.name == device.name or "MIG" in f"{found.name} {device.name}"
+        if not same_name or (found.major, found.minor) != device.capability:
+            raise DeviceError(
+                f"the plan is for {device}, but torch finds a {found.name} under that number",
+                "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, so that all programs count alike.",
+            )
 
 
 def build(opened: Opened) -> nn.Module:
@@ -203,13 +221,14 @@ def fill(model: nn.Module, opened: Opened) -> None:
             assert not buffer.is_meta, (
                 f"{type(module).__name__}.{name} was built on meta: compute it on the CPU"
             )
-            setattr(module, name, buffer.to(plan.device))
+            setattr(module, name, buffer.to(plan.device.torch_name))
 
 
 def _fill_module(stored: Stored, opened: Opened) -> None:
     plan, module, path = opened.plan, stored.module, stored.path
     tensors = {
-        part: opened.checkpoint.read(_join(path, part)).to(plan.device) for part in stored.parts
+        part: opened.checkpoint.read(_join(path, part)).to(plan.device.torch_name)
+        for part in stored.parts
     }
     for part, _ in list(module.named_parameters(recurse=False)):
         dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)

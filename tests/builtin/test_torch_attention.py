@@ -3,16 +3,17 @@ from __future__ import annotations
 import pytest
 
 from inferno.catalog import load_catalog
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionNeed, Device
 from inferno.testing import AttentionBackendTests
 
 PLAIN = AttentionNeed(
-    num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, dtype="float32", device="cpu"
+    num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25, dtype="float32", device=Device("cpu")
 )
 
 
 class TestTorchAttention(AttentionBackendTests):
     backend = "torch"
+    runs_anywhere = True
     block_sizes = (1, 4, 16)
 
     def test_refuses_nothing_of_the_grid(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from inferno.catalog import load_catalog
-from inferno.contracts import EXPERT_OPS, GROUPED, LINEAR, OPS, KernelNeed, lazy
+from inferno.contracts import EXPERT_OPS, GROUPED, LINEAR, OPS, Device, KernelNeed, lazy
 from inferno.nn import ops
 
 
@@ -23,7 +23,7 @@ def test_a_provider_takes_the_arguments_that_torch_takes() -> None:
     for offer in load_catalog().of("inferno_kernels"):
         assert set(offer.item.ops) <= {LINEAR, GROUPED, *OPS, *EXPERT_OPS}
         for name in set(offer.item.ops) - {LINEAR, GROUPED}:
-            need = KernelNeed(op=name, dtype="float32", device="cpu")
+            need = KernelNeed(op=name, dtype="float32", device=Device("cpu"))
             if offer.item.refuses(need) is None:  # else it may not be compiled here
                 theirs = _arguments(lazy.resolved(offer.item.ops[name]))
                 assert theirs == _arguments(getattr(ops, name)), f"{offer.item.name}: {name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, Hint, Source
+from inferno.contracts import Architecture, Device, Hint, KernelNeed, Source
 
 
 @hookimpl  # error: type-var
@@ -32,4 +32,10 @@ def sources() -> list[Source]:
 
 
 architecture = Architecture(name="Bad", config="bad:config")  # error: call-arg
+device = Device("gpu")  # error: arg-type
+need = KernelNeed(op="linear", dtype="float32", device="cpu")  # error: arg-type
 hint = Hint(kind="weather", name="rain", distribution="inferno-rain")  # error: arg-type
+
+
+def refuses(need: KernelNeed) -> str | None:
+    return None if need.device == "cpu" else "it runs on CPUs"  # error: comparison-overlap

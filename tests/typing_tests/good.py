@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, Hint, KernelProvider, Source
+from inferno.contracts import Architecture, Hint, KernelNeed, KernelProvider, Source
 
 
 @hookimpl
@@ -23,4 +23,12 @@ def shelves() -> list[Source]:
 
 @hookimpl(specname="inferno_kernels")
 def kernels() -> list[KernelProvider]:
-    return []
+    return [KernelProvider(name="good", ops={"linear": "good:linear"}, refuses=refuses)]
+
+
+def refuses(need: KernelNeed) -> str | None:
+    if need.device.kind != "cuda":
+        return f"it runs on CUDA devices, not on {need.device}"
+    if need.dtype == "bfloat16" and (need.device.capability or (0, 0)) < (8, 0):
+        return f"{need.device} has no bfloat16 matrix products: they need sm_80"
+    return None

@@ -109,11 +109,12 @@ engine_options = together(
             type=click.Choice(list(_DTYPES)),
             help="Compute type. [default: the checkpoint's]",
         ),
-        _engine("--device", help="cpu or cuda. [default: cuda if available]"),
+        _engine("--device", help="cpu, cuda, cuda:N, mps or xpu. [default: cuda if available]"),
         _engine(
             "--memory",
             metavar="SIZE",
-            help="Memory to use in total, weights included: 8GiB, or 60% of the device's.",
+            help="Memory to use in total, weights included: 8GiB, or 60% of the device's. "
+            "[default: 70%, or 90% of what is free on a GPU]",
         ),
         _engine(
             "--gpu-memory-utilization",

@@ -11,6 +11,7 @@ import rich_click as click
 from inferno import __version__, host
 
 if TYPE_CHECKING:
+    from inferno.contracts import Device
     from inferno.plan import AttentionUse, Plan, SchemeUse
 
 Row = tuple[str, str, str]
@@ -27,7 +28,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
     rows = [
         (
             "model",
-            f"{plan.architecture}, {plan.dtype} on {plan.device}",
+            f"{plan.architecture}, {plan.dtype} on {plan.device.torch_name}",
             _origin(plan, "architecture"),
         ),
         *_scheme_rows(plan),
@@ -40,11 +41,17 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         *_speculation_rows(plan),
         ("cache", f"{plan.cache_policy}, {plan.kv_tokens} tokens", _origin(plan, "cache policy")),
         ("memory", items, ""),
+        *_measured_rows(plan),
         ("start", f"{total:.2f} s: {stages}", ""),
         *(("note", note, "") for note in plan.notes),
     ]
     click.echo(f"inferno {__version__} runs {click.style(plan.model_id, bold=True)}", err=True)
     click.echo(_table(rows), err=True)
+
+
+def _measured_rows(plan: Plan) -> Iterable[Row]:
+    if plan.measured is not None:
+        yield "measured", f"{host.format_bytes(plan.measured.used)}: {_measured(plan)}", ""
 
 
 def explained(plan: Plan) -> str:
@@ -77,7 +84,8 @@ def _decisions(plan: Plan) -> list[Row]:
             if plan.isq
             else []
         ),
-        ("compute", f"{plan.dtype} on {plan.device}", ""),
+        ("compute", f"{plan.dtype} on {plan.device.torch_name}", ""),
+        ("device", _device(plan.device), ""),
         *_kernel_rows(plan),
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         *_state_rows(plan),
@@ -86,6 +94,19 @@ def _decisions(plan: Plan) -> list[Row]:
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
     ]
+
+
+def _device(device: Device) -> str:
+    free, total = host.format_bytes(device.free), host.format_bytes(device.total)
+    parts = [device.name] if device.name else []
+    parts.append(f"{free} of {total} free")
+    if device.capability is not None:
+        parts.append("compute capability {}.{}".format(*device.capability))
+    if device.shared_memory is not None:
+        parts.append(f"{host.format_bytes(device.shared_memory)} of shared memory for a block")
+    if device.numa_node is not None:
+        parts.append(f"NUMA node {device.numa_node}")
+    return ", ".join(parts)
 
 
 def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
@@ -156,6 +177,9 @@ def _memory_rows(plan: Plan) -> list[Row]:
         (item.name, f"{host.format_bytes(item.nbytes):>10}  {item.why}", "") for item in plan.memory
     ]
     total = sum(item.nbytes for item in plan.memory)
+    if (measured := plan.measured) is not None:
+        rows.append(("measured", f"{host.format_bytes(measured.used):>10}  {_measured(plan)}", ""))
+        total += measured.used - plan.fixed_bytes
     at_once = plan.fitting(plan.max_model_len)
     fits = f"{at_once} of {plan.max_model_len} tokens at once"
     if at_once < plan.max_num_seqs:
@@ -166,6 +190,11 @@ def _memory_rows(plan: Plan) -> list[Row]:
         )
         fits += f", or {plan.max_num_seqs} of {each}"
     return [*rows, ("total", f"{host.format_bytes(total):>10}", ""), ("fits", fits, "")]
+
+
+def _measured(plan: Plan) -> str:
+    planned = host.format_bytes(plan.fixed_bytes)
+    return f"all but the KV cache, after a trial step; {planned} were planned"
 
 
 def _origin(plan: Plan, what: str, name: str | None = None) -> str:

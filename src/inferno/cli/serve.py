@@ -88,7 +88,6 @@ def command(
     opened = (
         reopen(lock.read(ref, values)) if locked else open_model(chosen(ref), plan_options(values))
     )
-    plan = opened.plan
     clock.lap("plan")
     from inferno.server import run_server
     from inferno.server.app import OPEN_PATHS
@@ -98,7 +97,7 @@ def command(
 
     def ready(url: str, llm: AsyncLLM) -> None:
         clock.lap("engine")
-        render.started(plan, clock.laps)
+        render.started(llm.plan, clock.laps)
         click.echo(
             f"Serving at {url}/v1. "
             f"Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}",

@@ -42,7 +42,7 @@ def opened(
         engine = Engine.load(opened)
         clock.lap("load")
     with LLM.of(engine, preprocessor) as llm:
-        render.started(opened.plan, clock.laps)
+        render.started(engine.plan, clock.laps)
         yield Run(llm, preprocessor)
 
 

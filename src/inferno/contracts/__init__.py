@@ -26,6 +26,7 @@ from inferno.contracts.checkpoints import (
     TensorInfo,
     TextAssets,
 )
+from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.formats import CheckpointFormat
 from inferno.contracts.hints import Hint
@@ -65,6 +66,8 @@ __all__ = [
     "CheckpointView",
     "DTYPE_BYTES",
     "DType",
+    "Device",
+    "DeviceKind",
     "Dialect",
     "DraftParts",
     "DraftRequest",

@@ -12,6 +12,7 @@ import attrs
 from attrs import field, frozen
 
 from inferno.contracts import lazy
+from inferno.contracts.device import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,13 +85,15 @@ class AttentionNeed(AttentionSpec):
     chose."""
 
     dtype: DType
-    device: str
+    device: Device
     cache_dtype: CacheDType = "auto"
     """Dtype of the stored keys and values: auto is `dtype`; the others store a scale with each
     head's vector."""
 
     @classmethod
-    def of(cls, spec: AttentionSpec, *, dtype: DType, device: str, cache_dtype: CacheDType) -> Self:
+    def of(
+        cls, spec: AttentionSpec, *, dtype: DType, device: Device, cache_dtype: CacheDType
+    ) -> Self:
         """Return the need of a layer with this spec."""
         fields = {a.name: getattr(spec, a.name) for a in attrs.fields(AttentionSpec)}
         return cls(**fields, dtype=dtype, device=device, cache_dtype=cache_dtype)

@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from inferno.contracts import lazy
 from inferno.contracts.attention import DType
+from inferno.contracts.device import Device
 
 LINEAR, GROUPED = "linear", "grouped"
 OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax")
@@ -26,8 +27,7 @@ class KernelNeed:
     """`linear`, `grouped`, or one of `OPS` and `EXPERT_OPS`."""
     dtype: DType
     """Dtype of the activations."""
-    device: str
-    """"cpu", "cuda"."""
+    device: Device
     layout: str = ""
     """For `linear` and `grouped`, how the matrix is stored: a dtype's name, or a scheme's name for
     a packed layout ("q4_k")."""

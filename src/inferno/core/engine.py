@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from inferno.core.drafts import DraftCost
@@ -73,19 +74,33 @@ class Engine:
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
 
     @classmethod
-    def load(cls, opened: Opened) -> Engine:
-        """Load the plan's model and allocate its cache. The caller closes `opened` afterwards.
-        Raises CheckpointError, PluginError, OutOfMemoryError."""
+    def load(cls, opened: Opened, free: Callable[[], int] | None = None) -> Engine:
+        """Load the plan's model, measure what it takes on a GPU, and allocate its cache: the
+        engine's `plan` is then the measured one. `free` reads the device's free memory, for tests.
+        The caller closes `opened` afterwards. Raises CheckpointError, DeviceError, PluginError,
+        OutOfMemoryError."""
+        from inferno.core.measure import free_memory, measure, memory_errors
         from inferno.core.runner import ModelRunner
         from inferno.loading import load_drafter, load_model, ops_of, record_of
 
-        plan = opened.plan
-        groups = CacheGroups.of_plan(plan, opened.parts.cache_policy.build(plan.num_blocks))
-        draft = load_model(opened.draft) if opened.draft is not None else None
-        model = load_model(opened)
-        drafter = load_drafter(opened, model, draft)
-        runner = ModelRunner(model, plan, ops_of(opened), record_of(opened), drafter)
-        return cls(plan, scheduler_of(plan, groups), runner)
+        plan, free = opened.plan, free or free_memory(opened.plan.device)
+        before = free() if free is not None else 0
+
+        def start(plan: Plan, *, trial: bool = False) -> Engine:
+            prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
+            record = None if trial else record_of(opened)
+            scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
+            return cls(plan, scheduler, ModelRunner(model, plan, ops, record, drafter))
+
+        with memory_errors(plan):
+            draft = load_model(opened.draft) if opened.draft is not None else None
+            model, ops = load_model(opened), ops_of(opened)
+            drafter = load_drafter(opened, model, draft)
+            if free is not None:
+                layers = drafter.layers if drafter is not None else None
+                models = [model] if layers is None else [model, layers]
+                plan = measure(plan, models, partial(start, trial=True), free, before)
+            return start(plan)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError and changes nothing if it is invalid."""

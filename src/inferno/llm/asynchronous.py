@@ -11,6 +11,8 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from attrs import evolve
+
 from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, EngineStats, Request
 from inferno.errors import RequestError
@@ -32,6 +34,8 @@ class _Client(Protocol):
     async def close(self) -> None: ...
     def submit(self, request: Request, news: asyncio.Event) -> _Tokens: ...
     def abort(self, request_id: str) -> None: ...
+    @property
+    def plan(self) -> Plan: ...
     @property
     def alive(self) -> bool: ...
     @property
@@ -60,17 +64,16 @@ class AsyncLLM:
         return self
 
     @classmethod
-    def of(cls, client: _Client, preprocessor: Preprocessor, plan: Plan) -> Self:
+    def of(cls, client: _Client, preprocessor: Preprocessor) -> Self:
         """An AsyncLLM around an existing client."""
         self = cls.__new__(cls)
-        self._client, self.plan, self._opened, self._live = client, plan, None, {}
+        self._client, self._opened, self._live = client, None, {}
         self._preprocessor = preprocessor
         return self
 
     def _begin(self, opened: Opened, chat_template: str | None) -> None:
         from inferno.process import EngineClient
 
-        self.plan = opened.plan
         self._client: _Client = EngineClient(opened.plan)
         self._opened: Opened | None = opened
         self._chat_template = chat_template
@@ -95,6 +98,7 @@ class AsyncLLM:
             await self._client.close()
             raise
         await engine
+        self._preprocessor = evolve(self._preprocessor, max_model_len=self.plan.max_model_len)
 
     async def close(self) -> None:
         """Stop the engine process."""
@@ -116,6 +120,11 @@ class AsyncLLM:
     def preprocessor(self) -> Preprocessor:
         """The model's text side: tokenizer, chat template, limits, default parameters."""
         return self._preprocessor
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the engine runs; once it is started, with what it measured."""
+        return self._client.plan
 
     @property
     def model_id(self) -> str:

@@ -6,12 +6,16 @@ is one code path.
 """
 
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
+from inferno.plan.devices import Machine, find_device
+from inferno.plan.measured import trial_lengths, trial_plan, with_measured
+from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
     AttentionUse,
     Chosen,
     KernelUse,
+    Measured,
     MemoryItem,
     Plan,
     SchemeUse,
@@ -25,7 +29,10 @@ __all__ = [
     "AttentionUse",
     "CacheGroupPlan",
     "Chosen",
+    "Gpu",
     "KernelUse",
+    "Machine",
+    "Measured",
     "MemoryItem",
     "Opened",
     "Options",
@@ -33,12 +40,16 @@ __all__ = [
     "Plan",
     "SchemeUse",
     "StateUse",
+    "find_device",
     "modules_of",
     "open_model",
     "plan_from_json",
     "plan_to_json",
     "reopen",
     "resolve",
+    "trial_lengths",
+    "trial_plan",
     "unused_tensors",
+    "with_measured",
     "with_num_blocks",
 ]

@@ -12,6 +12,7 @@ from inferno.contracts import (
     LINEAR,
     OPS,
     AttentionNeed,
+    Device,
     DType,
     KernelNeed,
     ModelConfig,
@@ -57,7 +58,7 @@ def choose_attention(
 
 
 def choose_kernels(
-    catalog: Catalog, layouts: Collection[str], model: ModelConfig, dtype: DType, device: str
+    catalog: Catalog, layouts: Collection[str], model: ModelConfig, dtype: DType, device: Device
 ) -> Decided[tuple[KernelUse, ...]]:
     """Choose the provider of matrix products for each weight layout, and of the other ops. Torch
     computes ops without a provider."""
@@ -77,8 +78,8 @@ def choose_kernels(
         if o is not None
     )
     notes = []
-    if device == "cpu" and not any(use.op == LINEAR for use in uses):
-        hint = catalog.hint("kernels", device)
+    if device.kind == "cpu" and not any(use.op == LINEAR for use in uses):
+        hint = catalog.hint("kernels", device.kind)
         notes.append(f"no native kernels: torch multiplies the matrices, slowly. {hint}".rstrip())
     return Decided(
         uses,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from inferno import host
-from inferno.contracts import DTYPE_BYTES, Checkpoint, ModelConfig
+from inferno.contracts import DTYPE_BYTES, Checkpoint, Device, ModelConfig
 from inferno.errors import OptionError, OutOfMemoryError
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 from inferno.plan.cache_size import CacheSizes, describe
@@ -16,26 +16,40 @@ from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, MemoryItem
 from inferno.plan.schemes import Matrices
 
-DEFAULT_MEMORY = "70%"
+CPU_PERCENT, GPU_PERCENT = 70, 90
+"""The default limit: of a CPU's total memory, which others use as well, or of what is free on
+another device."""
 RUNTIME_BYTES = 448 * host.UNITS["MI"]
 """Resident memory besides weights and cache: measured at 265 MiB after a tiny model's first
 responses (torch 2.13, Linux x86-64); the rest is for thread stacks and the scratch of large
 steps."""
 
 
-def memory_limit(options: Options, device: str) -> int:
+def memory_limit(options: Options, device: Device) -> int:
     """Return the bytes that the engine may use. Raises OptionError, OutOfMemoryError."""
-    total = host.device_total(device)
-    if options.gpu_memory_utilization is None:
-        return host.parse_memory(options.memory or DEFAULT_MEMORY, total)
-    if device == "cpu":
-        raise OptionError("gpu_memory_utilization does not apply to CPUs", "Use --memory instead.")
-    if not 0 < options.gpu_memory_utilization <= 1:
-        raise OptionError(
-            f"gpu_memory_utilization is {options.gpu_memory_utilization}",
-            "It must be greater than 0 and at most 1.",
+    if (share := options.gpu_memory_utilization) is not None:
+        if device.kind == "cpu":
+            raise OptionError(
+                "gpu_memory_utilization does not apply to CPUs", "Use --memory instead."
+            )
+        if not 0 < share <= 1:
+            raise OptionError(
+                f"gpu_memory_utilization is {share}", "It must be greater than 0 and at most 1."
+            )
+        limit = int(device.total * share)
+    elif options.memory is not None:
+        limit = host.parse_memory(options.memory, device.total)
+    elif device.kind == "cpu":
+        return device.total * CPU_PERCENT // 100
+    else:
+        return device.free * GPU_PERCENT // 100
+    if device.kind != "cpu" and limit > device.free:
+        raise OutOfMemoryError(
+            f"{host.format_bytes(limit)} were asked for, but {host.format_bytes(device.free)} of "
+            f"{host.format_bytes(device.total)} are free on {device}",
+            "Lower --memory or --gpu-memory-utilization, or stop what else uses the device.",
         )
-    return int(total * options.gpu_memory_utilization)
+    return limit
 
 
 def fixed_memory(
@@ -104,7 +118,7 @@ def size_cache(
             f"{host.format_bytes(fixed)} for weights and workspace leave "
             f"{host.format_bytes(sizes.room)} of {host.format_bytes(limit)}; the states of "
             f"{options.max_num_seqs} sequences take {host.format_bytes(sizes.state_bytes())}",
-            f"Lower --max-num-seqs, or raise --memory (it is {options.memory or DEFAULT_MEMORY}).",
+            "Lower --max-num-seqs, or raise --memory.",
         )
     groups = sizes.choose(wanted)
     tokens = groups[0].num_blocks * block_size
@@ -113,8 +127,7 @@ def size_cache(
             f"{host.format_bytes(fixed)} for weights and workspace leave room for {tokens} tokens "
             f"of {host.format_bytes(sizes.per_token())} in {host.format_bytes(limit)}; "
             f"{wanted} are needed",
-            f"Raise --memory (it is {options.memory or DEFAULT_MEMORY}), or lower --max-model-len, "
-            "--max-num-seqs or --max-num-batched-tokens.",
+            "Raise --memory, or lower --max-model-len, --max-num-seqs or --max-num-batched-tokens.",
         )
     notes = (f"context lowered from {wanted} to {tokens} tokens to fit into memory",)
     memory = MemoryItem("KV cache", sum(group.nbytes for group in groups), describe(groups))

@@ -24,6 +24,7 @@ from inferno.contracts import (
     TextAssets,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
+from inferno.plan.devices import Machine, agree_on_device
 from inferno.plan.plan import Plan
 
 
@@ -102,11 +103,12 @@ class Opened:
         self.close()
 
 
-def reopen(plan: Plan, catalog: Catalog | None = None) -> Opened:
+def reopen(plan: Plan, catalog: Catalog | None = None, machine: Machine | None = None) -> Opened:
     """Open a plan made by another process or read from a file. Raises PluginError if the installed
-    packages differ from those it was made with."""
+    packages differ from those it was made with, DeviceError if its device is not here."""
     catalog = catalog or load_catalog(disable=plan.disable, only=plan.only)
     agree(plan, catalog)
+    agree_on_device(plan.device, machine)
     parts = Parts.of(plan, catalog)
     checkpoint = adapted(catalog.open(Path(plan.path))[1], parts.architecture)
     try:

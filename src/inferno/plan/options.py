@@ -22,13 +22,15 @@ class Options:
     dtype: str = "auto"
     """Compute dtype, and the cache's by default; auto takes the checkpoint's."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, mps or xpu. A number is CUDA's: among the devices that
+    `CUDA_VISIBLE_DEVICES` shows. auto: the first CUDA device, else the CPU."""
     max_model_len: int | None = None
     """Longest context in tokens, output included; None: the model's, or what fits."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     memory: str | None = None
     """Memory limit for weights, cache and workspace together: `8GiB`, or `60%` of the device's
-    total."""
+    total. None: 70% of a CPU's total, or 90% of what is free on another device."""
     gpu_memory_utilization: float | None = None
     """The same limit as a fraction of a GPU's total, as in vLLM."""
     block_size: int | None = None

@@ -11,7 +11,7 @@ from attrs import frozen
 from cattrs.preconf.msgspec import make_converter
 
 from inferno.catalog import Refusal
-from inferno.contracts import AttentionNeed, CacheTensor
+from inferno.contracts import AttentionNeed, CacheTensor, Device
 from inferno.errors import OptionError
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 
@@ -91,6 +91,16 @@ class MemoryItem:
 
 
 @frozen(kw_only=True)
+class Measured:
+    """What loading measured on the device, in bytes."""
+
+    free: int
+    """Free before anything was loaded."""
+    used: int
+    """Taken by the weights and a step of the most tokens, the cache excepted."""
+
+
+@frozen(kw_only=True)
 class Plan:
     """Everything decided before the first token."""
 
@@ -115,7 +125,7 @@ class Plan:
     speculation: Speculation | None = None
     cache_policy: str
     dtype: str
-    device: str
+    device: Device
     threads: int
     seed: int | None
     vocab_size: int
@@ -127,6 +137,9 @@ class Plan:
     """Layers by what they cache. The first is the full group."""
     memory_limit: int
     memory: tuple[MemoryItem, ...]
+    """What is planned for each purpose; the last is the cache."""
+    measured: Measured | None = None
+    """In the plan of a loaded engine, if its device can be measured: the cache is sized by it."""
     chosen: tuple[Chosen, ...]
     """Everything that was chosen, and its distribution."""
     considered: tuple[Refusal, ...]
@@ -145,6 +158,11 @@ class Plan:
         """Number of blocks in the full group, those that sequences and the prefix cache refer
         to."""
         return self.groups[0].num_blocks
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes that are planned for all but the cache."""
+        return sum(item.nbytes for item in self.memory[:-1])
 
     @property
     def kv_tokens(self) -> int:

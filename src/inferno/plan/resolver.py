@@ -19,10 +19,10 @@ from inferno.contracts import (
     DType,
     FetchOptions,
 )
-from inferno.errors import OptionError
 from inferno.plan.backends import choose_attention, choose_kernels
 from inferno.plan.cache_groups import state_uses
 from inferno.plan.decided import Decided, chosen_of, refusals_of
+from inferno.plan.devices import Machine, find_device
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
 from inferno.plan.opened import Opened, Parts, adapted, model_config
 from inferno.plan.options import Options
@@ -35,14 +35,25 @@ SHARED_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which a step uses more than one thread."""
 
 
-def resolve(ref: str, options: Options | None = None, catalog: Catalog | None = None) -> Plan:
+def resolve(
+    ref: str,
+    options: Options | None = None,
+    catalog: Catalog | None = None,
+    machine: Machine | None = None,
+) -> Plan:
     """Decide everything, keep nothing open. Raises an InfernoError naming every refusal."""
-    with open_model(ref, options, catalog) as opened:
+    with open_model(ref, options, catalog, machine) as opened:
         return opened.plan
 
 
-def open_model(ref: str, options: Options | None = None, catalog: Catalog | None = None) -> Opened:
+def open_model(
+    ref: str,
+    options: Options | None = None,
+    catalog: Catalog | None = None,
+    machine: Machine | None = None,
+) -> Opened:
     """Decide everything, and keep open what loading needs. Fetches the model if its source must.
+    `catalog` and `machine` are the installed plugins and this machine, unless given.
     Raises an InfernoError naming every refusal."""
     options = options or Options()
     catalog = catalog or load_catalog(disable=options.disable, only=options.only)
@@ -54,7 +65,7 @@ def open_model(ref: str, options: Options | None = None, catalog: Catalog | None
     format, checkpoint = catalog.open(path)
     try:
         origin = (Decided.by("source", source), Decided.by("format", format))
-        return _decide(ref, path, options, catalog, checkpoint, origin)
+        return _decide(ref, path, options, catalog, checkpoint, origin, machine)
     except BaseException:
         checkpoint.close()
         raise
@@ -67,13 +78,14 @@ def _decide(
     catalog: Catalog,
     stored: Checkpoint,
     origin: tuple[Decided[Any], Decided[Any]],
+    machine: Machine | None,
 ) -> Opened:
     source, format = origin
     name = architecture_name(stored.config)
     architecture = Decided.by("architecture", catalog.architecture(name))
     checkpoint = adapted(stored, architecture.value)
     model = model_config(architecture.value, checkpoint)
-    device, dtype = _device(options.device), _dtype(options.dtype, checkpoint)
+    device, dtype = find_device(options.device, machine), _dtype(options.dtype, checkpoint)
     schemes = choose_schemes(catalog, checkpoint, model, dtype)
     isq = choose_isq(catalog, options.isq) if options.isq is not None else None
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
@@ -160,14 +172,6 @@ def _architecture_notes(catalog: Catalog, offered: Architecture, wanted: str) ->
     if offered.name == ANY and (hint := catalog.hint("architecture", wanted)):
         notes.append(f"a plugin made for {wanted} is not installed: {hint}")
     return notes
-
-
-def _device(asked: str) -> str:
-    if asked == "auto":
-        return "cuda" if host.has_gpu() else "cpu"
-    if asked.partition(":")[0] not in ("cpu", "cuda"):
-        raise OptionError(f"device {asked!r} is not known", "Known: auto, cpu, cuda.")
-    return asked
 
 
 def _dtype(asked: str, checkpoint: Checkpoint) -> DType:

@@ -64,13 +64,17 @@ class EngineClient:
     process ends, pending requests fail and another is started."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
         self.stats = EngineStats()
         self._engine = Supervisor(plan, self._take, self._fail_all)
         self._streams: dict[str, TokenStream] = {}
         self._aborting: Counter[str] = Counter()
         """Ids whose tokens belong to an aborted request until the engine confirms the abort: the id
         may already be in use again."""
+
+    @property
+    def plan(self) -> Plan:
+        """Once the engine is ready, the plan that it runs, with what it measured."""
+        return self._engine.plan
 
     @property
     def alive(self) -> bool:

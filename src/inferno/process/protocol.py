@@ -1,7 +1,7 @@
 """The messages between the engine process and its client: a kind and one msgpack body, over a local
 socket.
 
-engine -> client   ready (first), tokens [EngineOutput], stats EngineStats,
+engine -> client   ready Plan (first), tokens [EngineOutput], stats EngineStats,
                    failed Failure (then it ends)
 client -> engine   add Request, abort id, stop
 """
@@ -16,6 +16,7 @@ from attrs import frozen
 
 from inferno.core.types import EngineOutput, EngineStats, Request
 from inferno.errors import ERRORS, InfernoError
+from inferno.plan import Plan, plan_from_json, plan_to_json
 
 ADD, ABORT, STOP = b"add", b"abort", b"stop"
 READY, TOKENS, STATS, FAILED = b"ready", b"tokens", b"stats", b"failed"
@@ -50,3 +51,11 @@ decode_tokens: Any = msgspec.msgpack.Decoder(list[EngineOutput]).decode
 decode_stats: Any = msgspec.msgpack.Decoder(EngineStats).decode
 decode_failure: Any = msgspec.msgpack.Decoder(Failure).decode
 decode_text: Any = msgspec.msgpack.Decoder(str).decode
+
+
+def encode_plan(plan: Plan) -> bytes:
+    return encode(plan_to_json(plan))
+
+
+def decode_plan(body: bytes) -> Plan:
+    return plan_from_json(decode_text(body))

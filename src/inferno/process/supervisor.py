@@ -42,7 +42,7 @@ class Supervisor:
     ) -> None:
         self.alive = False
         """Whether the process is ready for requests."""
-        self._plan, self._on_message, self._on_end = plan, on_message, on_end
+        self.plan, self._on_message, self._on_end = plan, on_message, on_end
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: asyncio.subprocess.Process | None = None
         self._connection: Connection | None = None
@@ -97,7 +97,7 @@ class Supervisor:
         self._process = None
         try:
             # A file, because this process may be too busy to send it.
-            plan.write_text(plan_to_json(self._plan), encoding="utf-8")
+            plan.write_text(plan_to_json(self.plan), encoding="utf-8")
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -173,6 +173,7 @@ class Supervisor:
 
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == protocol.READY and self._ready is not None and not self._ready.done():
+            self.plan = protocol.decode_plan(body)
             self._ready.set_result(None)
         elif kind == protocol.FAILED:
             failure: protocol.Failure = protocol.decode_failure(body)

@@ -42,7 +42,7 @@ class Worker:
             self._engine = Engine.load(opened)
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
-        self._send(protocol.READY, protocol.encode(None))
+        self._send(protocol.READY, protocol.encode_plan(self._engine.plan))
         while self._serve():
             pass
 

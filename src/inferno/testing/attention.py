@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from inferno.catalog import Catalog, Offer
-from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed
+from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed, Device
 from inferno.core.kvcache import KVCache
 from inferno.errors import UnsupportedError
 from inferno.nn.batch import Batch
+from inferno.plan import find_device
+from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
 
@@ -49,7 +51,8 @@ _SENTENCE_WORDS = 3
 
 class AttentionBackendTests(Installed):
     """Set `backend` to its registered name. For another device than the CPU, set `device`; for
-    other dtypes or block sizes, `dtypes` and `block_sizes`.
+    other dtypes or block sizes, `dtypes` and `block_sizes`. Set `runs_anywhere` if it is written in
+    torch and runs on any device that torch has.
 
     A need of the grid may be refused, with a sentence; plain attention over the first of `dtypes`
     may not.
@@ -57,6 +60,8 @@ class AttentionBackendTests(Installed):
 
     backend: ClassVar[str]
     device: ClassVar[str] = "cpu"
+    """As in `--device`."""
+    runs_anywhere: ClassVar[bool] = False
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     block_sizes: ClassVar[Sequence[int]] = (4, 16)
     tolerance: ClassVar[dict[str, float]] = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
@@ -66,8 +71,13 @@ class AttentionBackendTests(Installed):
     def item(cls, catalog: Catalog) -> AttentionBackend:
         return catalog.named(AttentionBackend, cls.backend).item
 
+    def asked_device(self) -> Device:
+        """The device that `device` names on this machine."""
+        return find_device(self.device)
+
     def grid(self) -> Iterator[AttentionNeed]:
         """The needs to test: override for more."""
+        device = self.asked_device()
         for dtype, (heads, kv_heads, dim), window, cap in itertools.product(
             self.dtypes, HEADS, WINDOWS, CAPS
         ):
@@ -77,12 +87,12 @@ class AttentionBackendTests(Installed):
                 head_dim=dim,
                 scale=dim**-0.5,
                 dtype=dtype,  # type: ignore[arg-type]
-                device=self.device,
+                device=device,
                 sliding_window=window,
                 soft_cap=cap,
             )
         for special in SPECIAL:
-            yield AttentionNeed(scale=0.2, dtype=self.dtypes[0], device=self.device, **special)  # type: ignore[arg-type]
+            yield AttentionNeed(scale=0.2, dtype=self.dtypes[0], device=device, **special)  # type: ignore[arg-type]
 
     def test_plain_attention_is_not_refused(self, catalog: Catalog) -> None:
         need = next(self.grid())
@@ -118,12 +128,24 @@ class AttentionBackendTests(Installed):
             head_dim=7,
             scale=1.0,
             dtype="float32",
-            device=self.device,
+            device=self.asked_device(),
         )
         reasons = [self._refusal(catalog, need) for need in (*self.grid(), odd)]
         assert reasons[-1] is not None, "5 query heads cannot share 3 key/value heads"
         for reason in filter(None, reasons):
             assert len(reason.split()) >= _SENTENCE_WORDS, f"{reason!r} is too short to help a user"
+
+    def test_a_device_it_does_not_know_is_refused_with_a_sentence(
+        self, item: AttentionBackend
+    ) -> None:
+        """Only the kind of a device is always known: its capability may be None."""
+        plain = next(self.grid())
+        for device in STRANGE:
+            reason = item.refuses(attrs.evolve(plain, device=device))
+            assert reason is None or len(reason.split()) >= _SENTENCE_WORDS, f"{device}: {reason}"
+            assert device is not UNKNOWN or self.runs_anywhere or reason is not None, (
+                f"it takes a device of a kind it cannot know, {device.kind!r}"
+            )
 
     def test_features_it_does_not_list_are_refused_for_it(
         self, catalog: Catalog, item: AttentionBackend
@@ -147,9 +169,9 @@ class AttentionBackendTests(Installed):
                 assert tensor.dtype in DTYPE_BYTES and all(size > 0 for size in tensor.shape)
         code = (
             "import sys; from inferno.catalog import load_catalog\n"
-            "from inferno.contracts import AttentionBackend, AttentionNeed\n"
+            "from inferno.contracts import AttentionBackend, AttentionNeed, Device\n"
             "need = AttentionNeed(num_heads=2, num_kv_heads=1, head_dim=64, scale=1.0,"
-            " dtype='float32', device='cpu')\n"
+            " dtype='float32', device=Device('cpu'))\n"
             "item = load_catalog().named(AttentionBackend, sys.argv[1]).item\n"
             "item.refuses(need); item.cache(need, 16)\n"
             "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
@@ -170,7 +192,7 @@ def _run(
     item: AttentionBackend, need: AttentionNeed, block_size: int, steps: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Each step's output, of the backend and of naive attention."""
-    dtype = getattr(torch, need.dtype)
+    dtype, device = getattr(torch, need.dtype), need.device.torch_name
     generator = torch.Generator().manual_seed(0)
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
     # Drawn for the longest, so that leaving sequences out does not change the others' values.
@@ -185,11 +207,11 @@ def _run(
     if need.latent_dim is not None:
         qkv = [[q, k, k[..., : need.latent_dim]] for q, k, _ in qkv]
     sinks_H = torch.randn(need.num_heads, generator=generator).to(dtype) if need.sinks else None
-    sinks = () if sinks_H is None else (sinks_H.to(need.device),)
+    sinks = () if sinks_H is None else (sinks_H.to(device),)
     assert max(totals) <= 64, "64 tokens are drawn"
     tables = _tables(len(totals), 64 // block_size + 1)
     cache = KVCache.allocate(
-        [item.cache(need, block_size)], 1 + max(map(max, tables)), need.device
+        [item.cache(need, block_size)], 1 + max(map(max, tables)), device
     ).layers[0]
     for tensor in cache.values():
         if tensor.is_floating_point():
@@ -199,15 +221,13 @@ def _run(
     for counts in steps:
         active = [i for i, count in enumerate(counts) if count]
         spans = [(done[i], done[i] + counts[i]) for i in active]
-        batch = _batch(active, spans, tables, block_size, need.device)
+        batch = _batch(active, spans, tables, block_size, device)
         q, k, v = (
             torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)])
             for j in range(3)
         )
         with torch.inference_mode():
-            ours = attend(
-                q.to(need.device), k.to(need.device), v.to(need.device), cache, batch, *sinks
-            )
+            ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *sinks)
         theirs = [
             _naive(qkv[i], a, b, need, sinks_H) for i, (a, b) in zip(active, spans, strict=True)
         ]

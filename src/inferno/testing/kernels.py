@@ -22,12 +22,15 @@ from inferno.contracts import (
     GROUPED,
     LINEAR,
     OPS,
+    Device,
     DType,
     KernelNeed,
     KernelProvider,
     lazy,
 )
 from inferno.nn import Dense, Weight, ops
+from inferno.plan import find_device
+from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.installed import Installed
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
@@ -41,6 +44,7 @@ class KernelProviderTests(Installed):
 
     provider: ClassVar[str]
     device: ClassVar[str] = "cpu"
+    """As in `--device`."""
     linear_tolerance: ClassVar[float] = 1.0
     """Tolerance of packed layouts, in units of bfloat16's TOLERANCE, for rounded activations."""
 
@@ -56,11 +60,14 @@ class KernelProviderTests(Installed):
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
         assert set(item.ops) <= {LINEAR, GROUPED, *OPS, *EXPERT_OPS}
         for op in (LINEAR, GROUPED, *OPS, *EXPERT_OPS):
-            for device in ("cpu", "cuda", "somewhere"):
+            for device in (Device("cpu"), *STRANGE):
                 reason = item.refuses(
                     KernelNeed(op=op, dtype="float32", device=device, layout="unheard_of")
                 )
                 assert reason is None or len(reason.split()) > 2
+                assert device is not UNKNOWN or reason is not None, (
+                    f"it takes a device of a kind it cannot know, {device.kind!r}"
+                )
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("rows, width", [(1, 16), (3, 64), (17, 96), (1, 1000), (40, 33)])
@@ -263,7 +270,9 @@ class KernelProviderTests(Installed):
 
     def _refused(self, item: KernelProvider, op: str, dtype: DType, layout: str = "") -> bool:
         return (
-            item.refuses(KernelNeed(op=op, dtype=dtype, device=self.device, layout=layout))
+            item.refuses(
+                KernelNeed(op=op, dtype=dtype, device=find_device(self.device), layout=layout)
+            )
             is not None
         )
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from inferno.builtin import torch_attention, torch_cache
-from inferno.contracts import Attend, AttentionNeed
+from inferno.contracts import Attend, AttentionNeed, Device
 from inferno.core.kvcache import KVCache
 from inferno.nn.batch import Batch
 from inferno_cpu import _native, attend, attention
@@ -52,7 +52,7 @@ def main() -> None:
             head_dim=args.head_dim,
             scale=args.head_dim**-0.5,
             dtype=args.dtype,
-            device="cpu",
+            device=Device("cpu"),
             cache_dtype=cache_dtype,
         )
         torch_too = cache_dtype == "auto" and not args.no_torch

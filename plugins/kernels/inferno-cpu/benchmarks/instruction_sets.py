@@ -21,7 +21,7 @@ import torch
 from attention import run as attention_step
 from packed import random_matrix
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionNeed, Device
 from inferno.nn import Dense
 from inferno_cpu import _native, attend, attention
 from inferno_cpu.dense import Panels
@@ -66,7 +66,7 @@ def attentions() -> Iterator[tuple[str, Step]]:
         head_dim=128,
         scale=128**-0.5,
         dtype="bfloat16",
-        device="cpu",
+        device=Device("cpu"),
     )
     build = attend.build(need)
     layers = BEYOND_CACHES // (PROMPT * need.num_kv_heads * need.head_dim * 4)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionNeed, Device
 from inferno.nn.batch import Batch
 from inferno.testing import KVCache
 from inferno_cpu import _native
@@ -38,7 +38,7 @@ def need(
     heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: str = "float32", **more: Any
 ) -> AttentionNeed:
     sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
-    return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **{"device": "cpu", **more})  # type: ignore[arg-type]
+    return AttentionNeed(**sizes, scale=dim**-0.5, dtype=dtype, **{"device": Device("cpu"), **more})  # type: ignore[arg-type]
 
 
 class Sequences:
@@ -245,7 +245,7 @@ def test_refusals() -> None:
         need(dim=40),
         need(dim=272),
         need(cache_dtype="int3"),
-        need(device="cuda"),
+        need(device=Device("cuda")),
     )
     for asked in odd:
         reason = refuses(asked)

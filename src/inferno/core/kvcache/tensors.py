@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from inferno.contracts import CacheTensor
     from inferno.core.types import Move, StateCopy
+    from inferno.nn import Attention, State
     from inferno.plan import Plan
 
 
@@ -38,7 +39,7 @@ class KVCache:
         return cls.allocate(
             [held[i] for i in ids],
             [units[i] for i in ids],
-            plan.device,
+            plan.device.torch_name,
             tuple(layer for use in plan.states for layer in use.layers),
             tuple(group.layers for group in plan.groups),
         )
@@ -66,11 +67,14 @@ class KVCache:
 
     def bind(self, model: nn.Module) -> None:
         """Give every attention and state layer its tensors."""
-        from inferno.nn import Attention, State
+        for module in _layers_of(model):
+            module.cache = self.layers[module.layer_id]
 
-        for module in model.modules():
-            if isinstance(module, Attention | State):
-                module.cache = self.layers[module.layer_id]
+    @staticmethod
+    def unbind(model: nn.Module) -> None:
+        """Take the tensors from every layer, so that their memory is free."""
+        for module in _layers_of(model):
+            module.cache = {}
 
     def copy_blocks(self, moves: Sequence[Move]) -> None:
         """Copy whole blocks in every layer of their groups. No target is a source."""
@@ -94,6 +98,12 @@ class KVCache:
                 if copied:
                     held = tensor[torch.tensor(sources, device=tensor.device)]
                     tensor[torch.tensor(targets, device=tensor.device)] = held
+
+
+def _layers_of(model: nn.Module) -> Iterator[Attention | State]:
+    from inferno.nn import Attention, State
+
+    return (m for m in model.modules() if isinstance(m, Attention | State))
 
 
 def _zeros(count: int, tensor: CacheTensor, device: str) -> Tensor:

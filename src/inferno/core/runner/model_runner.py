@@ -66,7 +66,8 @@ class ModelRunner:
         record: Record | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        self._model, self._device, self._drafter = model, torch.device(plan.device), drafter
+        self._model, self._drafter = model, drafter
+        self._device = torch.device(plan.device.torch_name)
         self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
         if drafter is not None and drafter.layers is not None:

@@ -19,7 +19,7 @@ _NOT_COMPILED = "its native module was not compiled: installing it needs a C++ c
 
 
 def refuses(need: KernelNeed) -> str | None:
-    if need.device != "cpu":
+    if need.device.kind != "cpu":
         return "it computes on the CPU only"
     if find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
@@ -32,7 +32,7 @@ def refuses(need: KernelNeed) -> str | None:
 
 
 def refuses_attention(need: AttentionNeed) -> str | None:
-    if need.device == "cpu" and find_spec("inferno_cpu._native") is None:
+    if need.device.kind == "cpu" and find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
     return attention.refuses(need)
 

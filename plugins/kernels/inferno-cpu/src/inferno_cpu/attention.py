@@ -26,7 +26,7 @@ scale for each token and head."""
 
 
 def refuses(need: AttentionNeed) -> str | None:
-    if need.device != "cpu":
+    if need.device.kind != "cpu":
         return f"it runs on the CPU, not on {need.device}"
     if need.num_heads % need.num_kv_heads:
         return (

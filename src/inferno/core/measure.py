@@ -1,0 +1,96 @@
+"""Measures what a model takes on its device, and sizes the cache by that.
+
+The allocator of a GPU keeps what it once took. So what is missing from the free memory after a step
+of the most tokens is what the model needs at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from inferno.contracts import Device
+from inferno.core.kvcache import KVCache
+from inferno.core.sampling_params import SamplingParams
+from inferno.core.types import EngineOutput, Request
+from inferno.errors import OutOfMemoryError
+from inferno.plan import Measured, Plan, find_device, trial_lengths, trial_plan, with_measured
+
+FreeMemory = Callable[[], int]
+"""Returns the bytes that are free on a device now."""
+
+_PARAMS = SamplingParams(
+    max_tokens=1,
+    top_p=0.9,
+    presence_penalty=0.5,
+    repetition_penalty=1.1,
+    logprobs=1,
+    prompt_logprobs=1,
+    seed=0,
+)
+"""Everything that takes memory in a step."""
+
+
+class Trial(Protocol):
+    """An engine, as measuring uses it."""
+
+    def submit(self, request: Request) -> None: ...
+    def step(self) -> list[EngineOutput]: ...
+    @property
+    def busy(self) -> bool: ...
+
+
+def free_memory(device: Device) -> FreeMemory | None:
+    """Return what reads the device's free memory. None: nothing is measured. On a CPU the operating
+    system pages and other programs come and go, and the other kinds have not been tried."""
+    return (lambda: find_device(device.torch_name).free) if device.kind == "cuda" else None
+
+
+def measure(
+    plan: Plan,
+    models: Sequence[nn.Module],
+    start: Callable[[Plan], Trial],
+    free: FreeMemory,
+    before: int,
+) -> Plan:
+    """Run a step of the most tokens that the plan admits, and return the plan with the cache that
+    fits. `start` makes an engine of a plan with a small cache, to which it binds the layers of
+    `models`; `before` is what was free before they were loaded. Raises OutOfMemoryError."""
+    _empty_cache(plan.device)  # what only loading needed
+    trial = trial_plan(plan)
+    _run(start(trial), trial_lengths(plan))
+    used = before - free() - trial.kv_bytes
+    for model in models:
+        KVCache.unbind(model)
+    _empty_cache(plan.device)
+    return with_measured(plan, Measured(free=before, used=max(0, used)))
+
+
+def _run(engine: Trial, lengths: list[int]) -> None:
+    for i, length in enumerate(lengths):
+        engine.submit(Request(id=str(i), token_ids=(0,) * length, params=_PARAMS))
+    while engine.busy:
+        engine.step()
+
+
+@contextmanager
+def memory_errors(plan: Plan) -> Iterator[None]:
+    """Context in which torch's error for lack of memory becomes OutOfMemoryError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"{plan.device} has too little free memory: {'. '.join(str(error).split('. ')[:2])}",
+            "Lower --max-num-batched-tokens or --max-num-seqs, choose a smaller or a quantized "
+            "model, or stop what else uses the device.",
+        ) from error
+
+
+def _empty_cache(device: Device) -> None:
+    """Give the allocator's unused memory back."""
+    if device.kind != "cpu":
+        torch.get_device_module(device.kind).empty_cache()

@@ -1,0 +1,70 @@
+"""Sizes the cache again, once loading has measured what everything else takes."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from inferno import host
+from inferno.errors import OutOfMemoryError
+from inferno.plan.cache_groups import CacheGroupPlan
+from inferno.plan.cache_size import CacheSizes, describe
+from inferno.plan.plan import Measured, MemoryItem, Plan
+
+
+def trial_lengths(plan: Plan) -> list[int]:
+    """Return the prompts' lengths of a step of the most tokens and the most sequences: as long as
+    they may be, then short ones."""
+    lengths: list[int] = []
+    budget, longest = plan.max_num_batched_tokens, plan.max_model_len - 1  # one is for the output
+    for others in reversed(range(plan.max_num_seqs)):
+        lengths.append(min(longest, budget - others))
+        budget -= lengths[-1]
+    return [length for length in lengths if length > 0]
+
+
+def trial_plan(plan: Plan) -> Plan:
+    """Return the plan with a cache for `trial_lengths` only, or the planned one if it is smaller.
+    The scheduler leaves each sequence a block to grow into."""
+    lengths = trial_lengths(plan)
+    blocks = sum(-(-length // plan.block_size) for length in lengths) + len(lengths)
+
+    def small(group: CacheGroupPlan) -> CacheGroupPlan:
+        return evolve(group, num_blocks=min(blocks, group.num_blocks), num_snapshots=0)
+
+    return evolve(plan, groups=tuple(small(group) for group in plan.groups))
+
+
+def with_measured(plan: Plan, measured: Measured) -> Plan:
+    """Return the plan with the cache that fits beside what was measured. Raises OutOfMemoryError if
+    the longest context does not: requests were promised it, so it is never lowered here."""
+    limit = min(plan.memory_limit, measured.free)
+    sizes = CacheSizes(
+        plan.attention,
+        plan.states,
+        plan.block_size,
+        plan.max_num_seqs,
+        plan.max_num_batched_tokens,
+        room=max(0, limit - measured.used),
+    )
+    found = (
+        f"the weights and a step of {plan.max_num_batched_tokens} tokens take "
+        f"{host.format_bytes(measured.used)} on {plan.device}, where "
+        f"{host.format_bytes(plan.fixed_bytes)} were planned; of {host.format_bytes(limit)} this "
+        "leaves "
+    )
+    if sizes.state_bytes() > sizes.room:
+        raise OutOfMemoryError(
+            f"{found}{host.format_bytes(sizes.room)} for states of "
+            f"{host.format_bytes(sizes.state_bytes())}",
+            "Lower --max-num-seqs or --max-num-batched-tokens, or raise --memory.",
+        )
+    groups = sizes.choose(plan.max_model_len)
+    tokens = groups[0].num_blocks * plan.block_size
+    if tokens < plan.max_model_len:
+        lower = f"--max-model-len to {tokens}, or " if tokens > 1 else ""
+        raise OutOfMemoryError(
+            f"{found}room for {tokens} tokens, and max_model_len is {plan.max_model_len}",
+            f"Lower {lower}--max-num-batched-tokens or --max-num-seqs, or raise --memory.",
+        )
+    cache = MemoryItem("KV cache", sum(group.nbytes for group in groups), describe(groups))
+    return evolve(plan, groups=groups, memory=(*plan.memory[:-1], cache), measured=measured)
