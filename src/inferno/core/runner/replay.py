@@ -2,9 +2,9 @@
 
 With few tokens in a step, calling a few hundred operators costs more than a packed model's
 arithmetic. A kernel provider that can record (`contracts.KernelProvider.record`) notes the
-operators of a step with the addresses they read and wrote; the next step of that shape writes its
-inputs to those addresses and runs the list again. A step that runs any other torch operator is not
-recorded: a replay would skip it.
+operators of a trial step, of padding rows, with the addresses they read and wrote; steps of that
+shape write their inputs to those addresses and run the list again. A step that runs any other torch
+operator is not recorded: a replay would skip it.
 
 Intermediate results are in an arena. The recordings of all shapes share its memory, since only one
 runs at a time; within a step, a result's memory is reused as soon as no tensor refers to it.
@@ -63,8 +63,7 @@ class Replays:
     windows: Sequence[int] = ()
     """The sliding windows that have a cache group."""
     trial_slot: int | None = None
-    """The slot to which a trial step writes its recurrent states, if the model has any: a step that
-    cannot be recorded is computed again from the unchanged states."""
+    """The slot of padding rows' recurrent states, if the model has any."""
     prepare: Callable[[Batch], None] = lambda batch: None
     """Computes what is cached on first use, such as tables by context length: inside a recorded
     step it would be foreign."""
@@ -93,14 +92,10 @@ class Replays:
             return None
         width = max(8, 1 << (blocks - 1).bit_length())
         if (shape := self._shapes.get((tokens, width))) is None:
-            batch = self._batch(tokens, width)
-            _write(batch, arrays)
-            if (shape := self._recorded(batch)) is None:
+            if (shape := self._recorded(self._batch(tokens, width))) is None:
                 self.possible = False
                 return None
             self._shapes[tokens, width] = shape
-            if self.trial_slot is None:
-                return shape.logits_TV
         _write(shape.batch, arrays)
         shape.recording.replay()
         return shape.logits_TV
@@ -108,8 +103,6 @@ class Replays:
     def _recorded(self, batch: Batch) -> Shape | None:
         self.prepare(batch)
         for _ in range(2):  # what is cached on first use (a bias in float32) is foreign once
-            if batch.state_slots_S is not None and self.trial_slot is not None:
-                batch.state_slots_S.numpy()[:] = self.trial_slot
             watch = _Watch(self._arena)
             with self.record() as recording, watch:
                 logits_TV = self.compute(batch)
@@ -118,6 +111,7 @@ class Replays:
         return None
 
     def _batch(self, tokens: int, width: int) -> Batch:
+        """Return a step of padding rows: it changes nothing."""
         longest = min(
             width * self.block_size, self.max_model_len
         )  # tables that depend on it are made for all its steps
@@ -125,18 +119,22 @@ class Replays:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64)
 
+        def slots(value: int) -> Tensor:
+            return torch.full((tokens,), value)
+
         return Batch(
             token_ids_T=zeros(tokens),
             positions_T=zeros(tokens),
-            slots_T=zeros(tokens),
+            slots_T=slots(-1),
             query_starts=range(tokens + 1),
             context_lens=[longest] * tokens,
             blocks_SM=zeros(tokens, width),
             block_size=self.block_size,
             query_starts_S1=torch.arange(tokens + 1, dtype=torch.int32),
             context_lens_S=torch.zeros(tokens, dtype=torch.int32),
-            state_slots_S=None if self.trial_slot is None else zeros(tokens),
-        ).with_windows({window: (zeros(tokens), zeros(tokens, width)) for window in self.windows})
+            state_slots_S=None if self.trial_slot is None else slots(self.trial_slot),
+            captured=True,
+        ).with_windows({window: (slots(-1), zeros(tokens, width)) for window in self.windows})
 
 
 def _write(batch: Batch, arrays: StepArrays) -> None:
