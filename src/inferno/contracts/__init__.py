@@ -34,9 +34,12 @@ from inferno.contracts.kernels import (
     GROUPED,
     LINEAR,
     OPS,
+    Capture,
+    Captured,
     KernelNeed,
     KernelProvider,
     Recording,
+    Uncaptured,
 )
 from inferno.contracts.rows import RowRange, RowsView
 from inferno.contracts.sources import FetchOptions, Source
@@ -52,6 +55,8 @@ __all__ = [
     "CacheDType",
     "CachePolicy",
     "CacheTensor",
+    "Capture",
+    "Captured",
     "Checkpoint",
     "CheckpointFormat",
     "CheckpointView",
@@ -79,4 +84,5 @@ __all__ = [
     "StateSpec",
     "TensorInfo",
     "TextAssets",
+    "Uncaptured",
 ]

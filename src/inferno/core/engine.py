@@ -30,11 +30,11 @@ class Engine:
         """Load the plan's model and allocate its cache. The caller closes `opened` afterwards.
         Raises CheckpointError, PluginError, OutOfMemoryError."""
         from inferno.core.runner import ModelRunner
-        from inferno.loading import load_model, ops_of, record_of
+        from inferno.loading import capture_of, load_model, ops_of
 
         plan = opened.plan
         groups = CacheGroups.of_plan(plan, opened.parts.cache_policy.build(plan.num_blocks))
-        runner = ModelRunner(load_model(opened), plan, ops_of(opened), record_of(opened))
+        runner = ModelRunner(load_model(opened), plan, ops_of(opened), capture_of(opened))
         return cls(plan, scheduler_of(plan, groups), runner)
 
     def submit(self, request: Request) -> None:

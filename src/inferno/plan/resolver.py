@@ -20,7 +20,7 @@ from inferno.contracts import (
     FetchOptions,
 )
 from inferno.errors import OptionError
-from inferno.plan.backends import choose_attention, choose_kernels
+from inferno.plan.backends import choose_attention, choose_capture, choose_kernels
 from inferno.plan.cache_groups import state_uses
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
@@ -89,13 +89,14 @@ def _decide(
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
+    capture = choose_capture(kernels, uses, device, options.max_num_seqs)
     limit = memory_limit(options, device)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     cache = size_cache(
         options, model, uses, states, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
-    decisions += [*([isq] if isq else []), kernels, cache]
+    decisions += [*([isq] if isq else []), kernels, capture, cache]
     notes = [note for decision in decisions for note in decision.notes]
     plan = Plan(
         ref=ref,
@@ -109,6 +110,7 @@ def _decide(
         modules=schemes.value.modules,
         isq=options.isq,
         kernels=kernels.value,
+        capture=capture.value,
         attention=uses,
         states=states,
         cache_policy=policy.value.name,

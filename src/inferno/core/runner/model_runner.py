@@ -12,8 +12,9 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
+from inferno.contracts import Capture
 from inferno.core.kvcache import KVCache
-from inferno.core.runner.replay import Record, Replays
+from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.sampling import Sampler, logprobs_of
 from inferno.core.types import Logprobs, Sampled, Step
@@ -30,7 +31,7 @@ class ModelRunner:
     """The model, its cache and its sampler, on one device."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, ops: Ops = TORCH, record: Record | None = None
+        self, model: nn.Module, plan: Plan, ops: Ops = TORCH, capture: Capture | None = None
     ) -> None:
         self._model, self._device = model, torch.device(plan.device)
         self.cache = KVCache.of_plan(plan)
@@ -46,16 +47,19 @@ class ModelRunner:
         )
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
         self._has_states = bool(plan.states)
-        self.replays = record and Replays(
-            self._compute,
-            record,
-            plan.block_size,
-            plan.max_model_len,
-            windows,
-            trial_slot=plan.max_num_seqs if plan.states else None,
-            prepare=self._prepare,
-        )
-        """Recorded steps, if the plan's kernels can record."""
+        self.replays: Replays | None = None
+        """Captured steps, if the plan has any."""
+        if capture is not None:
+            trial_slot = plan.max_num_seqs if plan.states else None
+            self.replays = Replays(
+                self._compute,
+                capture,
+                plan.block_size,
+                plan.max_model_len,
+                windows,
+                trial_slot=trial_slot,
+                prepare=self._prepare,
+            )
 
     @torch.inference_mode()
     def run(self, step: Step) -> Sampled:
