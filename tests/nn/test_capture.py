@@ -53,6 +53,7 @@ CAPTURED: dict[str, Function] = {
     "chosen": lambda x: torch.where(x > 0, x, -torch.inf).masked_fill(x > 1, 3.0)[IDS],
     "embedding": lambda x: F.embedding(x[:, 0].long().clamp(0, 7), WEIGHT),
     "repeated": lambda x: x.repeat_interleave(2, 1).view(3, 4, 4).flip(0),
+    "counted": lambda x: x[:2].repeat_interleave(torch.arange(1, 3), 0, output_size=3),
     "dropout": lambda x: F.dropout(x, 0.5, training=False) + 1,
     "views": lambda x: x.unsqueeze(0).expand(2, 3, 8).transpose(0, 1),
     "cleared": cleared,

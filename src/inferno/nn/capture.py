@@ -135,7 +135,7 @@ class _Watch(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if (reason := _refusal(func, args)) is not None:
+        if (reason := _refusal(func, args, kwargs)) is not None:
             raise Uncaptured(f"{func} in {_caller()} {reason}")
         result = func(*args, **kwargs)
         memory = {_memory(t) for t in _tensors((args, kwargs))}
@@ -191,7 +191,7 @@ def _out_variant(func: Any) -> Any:
     return None
 
 
-def _refusal(func: Any, args: Any) -> str | None:
+def _refusal(func: Any, args: Any, kwargs: Any) -> str | None:
     """Return why the call of an operator cannot be captured, or None."""
     packet = func.overloadpacket
     if packet in _INDEXED:
@@ -201,6 +201,8 @@ def _refusal(func: Any, args: Any) -> str | None:
         return "reads values in Python"
     if packet in _FROM_PYTHON:
         return "takes values from Python: keep them in a buffer"
+    if kwargs.get("output_size") is not None:
+        return None  # the caller knows the shape
     return next((_TAGGED[tag] for tag in func.tags if tag in _TAGGED), None)
 
 
