@@ -43,6 +43,7 @@ class Client:
     """An engine client whose engine draws "a" for each request, once in each turn of the loop."""
 
     def __init__(self) -> None:
+        self.plan: Any = SimpleNamespace(model_id="fake", max_num_seqs=64)
         self.alive = True
         self.stats = EngineStats()
         self._running: dict[str, tuple[TokenStream, Request, int]] = {}
@@ -96,8 +97,7 @@ def _app() -> Any:
         max_model_len=100_000,
         vocab_size=256,
     )
-    plan: Any = SimpleNamespace(model_id="fake", max_num_seqs=64)
-    return create_app(AsyncLLM.of(Client(), preprocessor, plan))
+    return create_app(AsyncLLM.of(Client(), preprocessor))
 
 
 async def _post(app: Any, path: str, body: bytes) -> int:

@@ -19,7 +19,7 @@ from inferno.core.drafts import DraftCost
 from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks
 from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import Request, Sampled, Step
+from inferno.core.types import Pooling, Request, Sampled, Step
 from inferno.testing import FakeRunner
 from inferno.testing.fake_runner import continuation
 
@@ -79,7 +79,7 @@ class History:
             prompt = [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 25))]
         most = draw.randrange(1, 16)
         eos = (draw.randrange(VOCAB),) if draw.random() < 0.6 else ()
-        pooling = draw.choice([None, None, None, None, "last", "mean"])
+        pooling: Pooling | None = draw.choice([None, None, None, None, "last", "mean"])
         right = continuation(prompt, min(most, MAX_MODEL_LEN - len(prompt)), VOCAB)
         if eos and eos[0] in right:
             right = right[: right.index(eos[0]) + 1]

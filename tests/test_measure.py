@@ -24,7 +24,7 @@ from inferno.core.kvcache import KVCache
 from inferno.core.measure import free_memory
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.sampling_params import SamplingParams
-from inferno.core.types import Request, Sampled, Step
+from inferno.core.types import Request, Step
 from inferno.errors import OutOfMemoryError, RequestError
 from inferno.llm import AsyncLLM
 from inferno.plan import (
@@ -246,10 +246,10 @@ def test_the_trials_cache_is_gone_before_the_real_one_is_allocated(
 def test_a_gpu_without_memory_is_an_error_with_a_way_out(
     attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(runner: ModelRunner, step: Step) -> Sampled:
+    def fails(runner: ModelRunner, step: Step) -> LaunchedStep:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1")
 
-    monkeypatch.setattr(ModelRunner, "run", fails)
+    monkeypatch.setattr(ModelRunner, "launch", fails)
     with pytest.raises(OutOfMemoryError, match=r"CUDA out of memory. Tried to allocate 2.00 GiB\n"):
         load(attention, 0)
 
@@ -317,9 +317,10 @@ def test_ready_carries_the_measured_plan_to_the_client(told: tuple[Plan, bytes, 
 
     async def receive() -> EngineClient:
         client = EngineClient(given)
-        client._ready = asyncio.get_running_loop().create_future()
-        client._take(kind, body)
-        await client._ready
+        engine = client._engine
+        engine._ready = asyncio.get_running_loop().create_future()
+        engine._take(kind, body)
+        await engine._ready
         await client.close()
         return client
 

@@ -111,15 +111,15 @@ def test_a_folder_gives_the_reference_s_tokens_and_again_from_a_snapshot(made: A
     assert_greedy(reference, LONG, again.outputs[0].token_ids)
 
 
-def test_a_step_is_not_recorded_and_trying_to_leaves_the_states_alone(made: Any) -> None:
-    """The first decode step is tried twice before it is computed: a state that advanced then would
-    change every later token."""
+def test_a_step_is_recorded_and_trying_to_leaves_the_states_alone(made: Any) -> None:
+    """The first decode step is tried before it is computed: a state that advanced then would change
+    every later token."""
     pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
     path, _ = made
     llm = LLM(str(path), **{**OPTIONS, "dtype": "bfloat16", "cache_policy": "none"})
     runner: Any = llm._engine._runner  # type: ignore[attr-defined]
     tried = llm.generate([SHORT, LONG], GREEDY)
-    assert not runner.replays.shapes and not runner.replays.possible
+    assert {count for count, _ in runner.replays.shapes} >= {2}
     runner.replays = None
     computed = llm.generate([SHORT, LONG], GREEDY)
     assert [a.outputs[0].token_ids for a in tried] == [a.outputs[0].token_ids for a in computed]

@@ -10,11 +10,10 @@ from attrs import frozen
 from torch import nn
 
 from inferno.contracts import (
-    EXPERT_OPS,
     GROUPED,
     LINEAR,
-    OPS,
     Attend,
+    Capture,
     Checkpoint,
     Device,
     Drafter,
@@ -22,7 +21,6 @@ from inferno.contracts import (
     Model,
     ModelConfig,
     QuantScheme,
-    Recording,
     TensorInfo,
     lazy,
 )
@@ -316,15 +314,9 @@ def check_layers(model: nn.Module, plan: Plan, config: ModelConfig) -> None:
             )
 
 
-def record_of(opened: Opened) -> Callable[[], Recording] | None:
-    """Return the recorder of steps, if one distribution computes every op of the plan and its
-    attention. A recording cannot see what another backend computes outside torch's dispatcher, and
-    a replay would skip it."""
-    plan = opened.plan
-    names = {use.name for use in plan.kernels}
-    distributions = {use.distribution for use in plan.kernels}
-    distributions |= {use.distribution for use in plan.attention}
-    ops = {use.op for use in plan.kernels} - {GROUPED, *EXPERT_OPS}
-    if len(names) != 1 or len(distributions) != 1 or ops != {LINEAR, *OPS}:
+def capture_of(opened: Opened) -> Capture | None:
+    """Return the capture of the model's decode steps that the plan chose, or None."""
+    if (use := opened.plan.capture) is None:
         return None
-    return opened.parts.kernels[names.pop()].record
+    capture = opened.parts.kernels[use.name].capture
+    return None if capture is None else capture()

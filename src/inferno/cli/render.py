@@ -90,6 +90,7 @@ def _decisions(plan: Plan) -> list[Row]:
         *(row for use in plan.attention for row in _attention_rows(plan, use)),
         *_state_rows(plan),
         *_speculation_rows(plan),
+        *_capture_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
@@ -130,6 +131,12 @@ def _kernel_rows(plan: Plan) -> Iterable[Row]:
         ("kernels", f"{name}: {', '.join(ops)}", _origin(plan, "kernels", name))
         for name, ops in by_name.items()
     ]
+
+
+def _capture_rows(plan: Plan) -> Iterable[Row]:
+    if (use := plan.capture) is not None:
+        origin = _origin(plan, "kernels", use.name)
+        yield "decode steps", f"captured by {use.name}, up to {use.sizes[-1]} requests", origin
 
 
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:

@@ -35,9 +35,12 @@ from inferno.contracts.kernels import (
     GROUPED,
     LINEAR,
     OPS,
+    Capture,
+    Captured,
     KernelNeed,
     KernelProvider,
     Recording,
+    Uncaptured,
 )
 from inferno.contracts.proposers import (
     Drafter,
@@ -61,6 +64,8 @@ __all__ = [
     "CacheDType",
     "CachePolicy",
     "CacheTensor",
+    "Capture",
+    "Captured",
     "Checkpoint",
     "CheckpointFormat",
     "CheckpointView",
@@ -96,4 +101,5 @@ __all__ = [
     "StateSpec",
     "TensorInfo",
     "TextAssets",
+    "Uncaptured",
 ]

@@ -121,7 +121,12 @@ class Attend(Protocol):
         sinks_H: Tensor | None = None,
     ) -> Tensor:
         """Return the output, (T, H, `need.output_dim`). `cache` holds the layer's tensors, each
-        (blocks, *shape of one block). `sinks_H` is given if `need.sinks`."""
+        (blocks, *shape of one block). `sinks_H` is given if `need.sinks`.
+
+        A token of slot -1 is not stored. It is a padding row, of length 0: it attends to nothing,
+        and its output is finite but arbitrary. In a captured step (`batch.captured`) any row may
+        become one, and values may depend on tensors only.
+        """
         ...
 
 

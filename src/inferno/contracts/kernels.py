@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
 
 from inferno.contracts import lazy
 from inferno.contracts.attention import DType
 from inferno.contracts.device import Device
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LINEAR, GROUPED = "linear", "grouped"
 OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax")
@@ -33,6 +36,33 @@ class KernelNeed:
     a packed layout ("q4_k")."""
 
 
+class Uncaptured(Exception):
+    """A computation cannot be captured. The message names the operator that is the reason."""
+
+
+class Captured(Protocol):
+    """A computation that can run again, without the Python that called it."""
+
+    @property
+    def output(self) -> Tensor:
+        """The result, at a fixed address. It is overwritten by the next run of any computation of
+        the same capture."""
+        ...
+
+    def replay(self) -> None:
+        """Run again, on the values that are now at the addresses that were read."""
+        ...
+
+
+class Capture(Protocol):
+    """Captures computations of one model. They may share memory, as only one runs at a time."""
+
+    def __call__(self, compute: Callable[[], Tensor]) -> Captured:
+        """Run `compute`, which always runs the same operators in the same order, on tensors that
+        stay where they are. Raises Uncaptured if it cannot run again without Python."""
+        ...
+
+
 class Recording(Protocol):
     """A list of a provider's ops with the addresses they read and wrote."""
 
@@ -41,6 +71,10 @@ class Recording(Protocol):
         ...
 
     def __exit__(self, *exception: object) -> None: ...
+
+    def __len__(self) -> int:
+        """Number of ops."""
+        ...
 
     def replay(self) -> None:
         """Run the ops again, on the values now at those addresses."""
@@ -60,10 +94,10 @@ class KernelProvider:
     refuses: Callable[[KernelNeed], str | None] = field(converter=lazy.function)
     """Returns a sentence that says why it cannot serve the need, or None if it can. Imports no
     torch."""
-    record: Callable[[], Recording] | None = field(default=None, converter=lazy.optional)
-    """Returns a new recording, if the provider's ops, its attention backend's included, can be
-    replayed without Python. Recorded ops must not branch on tensor values read in Python
-    (`.tolist()`, `.numpy()`): a replay repeats the first step's branches."""
+    capture: Callable[[], Capture] | None = field(default=None, converter=lazy.optional)
+    """Returns the capture of a model's decode steps, if the provider's ops can run again without
+    Python, its attention backend's and all of torch's between them. For a provider that notes its
+    ops with their addresses, `inferno.nn.capture.CallCapture` does the rest."""
     prepare: Callable[[int], AbstractContextManager[object]] | None = field(
         default=None, converter=lazy.optional
     )

@@ -81,16 +81,16 @@ class Engine:
         OutOfMemoryError."""
         from inferno.core.measure import free_memory, measure, memory_errors
         from inferno.core.runner import ModelRunner
-        from inferno.loading import load_drafter, load_model, ops_of, record_of
+        from inferno.loading import capture_of, load_drafter, load_model, ops_of
 
         plan, free = opened.plan, free or free_memory(opened.plan.device)
         before = free() if free is not None else 0
 
         def start(plan: Plan, *, trial: bool = False) -> Engine:
             prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
-            record = None if trial else record_of(opened)
+            capture = None if trial else capture_of(opened)
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
-            return cls(plan, scheduler, ModelRunner(model, plan, ops, record, drafter))
+            return cls(plan, scheduler, ModelRunner(model, plan, ops, capture, drafter))
 
         with memory_errors(plan):
             draft = load_model(opened.draft) if opened.draft is not None else None

@@ -17,26 +17,36 @@ from torch import Tensor
 @frozen(eq=False)
 class Batch:
     """A step as dense tensors. Sequence s owns tokens query_starts[s] to query_starts[s + 1] of T.
-    Slots and block tables are the full group's: see `for_window`."""
+    Slots and block tables are the full group's: see `for_window`.
+
+    A padding row is a sequence of one token, slot -1 and length 0, that fills up a step's shape. It
+    changes nothing, and nothing reads its result.
+    """
 
     token_ids_T: Tensor
     positions_T: Tensor
     slots_T: Tensor
-    """Cache slot (block · block size + offset) for each token's key and value."""
+    """Cache slot (block · block size + offset) for each token's key and value; -1 in a padding
+    row."""
     query_starts: Sequence[int]
     """S + 1 indices."""
     context_lens: Sequence[int]
-    """Tokens each sequence may attend to, this step's included."""
+    """Tokens each sequence may attend to, this step's included; 0 in a padding row. In a captured
+    step these are upper bounds."""
     blocks_SM: Tensor
     """Block tables, int64. Entries past a sequence's context are arbitrary valid ids."""
     block_size: int
     query_starts_S1: Tensor
     """`query_starts`, int32, on the device."""
     context_lens_S: Tensor
-    """`context_lens`, int32, on the device."""
+    """Tokens each sequence may attend to, int32, on the device."""
     state_slots_S: Tensor | None = None
     """The slot of each sequence's recurrent states, int64; the states are zero if the sequence
-    starts with this step. None for models without states."""
+    starts with this step. Padding rows have a slot that no sequence uses. None for models without
+    states."""
+    captured: bool = False
+    """Whether the step is captured, to run again with other values in its tensors. Every sequence
+    has one token, or is a padding row. What is read from anything but the tensors is fixed."""
     scratch: dict[object, Any] = field(factory=dict)
     """Values that an attention backend derives from the step once and its other layers reuse, under
     the backend's own key."""

@@ -166,7 +166,7 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         x_TD = self.embed_tokens(batch.token_ids_T)
         if self.embedding_scale != 1.0:  # rounded to the compute dtype first, as in training
-            x_TD = x_TD * torch.tensor(self.embedding_scale, dtype=x_TD.dtype)
+            x_TD = x_TD * x_TD.new_full((), self.embedding_scale)
         rotation = self.rope(batch)
         delta_TD: Tensor | None = None
         for layer in self.layers:

@@ -13,6 +13,7 @@ from inferno.plan.opened import Opened, Parts, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
     AttentionUse,
+    CaptureUse,
     Chosen,
     KernelUse,
     Measured,
@@ -27,6 +28,7 @@ from inferno.plan.stored import modules_of, unused_tensors
 
 __all__ = [
     "AttentionUse",
+    "CaptureUse",
     "CacheGroupPlan",
     "Chosen",
     "Gpu",

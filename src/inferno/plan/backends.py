@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from inferno.catalog import Catalog
 from inferno.contracts import (
@@ -19,7 +19,13 @@ from inferno.contracts import (
 )
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
-from inferno.plan.plan import AttentionUse, KernelUse
+from inferno.plan.plan import AttentionUse, CaptureUse, KernelUse
+
+BUILTIN = "inferno"
+"""The distribution of what is built in: torch computes all of it."""
+
+MAX_CAPTURED = 64
+"""With more sequences, a CPU's operators take far longer than calling them."""
 
 STATE_BLOCK_SIZE = 64
 """Tokens per block of a model without attention, whose blocks only identify prefixes."""
@@ -87,3 +93,44 @@ def choose_kernels(
         tuple(refusal for _, _, refusals in asked for refusal in refusals),
         tuple(notes),
     )
+
+
+def choose_capture(
+    kernels: Decided[tuple[KernelUse, ...]],
+    attention: Sequence[AttentionUse],
+    device: Device,
+    max_num_seqs: int,
+) -> Decided[CaptureUse | None]:
+    """Choose which decode steps are captured: by the kernel provider, if what it cannot see is all
+    torch's. Work of another distribution, outside torch's dispatcher, would be left out."""
+    providers = {offer.item.name: offer for _, offer in kernels.offers}
+    able = [offer for offer in providers.values() if offer.item.capture is not None]
+    if not able:
+        return Decided(None)
+    [offer, *_] = able
+    uses: Sequence[KernelUse | AttentionUse] = (*kernels.value, *attention)
+    others = {
+        use.distribution: use.name
+        for use in uses
+        if use.distribution not in (offer.distribution, BUILTIN)
+    }
+    if others:
+        names = ", ".join(f"{name} of {d}" for d, name in others.items())
+        return Decided(
+            None, notes=(f"{NOT_CAPTURED}: {offer.distribution} cannot capture {names}",)
+        )
+    sizes = _all_sizes(max_num_seqs) if device.kind == "cpu" else _powers_of_two(max_num_seqs)
+    return Decided(CaptureUse(name=offer.item.name, sizes=sizes))
+
+
+NOT_CAPTURED = "Python calls each operator of small decode steps, some microseconds each"
+"""What it costs that no step is captured."""
+
+
+def _all_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    return tuple(range(1, min(MAX_CAPTURED, max_num_seqs) + 1))
+
+
+def _powers_of_two(max_num_seqs: int) -> tuple[int, ...]:
+    """Each capture costs memory on a device, and a padding row next to nothing."""
+    return (*(1 << i for i in range((max_num_seqs - 1).bit_length())), max_num_seqs)

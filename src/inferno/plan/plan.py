@@ -70,6 +70,15 @@ class Speculation:
     """The draft model. Its cache is in this plan's groups, its layers after the model's."""
 
 
+@frozen(kw_only=True)
+class CaptureUse:
+    """Which decode steps are captured, and the kernel provider that does it."""
+
+    name: str
+    sizes: tuple[int, ...]
+    """Numbers of sequences, ascending. A step is padded to the next; more are not captured."""
+
+
 @frozen
 class Chosen:
     """One choice of the plan, and the installed distribution it comes from."""
@@ -119,6 +128,8 @@ class Plan:
     isq: str | None
     kernels: tuple[KernelUse, ...]
     """Torch computes the ops that are not listed."""
+    capture: CaptureUse | None = None
+    """None: Python calls every operator of every step."""
     attention: tuple[AttentionUse, ...]
     states: tuple[StateUse, ...] = ()
     """Layers with a recurrent state."""

@@ -19,7 +19,7 @@ from inferno.contracts import (
     DType,
     FetchOptions,
 )
-from inferno.plan.backends import choose_attention, choose_kernels
+from inferno.plan.backends import choose_attention, choose_capture, choose_kernels
 from inferno.plan.cache_groups import state_uses
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine, find_device
@@ -102,6 +102,7 @@ def _decide(
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
+    capture = choose_capture(kernels, uses, device, options.max_num_seqs)
     limit = memory_limit(options, device)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     drafting = None
@@ -122,7 +123,7 @@ def _decide(
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]
-    decisions += [kernels, cache]
+    decisions += [kernels, capture, cache]
     notes = [note for decision in decisions for note in decision.notes]
     plan = Plan(
         ref=ref,
@@ -136,6 +137,7 @@ def _decide(
         modules=schemes.value.modules,
         isq=options.isq,
         kernels=kernels.value,
+        capture=capture.value,
         attention=uses,
         states=states,
         speculation=drafting.value.speculation if drafting is not None else None,

@@ -18,10 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog
-from inferno.contracts import CheckpointView, TensorInfo
+from inferno.contracts import Capture, CheckpointView, KernelProvider, TensorInfo
+from inferno.core.runner import ModelRunner
 from inferno.errors import CheckpointError
 from inferno.loading import build, fill
 from inferno.nn import Attention, Rope, State
+from inferno.nn.capture import CallCapture
 from inferno.plan import reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf_twins import GgufTwins
@@ -32,6 +34,7 @@ from inferno.testing.tiny import (
     generate,
     load_toy,
     ragged_prompts,
+    without_kernels,
 )
 
 NUM_GREEDY = 64
@@ -49,6 +52,8 @@ class ArchitectureTests(GgufTwins):
     rerouted: ClassVar[float] = 0.0
     """Fraction of bfloat16 choices that may be further below: with routed experts, rounding routes
     some tokens to other experts, in the reference too."""
+    uncaptured: ClassVar[str] = ""
+    """Part of the reason why its decode steps cannot be captured, if they cannot."""
     dtype_tolerance: ClassVar[Mapping[str, float]] = {"float32": 1e-3, "bfloat16": 0.15}
     """How far below the reference's best logit a greedy choice may be, in standard deviations of
     the logits."""
@@ -187,6 +192,41 @@ class ArchitectureTests(GgufTwins):
         squeezed, roomy = generate(tight, prompts, 40), generate(toy, prompts, 40)
         assert squeezed[0].stats.preemptions > 0
         assert [o.token_ids for o in squeezed] == [o.token_ids for o in roomy]
+
+    def test_captured_decode_steps_change_nothing(
+        self, toy: Toy, catalog: Catalog, prompts: list[list[int]]
+    ) -> None:
+        """With the native kernels, if a provider of them captures steps."""
+        able = [o.item.name for o in catalog.of("inferno_kernels") if o.item.capture is not None]
+        if not able:
+            pytest.skip("no installed kernel provider captures steps")
+        assert (use := toy.plan.capture) is not None, toy.plan.notes
+        capture = catalog.named(KernelProvider, use.name).item.capture
+        assert capture is not None
+        self._compare_captured(toy, capture(), prompts)
+
+    def test_a_decode_step_exchanges_no_values_with_python(
+        self, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
+    ) -> None:
+        """In torch alone. On a GPU, Python would wait for each of them."""
+        toy = load_toy(checkpoint, without_kernels(catalog))
+        self._compare_captured(toy, CallCapture(), prompts)
+
+    def _compare_captured(self, toy: Toy, capture: Capture, prompts: list[list[int]]) -> None:
+        engine = toy.engine(capture)
+        runner = engine._runner
+        assert isinstance(runner, ModelRunner) and (replays := runner.replays) is not None
+        for some in (prompts, prompts[-1:]):
+            captured = generate(toy, some, 24, engine=engine)
+            if self.uncaptured:
+                assert replays.refusal is not None, "`uncaptured` says it cannot be captured"
+                assert self.uncaptured in replays.refusal
+                return
+            assert replays.refusal is None, replays.refusal
+            assert len(some) in {count for count, _ in replays.shapes}
+            for ours, theirs in zip(captured, generate(toy, some, 24), strict=True):
+                assert ours.token_ids == theirs.token_ids
+                assert_close(ours.logits_NV, theirs.logits_NV)
 
     # --- the declarations -------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -121,6 +121,28 @@ class AttentionBackendTests(Installed):
         for ours_THC, (theirs_THC, _) in zip(together, _run(item, need, 16, alone), strict=True):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
 
+    def test_slot_minus_1_of_length_0_changes_nothing(
+        self, item: AttentionBackend, catalog: Catalog
+    ) -> None:
+        """Padding rows before, between and behind a step's sequences, and steps of nothing else:
+        not a bit of the cache, nor another row's output. The same if the step is captured."""
+        steps, block_size = [*STEPS, (0, 0, 0, 0)], self.block_sizes[-1]
+        for need, captured in itertools.product(self.grid(), (False, True)):
+            if self._refusal(catalog, need) is not None:
+                continue
+            caches: list[dict[str, Tensor]] = [{}, {}]
+            plain = _run(item, need, block_size, STEPS, cache=caches[0])
+            padded = _run(
+                item, need, block_size, steps, cache=caches[1], padding=True, captured=captured
+            )
+            for (theirs_THC, _), (ours_THC, _) in zip(plain, padded, strict=False):
+                error_THC = (ours_THC - theirs_THC).abs() / (1 + theirs_THC.abs())
+                assert error_THC.max() <= self.tolerance[need.dtype], f"{need}"
+                _assert_same_bits(*caches)
+            before = {name: tensor.clone() for name, tensor in caches[1].items()}
+            assert len(list(padded)) == 1, "the step of padding rows only"
+            _assert_same_bits(before, caches[1])
+
     def test_a_refusal_is_a_sentence(self, catalog: Catalog) -> None:
         odd = AttentionNeed(
             num_heads=5,
@@ -188,10 +210,24 @@ class AttentionBackendTests(Installed):
         return None
 
 
+def _assert_same_bits(cache: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    for name, tensor in cache.items():
+        assert torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)), name
+
+
 def _run(
-    item: AttentionBackend, need: AttentionNeed, block_size: int, steps: Sequence[Sequence[int]]
+    item: AttentionBackend,
+    need: AttentionNeed,
+    block_size: int,
+    steps: Sequence[Sequence[int]],
+    *,
+    cache: dict[str, Tensor] | None = None,
+    padding: bool = False,
+    captured: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each step's output, of the backend and of naive attention."""
+    """Each step's output, of the backend and of naive attention. `cache` is given the tensors that
+    it stores to. With `padding`, each step has three more rows, of padding, which are not returned;
+    if `captured`, steps of single tokens are as in a capture."""
     dtype, device = getattr(torch, need.dtype), need.device.torch_name
     generator = torch.Generator().manual_seed(0)
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
@@ -210,7 +246,8 @@ def _run(
     sinks = () if sinks_H is None else (sinks_H.to(device),)
     assert max(totals) <= 64, "64 tokens are drawn"
     tables = _tables(len(totals), 64 // block_size + 1)
-    cache = KVCache.allocate(
+    cache = {} if cache is None else cache
+    cache |= KVCache.allocate(
         [item.cache(need, block_size)], 1 + max(map(max, tables)), device
     ).layers[0]
     for tensor in cache.values():
@@ -221,11 +258,19 @@ def _run(
     for counts in steps:
         active = [i for i, count in enumerate(counts) if count]
         spans = [(done[i], done[i] + counts[i]) for i in active]
-        batch = _batch(active, spans, tables, block_size, device)
         q, k, v = (
-            torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)])
-            for j in range(3)
+            torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)] or [x[:0]])
+            for j, x in enumerate(qkv[0])
         )
+        rows: list[int | None] = list(range(len(active)))
+        if padding:
+            rows = [None, *rows[:1], None, *rows[1:], None]
+        batch = _batch(rows, active, spans, tables, block_size, device)
+        real_T = batch.slots_T >= 0
+        q, k, v = (_among_padding(x, real_T.cpu()) for x in (q, k, v))
+        if captured and len(real_T) == len(rows):
+            longest = batch.blocks_SM.shape[1] * block_size
+            batch = attrs.evolve(batch, captured=True, context_lens=[longest] * len(rows))
         with torch.inference_mode():
             ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *sinks)
         theirs = [
@@ -233,7 +278,15 @@ def _run(
         ]
         for i in active:
             done[i] += counts[i]
-        yield ours, torch.cat(theirs)
+        assert ours.isfinite().all(), "padding rows included"
+        yield ours[real_T], torch.cat(theirs or [ours[:0].double().cpu()])
+
+
+def _among_padding(x_NHC: Tensor, real_T: Tensor) -> Tensor:
+    """The real rows of a step in their places, and large values in the others."""
+    x_THC = x_NHC.new_full((len(real_T), *x_NHC.shape[1:]), 100.0)
+    x_THC[real_T] = x_NHC
+    return x_THC
 
 
 def _tables(num_sequences: int, num_blocks: int) -> list[list[int]]:
@@ -244,32 +297,39 @@ def _tables(num_sequences: int, num_blocks: int) -> list[list[int]]:
 
 
 def _batch(
+    rows: Sequence[int | None],
     active: Sequence[int],
     spans: Sequence[tuple[int, int]],
     tables: Sequence[Sequence[int]],
     block_size: int,
     device: str,
 ) -> Batch:
-    positions = [p for a, b in spans for p in range(a, b)]
-    owners = [i for i, (a, b) in zip(active, spans, strict=True) for _ in range(a, b)]
-    slots = [
-        tables[i][p // block_size] * block_size + p % block_size
-        for i, p in zip(owners, positions, strict=True)
-    ]
-    widest = max(-(-b // block_size) for _, b in spans)
+    """The step of these sequences: indices into `active` and `spans`. None: a padding row."""
+    positions, slots, counts = list[int](), list[int](), list[int]()
+    for row in rows:
+        first, stop = (0, 1) if row is None else spans[row]
+        table = [0] if row is None else tables[active[row]]
+        positions += range(first, stop)
+        counts.append(stop - first)
+        slots += [
+            -1 if row is None else table[p // block_size] * block_size + p % block_size
+            for p in range(first, stop)
+        ]
+    widest = max((-(-stop // block_size) for _, stop in spans), default=1)
 
     def tensor(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    query_starts = [0, *itertools.accumulate(b - a for a, b in spans)]
-    context_lens = [b for _, b in spans]
+    query_starts = [0, *itertools.accumulate(counts)]
+    context_lens = [0 if row is None else spans[row][1] for row in rows]
+    blocks = [[0] * widest if row is None else list(tables[active[row]][:widest]) for row in rows]
     return Batch(
         token_ids_T=tensor([0] * len(positions)),
         positions_T=tensor(positions),
         slots_T=tensor(slots),
         query_starts=query_starts,
         context_lens=context_lens,
-        blocks_SM=tensor([list(tables[i][:widest]) for i in active]),
+        blocks_SM=tensor(blocks),
         block_size=block_size,
         query_starts_S1=tensor(query_starts, torch.int32),
         context_lens_S=tensor(context_lens, torch.int32),

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog, load_catalog
+from inferno.contracts import Capture
 from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.runner import LaunchedStep, ModelRunner
+from inferno.core.runner.tables import StepArrays
 from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineStats, Request, Step
 from inferno.loading import check, load_model
@@ -58,11 +60,12 @@ class Toy:
         """The logits of the token after the prompt, (V,), float32."""
         return self.generate([prompt])[0].logits_NV[0]
 
-    def engine(self) -> Engine:
+    def engine(self, capture: Capture | None = None) -> Engine:
+        """Return an engine that captures decode steps, if it is given a capture."""
         plan = self.plan
         policy = _catalog(plan.disable, plan.only).cache_policy(plan.cache_policy).item
         groups = CacheGroups.of_plan(plan, policy.build(plan.num_blocks))
-        return Engine(plan, scheduler_of(plan, groups), Recorder(self.model, plan))
+        return Engine(plan, scheduler_of(plan, groups), Recorder(self.model, plan, capture))
 
     def cache(self) -> list[Tensor]:
         """The tensors of a fresh cache."""
@@ -72,8 +75,8 @@ class Toy:
 class Recorder(ModelRunner):
     """A runner that records the logits of every sample."""
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
-        super().__init__(model, plan)
+    def __init__(self, model: nn.Module, plan: Plan, capture: Capture | None = None) -> None:
+        super().__init__(model, plan, capture=capture)
         self.seen: dict[str, list[Tensor]] = {}
         self._owners: dict[int, str] = {}
         self._latest_SV = torch.empty(0)
@@ -86,6 +89,11 @@ class Recorder(ModelRunner):
         for row, logits_V in zip(rows, self._latest_SV if rows else (), strict=True):
             self.seen.setdefault(self._owners[row], []).append(logits_V.float())
         return launched
+
+    def _replayed(self, arrays: StepArrays) -> Tensor | None:
+        if (logits_SV := super()._replayed(arrays)) is not None:
+            self._latest_SV = logits_SV.clone()  # the next step overwrites them
+        return logits_SV
 
     def logits_of(self, hidden_SD: Tensor) -> Tensor:
         self._latest_SV = super().logits_of(hidden_SD)  # a step computes the sampled rows' last
@@ -162,6 +170,16 @@ def torch_only() -> Catalog:
     llama.cpp does. Cached."""
     kernels = {offer.distribution for offer in load_catalog().of("inferno_kernels")}
     return load_catalog(disable=kernels)
+
+
+def without_kernels(catalog: Catalog) -> Catalog:
+    """The catalog without the distributions that provide kernels."""
+    kernels = {offer.distribution for offer in catalog.of("inferno_kernels")}
+    offers = {
+        hook: tuple(offer for offer in found if offer.distribution not in kernels)
+        for hook, found in catalog.offers.items()
+    }
+    return evolve(catalog, offers=offers)
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:

@@ -17,9 +17,9 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from inferno.contracts import Drafter, DraftRequest, Model, Span
+from inferno.contracts import Capture, Drafter, DraftRequest, Model, Span
 from inferno.core.kvcache import KVCache
-from inferno.core.runner.replay import Record, Replays
+from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.sampling import Sampler, logprobs_of
 from inferno.core.types import Logprobs, NewSequence, Sampled, Slice, Step, Verified
@@ -63,7 +63,7 @@ class ModelRunner:
         model: nn.Module,
         plan: Plan,
         ops: Ops = TORCH,
-        record: Record | None = None,
+        capture: Capture | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         self._model, self._drafter = model, drafter
@@ -83,16 +83,19 @@ class ModelRunner:
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
         self._pooled: dict[int, _Pooled] = {}
         self._has_states = bool(plan.states)
-        self.replays = record and Replays(
-            self._compute,
-            record,
-            plan.block_size,
-            plan.max_model_len,
-            windows,
-            trial_slot=plan.max_num_seqs if plan.states else None,
-            prepare=self._prepare,
-        )
-        """Recorded steps, if the plan's kernels can record."""
+        self.replays: Replays | None = None
+        """Captured steps, if the plan has any."""
+        if capture is not None:
+            trial_slot = plan.max_num_seqs if plan.states else None
+            self.replays = Replays(
+                self._compute,
+                capture,
+                plan.block_size,
+                plan.max_model_len,
+                windows,
+                trial_slot=trial_slot,
+                prepare=self._prepare,
+            )
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:

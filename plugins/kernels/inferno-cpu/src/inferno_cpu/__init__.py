@@ -56,7 +56,7 @@ def inferno_kernels() -> list[KernelProvider]:
                 "dispatch": "inferno_cpu.experts:dispatch",
                 "combine": "inferno_cpu.experts:combine",
             },
-            record="inferno_cpu._native:Recording",
+            capture="inferno_cpu.capturing:capture",
             prepare="inferno_cpu.reserve:reserved",
             priority=10,
         )
