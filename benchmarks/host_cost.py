@@ -20,9 +20,9 @@ from time import perf_counter
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import Tables
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.scheduler import Scheduler
 from inferno.core.types import Request, Sampled
+from inferno.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 PARTS = ("plan", "update", "lay out", "append", "commit")

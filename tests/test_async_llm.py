@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 from tests.fake_engine import FakeClient, FakeEngine, Script, echoes, forever, front, says
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.errors import CheckpointError, EngineDeadError, RequestError
 from inferno.llm import AsyncLLM, TextDelta
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Opened, Plan
+from inferno.sampling_params import SamplingParams
 
 LONG = SamplingParams(max_tokens=90)
 

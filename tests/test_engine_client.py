@@ -16,11 +16,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, FinishReason, Request
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import EngineClient
+from inferno.sampling_params import SamplingParams
 
 pytest.importorskip("inferno_demo")
 

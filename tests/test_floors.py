@@ -25,7 +25,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"plan", "builtin"},
     {"nn", "catalog"},
     {"configs"},
-    {"contracts", "hookspecs", "host"},
+    {"contracts", "hookspecs", "host", "sampling_params"},
     {"errors", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}
@@ -37,7 +37,7 @@ PLUGIN_TESTS = sorted(
 )
 PUBLIC = {*inferno.__all__, *FOR_PLUGINS}
 MAX_LINES = 400
-MAX_CORE_LINES = 3000
+MAX_CORE_LINES = 3300
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -16,9 +16,9 @@ from tests.test_engine import VOCAB, assert_same, ids, mixed_requests, prompt_of
 
 from inferno import LLM
 from inferno.core.engine import Engine
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, FinishReason, Pooling, Request
 from inferno.plan import Options, open_model
+from inferno.sampling_params import SamplingParams
 
 reference, checkpoint = test_engine.reference, test_engine.checkpoint
 

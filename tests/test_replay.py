@@ -18,12 +18,12 @@ from inferno.catalog import Catalog, Offer, Plugin, load_catalog
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner, Tables
 from inferno.core.runner.replay import Replays
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import Request, Slice, Step
 from inferno.nn import Router
 from inferno.nn.batch import Batch
 from inferno.nn.capture import CallCapture
 from inferno.plan import Options, open_model
+from inferno.sampling_params import SamplingParams
 from inferno.testing import randomize
 
 _native = pytest.importorskip(

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from inferno.core.sampling import Sampler, logprobs_of
 from inferno.core.sampling.draw import floor_share
 from inferno.core.sampling.state import RowState, TokenCounts, uniform
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import Request
 from inferno.core.validation import validate_request
 from inferno.errors import RequestError
+from inferno.sampling_params import SamplingParams
 
 VOCAB = 700
 """More than the candidates of a first look, and no multiple of a block."""
@@ -403,7 +403,9 @@ def test_more_candidates_change_no_draw(
     monkeypatch.setattr(
         Sampler,
         "_draw",
-        lambda self, x, rows, states, look_at=0: whole(self, x, rows, states, 20_000),
+        lambda self, x, rows, states, look_at=0, **more: whole(
+            self, x, rows, states, 20_000, **more
+        ),
     )
     assert drawn == [draw_once(logits, seed=seed, **params) for seed in range(20)]
 

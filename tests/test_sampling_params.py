@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from inferno.cli.options import together
 from inferno.cli.sampling import options_of
-from inferno.core.sampling_params import SamplingParams, _Between, _described, parameters
+from inferno.sampling_params import SamplingParams, _Between, _described, parameters
 from inferno.server.schema import GenerationRequest, sampling_fields, sampling_values
 from inferno.server.support import sampling_rows
 
@@ -69,7 +69,7 @@ def test_no_other_place_lists_sampling_parameters() -> None:
         if isinstance(node, ast.ClassDef | ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Call)
         and len(names & set(_named(node))) > 2
     }
-    assert {place.rpartition(":")[0] for place in lists} == {"core/sampling_params.py"}
+    assert {place.rpartition(":")[0] for place in lists} == {"sampling_params.py"}
 
 
 def _named(node: Any) -> Iterator[str]:

@@ -21,10 +21,10 @@ from inferno import LLM
 from inferno.builtin.ngram import continuation
 from inferno.core.drafts import Acceptance, DraftCost
 from inferno.core.engine import Engine
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import Request
 from inferno.errors import OptionError, UnsupportedError
 from inferno.plan import Options, open_model, resolve, with_num_blocks
+from inferno.sampling_params import SamplingParams
 from inferno.testing import randomize
 
 MODEL = {**CONFIG, "max_position_embeddings": 512}

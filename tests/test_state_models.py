@@ -19,7 +19,6 @@ from inferno.contracts import AttentionSpec, CacheTensor, StateSpec
 from inferno.core.engine import Engine
 from inferno.core.runner import Tables
 from inferno.core.runner.replay import Replays
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import BlockUpdate, NewSequence, Request, Slice, Step
 from inferno.errors import CheckpointError, OutOfMemoryError
 from inferno.loading import load_model
@@ -34,6 +33,7 @@ from inferno.plan import (
 )
 from inferno.plan.cache_groups import StateUse
 from inferno.plan.cache_size import CacheSizes, describe
+from inferno.sampling_params import SamplingParams
 from inferno.testing import generate
 from inferno.testing.tiny import Outcome, Toy
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pluggy
 
 if TYPE_CHECKING:
-    from inferno.core.sampling_params import SamplingParams
     from inferno.errors import InfernoError
     from inferno.hookspecs import HookImpl
     from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
+    from inferno.sampling_params import SamplingParams
 
 __version__ = "1.0.0"
 
@@ -20,7 +20,7 @@ hookimpl = cast("HookImpl", pluggy.HookimplMarker("inferno"))
 of the hook that `specname` names."""
 
 _LAZY = {
-    "SamplingParams": "inferno.core.sampling_params",
+    "SamplingParams": "inferno.sampling_params",
     "LLM": "inferno.llm",
     "AsyncLLM": "inferno.llm",
     "RequestOutput": "inferno.llm",

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from inferno.cli import cli
 from inferno.cli.session import Run
-from inferno.core.sampling_params import SamplingParams
 from inferno.errors import RequestError
 from inferno.llm import CompletionOutput, RequestOutput, TextDelta
 from inferno.llm.outputs import RequestMetrics
+from inferno.sampling_params import SamplingParams
 
 
 @define

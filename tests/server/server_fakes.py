@@ -10,11 +10,11 @@ from typing import Any
 from attrs import define, field, frozen
 from tests.fake_engine import TOKENIZER
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineStats, Logprobs
 from inferno.errors import EngineDeadError
 from inferno.llm import TextDelta
 from inferno.llm.preprocessor import Preprocessor
+from inferno.sampling_params import SamplingParams
 from inferno.text import ChatTemplate, Tokenizer
 
 TEMPLATE = (

@@ -9,8 +9,8 @@ from typing import Any
 import rich_click as click
 
 from inferno.cli.options import together
-from inferno.core.sampling_params import Parameter, parameters
 from inferno.errors import OptionError
+from inferno.sampling_params import Parameter, parameters
 
 _FORMS: dict[Any, dict[str, Any]] = {
     int: {"type": int},

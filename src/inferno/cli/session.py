@@ -14,12 +14,12 @@ from attrs import frozen
 
 from inferno.cli import render
 from inferno.cli.options import chosen, plan_options
-from inferno.core.sampling_params import SamplingParams
 from inferno.errors import OptionError
 from inferno.llm import LLM
 from inferno.llm.preprocessor import Preprocessor, Prompt
 from inferno.plan import open_model
 from inferno.process.prepare import prepared
+from inferno.sampling_params import SamplingParams
 
 _Result = TypeVar("_Result")
 

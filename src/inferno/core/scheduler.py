@@ -18,7 +18,10 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import count as counter
 
+from attrs import evolve
+
 from inferno.core.drafts import Acceptance, DraftCost
+from inferno.core.finish import outputs_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.types import (
     BlockUpdate,
@@ -165,7 +168,7 @@ class Scheduler:
             pending = len(sequence.token_ids) + unknown - start
             if not pending or sequence.is_verifying or sequence.arriving is not None:
                 continue  # a step in flight decides how it goes on
-            if unknown and self._ends_in_flight(sequence):
+            if unknown and sequence.num_left(self._max_model_len) <= 0:
                 continue
             count = pending if pending <= budget else budget
             if has_states:
@@ -186,21 +189,12 @@ class Scheduler:
             return [s for s in slices if s.row in self._running], 0
         return slices, budget
 
-    def _ends_in_flight(self, sequence: Sequence) -> bool:
-        """Whether a step in flight draws the last token that a sequence may have."""
-        known = len(sequence.token_ids) + sequence.num_unknown
-        generated = known - len(sequence.request.token_ids)
-        return generated == sequence.request.params.max_tokens or known >= self._max_model_len
-
     def _draft(self, sequence: Sequence, stop: int, budget: int) -> int:
         """Return how many drafts a slice that ends at `stop` verifies, and acquire their blocks.
         Preempts no sequence: there are as many as fit."""
         assert sequence.acceptance is not None and self._drafts is not None
         num_running = len(self._running)
-        params, known = sequence.request.params, len(sequence.token_ids)
-        room = self._max_model_len - known
-        if params.max_tokens is not None:
-            room = min(room, params.max_tokens - known + len(sequence.request.token_ids))
+        room = sequence.num_left(self._max_model_len)
         count = min(sequence.acceptance.count(self._drafts, num_running), room - 1, budget)
         if count <= 0:
             return 0
@@ -258,39 +252,16 @@ class Scheduler:
         self._running[sequence.row] = sequence
         sequence.num_computed, sequence.num_inserted = start, num_found
         self._updates += groups.resume(sequence, match)
-        self._fork(sequence)
+        if (source := groups.fork_of(sequence, self._running.values())) is not None:
+            sequence.arriving = key = next(self._move_keys)
+            self._arriving[key] = sequence
+            self._updates += groups.acquire(sequence, 1)
+            copies = groups.copies(source, sequence.block_ids[-1])
+            self._moves += [Move(key, *copy) for copy in copies]
+            sequence.num_computed = len(sequence.token_ids) - 1
         sequence.num_planned = sequence.num_computed
         self._count_admission(sequence)
         return sequence
-
-    def _fork(self, sequence: Sequence) -> None:
-        """Copy the last, partial block of a prompt that a running sequence has computed, such as
-        the first of `n` outputs: only the prompt's last token is computed again."""
-        groups, request = self._groups, sequence.request
-        num_found, stop = len(sequence.block_ids), len(sequence.token_ids) - 1
-        first = num_found * groups.block_size
-        if not groups.can_fork(sequence) or not first < stop < first + groups.block_size:
-            return
-        for other in self._running.values():
-            if (
-                other is not sequence
-                and other.num_computed >= stop
-                and groups.is_complete(other.block_ids[num_found])
-                and other.block_ids[:num_found] == sequence.block_ids
-                and other.request.token_ids == request.token_ids == tuple(sequence.token_ids)
-                and other.request.cache_salt == request.cache_salt
-            ):
-                sequence.arriving = key = next(self._move_keys)
-                self._arriving[key] = sequence
-                self._updates += groups.acquire(sequence, 1)
-                self._moves += [
-                    Move(key, group, source, target)
-                    for group, source, target in groups.copies(
-                        other.block_ids[num_found], sequence.block_ids[num_found]
-                    )
-                ]
-                sequence.num_computed = stop
-                return
 
     def _first_slice(self, sequence: Sequence, budget: int) -> Slice:
         """Return the first slice of a newly admitted sequence, and acquire its blocks."""
@@ -361,7 +332,13 @@ class Scheduler:
                 self._updates += groups.insert(sequence)
                 groups.free_before(sequence)
             if samples:
-                outputs += self._outputs(sequence, sampled, index, num_drafts, num_accepted)
+                new = outputs_of(sequence, sampled, index, num_accepted, self._max_model_len)
+                if num_drafts:
+                    new[0] = evolve(new[0], num_drafts=num_drafts, num_accepted=num_accepted)
+                outputs += new
+                self.stats.generated_tokens += len(new)
+                if new[-1].finish is not None:
+                    self._end(sequence)
             elif sequence.request.pooling is not None and row in sampled.embeddings:
                 outputs.append(
                     EngineOutput(
@@ -375,37 +352,6 @@ class Scheduler:
                 self._end(sequence)
         self.stats.steps += 1
         self._gauge()
-        return outputs
-
-    def _outputs(
-        self, sequence: Sequence, sampled: Sampled, index: int, num_drafts: int, num_accepted: int
-    ) -> list[EngineOutput]:
-        """Return the tokens that a step drew for a sequence, from `index` on in `sampled`, up to
-        one that ends it."""
-        request, outputs = sequence.request, list[EngineOutput]()
-        row, known = sequence.held_row, len(sequence.token_ids) - 1 - num_accepted
-        logprobs, prompt_logprobs = sampled.logprobs, sampled.prompt_logprobs
-        for i in range(1 + num_accepted):
-            token_id = sequence.token_ids[known + i]
-            generated = known + i + 1 - len(request.token_ids)
-            finish = finish_of(request, token_id, generated, known + i + 1 >= self._max_model_len)
-            outputs.append(
-                EngineOutput(
-                    request.id,
-                    token_id,
-                    finish,
-                    None if finish is None else _stop_id(request, token_id, finish),
-                    logprobs.get(index + i) if logprobs else None,
-                    prompt_logprobs.get(row) if prompt_logprobs and generated == 1 else None,
-                    sequence.num_cached or 0 if generated == 1 else 0,
-                    0 if i else num_drafts,
-                    0 if i else num_accepted,
-                )
-            )
-            if finish is not None:
-                self._end(sequence)
-                break
-        self.stats.generated_tokens += len(outputs)
         return outputs
 
     def _record_drafts(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
@@ -455,23 +401,3 @@ class Scheduler:
             "a row is lost or held twice"
         )
         assert len(self._by_id) == len(self._running) + len(self._waiting), "a sequence is lost"
-
-
-def finish_of(
-    request: Request, token_id: int, generated: int, is_full: bool
-) -> FinishReason | None:
-    """Return why a request ends with its latest token, the `generated`-th; None if it goes on."""
-    params = request.params
-    if generated >= params.min_tokens and (
-        token_id in request.eos_token_ids or token_id in params.stop_token_ids
-    ):
-        return FinishReason.STOP
-    if is_full or generated == params.max_tokens:
-        return FinishReason.LENGTH
-    return None
-
-
-def _stop_id(request: Request, token_id: int, finish: FinishReason) -> int | None:
-    """The entry of `stop_token_ids` that ended a request: none for the model's own end token."""
-    own = finish is not FinishReason.STOP or token_id in request.eos_token_ids
-    return None if own else token_id

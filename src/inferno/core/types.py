@@ -7,14 +7,14 @@ They travel between processes as msgpack: plain numbers, strings, tuples and dic
 from __future__ import annotations
 
 import enum
-import random
+import secrets
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from attrs import define, field, frozen
 
 from inferno.core.drafts import Acceptance
-from inferno.core.sampling_params import SamplingParams
+from inferno.sampling_params import SamplingParams
 
 Pooling = Literal["last", "mean"]
 """How a prompt becomes one embedding: the last token's hidden state, or the mean of all."""
@@ -35,7 +35,7 @@ class Request:
     """Requests share cached prefixes only with requests of the same salt."""
     pooling: Pooling | None = None
     """Return the prompt's embedding instead of generating."""
-    unseeded: int = field(factory=lambda: random.getrandbits(64))
+    unseeded: int = field(factory=lambda: secrets.randbits(64))
     """The seed if `params.seed` is None. It is drawn here and travels with the request, so that a
     restarted engine and every rank draw the same tokens."""
 
@@ -131,6 +131,12 @@ class Sequence:
     def num_pending(self) -> int:
         """Number of tokens that no step computes yet."""
         return len(self.token_ids) + self.num_unknown - self.num_planned
+
+    def num_left(self, max_model_len: int) -> int:
+        """Return how many tokens it may still draw, apart from those that steps in flight draw."""
+        known = len(self.token_ids) + self.num_unknown
+        left, most = max_model_len - known, self.request.params.max_tokens
+        return left if most is None else min(left, most + len(self.request.token_ids) - known)
 
     @property
     def held_row(self) -> int:

@@ -13,12 +13,12 @@ from typing import Any, Protocol, Self
 
 from attrs import evolve
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, EngineStats, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
 from inferno.plan import Opened, Plan
+from inferno.sampling_params import SamplingParams
 
 
 class _Tokens(Protocol):

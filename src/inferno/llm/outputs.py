@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request
 from inferno.errors import InfernoError
+from inferno.sampling_params import SamplingParams
 from inferno.text import TextStream, Tokenizer
 
 

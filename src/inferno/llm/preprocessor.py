@@ -13,11 +13,11 @@ import attrs
 from attrs import field, frozen
 
 from inferno.contracts import TextAssets
-from inferno.core.sampling_params import SamplingParams, parameters
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.plan import Opened, Options, open_model
+from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]

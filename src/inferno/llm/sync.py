@@ -8,12 +8,12 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import EngineOutput, Pooling, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
 from inferno.process.prepare import prepared
+from inferno.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 

@@ -9,8 +9,8 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.errors import RequestError
+from inferno.sampling_params import SamplingParams
 from inferno.server.chat_shape import ChatShape
 from inferno.server.errors import unsupported
 from inferno.server.generation import Prepared

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from attrs import define, evolve, field, frozen
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.errors import (
     EngineDeadError,
     InfernoError,
@@ -19,6 +18,7 @@ from inferno.errors import (
     RequestError,
     ShuttingDownError,
 )
+from inferno.sampling_params import SamplingParams
 from inferno.server.parsing import Parsed
 from inferno.server.schema import GenerationRequest, StreamOptions
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen, make_class
 from litestar.openapi.datastructures import ResponseSpec
 
-from inferno.core.sampling_params import Parameter, parameters
 from inferno.errors import RequestError
+from inferno.sampling_params import Parameter, parameters
 from inferno.server.errors import unsupported
 
 _PARAMETERS = parameters()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from inferno.core.sampling_params import Parameter, parameters
+from inferno.sampling_params import Parameter, parameters
 
 
 @frozen

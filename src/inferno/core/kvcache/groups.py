@@ -162,14 +162,26 @@ class CacheGroups:
             window.acquire(blocks)
         return self._extend(sequence, blocks)
 
-    def can_fork(self, sequence: Sequence) -> bool:
-        """Whether the sequence may continue on copies of another one's blocks: a recurrent state
-        has moved on, and some results need the whole prompt computed."""
-        return not self.has_states and not _needs_prompt(sequence)
-
-    def is_complete(self, block: int) -> bool:
-        """Whether every group still has its part of a full block."""
-        return all(block in window.block_of for window in self.windows)
+    def fork_of(self, sequence: Sequence, running: Iterable[Sequence]) -> int | None:
+        """Return a running sequence's block to copy for the last, partial block of this one's
+        prompt, such as the first of `n` outputs has: then only the prompt's last token is computed
+        again. None if no sequence has computed the same prompt. A recurrent state has moved on."""
+        block_ids, request = sequence.block_ids, sequence.request
+        first, stop = len(block_ids) * self.block_size, len(sequence.token_ids) - 1
+        is_partial = first < stop < first + self.block_size
+        if not is_partial or self.has_states or _needs_prompt(sequence):
+            return None
+        for other in running:
+            if (
+                other is not sequence
+                and other.num_computed >= stop
+                and other.block_ids[: len(block_ids)] == block_ids
+                and other.request.token_ids == request.token_ids == tuple(sequence.token_ids)
+                and other.request.cache_salt == request.cache_salt
+                and all(other.block_ids[len(block_ids)] in w.block_of for w in self.windows)
+            ):
+                return other.block_ids[len(block_ids)]
+        return None
 
     def copies(self, source: int, target: int) -> list[tuple[int, int, int]]:
         """Return (group, source, target) for a copy of a full block in every group."""

@@ -38,9 +38,9 @@ from inferno.core.sampling.draw import (
 )
 from inferno.core.sampling.logprobs import wanted_logprobs
 from inferno.core.sampling.state import UNIFORM_BITS, RowState, Strategy, TokenCounts
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import Logprobs, Request
 from inferno.nn import ops
+from inferno.sampling_params import SamplingParams
 
 _SECOND_LOOK = 4096
 """Candidates of the second attempt. The third sorts the whole vocabulary."""
@@ -126,14 +126,16 @@ class Sampler:
         if not masks and all(state.is_argmax for state in states):
             token_ids = self._argmax(logits_SV).tolist()
         else:
-            token_ids = self._draw(logits_SV, rows, states, masks).tolist()
+            token_ids = self._draw(logits_SV, rows, states, masks=masks).tolist()
         for num_candidates in (_SECOND_LOOK, self._vocab_size):
             again = [i for i, token_id in enumerate(token_ids) if token_id == UNDECIDED]
             if not again:
                 break
             x_BV = replace_nonfinite(logits_SV[again])
             rows_again = [rows[i] for i in again]
-            ids_B = self._draw(x_BV, rows_again, [states[i] for i in again], masks, num_candidates)
+            ids_B = self._draw(
+                x_BV, rows_again, [states[i] for i in again], num_candidates, masks=masks
+            )
             if num_candidates == self._vocab_size:
                 x_BV.clamp_(min=torch.finfo(x_BV.dtype).min)  # no mask excludes all tokens
                 self._mask(x_BV, rows_again, masks)
@@ -196,7 +198,7 @@ class Sampler:
         if all(state.is_argmax for state in states):
             best: list[int] = self._argmax(logits_SV).tolist()
             return best
-        ids_S = self._draw(logits_SV, rows, states, NO_MASKS, offset=offset)
+        ids_S = self._draw(logits_SV, rows, states, offset=offset)
         drawn: list[int] = torch.where(ids_S == UNDECIDED, logits_SV.argmax(-1), ids_S).tolist()
         return drawn
 
@@ -216,8 +218,9 @@ class Sampler:
         logits_SV: Tensor,
         rows: Sequence[int],
         states: Sequence[RowState],
-        masks: Mapping[int, Any],
         num_candidates: int = 0,
+        *,
+        masks: Mapping[int, Any] = NO_MASKS,
         offset: int = 0,
     ) -> Tensor:
         """Return token ids, (S,), or UNDECIDED; considers at least `num_candidates`."""

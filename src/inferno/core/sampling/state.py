@@ -14,8 +14,8 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from inferno.core.sampling_params import SamplingParams
 from inferno.core.types import Request
+from inferno.sampling_params import SamplingParams
 
 UNIFORM_BITS = 31
 """Bits of a uniform number. `floor_share` multiplies it by masses of up to 63 bits, exactly."""
