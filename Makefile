@@ -15,7 +15,6 @@ INSTALL := $(PIP) install -q -c $(CONSTRAINTS) --no-build-isolation
 NATIVE := $(patsubst %/CMakeLists.txt,%,$(wildcard plugins/*/*/CMakeLists.txt))
 PLUGINS := $(filter-out $(NATIVE),$(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
 WORKERS := $(if $(filter 0 1,$(shell nproc 2>/dev/null || echo 1)),,-n 2 --dist loadscope)
-SOURCES := src $(wildcard plugins/*/*/src)
 
 help: ## This list
 	@echo "make TARGET"
@@ -31,11 +30,10 @@ dev: $(VENV)/.dev ## Set up everything that tests and lint need
 test: $(VENV)/.dev ## Run every test, the kernel's and the plugins', in two processes where there are two cores
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
-lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on src, every plugin, the tests of the kernel and docs/generate.py
+lint: $(VENV)/.dev ## ruff (rules and format), and mypy --strict on every Python file, tests, tools and benchmarks too
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(SOURCES)
-	$(BIN)/mypy --explicit-package-bases --exclude 'tests/(thirdparty|typing_tests)/' tests docs/generate.py
+	$(BIN)/mypy
 
 docs: $(VENV)/.docs ## Build the documentation into docs/_build
 	$(BIN)/sphinx-build -W --keep-going -q docs docs/_build

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -42,19 +42,25 @@ async def collect(stream: AsyncIterable[list[EngineOutput]]) -> list[EngineOutpu
     return [token for tokens in [batch async for batch in stream] for token in tokens]
 
 
-def with_client(plan: Plan, body: Callable[[EngineClient], Awaitable[None]]) -> None:
-    async def run() -> None:
+WithClient = Callable[[Callable[[EngineClient], Awaitable[None]]], None]
+"""Runs a body with the module's client."""
+
+
+@pytest.fixture(scope="module")
+def with_client(plan: Plan) -> Iterator[WithClient]:
+    """One engine process for all tests: a start takes seconds. A test leaves it running."""
+    with asyncio.Runner() as runner:
         client = EngineClient(plan)
-        await client.start()
-        try:
+        runner.run(client.start())
+
+        async def run(body: Callable[[EngineClient], Awaitable[None]]) -> None:
             await body(client)
-        finally:
-            await client.close()
 
-    asyncio.run(run())
+        yield lambda body: runner.run(run(body))
+        runner.run(client.close())
 
 
-def test_tokens_come_in_order_and_the_stream_ends(plan: Plan) -> None:
+def test_tokens_come_in_order_and_the_stream_ends(with_client: WithClient) -> None:
     async def body(client: EngineClient) -> None:
         params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
         one, two = await asyncio.gather(
@@ -64,10 +70,10 @@ def test_tokens_come_in_order_and_the_stream_ends(plan: Plan) -> None:
         assert [t.token_id for t in one] == [t.token_id for t in two]
         assert [t.finish for t in one] == [None] * 8 + [FinishReason.LENGTH]
 
-    with_client(plan, body)
+    with_client(body)
 
 
-def test_no_message_is_missed_however_sends_and_answers_cross(plan: Plan) -> None:
+def test_no_message_is_missed_however_sends_and_answers_cross(with_client: WithClient) -> None:
     """libzmq's descriptor is silent about a message that came while something was sent."""
 
     async def body(client: EngineClient) -> None:
@@ -82,10 +88,10 @@ def test_no_message_is_missed_however_sends_and_answers_cross(plan: Plan) -> Non
 
         await asyncio.gather(*map(one_after_another, "abcdef"))
 
-    with_client(plan, body)
+    with_client(body)
 
 
-def test_a_request_the_engine_refuses_ends_alone(plan: Plan) -> None:
+def test_a_request_the_engine_refuses_ends_alone(with_client: WithClient) -> None:
     async def body(client: EngineClient) -> None:
         other = client.submit(request("other", SamplingParams(max_tokens=5, ignore_eos=True)))
         [refused] = await collect(client.submit(request("bad", token_ids=(10**6,))))
@@ -93,10 +99,10 @@ def test_a_request_the_engine_refuses_ends_alone(plan: Plan) -> None:
         assert "1000000" in refused.error
         assert len(await collect(other)) == 5
 
-    with_client(plan, body)
+    with_client(body)
 
 
-def test_an_aborted_stream_ends_at_once(plan: Plan) -> None:
+def test_an_aborted_stream_ends_at_once(with_client: WithClient) -> None:
     async def body(client: EngineClient) -> None:
         stream = client.submit(request("a"))
         client.abort("a")
@@ -111,10 +117,10 @@ def test_an_aborted_stream_ends_at_once(plan: Plan) -> None:
             == 3
         )
 
-    with_client(plan, body)
+    with_client(body)
 
 
-def test_a_killed_engine_fails_who_waits_and_comes_back(plan: Plan) -> None:
+def test_a_killed_engine_fails_who_waits_and_comes_back(with_client: WithClient) -> None:
     async def body(client: EngineClient) -> None:
         streams = [client.submit(request(f"r{i}")) for i in range(8)]
         readers = [asyncio.create_task(collect(s)) for s in streams]
@@ -138,7 +144,7 @@ def test_a_killed_engine_fails_who_waits_and_comes_back(plan: Plan) -> None:
             == 4
         )
 
-    with_client(plan, body)
+    with_client(body)
 
 
 def test_closing_fails_who_waits(plan: Plan) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferno.catalog import Catalog, load_catalog
+from inferno.catalog import Catalog
+from inferno.testing.tiny import installed
 
 
 class Installed:
@@ -13,4 +14,4 @@ class Installed:
     @pytest.fixture(scope="class")
     @classmethod
     def catalog(cls) -> Catalog:
-        return load_catalog()
+        return installed()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 import attrs
@@ -80,19 +82,8 @@ class QuantSchemeTests(Installed):
         )
 
     def test_plans_need_no_torch(self) -> None:
-        code = (
-            "import json, sys; from inferno.catalog import load_catalog\n"
-            "from inferno.contracts import QuantScheme, TensorInfo\n"
-            "stored, config = json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
-            "parts = {name: TensorInfo(d, tuple(shape), nbytes) for name, (d, shape, nbytes) "
-            "in stored.items()}\n"
-            "item = load_catalog().named(QuantScheme, sys.argv[1]).item\n"
-            "assert item.owns(parts, config) and item.nbytes(parts, 'bfloat16') > 0\n"
-            "sys.exit('torch is imported' if 'torch' in sys.modules else 0)"
-        )
-        stored = {name: attrs.astuple(info) for name, info in _infos(self._parts(0)).items()}
-        done = run_python(code, self.scheme, json.dumps(stored), json.dumps(self.quant_config))
-        assert done.returncode == 0, done.stderr
+        """Checked for all classes of a test file in one process."""
+        _assert_plans_need_no_torch(type(self).__module__)
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_it_holds_what_it_says(self, item: QuantScheme, dtype: str) -> None:
@@ -329,3 +320,34 @@ def _same_bytes(one: Tensor, other: Tensor) -> bool:
 
 def _assert_product(ours: Tensor, wanted: Tensor, dtype: str) -> None:
     assert_close(ours, wanted.to(getattr(torch, dtype)), dtype, ulps=_SUMS[dtype])
+
+
+@cache
+def _assert_plans_need_no_torch(module: str) -> None:
+    """For all classes of the module in one process, which takes most of the time."""
+    classes = {
+        item
+        for item in vars(sys.modules[module]).values()
+        if isinstance(item, type) and issubclass(item, QuantSchemeTests) and hasattr(item, "scheme")
+    }
+    asked = [
+        (
+            item.scheme,
+            {name: attrs.astuple(info) for name, info in _infos(item()._parts(0)).items()},
+            item.quant_config,
+        )
+        for item in classes
+    ]
+    code = (
+        "import json, sys; from inferno.catalog import load_catalog\n"
+        "from inferno.contracts import QuantScheme, TensorInfo\n"
+        "catalog = load_catalog()\n"
+        "for scheme, stored, config in json.loads(sys.argv[1]):\n"
+        "    parts = {name: TensorInfo(d, tuple(shape), nbytes) "
+        "for name, (d, shape, nbytes) in stored.items()}\n"
+        "    item = catalog.named(QuantScheme, scheme).item\n"
+        "    assert item.owns(parts, config) and item.nbytes(parts, 'bfloat16') > 0, scheme\n"
+        "    if 'torch' in sys.modules: sys.exit(f'{scheme}: torch is imported')\n"
+    )
+    done = run_python(code, json.dumps(asked))
+    assert done.returncode == 0, done.stderr

@@ -63,7 +63,7 @@ class Toy:
     def engine(self, capture: Capture | None = None) -> Engine:
         """Return an engine that captures decode steps, if it is given a capture."""
         plan = self.plan
-        policy = _catalog(plan.disable, plan.only).cache_policy(plan.cache_policy).item
+        policy = installed(plan.disable, plan.only).cache_policy(plan.cache_policy).item
         groups = CacheGroups.of_plan(plan, policy.build(plan.num_blocks))
         return Engine(plan, scheduler_of(plan, groups), Recorder(self.model, plan, capture))
 
@@ -160,7 +160,8 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 @cache
-def _catalog(disable: tuple[str, ...], only: tuple[str, ...]) -> Catalog:
+def installed(disable: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> Catalog:
+    """`load_catalog`, cached: it takes longer than many a test."""
     return load_catalog(disable=disable, only=only)
 
 

@@ -143,8 +143,9 @@ def tolerance(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
     relative to the greatest that a group's sums of products and of minimums can be. (G + 4) * 2^-24
     of their total, the textbook bound."""
     q_TGi, scale_TG = rounded(x_TI)
-    size_TO: np.ndarray = (abs(q_TGi).sum(2) * scale_TG) @ m.steps_OG.T
-    return (scale_TG.shape[1] + 4) * 2.0**-24 * size_TO + 1e-30
+    size_TO = (abs(q_TGi).sum(2) * scale_TG) @ m.steps_OG.T
+    bound_TO: np.ndarray = (scale_TG.shape[1] + 4) * 2.0**-24 * size_TO + 1e-30
+    return bound_TO
 
 
 def activations(tokens: int, columns: int, seed: int = 1) -> np.ndarray:

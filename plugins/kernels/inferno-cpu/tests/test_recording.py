@@ -18,7 +18,7 @@ def test_every_run_sees_what_the_last_operator_wrote(count: int) -> None:
     _native.set_threads(count)
     torch.manual_seed(0)
     weight, up = Panels.of(Dense(torch.randn(512, 256))), Panels.of(Dense(torch.randn(256, 256)))
-    norm, x_TD = torch.ones(256), torch.randn(48, 256)
+    norm, x_TD = torch.ones(256), torch.randn(16, 256)
     outputs = []
     with _native.Recording() as recording:
         y_TD = x_TD

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
+from gguf_models import write_gguf
 from safetensors.torch import load_file
 
 from inferno import LLM, SamplingParams
@@ -41,7 +41,7 @@ def answers(original: Path, questions: list[list[dict[str, str]]]) -> list[str]:
         return [o.outputs[0].text for o in llm.chat(questions, GREEDY)]
 
 
-def converted(original: Path, path: Path, write_gguf: Any, kind: Type) -> Path:
+def converted(original: Path, path: Path, kind: Type) -> Path:
     """What llama.cpp's converter makes of it."""
     config = json.loads((original / "config.json").read_text())
     tokenizer = json.loads((original / "tokenizer.json").read_text())
@@ -70,17 +70,16 @@ def converted(original: Path, path: Path, write_gguf: Any, kind: Type) -> Path:
 
     tensors = load_file(original / "model.safetensors")
     types = {name: kind if t.ndim > 1 else Type.F32 for name, t in tensors.items()}
-    return Path(write_gguf(path, config, tensors, types=types, add=add))
+    return write_gguf(path, config, tensors, types=types, add=add)
 
 
 def test_the_same_answers(
     original: Path,
     questions: list[list[dict[str, str]]],
     answers: list[str],
-    write_gguf: Any,
     tmp_path: Path,
 ) -> None:
-    path = converted(original, tmp_path / "demo-bf16.gguf", write_gguf, Type.BF16)
+    path = converted(original, tmp_path / "demo-bf16.gguf", Type.BF16)
     plan = plan_of(path, dtype="auto", max_model_len=None)
     assert (plan.format, plan.dtype, plan.max_model_len) == ("gguf", "bfloat16", 2048)
     with LLM(str(path), memory="2GiB") as llm:
@@ -91,10 +90,9 @@ def test_nearly_the_same_answers_from_eight_bits(
     original: Path,
     questions: list[list[dict[str, str]]],
     answers: list[str],
-    write_gguf: Any,
     tmp_path: Path,
 ) -> None:
-    path = converted(original, tmp_path / "demo-q8_0.gguf", write_gguf, Type.Q8_0)
+    path = converted(original, tmp_path / "demo-q8_0.gguf", Type.Q8_0)
     assert [use.name for use in plan_of(path).schemes] == ["q8_0"]
     with LLM(str(path), memory="2GiB") as llm:
         given = [o.outputs[0].text for o in llm.chat(questions, GREEDY)]

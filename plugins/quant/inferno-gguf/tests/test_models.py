@@ -13,6 +13,7 @@ import gguf
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
+from gguf_models import write_gguf
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -123,7 +124,7 @@ def dequantized(tensor: Tensor, kind: Type) -> tuple[Tensor, Tensor]:
 @CONFIGS
 @pytest.mark.parametrize("kind", [Type.F32, Type.BF16, Type.F16], ids=["f32", "bf16", "f16"])
 def test_plain_types_give_the_same_tokens(
-    config: dict[str, Any], kind: Type, write_gguf: Any, tmp_path: Path
+    config: dict[str, Any], kind: Type, tmp_path: Path
 ) -> None:
     tensors = random_tensors(config)
     types = {name: kind for name, t in tensors.items() if t.ndim > 1}
@@ -136,7 +137,7 @@ def test_plain_types_give_the_same_tokens(
 @pytest.mark.parametrize("tied", [False, True])
 @CONFIGS
 def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
-    config: dict[str, Any], tied: bool, write_gguf: Any, tmp_path: Path
+    config: dict[str, Any], tied: bool, tmp_path: Path
 ) -> None:
     """Every type at once: mixed within a layer and within what is fused, the embedding and the head
     too."""
@@ -179,7 +180,7 @@ def test_quantized_types_give_the_tokens_of_the_values_they_stand_for(
     )
 
 
-def test_types_without_a_packed_weight_are_unpacked(write_gguf: Any, tmp_path: Path) -> None:
+def test_types_without_a_packed_weight_are_unpacked(tmp_path: Path) -> None:
     tensors = random_tensors(LLAMA)
     types = {name: Type.TQ2_0 for name in tensors if "down_proj" in name} | {
         "lm_head.weight": Type.MXFP4
@@ -221,7 +222,7 @@ def llama3_divisors(config: Mapping[str, Any]) -> Tensor:
     return torch.tensor(found)
 
 
-def test_rotary_divisors_are_llama_3s_scaling(write_gguf: Any, tmp_path: Path) -> None:
+def test_rotary_divisors_are_llama_3s_scaling(tmp_path: Path) -> None:
     scaling = {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -241,7 +242,7 @@ def test_rotary_divisors_are_llama_3s_scaling(write_gguf: Any, tmp_path: Path) -
     assert_equal(load(path), load(save(tmp_path / "original", config, tensors)))
 
 
-def test_yarn_is_the_original_one(write_gguf: Any, tmp_path: Path) -> None:
+def test_yarn_is_the_original_one(tmp_path: Path) -> None:
     config = {
         **QWEN3,
         "attention_bias": True,
@@ -262,7 +263,7 @@ def test_yarn_is_the_original_one(write_gguf: Any, tmp_path: Path) -> None:
     assert_equal(load(path), load(save(tmp_path / "original", config, tensors)), tolerance=0.0)
 
 
-def test_the_type_to_compute_in_is_the_files(write_gguf: Any, tmp_path: Path) -> None:
+def test_the_type_to_compute_in_is_the_files(tmp_path: Path) -> None:
     tensors = random_tensors(LLAMA)
     for kind, dtype in ((Type.F16, "float16"), (Type.Q8_0, "bfloat16"), (Type.F32, "float32")):
         types = {name: kind for name, t in tensors.items() if t.ndim > 1}

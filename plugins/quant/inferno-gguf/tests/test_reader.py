@@ -5,70 +5,23 @@ from __future__ import annotations
 import struct
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
+from gguf_headers import ARRAY, BOOL, F32, STRING, U8, U32, U64, array, pair, raw, tensor, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferno.errors import CheckpointError
 from inferno_gguf import reader
-from inferno_gguf.files import matches, open_files
 from inferno_gguf.reader import GgufFile
 
 repeatable = settings(deadline=None, derandomize=True, database=None)
 
 HUGE = [2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
-U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
-
-
-def text(value: str | bytes, length: int | None = None) -> bytes:
-    raw = value.encode() if isinstance(value, str) else value
-    return struct.pack("<Q", len(raw) if length is None else length) + raw
-
-
-def pair(key: str | bytes, kind: int, value: bytes) -> bytes:
-    return text(key) + struct.pack("<I", kind) + value
-
-
-def array(kind: int, count: int, items: bytes = b"") -> bytes:
-    return struct.pack("<IQ", kind, count) + items
-
-
-def tensor(
-    name: str = "t",
-    dims: Sequence[int] = (8,),
-    kind: int = 0,
-    offset: int = 0,
-    num_dims: int | None = None,
-) -> bytes:
-    sizes = struct.pack(f"<I{len(dims)}Q", len(dims) if num_dims is None else num_dims, *dims)
-    return text(name) + sizes + struct.pack("<IQ", kind, offset)
-
-
-def raw(
-    folder: Path,
-    pairs: Sequence[bytes] = (),
-    tensors: Sequence[bytes] = (),
-    data: int = 0,
-    *,
-    version: int = 3,
-    num_pairs: int | None = None,
-    num_tensors: int | None = None,
-    magic: bytes = b"GGUF",
-) -> Path:
-    """A little-endian file of any header, and that many bytes of data."""
-    counts = (
-        len(tensors) if num_tensors is None else num_tensors,
-        len(pairs) if num_pairs is None else num_pairs,
-    )
-    header = magic + struct.pack("<IQQ", version, *counts) + b"".join([*pairs, *tensors])
-    file = folder / "model.gguf"
-    file.write_bytes(header + b"\0" * (-len(header) % 32) + b"\0" * data)
-    return file
 
 
 def refused(path: Path, complaint: str = ".") -> None:
@@ -182,13 +135,15 @@ def test_what_gguf_py_writes_is_read(
     for key, value in pairs:
         if key == "general.architecture" or (isinstance(value, list) and not value):
             continue  # it writes no empty arrays
-        add = {
-            str: writer.add_string,
-            int: writer.add_uint8,
-            bool: writer.add_bool,
-            list: writer.add_array,
-        }[type(value)]
-        add(key, value)
+        match value:
+            case str():
+                writer.add_string(key, value)
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint8(key, value)
+            case list():
+                writer.add_array(key, value)
         if value != "":  # nor empty texts
             expected[key] = value
     writer.write_header_to_file()
@@ -221,7 +176,8 @@ def test_other_versions(version: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 1000, *HUGE])
 @pytest.mark.parametrize("which", ["num_pairs", "num_tensors"])
 def test_counts_that_the_file_has_no_room_for(which: str, count: int, tmp_path: Path) -> None:
-    refused(raw(tmp_path, **{which: count}), "possible|truncated")
+    counts: dict[str, Any] = {which: count}
+    refused(raw(tmp_path, **counts), "possible|truncated")
 
 
 @pytest.mark.parametrize("length", [100, *HUGE])
@@ -344,77 +300,3 @@ def test_a_text_that_is_no_utf8_is_an_error_where_it_is_asked_for(tmp_path: Path
     for key in ("text", "texts"):
         with pytest.raises(CheckpointError, match="not UTF-8"):
             metadata[key]
-
-
-# --- several files --------------------------------------------------------------------------------
-
-
-def shard(
-    folder: Path,
-    number: int,
-    count: int,
-    *,
-    of: int | None = None,
-    said: int | None = None,
-    total: int = 2,
-) -> Path:
-    """Shard `number` of `count`, holding one tensor. `of` and `said` are what its metadata says
-    instead."""
-    pairs = [
-        pair("split.no", U32, struct.pack("<I", number if said is None else said)),
-        pair("split.count", U32, struct.pack("<I", count if of is None else of)),
-        pair("split.tensors.count", U32, struct.pack("<I", total)),
-    ]
-    file = raw(folder, pairs, [tensor(f"t{number}")], 32)
-    return file.rename(folder / f"model-{number + 1:05}-of-{count:05}.gguf")
-
-
-def test_all_shards_are_opened_whichever_is_named(tmp_path: Path) -> None:
-    paths = [shard(tmp_path, 0, 2), shard(tmp_path, 1, 2)]
-    for named in (*paths, tmp_path):
-        assert matches(named)
-        assert [sorted(f.tensors) for f in open_files(named)] == [["t0"], ["t1"]]
-
-
-@pytest.mark.parametrize(
-    ("second", "complaint"),
-    [
-        (None, "00002-of-00002.gguf is missing"),
-        ({"of": 3}, "part 2 of 3"),
-        ({"said": 0}, "part 1 of 2"),
-        ({"said": 2**32 - 1}, "part 4294967296 of 2"),
-        ({}, "hold 2 tensors, not 9"),
-    ],
-)
-def test_shards_that_do_not_belong_together(
-    second: dict[str, Any] | None, complaint: str, tmp_path: Path
-) -> None:
-    first = shard(tmp_path, 0, 2, total=9 if second == {} else 2)
-    if second is not None:
-        shard(tmp_path, 1, 2, **second)
-    with pytest.raises(CheckpointError, match=complaint) as caught:
-        open_files(first)
-    assert caught.value.remedy
-
-
-@pytest.mark.parametrize("count", [3, 100_000, 2**32 - 1])
-def test_a_shard_under_another_name(count: int, tmp_path: Path) -> None:
-    file = shard(tmp_path, 0, 2, of=count)
-    with pytest.raises(CheckpointError, match=f"one of {count} parts, but not named as such"):
-        open_files(file)
-    with pytest.raises(CheckpointError, match=f"one of {count} parts, but not named as such"):
-        open_files(file.rename(tmp_path / "renamed.gguf"))
-
-
-def test_a_folder_of_several_models_names_them(tmp_path: Path) -> None:
-    raw(tmp_path).rename(tmp_path / "a.gguf")
-    raw(tmp_path).rename(tmp_path / "b.gguf")
-    with pytest.raises(CheckpointError, match=r"2 GGUF models: a\.gguf, b\.gguf"):
-        open_files(tmp_path)
-
-
-def test_a_file_is_known_by_its_first_bytes_too(tmp_path: Path) -> None:
-    blob = raw(tmp_path).rename(tmp_path / "2f6a1d")
-    assert matches(blob) and len(open_files(blob)) == 1
-    (tmp_path / "model.safetensors").touch()
-    assert not matches(tmp_path), "a folder that another format reads"
