@@ -5,6 +5,7 @@
 is one code path.
 """
 
+from inferno.plan.backends import NOT_CAPTURED
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.opened import Opened, Parts, reopen
 from inferno.plan.options import Options
@@ -24,11 +25,12 @@ from inferno.plan.stored import modules_of, unused_tensors
 
 __all__ = [
     "AttentionUse",
-    "CaptureUse",
     "CacheGroupPlan",
+    "CaptureUse",
     "Chosen",
     "KernelUse",
     "MemoryItem",
+    "NOT_CAPTURED",
     "Opened",
     "Options",
     "Parts",

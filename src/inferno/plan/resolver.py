@@ -89,11 +89,17 @@ def _decide(
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
-    capture = choose_capture(kernels, uses, device, options.max_num_seqs)
     limit = memory_limit(options, device)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     cache = size_cache(
         options, model, uses, states, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
+    )
+    capture = choose_capture(
+        kernels,
+        uses,
+        device,
+        max_num_seqs=options.max_num_seqs,
+        max_blocks=-(-cache.value.max_model_len // block_size),
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [*([isq] if isq else []), kernels, capture, cache]

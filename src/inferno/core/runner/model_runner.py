@@ -5,15 +5,13 @@ Suffixes: T tokens of the step, S sampled rows, P prompt positions, D hidden, V 
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 from attrs import define, field
 from torch import Tensor, nn
 
 from inferno.contracts import Capture
 from inferno.core.kvcache import KVCache
+from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.sampling import Sampler, logprobs_of
@@ -36,7 +34,8 @@ class ModelRunner:
         self._model, self._device = model, torch.device(plan.device)
         self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
-        windows = [group.window for group in plan.groups if group.window is not None]
+        self._input_spec = InputSpec.of_plan(plan)
+        windows = self._input_spec.windows
         self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, windows)
         self._sampler = Sampler(
             plan.max_num_seqs,
@@ -46,19 +45,11 @@ class ModelRunner:
             argmax=ops.argmax,
         )
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
-        self._has_states = bool(plan.states)
         self.replays: Replays | None = None
         """Captured steps, if the plan has any."""
-        if capture is not None:
-            trial_slot = plan.max_num_seqs if plan.states else None
+        if capture is not None and plan.capture is not None:
             self.replays = Replays(
-                self._compute,
-                capture,
-                plan.block_size,
-                plan.max_model_len,
-                windows,
-                trial_slot=trial_slot,
-                prepare=self._prepare,
+                self._compute, capture, plan.capture, self._input_spec, self._prepare
             )
 
     @torch.inference_mode()
@@ -74,7 +65,8 @@ class ModelRunner:
         if step.copies_before:
             self.cache.copy_states(step.copies_before)
         if (logits_SV := self._replayed(arrays)) is None:
-            hidden_TD = self._model(self._batch(arrays))
+            inputs = self._input_spec.inputs_of(arrays)
+            hidden_TD = self._model(inputs.batch(arrays))
         if step.copies_after:
             self.cache.copy_states(step.copies_after)
         prompt_logprobs: dict[int, tuple[Logprobs | None, ...]] = {}
@@ -83,7 +75,7 @@ class ModelRunner:
                 prompt_logprobs = self._prompt_logprobs(step, arrays, hidden_TD)
             if not arrays.sampling_rows:
                 return Sampled([], {}, prompt_logprobs)
-            logits_SV = self.logits(hidden_TD[self._tensor(arrays.last)])
+            logits_SV = self.logits(hidden_TD[inputs.last_L])
         drawn = self._sampler.sample(logits_SV, arrays.sampling_rows)
         self._tables.append(arrays, drawn.token_ids)
         return Sampled(drawn.token_ids, drawn.logprobs, prompt_logprobs)
@@ -106,33 +98,6 @@ class ModelRunner:
     def logits(self, hidden_SD: Tensor) -> Tensor:
         logits_SV: Tensor = self._model.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
         return logits_SV
-
-    def _batch(self, arrays: StepArrays) -> Batch:
-        tensor = self._tensor
-        batch = Batch(
-            token_ids_T=tensor(arrays.token_ids),
-            positions_T=tensor(arrays.positions),
-            slots_T=tensor(arrays.slots),
-            query_starts=arrays.query_starts,
-            context_lens=arrays.context_lens,
-            blocks_SM=tensor(arrays.tables),
-            block_size=self._tables.block_size,
-            query_starts_S1=torch.tensor(
-                arrays.query_starts, dtype=torch.int32, device=self._device
-            ),
-            context_lens_S=torch.tensor(
-                arrays.context_lens, dtype=torch.int32, device=self._device
-            ),
-            state_slots_S=tensor(arrays.rows) if self._has_states else None,
-        )
-        if not arrays.windows:
-            return batch
-        return batch.with_windows(
-            {w: (tensor(slots), tensor(tables)) for w, (slots, tables) in arrays.windows.items()}
-        )
-
-    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
 
     def _prompt_logprobs(
         self, step: Step, arrays: StepArrays, hidden_TD: Tensor

@@ -39,6 +39,10 @@ class StepArrays:
     next_positions: Array
     """Position of the token that each sampling slice draws."""
 
+    def groups(self) -> list[tuple[int | None, tuple[Array, Array]]]:
+        """Slots and tables of the full group, then of each sliding window's."""
+        return [(None, (self.slots, self.tables)), *self.windows.items()]
+
 
 @define(eq=False)
 class Tables:
