@@ -15,7 +15,14 @@ import pytest
 from inferno import host
 from inferno.builtin.torch_cache import layout
 from inferno.catalog import ANY, Catalog, Offer, load_catalog
-from inferno.contracts import AttentionNeed, Checkpoint, CheckpointFormat, Device
+from inferno.contracts import (
+    AttentionNeed,
+    Checkpoint,
+    CheckpointFormat,
+    Device,
+    DeviceKind,
+    KernelProvider,
+)
 from inferno.errors import (
     CheckpointError,
     InfernoError,
@@ -27,7 +34,9 @@ from inferno.errors import (
 )
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import (
+    CaptureUse,
     Chosen,
+    KernelUse,
     Options,
     Plan,
     open_model,
@@ -37,7 +46,9 @@ from inferno.plan import (
     resolve,
 )
 from inferno.plan import opened as opened_module
+from inferno.plan.backends import choose_capture
 from inferno.plan.cache_size import CacheSizes
+from inferno.plan.decided import Decided
 from inferno.plan.plan import AttentionUse
 from inferno.plan.schemes import _by_pattern
 
@@ -564,3 +575,21 @@ def test_picked_experts_have_rows_of_their_own_in_the_memory_plan(write: Write) 
     # per token, of 64, and picked expert: gate, up and what they make, and its input and output;
     # bfloat16
     assert activations(8) - activations(4) == 64 * 4 * (3 * 96 + 2 * 32) * 2
+
+
+def test_the_shapes_of_captured_steps_are_decided_by_device() -> None:
+    """Exact numbers of requests on a CPU, few on others; none without a provider that captures."""
+    kernels = KernelProvider(name="fast", ops={}, refuses=lambda need: None, capture=lambda: None)
+
+    def chosen(provider: KernelProvider, kind: DeviceKind) -> CaptureUse | None:
+        uses = (KernelUse(op="linear", layout="", name="fast", distribution="fast-kernels"),)
+        offers = (("kernels", Offer(provider, "fast-kernels")),)
+        return choose_capture(
+            Decided(uses, offers), (), Device(kind), max_num_seqs=100, max_blocks=50
+        ).value
+
+    cpu = CaptureUse(name="fast", sizes=tuple(range(1, 65)), blocks=(8, 16, 32, 50))
+    assert chosen(kernels, "cpu") == cpu
+    few = CaptureUse(name="fast", sizes=(1, 2, 4, 8, 16, 32, 64, 100), blocks=(50,))
+    assert chosen(kernels, "cuda") == few
+    assert chosen(attrs.evolve(kernels, capture=None), "cpu") is None

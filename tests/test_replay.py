@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from inferno.catalog import Catalog, Offer, Plugin, load_catalog
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner, Tables
+from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
 from inferno.core.types import Request, Slice, Step
 from inferno.nn import Router
 from inferno.nn.batch import Batch
 from inferno.nn.capture import CallCapture
-from inferno.plan import Options, open_model
+from inferno.plan import CaptureUse, Options, open_model
 from inferno.sampling_params import SamplingParams
 from inferno.testing import randomize
 
@@ -151,6 +152,20 @@ def test_replayed_and_computed_steps_agree(engine: Engine) -> None:
     assert tokens(engine) == replayed
 
 
+def test_few_shapes_with_padding_rows_give_what_computed_steps_give(engine: Engine) -> None:
+    """As devices capture them: the whole table, and inputs that are copied there."""
+    runner, plan = runner_of(engine), engine.plan
+    few = CaptureUse(name="cpu", sizes=(1, 4, 8), blocks=(-(-plan.max_model_len // 16),))
+    capture = CallCapture(_native.Recording)
+    padded = Replays(runner._compute, capture, few, evolve(InputSpec.of_plan(plan), apart=True))
+    padded.prepare = runner._prepare
+    runner.replays = padded
+    found = tokens(engine)
+    assert {count for count, _ in padded.shapes} == {1, 4, 8}
+    runner.replays = None
+    assert tokens(engine) == found
+
+
 def test_a_choice_within_groups_is_torchs_and_recorded_too(experts: Path) -> None:
     engine = load(experts)
     runner = runner_of(engine)
@@ -178,13 +193,10 @@ def test_a_trial_writes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch)
         return shape
 
     monkeypatch.setattr(Replays, "_captured", compared)
+    assert (use := engine.plan.capture) is not None
+    spec = InputSpec.of_plan(engine.plan)
     fresh = Replays(
-        runner._compute,
-        CallCapture(_native.Recording),
-        engine.plan.block_size,
-        engine.plan.max_model_len,
-        [group.window for group in engine.plan.groups if group.window is not None],
-        prepare=runner._prepare,
+        runner._compute, CallCapture(_native.Recording), use, spec, prepare=runner._prepare
     )
     runner.replays = fresh
     tokens(engine)
@@ -237,7 +249,8 @@ def computed(found: Callable[[Tensor], Tensor], times: int = 3) -> Replays:
     def compute(batch: Batch) -> Tensor:
         return found(batch.token_ids_T[:, None])
 
-    replays = Replays(compute, CallCapture(), block_size=16, max_model_len=64)
+    use = CaptureUse(name="torch", sizes=(1,), blocks=(4,))
+    replays = Replays(compute, CallCapture(), use, InputSpec(16, 64))
     tables = Tables(1, 64, 16)
     for token_id in range(times):
         tables.token_ids[0, 0] = token_id

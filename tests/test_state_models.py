@@ -18,12 +18,14 @@ from inferno.catalog import load_catalog
 from inferno.contracts import AttentionSpec, CacheTensor, StateSpec
 from inferno.core.engine import Engine
 from inferno.core.runner import Tables
+from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
 from inferno.core.types import BlockUpdate, NewSequence, Request, Slice, Step
 from inferno.errors import CheckpointError, OutOfMemoryError
 from inferno.loading import load_model
 from inferno.nn.batch import Batch
 from inferno.plan import (
+    CaptureUse,
     Options,
     open_model,
     plan_from_json,
@@ -276,7 +278,8 @@ def test_a_recorded_step_moves_each_state_once() -> None:
             seen[slot] += 1
         return batch.token_ids_T[:, None].clone()
 
-    replays = Replays(compute, Recorded, block_size=16, max_model_len=64, trial_slot=3)
+    use = CaptureUse(name="recorded", sizes=(1, 2, 3), blocks=(4,))
+    replays = Replays(compute, Recorded, use, InputSpec(16, 64, trial_slot=3))
     tables = Tables(3, 64, 16)
     new = NewSequence(2, Request(id="a", token_ids=(7,)), (7,))
     tables.update(Step((), (new,), (BlockUpdate(0, 2, 0, 5),)))

@@ -5,6 +5,7 @@
 is one code path.
 """
 
+from inferno.plan.backends import NOT_CAPTURED
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
@@ -28,14 +29,15 @@ from inferno.plan.stored import modules_of, unused_tensors
 
 __all__ = [
     "AttentionUse",
-    "CaptureUse",
     "CacheGroupPlan",
+    "CaptureUse",
     "Chosen",
     "Gpu",
     "KernelUse",
     "Machine",
     "Measured",
     "MemoryItem",
+    "NOT_CAPTURED",
     "Opened",
     "Options",
     "Parts",

@@ -27,6 +27,12 @@ BUILTIN = "inferno"
 MAX_CAPTURED = 64
 """With more sequences, a CPU's operators take far longer than calling them."""
 
+MIN_BLOCKS = 8
+"""Of a captured table on a CPU: few shapes for short contexts."""
+
+NOT_CAPTURED = "Python calls each operator of small decode steps, some microseconds each"
+"""What it costs that no step is captured."""
+
 STATE_BLOCK_SIZE = 64
 """Tokens per block of a model without attention, whose blocks only identify prefixes."""
 
@@ -99,10 +105,15 @@ def choose_capture(
     kernels: Decided[tuple[KernelUse, ...]],
     attention: Sequence[AttentionUse],
     device: Device,
+    *,
     max_num_seqs: int,
+    max_blocks: int,
 ) -> Decided[CaptureUse | None]:
     """Choose which decode steps are captured: by the kernel provider, if what it cannot see is all
-    torch's. Work of another distribution, outside torch's dispatcher, would be left out."""
+    torch's. Work of another distribution, outside torch's dispatcher, would be left out.
+
+    On a CPU, a padding row would cost as much as another, and a capture is soon made; on other
+    devices it is the other way round."""
     providers = {offer.item.name: offer for _, offer in kernels.offers}
     able = [offer for offer in providers.values() if offer.item.capture is not None]
     if not able:
@@ -119,18 +130,15 @@ def choose_capture(
         return Decided(
             None, notes=(f"{NOT_CAPTURED}: {offer.distribution} cannot capture {names}",)
         )
-    sizes = _all_sizes(max_num_seqs) if device.kind == "cpu" else _powers_of_two(max_num_seqs)
-    return Decided(CaptureUse(name=offer.item.name, sizes=sizes))
+    sizes = _powers_of_two(1, max_num_seqs)
+    blocks: tuple[int, ...] = (max_blocks,)
+    if device.kind == "cpu":
+        sizes = tuple(range(1, min(MAX_CAPTURED, max_num_seqs) + 1))
+        blocks = _powers_of_two(MIN_BLOCKS, max(MIN_BLOCKS, max_blocks))
+    return Decided(CaptureUse(name=offer.item.name, sizes=sizes, blocks=blocks))
 
 
-NOT_CAPTURED = "Python calls each operator of small decode steps, some microseconds each"
-"""What it costs that no step is captured."""
-
-
-def _all_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    return tuple(range(1, min(MAX_CAPTURED, max_num_seqs) + 1))
-
-
-def _powers_of_two(max_num_seqs: int) -> tuple[int, ...]:
-    """Each capture costs memory on a device, and a padding row next to nothing."""
-    return (*(1 << i for i in range((max_num_seqs - 1).bit_length())), max_num_seqs)
+def _powers_of_two(least: int, most: int) -> tuple[int, ...]:
+    """Return those from `least` that are less than `most`, and `most`."""
+    exponents = range(least.bit_length() - 1, (most - 1).bit_length())
+    return (*(1 << i for i in exponents), most)

@@ -102,7 +102,6 @@ def _decide(
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
-    capture = choose_capture(kernels, uses, device, options.max_num_seqs)
     limit = memory_limit(options, device)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     drafting = None
@@ -120,6 +119,13 @@ def _decide(
         fixed += drafting.value.memory
     cache = size_cache(
         options, model, uses, states, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
+    )
+    capture = choose_capture(
+        kernels,
+        uses,
+        device,
+        max_num_seqs=options.max_num_seqs,
+        max_blocks=-(-cache.value.max_model_len // block_size),
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]

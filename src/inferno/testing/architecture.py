@@ -24,7 +24,7 @@ from inferno.errors import CheckpointError
 from inferno.loading import build, fill
 from inferno.nn import Attention, Rope, State
 from inferno.nn.capture import CallCapture
-from inferno.plan import reopen, unused_tensors
+from inferno.plan import CaptureUse, reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
@@ -208,22 +208,26 @@ class ArchitectureTests(GgufTwins):
     def test_a_decode_step_exchanges_no_values_with_python(
         self, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
-        """In torch alone. On a GPU, Python would wait for each of them."""
+        """On a GPU, Python would wait for each of them. In torch alone, with the few shapes that
+        devices capture: most steps have padding rows."""
         toy = load_toy(checkpoint, without_kernels(catalog))
+        blocks = -(-toy.plan.max_model_len // toy.plan.block_size)
+        few = CaptureUse(name="torch", sizes=(1, 4, 8), blocks=(blocks,))
+        toy = Toy(attrs.evolve(toy.plan, capture=few), toy.model)
         self._compare_captured(toy, CallCapture(), prompts)
 
     def _compare_captured(self, toy: Toy, capture: Capture, prompts: list[list[int]]) -> None:
         engine = toy.engine(capture)
         runner = engine._runner
         assert isinstance(runner, ModelRunner) and (replays := runner.replays) is not None
-        for some in (prompts, prompts[-1:]):
+        for some in (prompts, prompts[-3:], prompts[-1:]):
             captured = generate(toy, some, 24, engine=engine)
             if self.uncaptured:
                 assert replays.refusal is not None, "`uncaptured` says it cannot be captured"
                 assert self.uncaptured in replays.refusal
                 return
             assert replays.refusal is None, replays.refusal
-            assert len(some) in {count for count, _ in replays.shapes}
+            assert any(count >= len(some) for count, _ in replays.shapes)
             for ours, theirs in zip(captured, generate(toy, some, 24), strict=True):
                 assert ours.token_ids == theirs.token_ids
                 assert_close(ours.logits_NV, theirs.logits_NV)

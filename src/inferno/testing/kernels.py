@@ -268,6 +268,27 @@ class KernelProviderTests(Installed):
                     run(y_ND, places_TX, weights), ops.combine(y_ND, places_TX, weights), dtype
                 )
 
+    def test_what_it_captures_runs_again(self, item: KernelProvider) -> None:
+        """Its ops and torch's in turns, on other values at the same places; captures of one model
+        share their memory."""
+        norm = self._op(item, "rms_norm", "float32") or ops.rms_norm
+        gated = self._op(item, "silu_mul", "float32") or ops.silu_mul
+
+        def compute(x_TD: Tensor) -> Tensor:
+            y_TD = norm(x_TD, weight_D, 1e-6)
+            return norm(torch.tanh(gated(y_TD, x_TD)) + x_TD, weight_D, 1e-6) * y_TD
+
+        if item.capture is None:
+            return
+        capture, weight_D, x_TD = item.capture(), random(48), random(3, 48)
+        with torch.inference_mode():
+            captured, other = (capture(lambda: compute(x_TD)) for _ in range(2))
+            for seed in range(3):
+                x_TD.copy_(random(3, 48) * (seed + 1))
+                other.replay()
+                captured.replay()
+                assert_close(captured.output, compute(x_TD), "float32")
+
     def _refused(self, item: KernelProvider, op: str, dtype: DType, layout: str = "") -> bool:
         return (
             item.refuses(

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import define, field
 from torch import Tensor, nn
 
 from inferno.contracts import Capture, Drafter, DraftRequest, Model, Span
 from inferno.core.kvcache import KVCache
+from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.sampling import Sampler, logprobs_of
@@ -72,7 +72,8 @@ class ModelRunner:
         self.cache.bind(model)
         if drafter is not None and drafter.layers is not None:
             self.cache.bind(drafter.layers)
-        windows = [group.window for group in plan.groups if group.window is not None]
+        self._input_spec = InputSpec.of_plan(plan)
+        windows = self._input_spec.windows
         self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, windows)
         self._sampler = Sampler(
             plan.max_num_seqs,
@@ -82,19 +83,11 @@ class ModelRunner:
         )
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
         self._pooled: dict[int, _Pooled] = {}
-        self._has_states = bool(plan.states)
         self.replays: Replays | None = None
         """Captured steps, if the plan has any."""
-        if capture is not None:
-            trial_slot = plan.max_num_seqs if plan.states else None
+        if capture is not None and plan.capture is not None:
             self.replays = Replays(
-                self._compute,
-                capture,
-                plan.block_size,
-                plan.max_model_len,
-                windows,
-                trial_slot=trial_slot,
-                prepare=self._prepare,
+                self._compute, capture, plan.capture, self._input_spec, self._prepare
             )
 
     @torch.inference_mode()
@@ -130,7 +123,8 @@ class ModelRunner:
         step = launched.step
         launched.arrays = arrays = self._tables.lay_out(step, self._drafts(step))
         if (logits_LV := self._replayed(arrays)) is None:
-            hidden_TD = self._model(self._batch(arrays))
+            inputs = self._input_spec.inputs_of(arrays)
+            hidden_TD = self._model(inputs.batch(arrays))
             if self._drafter is not None and self._drafter.sees_steps:
                 self._drafter.computed(arrays.spans, hidden_TD, self)
             if self._wants_prompt:
@@ -138,7 +132,7 @@ class ModelRunner:
             if self._pooled:
                 launched.embeddings = self._embeddings(step, arrays, hidden_TD)
             if arrays.sampling_rows:
-                logits_LV = self.logits_of(hidden_TD[self._tensor(arrays.last)])
+                logits_LV = self.logits_of(hidden_TD[inputs.last_L])
         launched.logits_LV = logits_LV
 
     def _drafts(self, step: Step) -> dict[int, Sequence[int]]:
@@ -158,8 +152,8 @@ class ModelRunner:
     # --- contracts.Lookahead ----------------------------------------------------------------------
 
     def batch(self, spans: Sequence[Span]) -> Batch:
-        slices = tuple([Slice(*span, False) for span in spans])
-        return self._batch(self._tables.lay_out(Step(slices)))
+        arrays = self._tables.lay_out(Step(tuple([Slice(*span, True) for span in spans])))
+        return self._input_spec.inputs_of(arrays).batch(arrays)
 
     def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:
         batch = self.batch(spans)
@@ -223,33 +217,6 @@ class ModelRunner:
         """Return the model's logits."""
         logits_SV: Tensor = self._model.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
         return logits_SV
-
-    def _batch(self, arrays: StepArrays) -> Batch:
-        tensor = self._tensor
-        batch = Batch(
-            token_ids_T=tensor(arrays.token_ids),
-            positions_T=tensor(arrays.positions),
-            slots_T=tensor(arrays.slots),
-            query_starts=arrays.query_starts,
-            context_lens=arrays.context_lens,
-            blocks_SM=tensor(arrays.tables),
-            block_size=self._tables.block_size,
-            query_starts_S1=torch.tensor(
-                arrays.query_starts, dtype=torch.int32, device=self._device
-            ),
-            context_lens_S=torch.tensor(
-                arrays.context_lens, dtype=torch.int32, device=self._device
-            ),
-            state_slots_S=tensor(arrays.rows) if self._has_states else None,
-        )
-        if not arrays.windows:
-            return batch
-        return batch.with_windows(
-            {w: (tensor(slots), tensor(tables)) for w, (slots, tables) in arrays.windows.items()}
-        )
-
-    def _tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
 
     def _embeddings(
         self, step: Step, arrays: StepArrays, hidden_TD: Tensor

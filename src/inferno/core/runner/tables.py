@@ -55,6 +55,10 @@ class StepArrays:
             )
         ]
 
+    def groups(self) -> list[tuple[int | None, tuple[Array, Array]]]:
+        """Slots and tables of the full group, then of each sliding window's."""
+        return [(None, (self.slots, self.tables)), *self.windows.items()]
+
 
 @define(eq=False)
 class Tables:

@@ -1,0 +1,171 @@
+"""The arrays of a step, in one buffer on the host and its twin on the device.
+
+Suffixes: T tokens of the step, S sequences, M blocks of a table, L sampled rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from inferno.core.runner.tables import StepArrays
+from inferno.nn.batch import Batch
+from inferno.plan import Plan
+
+Array = np.ndarray[Any, Any]
+
+
+@frozen
+class InputSpec:
+    """What the inputs of all steps of a plan have in common."""
+
+    block_size: int
+    max_model_len: int
+    windows: Sequence[int] = ()
+    """The sliding windows that have a cache group."""
+    trial_slot: int | None = None
+    """The slot of padding rows' recurrent states, if the model has any."""
+    device: str = "cpu"
+    apart: bool = False
+    """Whether the twin is a copy even on the CPU, as on other devices: for tests."""
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> InputSpec:
+        return cls(
+            plan.block_size,
+            plan.max_model_len,
+            [group.window for group in plan.groups if group.window is not None],
+            trial_slot=plan.max_num_seqs if plan.states else None,
+            device=plan.device.torch_name,
+        )
+
+    def inputs_of(self, arrays: StepArrays) -> Inputs:
+        """Return inputs with a step's arrays."""
+        sequences, width = arrays.tables.shape
+        inputs = Inputs(self, len(arrays.token_ids), sequences, width, len(arrays.last))
+        inputs.write(arrays)
+        return inputs
+
+
+@define(eq=False)
+class Inputs:
+    """A step of T tokens, S sequences, M blocks and L sampled rows. `write` changes all arrays with
+    one copy to the device; the tensors stay where they are. On the CPU the twin is the buffer."""
+
+    spec: InputSpec
+    tokens: int
+    sequences: int
+    width: int
+    sampled: int
+    last_L: Tensor = field(init=False)
+    """Index in T of each sampled row."""
+    _arrays: dict[str, Array] = field(init=False)
+    _tensors: dict[str, Tensor] = field(init=False)
+    _copy: partial[Tensor] | None = field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        on_cpu = self.spec.device == "cpu"
+        fields = [*self._fields()]
+        nbytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in fields)
+        host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=not on_cpu)
+        twin = host
+        if not on_cpu or self.spec.apart:
+            twin = torch.empty(nbytes, dtype=torch.uint8, device=self.spec.device)
+            self._copy = partial(twin.copy_, host, non_blocking=True)
+        self._arrays, self._tensors, end = {}, {}, 0
+        for name, shape, dtype in fields:
+            begin, end = end, end + math.prod(shape) * dtype.itemsize
+            self._arrays[name] = host[begin:end].view(dtype).view(shape).numpy()
+            self._tensors[name] = twin[begin:end].view(dtype).view(shape)
+        self.last_L = self._tensors["last"]
+
+    def _fields(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
+        """Name, shape and dtype of each array, those of larger elements first."""
+        T, S, M, L = self.tokens, self.sequences, self.width, self.sampled
+        for name, count in (("token_ids", T), ("positions", T), ("rows", S), ("last", L)):
+            yield name, (count,), torch.int64
+        for group in (None, *self.spec.windows):
+            yield f"slots {group}", (T,), torch.int64
+            yield f"tables {group}", (S, M), torch.int64
+        yield "query_starts", (S + 1,), torch.int32
+        yield "context_lens", (S,), torch.int32
+
+    def clear(self) -> None:
+        """Write padding rows only."""
+        for group in (None, *self.spec.windows):
+            self._arrays[f"tables {group}"][:] = 0
+        self._pad(0, 0, 0)
+        self._send()
+
+    def write(self, arrays: StepArrays) -> None:
+        """Write a step of as many tokens, sequences and sampled rows, or of fewer and padding
+        rows."""
+        held, tokens = self._arrays, len(arrays.token_ids)
+        sequences, sampled = len(arrays.context_lens), len(arrays.last)
+        held["token_ids"][:tokens] = arrays.token_ids
+        held["positions"][:tokens] = arrays.positions
+        held["rows"][:sequences] = arrays.rows
+        held["last"][:sampled] = arrays.last
+        held["query_starts"][: sequences + 1] = arrays.query_starts
+        held["context_lens"][:sequences] = arrays.context_lens
+        for group, (slots, tables) in arrays.groups():
+            held[f"slots {group}"][:tokens] = slots
+            # Other entries are valid ids, of earlier steps.
+            held[f"tables {group}"][:sequences, : tables.shape[1]] = tables
+        if sequences < self.sequences:
+            self._pad(tokens, sequences, sampled)
+        self._send()
+
+    def _pad(self, tokens: int, sequences: int, sampled: int) -> None:
+        held = self._arrays
+        held["token_ids"][tokens:] = 0
+        held["positions"][tokens:] = 0
+        held["rows"][sequences:] = self.spec.trial_slot or 0
+        held["last"][sampled:] = 0
+        held["query_starts"][sequences:] = range(tokens, self.tokens + 1)
+        held["context_lens"][sequences:] = 0
+        for group in (None, *self.spec.windows):
+            held[f"slots {group}"][tokens:] = -1
+
+    def _send(self) -> None:
+        if self._copy is not None:
+            self._copy()
+
+    def batch(self, arrays: StepArrays) -> Batch:
+        """Return the written step."""
+        return self._batch(arrays.query_starts, arrays.context_lens)
+
+    def to_capture(self) -> Batch:
+        """Return a step to capture, of one token per sequence."""
+        longest = min(self.width * self.spec.block_size, self.spec.max_model_len)
+        return self._batch(range(self.tokens + 1), [longest] * self.tokens, captured=True)
+
+    def _batch(
+        self, query_starts: Sequence[int], context_lens: Sequence[int], captured: bool = False
+    ) -> Batch:
+        held = self._tensors
+        batch = Batch(
+            token_ids_T=held["token_ids"],
+            positions_T=held["positions"],
+            slots_T=held["slots None"],
+            query_starts=query_starts,
+            context_lens=context_lens,
+            blocks_SM=held["tables None"],
+            block_size=self.spec.block_size,
+            query_starts_S1=held["query_starts"],
+            context_lens_S=held["context_lens"],
+            state_slots_S=None if self.spec.trial_slot is None else held["rows"],
+            captured=captured,
+        )
+        if not self.spec.windows:
+            return batch
+        return batch.with_windows(
+            {w: (held[f"slots {w}"], held[f"tables {w}"]) for w in self.spec.windows}
+        )

@@ -1,0 +1,112 @@
+"""A step's arrays arrive on the device as they were written, whatever was there before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+from inferno.core.runner import Tables
+from inferno.core.runner.inputs import Inputs, InputSpec
+from inferno.core.types import BlockUpdate, NewSequence, Request, Slice, Step
+from inferno.nn.batch import Batch
+
+SPEC = InputSpec(4, 64, (8,), trial_slot=3)
+DECODE = Step((Slice(0, 5, 1, True), Slice(2, 2, 1, True)))
+MIXED = Step((Slice(2, 0, 3, False), Slice(0, 5, 1, True)))
+
+
+@pytest.fixture
+def tables() -> Tables:
+    tables = Tables(3, 64, 4, SPEC.windows)
+    new = [
+        NewSequence(0, Request(id="a", token_ids=(7,)), (9, 8, 7, 6, 5, 4)),
+        NewSequence(2, Request(id="b", token_ids=(7,)), (1, 2, 3)),
+    ]
+    blocks = [(0, 0, 0, 5), (0, 0, 1, 6), (0, 2, 0, 7), (1, 0, 0, 1), (1, 0, 1, 2), (1, 2, 0, 3)]
+    tables.update(Step((), tuple(new), tuple(BlockUpdate(*update) for update in blocks)))
+    return tables
+
+
+def values(batch: Batch) -> list[object]:
+    groups = [batch.for_window(None), batch.for_window(8)]
+    return [
+        batch.token_ids_T.tolist(),
+        batch.positions_T.tolist(),
+        batch.query_starts_S1.tolist(),
+        batch.context_lens_S.tolist(),
+        None if batch.state_slots_S is None else batch.state_slots_S.tolist(),
+        [group.slots_T.tolist() for group in groups],
+        [group.blocks_SM.tolist() for group in groups],
+    ]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@torch.inference_mode()
+def test_a_step_is_a_batch_of_tensors(tables: Tables, apart: bool) -> None:
+    arrays = tables.lay_out(MIXED)
+    inputs = evolve(SPEC, apart=apart).inputs_of(arrays)
+    batch = inputs.batch(arrays)
+    assert values(batch) == [
+        [1, 2, 3, 4],
+        [0, 1, 2, 5],
+        [0, 3, 4],
+        [3, 6],
+        [2, 0],
+        [[28, 29, 30, 25], [12, 13, 14, 9]],
+        [[[7, 0], [5, 6]], [[3, 0], [1, 2]]],
+    ]
+    assert (batch.query_starts, batch.context_lens, batch.captured) == ([0, 3, 4], [3, 6], False)
+    assert inputs.last_L.tolist() == [3]
+    assert batch.token_ids_T.dtype == batch.blocks_SM.dtype == torch.int64
+    assert batch.query_starts_S1.dtype == batch.context_lens_S.dtype == torch.int32
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@torch.inference_mode()
+def test_what_a_step_leaves_is_padding_rows_at_the_same_addresses(
+    tables: Tables, apart: bool
+) -> None:
+    inputs = Inputs(evolve(SPEC, apart=apart), 4, 4, 3, 4)
+    batch = inputs.to_capture()
+    assert batch.captured and list(batch.context_lens) == [12] * 4
+    inputs.clear()
+    padding = values(batch)
+    assert padding == [
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+        [0, 1, 2, 3, 4],
+        [0, 0, 0, 0],
+        [3, 3, 3, 3],
+        [[-1] * 4] * 2,
+        [[[0] * 3] * 4] * 2,
+    ]
+    for _ in range(2):
+        inputs.write(tables.lay_out(DECODE))
+        *found, blocks = values(batch)
+        assert found == [
+            [4, 3, 0, 0],
+            [5, 2, 0, 0],
+            [0, 1, 2, 3, 4],
+            [6, 3, 0, 0],
+            [0, 2, 3, 3],
+            [[25, 30, -1, -1], [9, 14, -1, -1]],
+        ]
+        assert np.array(blocks)[:, :2, :2].tolist() == [[[5, 6], [7, 0]], [[1, 2], [3, 0]]]
+        inputs.write(tables.lay_out(evolve(DECODE, slices=DECODE.slices[::-1])))
+        assert batch.context_lens_S.tolist() == [3, 6, 0, 0]
+    inputs.clear()
+    assert values(batch) == padding
+
+
+@torch.inference_mode()
+def test_a_device_is_sent_one_buffer(tables: Tables) -> None:
+    inputs = Inputs(evolve(SPEC, apart=True), 4, 4, 3, 4)
+    before = [t.data_ptr() for t in inputs._tensors.values()]
+    host = {array.ctypes.data for array in inputs._arrays.values()}
+    assert not host & set(before), "the twin is another buffer"
+    storages = {t.untyped_storage().data_ptr() for t in inputs._tensors.values()}
+    assert len(storages) == 1
+    inputs.write(tables.lay_out(DECODE))
+    assert [t.data_ptr() for t in inputs._tensors.values()] == before
