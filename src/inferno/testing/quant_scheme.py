@@ -83,7 +83,11 @@ class QuantSchemeTests(Installed):
 
     def test_plans_need_no_torch(self) -> None:
         """Checked for all classes of a test file in one process."""
-        _assert_plans_need_no_torch(type(self).__module__)
+        module = vars(sys.modules[type(self).__module__]).values()
+        classes = [c for c in module if isinstance(c, type) and issubclass(c, QuantSchemeTests)]
+        _assert_plans_need_no_torch(
+            frozenset(c for c in {type(self), *classes} if hasattr(c, "scheme"))
+        )
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_it_holds_what_it_says(self, item: QuantScheme, dtype: str) -> None:
@@ -323,13 +327,7 @@ def _assert_product(ours: Tensor, wanted: Tensor, dtype: str) -> None:
 
 
 @cache
-def _assert_plans_need_no_torch(module: str) -> None:
-    """For all classes of the module in one process, which takes most of the time."""
-    classes = {
-        item
-        for item in vars(sys.modules[module]).values()
-        if isinstance(item, type) and issubclass(item, QuantSchemeTests) and hasattr(item, "scheme")
-    }
+def _assert_plans_need_no_torch(classes: frozenset[type[QuantSchemeTests]]) -> None:
     asked = [
         (
             item.scheme,
