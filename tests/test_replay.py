@@ -157,8 +157,8 @@ def test_few_shapes_with_padding_rows_give_what_computed_steps_give(engine: Engi
     runner, plan = runner_of(engine), engine.plan
     few = CaptureUse(name="cpu", sizes=(1, 4, 8), blocks=(-(-plan.max_model_len // 16),))
     capture = CallCapture(_native.Recording)
-    padded = Replays(runner._compute, capture, few, evolve(InputSpec.of_plan(plan), apart=True))
-    padded.prepare = runner._prepare
+    padded = runner._replays(runner._model, capture, few)
+    padded.spec = evolve(InputSpec.of_plan(plan), apart=True)
     runner.replays = padded
     found = tokens(engine)
     assert {count for count, _ in padded.shapes} == {1, 4, 8}
@@ -194,10 +194,7 @@ def test_a_trial_writes_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Replays, "_captured", compared)
     assert (use := engine.plan.capture) is not None
-    spec = InputSpec.of_plan(engine.plan)
-    fresh = Replays(
-        runner._compute, CallCapture(_native.Recording), use, spec, prepare=runner._prepare
-    )
+    fresh = runner._replays(runner._model, CallCapture(_native.Recording), use)
     runner.replays = fresh
     tokens(engine)
     assert len(trials) == len(fresh.shapes) >= 4 and all(trials)

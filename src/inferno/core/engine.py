@@ -90,12 +90,16 @@ class Engine:
             prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
             capture = None if trial else capture_of(opened)
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
-            return cls(plan, scheduler, ModelRunner(model, plan, ops, capture, drafter))
+            runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture)
+            return cls(plan, scheduler, runner)
 
         with memory_errors(plan):
             draft = load_model(opened.draft) if opened.draft is not None else None
             model, ops = load_model(opened), ops_of(opened)
-            drafter = load_drafter(opened, model, draft)
+            drafter, draft_capture = load_drafter(opened, model, draft), None
+            if opened.draft is not None and (found := capture_of(opened.draft)) is not None:
+                assert opened.draft.plan.capture is not None
+                draft_capture = found, opened.draft.plan.capture
             if free is not None:
                 layers = drafter.layers if drafter is not None else None
                 models = [model] if layers is None else [model, layers]

@@ -10,10 +10,12 @@ positions, N tokens of a slice, D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from inferno.contracts import Capture, Drafter, DraftRequest, Model, Span
@@ -26,10 +28,17 @@ from inferno.core.types import Logprobs, NewSequence, Sampled, Slice, Step, Veri
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
-from inferno.plan import Plan
+from inferno.plan import CaptureUse, Plan
 
 _LOGPROB_ROWS = 256
 """Prompt positions whose logits are in memory at once."""
+
+
+def prepare(model: nn.Module, batch: Batch) -> None:
+    """Compute what depends on the context's length in Python: the tables of rotary embeddings."""
+    for module in model.modules():
+        if isinstance(module, Rope):
+            module(batch)
 
 
 @define(eq=False)
@@ -65,6 +74,7 @@ class ModelRunner:
         ops: Ops = TORCH,
         capture: Capture | None = None,
         drafter: Drafter | None = None,
+        draft_capture: tuple[Capture, CaptureUse] | None = None,
     ) -> None:
         self._model, self._drafter = model, drafter
         self._device = torch.device(plan.device.torch_name)
@@ -86,9 +96,17 @@ class ModelRunner:
         self.replays: Replays | None = None
         """Captured steps, if the plan has any."""
         if capture is not None and plan.capture is not None:
-            self.replays = Replays(
-                self._compute, capture, plan.capture, self._input_spec, self._prepare
-            )
+            self.replays = self._replays(model, capture, plan.capture)
+        self.draft_replays: Replays | None = None
+        """Captured steps of the draft model."""
+        if drafter is not None and drafter.layers is not None and draft_capture is not None:
+            self.draft_replays = self._replays(drafter.layers, *draft_capture)
+
+    def _replays(self, model: nn.Module, capture: Capture, use: CaptureUse) -> Replays:
+        def compute(batch: Batch) -> Tensor:
+            return self.logits_of(model(batch), model)
+
+        return Replays(compute, capture, use, self._input_spec, partial(prepare, model))
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
@@ -156,9 +174,14 @@ class ModelRunner:
         return self._input_spec.inputs_of(arrays).batch(arrays)
 
     def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:
-        batch = self.batch(spans)
-        hidden_TD = model(batch)
-        return model.logits(hidden_TD[batch.query_starts_S1[1:].long() - 1])
+        arrays = self._tables.lay_out(Step(tuple([Slice(*span, True) for span in spans])))
+        last_L = arrays.last
+        if self.draft_replays is not None and len(arrays.token_ids) <= 2 * len(spans):
+            every = evolve(arrays, last=np.arange(len(arrays.token_ids)))
+            if (logits_TV := self.draft_replays.run(every)) is not None:
+                return logits_TV if len(logits_TV) == len(last_L) else logits_TV[last_L]
+        inputs = self._input_spec.inputs_of(arrays)
+        return model.logits(model(inputs.batch(arrays))[inputs.last_L])
 
     def write(self, row: int, position: int, token_id: int) -> None:
         self._tables.token_ids[row, position] = token_id
@@ -205,17 +228,10 @@ class ModelRunner:
             return None
         return self.replays.run(arrays)
 
-    def _prepare(self, batch: Batch) -> None:
-        for module in self._model.modules():
-            if isinstance(module, Rope):
-                module(batch)
-
-    def _compute(self, batch: Batch) -> Tensor:
-        return self.logits_of(self._model(batch))
-
-    def logits_of(self, hidden_SD: Tensor) -> Tensor:
-        """Return the model's logits."""
-        logits_SV: Tensor = self._model.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
+    def logits_of(self, hidden_SD: Tensor, model: nn.Module | None = None) -> Tensor:
+        """Return the logits of the model, or of another one."""
+        head = self._model if model is None else model
+        logits_SV: Tensor = head.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
         return logits_SV
 
     def _embeddings(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
 from inferno.contracts import Span
 from inferno.core.types import Step
@@ -58,6 +58,20 @@ class StepArrays:
     def groups(self) -> list[tuple[int | None, tuple[Array, Array]]]:
         """Slots and tables of the full group, then of each sliding window's."""
         return [(None, (self.slots, self.tables)), *self.windows.items()]
+
+    def one_token_each(self) -> StepArrays:
+        """Return the same step with each token as a sequence of its own, whose context ends with
+        it. Attention gives the same, since all keys and values are stored before it."""
+        counts = np.diff(self.query_starts)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        return evolve(
+            self,
+            query_starts=list(range(len(owner) + 1)),
+            context_lens=(self.positions + 1).tolist(),
+            rows=self.rows[owner],
+            tables=self.tables[owner],
+            windows={w: (slots, tables[owner]) for w, (slots, tables) in self.windows.items()},
+        )
 
 
 @define(eq=False)
