@@ -247,12 +247,12 @@ def _run(
     assert max(totals) <= 64, "64 tokens are drawn"
     tables = _tables(len(totals), 64 // block_size + 1)
     cache = {} if cache is None else cache
-    cache |= KVCache.allocate(
-        [item.cache(need, block_size)], 1 + max(map(max, tables)), device
-    ).layers[0]
+    spare = 1 + max(map(max, tables))
+    cache |= KVCache.allocate([item.cache(need, block_size)], spare + 1, device).layers[0]
     for tensor in cache.values():
         if tensor.is_floating_point():
             tensor.fill_(50.0)  # left by an earlier sequence
+            tensor[spare] = torch.nan  # where the tables of padding rows point
     attend = item.build(need)
     done = [0] * len(totals)
     for counts in steps:
@@ -265,7 +265,7 @@ def _run(
         rows: list[int | None] = list(range(len(active)))
         if padding:
             rows = [None, *rows[:1], None, *rows[1:], None]
-        batch = _batch(rows, active, spans, tables, block_size, device)
+        batch = _batch(rows, active, spans, [*tables, [spare] * 64], block_size, device)
         real_T = batch.slots_T >= 0
         q, k, v = (_among_padding(x, real_T.cpu()) for x in (q, k, v))
         if captured and len(real_T) == len(rows):
@@ -304,11 +304,12 @@ def _batch(
     block_size: int,
     device: str,
 ) -> Batch:
-    """The step of these sequences: indices into `active` and `spans`. None: a padding row."""
+    """The step of these sequences: indices into `active` and `spans`. None: a padding row, with the
+    last table."""
     positions, slots, counts = list[int](), list[int](), list[int]()
     for row in rows:
         first, stop = (0, 1) if row is None else spans[row]
-        table = [0] if row is None else tables[active[row]]
+        table = tables[-1 if row is None else active[row]]
         positions += range(first, stop)
         counts.append(stop - first)
         slots += [
@@ -322,7 +323,7 @@ def _batch(
 
     query_starts = [0, *itertools.accumulate(counts)]
     context_lens = [0 if row is None else spans[row][1] for row in rows]
-    blocks = [[0] * widest if row is None else list(tables[active[row]][:widest]) for row in rows]
+    blocks = [list(tables[-1 if row is None else active[row]][:widest]) for row in rows]
     return Batch(
         token_ids_T=tensor([0] * len(positions)),
         positions_T=tensor(positions),
