@@ -15,6 +15,7 @@ from attrs import evolve
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog, Offer, Plugin, load_catalog
+from inferno.contracts import AttentionNeed
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner, Tables
 from inferno.core.runner.inputs import InputSpec
@@ -320,3 +321,34 @@ def test_a_step_is_not_recorded_beside_an_attention_backend_of_another_package()
         assert any(
             "inferno-cpu cannot capture theirs of their-attention" in n for n in opened.plan.notes
         )
+
+
+def test_a_backends_begin_is_called_before_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computed, captured or run again: with the step's own lengths, and the capture's tensors."""
+    seen: list[tuple[bool, list[int], int]] = []
+
+    def begin(need: AttentionNeed, batch: Batch) -> None:
+        assert need.head_dim > 0
+        seen.append((batch.captured, list(batch.context_lens), batch.slots_T.data_ptr()))
+
+    catalog = load_catalog()
+    hook = "inferno_attention_backends"
+    offers = tuple(
+        Offer(evolve(offer.item, begin=begin), offer.distribution) for offer in catalog.of(hook)
+    )
+    with open_model(
+        "demo",
+        Options(device="cpu", dtype="bfloat16"),
+        Catalog(catalog.plugins, {**catalog.offers, hook: offers}),
+    ) as opened:
+        engine = Engine.load(opened)
+    runner, lengths = runner_of(engine), list[int]()
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    engine.submit(Request(id="0", token_ids=(1, 2, 3), params=params))
+    while engine.busy:
+        engine.step()
+        lengths.append(seen[-1][1][0])
+    assert lengths == [3, 4, 5, 6, 7]
+    assert runner.replays is not None and len(runner.replays.shapes) == 1
+    replayed = [address for captured, _, address in seen[1:] if not captured]
+    assert len(set(replayed)) == 1, "the steps are at the capture's address"

@@ -37,6 +37,7 @@ from inferno.nn import (
     Weight,
     finalize,
 )
+from inferno.nn.batch import Batch
 from inferno.nn.layer import torch_stack
 from inferno.nn.ops import Ops
 from inferno.plan import Opened, Plan, modules_of, unused_tensors
@@ -298,6 +299,20 @@ def attention_of(opened: Opened) -> dict[int, Attend]:
         for use in opened.plan.attention
         for layer in use.layers
     }
+
+
+def begin_of(opened: Opened) -> Callable[[Batch], None] | None:
+    """Return what calls the `begin` of every attention backend that has one; None if none has."""
+    uses = [(opened.parts.attention[use.name].begin, use.need) for use in opened.plan.attention]
+    calls = [(begin, need) for begin, need in uses if begin is not None]
+    if not calls:
+        return None
+
+    def begin_all(batch: Batch) -> None:
+        for begin, need in calls:
+            begin(need, batch.for_window(need.sliding_window))
+
+    return begin_all
 
 
 def check_layers(model: nn.Module, plan: Plan, config: ModelConfig) -> None:

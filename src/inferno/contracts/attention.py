@@ -144,6 +144,13 @@ class AttentionBackend:
     )
     """cache(need, block_size) -> the tensors that a layer keeps per block: the backend owns the
     layout. Imports no torch."""
+    begin: Callable[[AttentionNeed, Batch], None] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """begin(need, batch), called for each need before every forward pass, and before a captured one
+    runs again: work that must not be captured, such as a schedule made from the lengths on the
+    host. In a captured step, `batch` has the tensors of the capture, and the lengths of this
+    step."""
     features: frozenset[str] = frozenset()
     """Optional fields of AttentionNeed that it implements. The kernel refuses it for needs with any
     other."""

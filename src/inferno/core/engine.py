@@ -81,7 +81,7 @@ class Engine:
         OutOfMemoryError."""
         from inferno.core.measure import free_memory, measure, memory_errors
         from inferno.core.runner import ModelRunner
-        from inferno.loading import capture_of, load_drafter, load_model, ops_of
+        from inferno.loading import begin_of, capture_of, load_drafter, load_model, ops_of
 
         plan, free = opened.plan, free or free_memory(opened.plan.device)
         before = free() if free is not None else 0
@@ -90,7 +90,9 @@ class Engine:
             prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
             capture = None if trial else capture_of(opened)
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
-            runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture)
+            runner = ModelRunner(
+                model, plan, ops, capture, drafter, draft_capture, begin_of(opened)
+            )
             return cls(plan, scheduler, runner)
 
         with memory_errors(plan):

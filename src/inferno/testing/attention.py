@@ -271,6 +271,8 @@ def _run(
         if captured and len(real_T) == len(rows):
             longest = batch.blocks_SM.shape[1] * block_size
             batch = attrs.evolve(batch, captured=True, context_lens=[longest] * len(rows))
+        if item.begin is not None:
+            item.begin(need, batch)
         with torch.inference_mode():
             ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *sinks)
         theirs = [

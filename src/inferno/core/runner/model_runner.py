@@ -9,7 +9,7 @@ positions, N tokens of a slice, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,8 +75,9 @@ class ModelRunner:
         capture: Capture | None = None,
         drafter: Drafter | None = None,
         draft_capture: tuple[Capture, CaptureUse] | None = None,
+        begin: Callable[[Batch], None] | None = None,
     ) -> None:
-        self._model, self._drafter = model, drafter
+        self._model, self._drafter, self._begin = model, drafter, begin
         self._device = torch.device(plan.device.torch_name)
         self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
@@ -106,7 +107,8 @@ class ModelRunner:
         def compute(batch: Batch) -> Tensor:
             return self.logits_of(model(batch), model)
 
-        return Replays(compute, capture, use, self._input_spec, partial(prepare, model))
+        prepared = partial(prepare, model)
+        return Replays(compute, capture, use, self._input_spec, prepared, self._begin)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> LaunchedStep:
@@ -142,7 +144,7 @@ class ModelRunner:
         launched.arrays = arrays = self._tables.lay_out(step, self._drafts(step))
         if (logits_LV := self._replayed(arrays)) is None:
             inputs = self._input_spec.inputs_of(arrays)
-            hidden_TD = self._model(inputs.batch(arrays))
+            hidden_TD = self._model(self._begun(inputs.batch(arrays)))
             if self._drafter is not None and self._drafter.sees_steps:
                 self._drafter.computed(arrays.spans, hidden_TD, self)
             if self._wants_prompt:
@@ -152,6 +154,12 @@ class ModelRunner:
             if arrays.sampling_rows:
                 logits_LV = self.logits_of(hidden_TD[inputs.last_L])
         launched.logits_LV = logits_LV
+
+    def _begun(self, batch: Batch) -> Batch:
+        """Return the batch, after the attention backends have seen it."""
+        if self._begin is not None:
+            self._begin(batch)
+        return batch
 
     def _drafts(self, step: Step) -> dict[int, Sequence[int]]:
         """Return the drafts of the slices that take some, by row."""
@@ -171,7 +179,7 @@ class ModelRunner:
 
     def batch(self, spans: Sequence[Span]) -> Batch:
         arrays = self._tables.lay_out(Step(tuple([Slice(*span, True) for span in spans])))
-        return self._input_spec.inputs_of(arrays).batch(arrays)
+        return self._begun(self._input_spec.inputs_of(arrays).batch(arrays))
 
     def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:
         arrays = self._tables.lay_out(Step(tuple([Slice(*span, True) for span in spans])))
@@ -181,7 +189,7 @@ class ModelRunner:
             if (logits_TV := self.draft_replays.run(every)) is not None:
                 return logits_TV if len(logits_TV) == len(last_L) else logits_TV[last_L]
         inputs = self._input_spec.inputs_of(arrays)
-        return model.logits(model(inputs.batch(arrays))[inputs.last_L])
+        return model.logits(model(self._begun(inputs.batch(arrays)))[inputs.last_L])
 
     def write(self, row: int, position: int, token_id: int) -> None:
         self._tables.token_ids[row, position] = token_id

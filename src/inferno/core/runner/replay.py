@@ -46,6 +46,8 @@ class Replays:
     spec: InputSpec
     prepare: Callable[[Batch], None] = lambda batch: None
     """Computes what depends on the context's length in Python, such as the size of tables."""
+    begin: Callable[[Batch], None] | None = None
+    """Called before every replay, and before a step is captured."""
     refusal: str | None = None
     """Why steps are not captured."""
     _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
@@ -72,6 +74,8 @@ class Replays:
         if (shape := self._shape(sequences, blocks)) is None:
             return None
         shape.inputs.write(arrays)
+        if self.begin is not None:
+            self.begin(shape.inputs.batch(arrays))
         shape.captured.replay()
         logits_TV = shape.captured.output
         return logits_TV if len(logits_TV) == sequences else logits_TV[:sequences]
@@ -94,6 +98,8 @@ class Replays:
         inputs = Inputs(self.spec, size, size, width, size)
         inputs.clear()
         self.prepare(inputs.to_capture())
+        if self.begin is not None:
+            self.begin(inputs.to_capture())
         if not self._shapes:  # what is made on first use, such as a bias in float32, is no part
             self.compute(inputs.to_capture())
         batch = inputs.to_capture()
