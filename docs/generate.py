@@ -20,7 +20,7 @@ import click
 
 from inferno import cli, contracts, errors, hookspecs
 from inferno.catalog import ANY, KINDS, Catalog, load_catalog
-from inferno.core import sampling_params
+from inferno import sampling_params
 from inferno.llm import outputs
 from inferno.plan import options, plan
 from inferno.server import FIELDS

@@ -62,8 +62,7 @@ class Scheduler:
             "too few blocks for one sequence"
         )
         self._groups = groups
-        self._max_model_len = max_model_len
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len, self._max_num_batched_tokens = max_model_len, max_num_batched_tokens
         self._waiting: list[tuple[int, int, Sequence]] = []  # heap by priority, then arrival
         self._running: dict[int, Sequence] = {}  # by row, first admitted first
         self._by_id: dict[str, Sequence] = {}
@@ -72,10 +71,8 @@ class Scheduler:
         self._drafts = drafts
         self._in_flight: deque[list[Sequence | None]] = deque()
         """The sequence of each slice of each planned step; None once it has lost its row."""
-        self._moves: list[Move] = []
-        """For the next step."""
-        self._arriving: dict[int, Sequence] = {}
-        """By the key of the move that a sequence waits for."""
+        self._moves: list[Move] = []  # for the next step
+        self._arriving: dict[int, Sequence] = {}  # by the key of the move that they wait for
         self._move_keys = counter()
         self._updates: list[BlockUpdate] = []
         """Changes of running sequences' block tables that the runner has not received yet."""

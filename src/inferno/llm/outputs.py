@@ -33,8 +33,9 @@ class TextDelta:
     num_cached: int = 0
     """Prompt tokens found in the cache."""
     num_drafts: int = 0
-    """Draft tokens verified for it, of which `num_accepted` were accepted."""
+    """Draft tokens verified for it."""
     num_accepted: int = 0
+    """How many of them were accepted."""
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """Set once, on the first delta of output 0, if asked for."""
 
