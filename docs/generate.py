@@ -18,9 +18,8 @@ from types import ModuleType
 
 import click
 
-from inferno import cli, contracts, errors, hookspecs
+from inferno import cli, contracts, errors, hookspecs, sampling_params
 from inferno.catalog import ANY, KINDS, Catalog, load_catalog
-from inferno import sampling_params
 from inferno.llm import outputs
 from inferno.plan import options, plan
 from inferno.server import FIELDS

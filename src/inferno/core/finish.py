@@ -6,31 +6,44 @@ from inferno.core.types import EngineOutput, FinishReason, Request, Sampled, Seq
 
 
 def outputs_of(
-    sequence: Sequence, sampled: Sampled, index: int, num_accepted: int, max_model_len: int
+    sequence: Sequence,
+    sampled: Sampled,
+    index: int,
+    num_drafts: int,
+    num_accepted: int,
+    max_model_len: int,
 ) -> list[EngineOutput]:
     """Return the outputs of the sequence's latest tokens: those from `index` on in `sampled`, which
     have been appended to it. Tokens after the end are dropped."""
-    request, token_ids = sequence.request, sequence.token_ids
-    row, first = sequence.held_row, len(token_ids) - 1 - num_accepted
-    logprobs, prompt_logprobs = sampled.logprobs, sampled.prompt_logprobs
+    first = len(sequence.token_ids) - 1 - num_accepted
     outputs: list[EngineOutput] = []
-    for position in range(first, len(token_ids)):
-        token_id, generated = token_ids[position], position + 1 - len(request.token_ids)
-        finish = finish_of(request, token_id, generated, position + 1 >= max_model_len)
-        outputs.append(
-            EngineOutput(
-                request.id,
-                token_id,
-                finish,
-                None if finish is None else _stop_id(request, token_id, finish),
-                logprobs.get(index + position - first) if logprobs else None,
-                prompt_logprobs.get(row) if prompt_logprobs and generated == 1 else None,
-                sequence.num_cached or 0 if generated == 1 else 0,
-            )
-        )
-        if finish is not None:
+    for offset in range(1 + num_accepted):
+        output = output_of(sequence, first + offset, sampled, index + offset, max_model_len)
+        outputs.append(output)
+        if output.finish is not None:
             break
+    outputs[0].num_drafts, outputs[0].num_accepted = num_drafts, num_accepted
     return outputs
+
+
+def output_of(
+    sequence: Sequence, position: int, sampled: Sampled, index: int, max_model_len: int
+) -> EngineOutput:
+    """Return the output of the token at a position of the sequence, `index` in `sampled`."""
+    request, token_id = sequence.request, sequence.token_ids[position]
+    generated = position + 1 - len(request.token_ids)
+    finish = finish_of(request, token_id, generated, position + 1 >= max_model_len)
+    output = EngineOutput(
+        request.id,
+        token_id,
+        finish,
+        None if finish is None else _stop_id(request, token_id, finish),
+        sampled.logprobs.get(index) if sampled.logprobs else None,
+    )
+    if generated == 1:
+        output.num_cached = sequence.num_cached or 0
+        output.prompt_logprobs = sampled.prompt_logprobs.get(sequence.held_row)
+    return output
 
 
 def finish_of(

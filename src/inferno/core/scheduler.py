@@ -18,10 +18,8 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import count as counter
 
-from attrs import evolve
-
 from inferno.core.drafts import Acceptance, DraftCost
-from inferno.core.finish import outputs_of
+from inferno.core.finish import output_of, outputs_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.types import (
     BlockUpdate,
@@ -308,8 +306,8 @@ class Scheduler:
         if step.is_empty:
             return []
         outputs: list[EngineOutput] = []
-        groups = self._groups
-        block_size, verified, first = groups.block_size, sampled.verified, 0
+        groups, max_model_len, first = self._groups, self._max_model_len, 0
+        block_size, verified, token_ids = groups.block_size, sampled.verified, sampled.token_ids
         for key in sampled.moved:
             if (arrived := self._arriving.pop(key, None)) is not None:
                 arrived.arriving = None
@@ -321,19 +319,23 @@ class Scheduler:
                 continue
             sequence.num_computed = stop = start + count + num_accepted
             if samples:
-                sequence.token_ids += sampled.token_ids[index:first]
                 sequence.num_unknown -= 1
+                if num_accepted:
+                    sequence.token_ids += token_ids[index:first]
+                else:
+                    sequence.token_ids.append(token_ids[index])
                 if sequence.acceptance is not None:
                     self._record_drafts(sequence, num_drafts, num_accepted)
             if stop // block_size > sequence.num_inserted:
                 self._updates += groups.insert(sequence)
                 groups.free_before(sequence)
             if samples:
-                new = outputs_of(sequence, sampled, index, num_accepted, self._max_model_len)
-                if num_drafts:
-                    new[0] = evolve(new[0], num_drafts=num_drafts, num_accepted=num_accepted)
+                new = (
+                    outputs_of(sequence, sampled, index, num_drafts, num_accepted, max_model_len)
+                    if num_drafts
+                    else [output_of(sequence, stop, sampled, index, max_model_len)]
+                )
                 outputs += new
-                self.stats.generated_tokens += len(new)
                 if new[-1].finish is not None:
                     self._end(sequence)
             elif sequence.request.pooling is not None and row in sampled.embeddings:
@@ -348,6 +350,7 @@ class Scheduler:
                 )
                 self._end(sequence)
         self.stats.steps += 1
+        self.stats.generated_tokens += sum(output.token_id is not None for output in outputs)
         self._gauge()
         return outputs
 
