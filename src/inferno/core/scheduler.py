@@ -233,7 +233,7 @@ class Scheduler:
         sequence = self._waiting[0][2]
         match = groups.match(sequence)
         num_found = len(match.block_ids)
-        if self._is_being_computed(sequence, num_found):
+        if groups.is_being_computed(sequence, num_found, self._running.values()):
             return None  # a step or two later it is a prefix hit
         start = num_found * groups.block_size
         count = min(len(sequence.token_ids) - start, budget)
@@ -267,19 +267,6 @@ class Scheduler:
         samples = count == pending and sequence.request.pooling is None
         sequence.num_planned, sequence.num_unknown = start + count, int(samples)
         return Slice(sequence.held_row, start, count, samples)
-
-    def _is_being_computed(self, sequence: Sequence, index: int) -> bool:
-        """Whether a running sequence is about to compute the block that this one needs next: the
-        same prompt, or `n` > 1."""
-        last = (len(sequence.token_ids) - 1) // self._groups.block_size
-        if index >= min(len(sequence.keys), last):
-            return False
-        key = sequence.keys[index]
-        return any(
-            s.num_inserted <= index < len(s.keys) and s.keys[index] == key
-            for s in self._running.values()
-            if len(s.token_ids) - s.num_computed > 1
-        )
 
     def _count_admission(self, sequence: Sequence) -> None:
         stats, num_found = self.stats, sequence.num_computed

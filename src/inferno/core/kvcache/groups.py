@@ -135,6 +135,21 @@ class CacheGroups:
                 count = self.snapshots.resumable(block_ids, count)
         return block_ids[:count]
 
+    def is_being_computed(
+        self, sequence: Sequence, index: int, running: Iterable[Sequence]
+    ) -> bool:
+        """Whether a running sequence is about to compute the block that this one needs next: the
+        same prompt, or `n` > 1."""
+        last = (len(sequence.token_ids) - 1) // self.block_size
+        if index >= min(len(sequence.keys), last):
+            return False
+        key = sequence.keys[index]
+        return any(
+            s.num_inserted <= index < len(s.keys) and s.keys[index] == key
+            for s in running
+            if len(s.token_ids) - s.num_computed > 1
+        )
+
     # --- a sequence's blocks ----------------------------------------------------------------------
 
     def resume(self, sequence: Sequence, match: Match) -> list[BlockUpdate]:
