@@ -585,7 +585,7 @@ def test_the_shapes_of_captured_steps_are_decided_by_device() -> None:
         uses = (KernelUse(op="linear", layout="", name="fast", distribution="fast-kernels"),)
         offers = (("kernels", Offer(provider, "fast-kernels")),)
         return choose_capture(
-            Decided(uses, offers), (), Device(kind), max_num_seqs=100, max_blocks=50
+            Decided(uses, offers), (), Device(kind), max_tokens=100, max_blocks=50
         ).value
 
     cpu = CaptureUse(name="fast", sizes=tuple(range(1, 65)), blocks=(8, 16, 32, 50))

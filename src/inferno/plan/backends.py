@@ -106,7 +106,7 @@ def choose_capture(
     attention: Sequence[AttentionUse],
     device: Device,
     *,
-    max_num_seqs: int,
+    max_tokens: int,
     max_blocks: int,
 ) -> Decided[CaptureUse | None]:
     """Choose which decode steps are captured: by the kernel provider, if what it cannot see is all
@@ -130,10 +130,10 @@ def choose_capture(
         return Decided(
             None, notes=(f"{NOT_CAPTURED}: {offer.distribution} cannot capture {names}",)
         )
-    sizes = _powers_of_two(1, max_num_seqs)
+    sizes = _powers_of_two(1, max_tokens)
     blocks: tuple[int, ...] = (max_blocks,)
     if device.kind == "cpu":
-        sizes = tuple(range(1, min(MAX_CAPTURED, max_num_seqs) + 1))
+        sizes = tuple(range(1, min(MAX_CAPTURED, max_tokens) + 1))
         blocks = _powers_of_two(MIN_BLOCKS, max(MIN_BLOCKS, max_blocks))
     return Decided(CaptureUse(name=offer.item.name, sizes=sizes, blocks=blocks))
 

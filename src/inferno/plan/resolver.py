@@ -120,11 +120,12 @@ def _decide(
     cache = size_cache(
         options, model, uses, states, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
     )
+    num_drafts = drafting.value.speculation.num_drafts if drafting is not None else 0
     capture = choose_capture(
         kernels,
         uses,
         device,
-        max_num_seqs=options.max_num_seqs,
+        max_tokens=options.max_num_seqs * (1 + num_drafts),
         max_blocks=-(-cache.value.max_model_len // block_size),
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]

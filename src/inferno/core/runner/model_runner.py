@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, evolve, field
+from attrs import define, field
 from torch import Tensor, nn
 
 from inferno.contracts import Capture, Drafter, DraftRequest, Model, Span
@@ -182,12 +182,14 @@ class ModelRunner:
         return self._begun(self._input_spec.inputs_of(arrays).batch(arrays))
 
     def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:
+        short = all(span.num_tokens <= 2 for span in spans)
+        if self.draft_replays is not None and short:  # each token as a sequence, to be replayed
+            slices = [Slice(row, start + i, 1, True) for row, start, n in spans for i in range(n)]
+            arrays = self._tables.lay_out(Step(tuple(slices)))
+            if (logits_TV := self.draft_replays.run(arrays)) is not None:
+                last = np.cumsum([span.num_tokens for span in spans]) - 1
+                return logits_TV if len(last) == len(slices) else logits_TV[last]
         arrays = self._tables.lay_out(Step(tuple([Slice(*span, True) for span in spans])))
-        last_L = arrays.last
-        if self.draft_replays is not None and len(arrays.token_ids) <= 2 * len(spans):
-            every = evolve(arrays, last=np.arange(len(arrays.token_ids)))
-            if (logits_TV := self.draft_replays.run(every)) is not None:
-                return logits_TV if len(logits_TV) == len(last_L) else logits_TV[last_L]
         inputs = self._input_spec.inputs_of(arrays)
         return model.logits(model(self._begun(inputs.batch(arrays)))[inputs.last_L])
 
@@ -250,7 +252,7 @@ class ModelRunner:
         for i, (row, start, count, *_) in enumerate(step.slices):
             if (pooled := self._pooled.get(row)) is None:
                 continue
-            first = arrays.query_starts[i]
+            first = int(arrays.slice_starts[i])
             hidden_ND = hidden_TD[first : first + count].float()
             if pooled.mean:
                 pooled.sum_D = pooled.sum_D + hidden_ND.sum(0)
@@ -270,7 +272,7 @@ class ModelRunner:
             wanted = self._wants_prompt.get(row)
             if wanted is None:
                 continue
-            first = arrays.query_starts[i]
+            first = int(arrays.slice_starts[i])
             stop = min(count, len(wanted.token_ids) - 1 - start)
             for begin in range(0, stop, _LOGPROB_ROWS):
                 end = min(begin + _LOGPROB_ROWS, stop)

@@ -59,18 +59,11 @@ class Replays:
 
     def run(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits of the step's tokens, valid until the next step. None if it must be
-        computed in the usual way: it is large, or logits are not wanted for every token.
-
-        A sequence with several tokens, such as drafts, is computed as several sequences, unless
-        its recurrent state must see them in order."""
-        tokens = len(arrays.token_ids)
-        if tokens != len(arrays.last):
-            return None
+        computed in the usual way: it is large, or not every sequence computes and samples exactly
+        one token."""
         sequences, blocks = arrays.tables.shape
-        if tokens > sequences:
-            if self.spec.trial_slot is not None or tokens > self.use.sizes[-1]:
-                return None
-            arrays, sequences = arrays.one_token_each(), tokens
+        if not sequences == len(arrays.token_ids) == len(arrays.last):
+            return None
         if (shape := self._shape(sequences, blocks)) is None:
             return None
         shape.inputs.write(arrays)

@@ -6,11 +6,11 @@ Suffixes: T tokens of the step, S sequences of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import define, evolve, field
+from attrs import define, field
 
 from inferno.contracts import Span
 from inferno.core.types import Step
@@ -40,12 +40,19 @@ class StepArrays:
     sampling_rows: list[int]
     next_positions: Array
     """Position of the first token that each sampling slice draws."""
+    slice_starts: Array
+    """Index in T of each slice's first token."""
     drafts: list[Sequence[int]] | None = None
     """Each sampling slice's drafts; None if no slice has any."""
 
+    def groups(self) -> Iterator[tuple[int | None, tuple[Array, Array]]]:
+        """Slots and tables of each group: the full one, then each window's."""
+        yield None, (self.slots, self.tables)
+        yield from self.windows.items()
+
     @property
     def spans(self) -> list[Span]:
-        """The tokens of each slice, drafts included."""
+        """The tokens of each sequence; a draft is a sequence of one token."""
         starts = self.query_starts
         counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
         return [
@@ -54,24 +61,6 @@ class StepArrays:
                 self.rows.tolist(), self.context_lens, counts, strict=True
             )
         ]
-
-    def groups(self) -> list[tuple[int | None, tuple[Array, Array]]]:
-        """Slots and tables of the full group, then of each sliding window's."""
-        return [(None, (self.slots, self.tables)), *self.windows.items()]
-
-    def one_token_each(self) -> StepArrays:
-        """Return the same step with each token as a sequence of its own, whose context ends with
-        it. Attention gives the same, since all keys and values are stored before it."""
-        counts = np.diff(self.query_starts)
-        owner = np.repeat(np.arange(len(counts)), counts)
-        return evolve(
-            self,
-            query_starts=list(range(len(owner) + 1)),
-            context_lens=(self.positions + 1).tolist(),
-            rows=self.rows[owner],
-            tables=self.tables[owner],
-            windows={w: (slots, tables[owner]) for w, (slots, tables) in self.windows.items()},
-        )
 
 
 @define(eq=False)
@@ -113,17 +102,27 @@ class Tables:
         return known
 
     def lay_out(self, step: Step, drafts: Mapping[int, Sequence[int]] | None = None) -> StepArrays:
-        """Pack the step's slices, each followed by the row's drafts, if any."""
+        """Pack the step's slices, each followed by the row's drafts, if any.
+
+        A draft is a sequence of one token, with the block table of its row: attention then computes
+        it like the step of one token that it stands in for, and gives exactly the same."""
         rows, starts, counts, samples, _ = np.array(
             step.slices, np.int64
         ).T.copy()  # kernels read dense arrays
-        next_positions = starts + counts
+        sampling = samples.astype(bool)
+        sampling_rows, next_positions = rows[sampling].tolist(), (starts + counts)[sampling]
+        given, slices = None, slice(None)
         if drafts:
-            for slice in step.slices:
-                if ids := drafts.get(slice.row):
-                    stop = slice.start + slice.num_tokens
-                    self.token_ids[slice.row, stop : stop + len(ids)] = ids
-            counts = counts + [len(drafts.get(row, ())) for row in rows.tolist()]
+            self._write_drafts(step, drafts)
+            given = [drafts.get(row, ()) for row in sampling_rows]
+            pieces = np.array([1 + len(drafts.get(row, ())) for row in rows.tolist()])
+            slices = np.cumsum(pieces) - pieces
+            of_slice = np.repeat(np.arange(len(rows)), pieces)
+            index = np.arange(len(of_slice)) - slices[of_slice]  # 0: the known tokens
+            rows, sampling = rows[of_slice], sampling[of_slice]
+            stops = (starts + counts)[of_slice]
+            starts = np.where(index == 0, starts[of_slice], stops + index - 1)
+            counts = np.where(index == 0, counts[of_slice], 1)
         ends = np.cumsum(counts)
         total = int(ends[-1])
         if total == len(rows):  # one token each: the common case, without the repeats
@@ -140,14 +139,6 @@ class Tables:
             return tables[owner, indices] * self.block_size + offsets, tables
 
         (slots, tables), *windows = map(located, self.block_ids)
-        sampling = samples.astype(bool)
-        last, sampling_rows = ends[sampling] - 1, rows[sampling].tolist()
-        given = None
-        if drafts:
-            given = [drafts.get(row, ()) for row in sampling_rows]
-            last = np.concatenate(
-                [np.arange(i - len(d), i + 1) for i, d in zip(last, given, strict=True)]
-            )
         return StepArrays(
             token_ids=self.token_ids[rows[owner], positions],
             positions=positions,
@@ -157,11 +148,17 @@ class Tables:
             slots=slots,
             tables=tables,
             windows=dict(zip(self.windows, windows, strict=True)),
-            last=last,
+            last=ends[sampling] - 1,
             sampling_rows=sampling_rows,
-            next_positions=next_positions[sampling],
+            next_positions=next_positions,
+            slice_starts=(ends - counts)[slices],
             drafts=given,
         )
+
+    def _write_drafts(self, step: Step, drafts: Mapping[int, Sequence[int]]) -> None:
+        for row, start, count, *_ in step.slices:
+            if ids := drafts.get(row):
+                self.token_ids[row, start + count : start + count + len(ids)] = ids
 
     def append(self, arrays: StepArrays, token_ids: list[int]) -> None:
         """Append the tokens that a step drew, one for each sampling slice: they are pending in the
