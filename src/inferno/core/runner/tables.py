@@ -112,8 +112,11 @@ class Tables:
         known: Array = self.token_ids[row, :stop]
         return known
 
-    def lay_out(self, step: Step, drafts: Mapping[int, Sequence[int]] | None = None) -> StepArrays:
-        """Pack the step's slices, each followed by the row's drafts, if any."""
+    def lay_out(
+        self, step: Step, drafts: Mapping[int, Sequence[int]] | None = None, shift: int = 0
+    ) -> StepArrays:
+        """Pack the step's slices, each followed by the row's drafts, if any. The token ids are
+        those `shift` positions later."""
         rows, starts, counts, samples, _ = np.array(
             step.slices, np.int64
         ).T.copy()  # kernels read dense arrays
@@ -149,7 +152,7 @@ class Tables:
                 [np.arange(i - len(d), i + 1) for i, d in zip(last, given, strict=True)]
             )
         return StepArrays(
-            token_ids=self.token_ids[rows[owner], positions],
+            token_ids=self.token_ids[rows[owner], positions + shift],
             positions=positions,
             query_starts=[0, *ends.tolist()],
             context_lens=contexts.tolist(),
