@@ -129,6 +129,7 @@ def _decide(
         device,
         max_num_seqs=options.max_num_seqs,
         max_blocks=-(-cache.value.max_model_len // block_size),
+        reads_hidden=proposer.item.name if proposer is not None and mtp.specs else None,
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]

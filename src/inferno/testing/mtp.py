@@ -212,6 +212,7 @@ class MTPTests(Installed):
                 drafter = load_drafter(again, load_model(again), None)
             assert drafter is not None and drafter.layers is not None
             count = len(layers(self.config))
+            assert held.plan.capture is None, "captured steps return no hidden states"
             uses = [layer for use in held.plan.attention for layer in use.layers]
             assert sorted(uses) == list(range(self.config["num_hidden_layers"] + count))
             [planned], [without] = (
