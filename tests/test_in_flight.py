@@ -198,3 +198,13 @@ def test_outputs_of_one_prompt_copy_its_last_block(
         assert ids(ours) == ids(theirs)
     if length == 30:
         assert [outputs[0].num_cached for outputs in forked] == [0, 29, 29, 29]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_drafts_pay_with_steps_in_flight_too(checkpoint: Path, plain: Engine, lag: int) -> None:
+    """A sequence waits for its last token if drafts after it pay."""
+    params = SamplingParams(temperature=0, max_tokens=40)
+    request = Request(id="a", token_ids=prompt_of(1, 9), params=params)
+    engine = load(checkpoint, lag, speculative=str(checkpoint))
+    assert ids(run(engine, [request])["a"]) == ids(run(plain, [request])["a"])
+    assert engine.stats().accepted_tokens >= 25, "the draft model is the model itself"

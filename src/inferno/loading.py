@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,14 +13,13 @@ from torch import nn
 from inferno.contracts import (
     GROUPED,
     LINEAR,
+    MTP,
     Attend,
     Capture,
-    Checkpoint,
     Device,
     Drafter,
     DraftParts,
     Model,
-    ModelConfig,
     QuantScheme,
     TensorInfo,
     lazy,
@@ -40,7 +40,7 @@ from inferno.nn import (
 from inferno.nn.batch import Batch
 from inferno.nn.layer import torch_stack
 from inferno.nn.ops import Ops
-from inferno.plan import Opened, Plan, modules_of, unused_tensors
+from inferno.plan import Opened, Plan, modules_of, mtp_tensors, unused_tensors
 
 
 def load_model(opened: Opened) -> nn.Module:
@@ -50,18 +50,29 @@ def load_model(opened: Opened) -> nn.Module:
     torch.set_num_threads(plan.threads)  # for steps, and for packing weights
     model = build(opened)
     fill(model, opened)
-    backends = attention_of(opened)
-    check_layers(model, plan, opened.config)
+    check_layers(model, plan, range(len(opened.config.cache_specs())))
+    return _finalized(model, opened)
+
+
+def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
+    """Return the model's multi-token-prediction layers, loaded likewise."""
+    layers, first = build_mtp(opened, model), len(opened.config.cache_specs())
+    _fill(layers, _stored_mtp(opened), opened)
+    check_layers(layers, opened.plan, range(first, sys.maxsize))
+    return _finalized(layers, opened)
+
+
+def _finalized(module: nn.Module, opened: Opened) -> nn.Module:
     finalize(
-        model,
+        module,
         Finalize(
             stack=stack_of(opened),
             ops=ops_of(opened),
-            attend=backends.__getitem__,
-            max_model_len=plan.max_model_len,
+            attend=attention_of(opened).__getitem__,
+            max_model_len=opened.plan.max_model_len,
         ),
     )
-    return model.eval().requires_grad_(False)
+    return module.eval().requires_grad_(False)
 
 
 def load_drafter(opened: Opened, model: nn.Module, draft: nn.Module | None) -> Drafter | None:
@@ -78,8 +89,12 @@ def load_drafter(opened: Opened, model: nn.Module, draft: nn.Module | None) -> D
         for module in draft.modules():
             if isinstance(module, Attention):
                 module.layer_id += first
+    mtp = load_mtp(opened, model) if proposer.needs == "mtp" else None
     parts = DraftParts(
-        model=cast(Model, model), draft=cast(Model | None, draft), max_model_len=max_model_len
+        model=cast(Model, model),
+        draft=cast(Model | None, draft),
+        mtp=cast(MTP | None, mtp),
+        max_model_len=max_model_len,
     )
     return proposer.build(parts)
 
@@ -119,10 +134,22 @@ def build(opened: Opened) -> nn.Module:
     return model
 
 
+def build_mtp(opened: Opened, model: nn.Module) -> nn.Module:
+    """Build the multi-token-prediction layers of a model, on meta."""
+    make = opened.parts.architecture.mtp
+    assert make is not None, "the plan has refused models without them"
+    with torch.device("meta"):
+        layers: nn.Module = make(opened.config, model)
+    return layers
+
+
 def check(opened: Opened) -> int:
     """Compare names and shapes in the checkpoint's headers with the model. Returns the number of
     tensors, without reading any."""
-    pair(build(opened), opened.checkpoint, opened.config)
+    model, proposer = build(opened), opened.parts.proposer
+    pair(model, _stored(opened))
+    if proposer is not None and proposer.needs == "mtp":
+        pair(build_mtp(opened, model), _stored_mtp(opened))
     return len(opened.checkpoint.tensors)
 
 
@@ -138,10 +165,20 @@ class Stored:
     """Parameters that stay float32."""
 
 
-def pair(model: nn.Module, checkpoint: Checkpoint, config: ModelConfig) -> list[Stored]:
-    """Find the tensors stored for each module. Raises CheckpointError unless model and checkpoint
+def _stored(opened: Opened) -> Mapping[str, Mapping[str, TensorInfo]]:
+    """Return what is stored for the model, by module path and part."""
+    return modules_of(opened.checkpoint.tensors, unused_tensors(opened.config))
+
+
+def _stored_mtp(opened: Opened) -> Mapping[str, Mapping[str, TensorInfo]]:
+    """Return the same for its multi-token-prediction layers."""
+    return modules_of(mtp_tensors(opened.checkpoint.tensors, opened.config))
+
+
+def pair(model: nn.Module, modules: Mapping[str, Mapping[str, TensorInfo]]) -> list[Stored]:
+    """Find the tensors stored for each module among `modules`. Raises CheckpointError unless they
     match, judged by headers."""
-    stored = modules_of(checkpoint.tensors, unused_tensors(config))
+    stored = dict(modules)
     problems: list[str] = []
     found: list[Stored] = []
     exact: set[str] = set()
@@ -207,10 +244,17 @@ def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> l
 
 
 def fill(model: nn.Module, opened: Opened) -> None:
-    """Give every module its tensors: parameters, and a weight of the scheme that the plan chose."""
+    """Give every module of the model its tensors: parameters, and a weight of the scheme that the
+    plan chose."""
+    _fill(model, _stored(opened), opened)
+
+
+def _fill(
+    model: nn.Module, modules: Mapping[str, Mapping[str, TensorInfo]], opened: Opened
+) -> None:
     plan = opened.plan
     isq = opened.parts.schemes[plan.isq] if plan.isq is not None else None
-    for stored in pair(model, opened.checkpoint, opened.config):
+    for stored in pair(model, modules):
         _fill_module(stored, opened)
         module = stored.module
         if isq is not None and isinstance(module, Linear) and module.quantizable:
@@ -315,12 +359,12 @@ def begin_of(opened: Opened) -> Callable[[Batch], None] | None:
     return begin_all
 
 
-def check_layers(model: nn.Module, plan: Plan, config: ModelConfig) -> None:
-    """Raise PluginError unless the model has the layers that its config declares."""
+def check_layers(model: nn.Module, plan: Plan, own: Container[int]) -> None:
+    """Raise PluginError unless the model has the layers that its config declares: those of the
+    plan's layers with these ids."""
     for kind, uses in ((Attention, plan.attention), (State, plan.states)):
         built = sorted(m.layer_id for m in model.modules() if isinstance(m, kind))
-        own = len(config.cache_specs())  # a draft model's layers come after them
-        promised = sorted(layer for use in uses for layer in use.layers if layer < own)
+        promised = sorted(layer for use in uses for layer in use.layers if layer in own)
         if built != promised:
             raise PluginError(
                 f"{plan.architecture} built {len(built)} {kind.__name__} layers, but its config "

@@ -66,8 +66,16 @@ def inferno_proposers() -> list[Proposer]:
         Proposer(
             name="draft",
             build="inferno.builtin.draft_model:DraftModelDrafter",
+            needs="model",
             num_drafts=4,
             cost=0.1,
+        ),
+        Proposer(
+            name="mtp",
+            build="inferno.builtin.mtp:MTPDrafter",
+            needs="mtp",
+            num_drafts=3,
+            cost=0.05,
         ),
     ]
 

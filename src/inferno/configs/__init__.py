@@ -5,6 +5,7 @@ from inferno.configs.decoder import (
     FULL,
     SLIDING,
     DecoderConfig,
+    MTPConfig,
     SwitchedWindowConfig,
     WindowedConfig,
 )
@@ -13,7 +14,6 @@ from inferno.configs.reader import (
     check_experts,
     check_known,
     check_positive,
-    layers_behind,
     read_config,
 )
 from inferno.configs.rope import RopeConfig
@@ -21,6 +21,7 @@ from inferno.configs.rope import RopeConfig
 __all__ = [
     "DecoderConfig",
     "FULL",
+    "MTPConfig",
     "NO_LIMITS",
     "RopeConfig",
     "SLIDING",
@@ -30,7 +31,6 @@ __all__ = [
     "check_known",
     "check_mamba2_heads",
     "check_positive",
-    "layers_behind",
     "mamba2_state",
     "read_config",
     "time_step_limit",

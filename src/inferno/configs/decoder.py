@@ -89,6 +89,37 @@ class DecoderConfig:
 
 
 @frozen(kw_only=True)
+class MTPConfig(DecoderConfig):
+    """A decoder with multi-token-prediction layers, stored after its last layer
+    (`contracts.MTPModelConfig`)."""
+
+    num_nextn_predict_layers: int = 0
+    """The number of these layers. The checkpoint may lack them."""
+
+    @property
+    def _mtp_layers(self) -> range:
+        first = self.num_hidden_layers
+        return range(first, first + self.num_nextn_predict_layers)
+
+    @property
+    def mtp_tensors(self) -> tuple[str, ...]:
+        return tuple(f"model.layers.{layer}.*" for layer in self._mtp_layers)
+
+    @property
+    def unused_tensors(self) -> tuple[str, ...]:
+        # Copies of the model's own.
+        copies = [
+            f"model.layers.{layer}.{name}.*"
+            for layer in self._mtp_layers
+            for name in ("embed_tokens", "shared_head.head")
+        ]
+        return (*copies, *super().unused_tensors)
+
+    def mtp_specs(self) -> Sequence[AttentionSpec]:
+        return [self.attention_spec(layer) for layer in self._mtp_layers]
+
+
+@frozen(kw_only=True)
 class WindowedConfig(DecoderConfig):
     """A decoder with a sliding window in some or all of its layers."""
 

@@ -123,11 +123,3 @@ def check_experts(num_experts: int, picked: int, groups: int = 1, top_groups: in
             f"config.json: num_experts_per_tok is {picked} of {num_experts} experts{grouped}",
             "Groups must be equally large, and the selected ones must have enough experts.",
         )
-
-
-def layers_behind(num_hidden_layers: int, count: int) -> tuple[str, ...]:
-    """Return name patterns (`ModelConfig.unused_tensors`) of the multi-token-prediction layers,
-    which are stored after the last decoder layer."""
-    return tuple(
-        f"model.layers.{layer}.*" for layer in range(num_hidden_layers, num_hidden_layers + count)
-    )

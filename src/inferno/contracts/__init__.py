@@ -6,7 +6,13 @@ called, so that listing plugins costs nothing. Every declaration carries the `ap
 hook (`hookspecs.API_VERSIONS`); contracts grow by optional fields with defaults.
 """
 
-from inferno.contracts.architectures import Architecture, Model, ModelConfig
+from inferno.contracts.architectures import (
+    MTP,
+    Architecture,
+    Model,
+    ModelConfig,
+    MTPModelConfig,
+)
 from inferno.contracts.attention import (
     COMPUTE_DTYPES,
     DTYPE_BYTES,
@@ -85,6 +91,8 @@ __all__ = [
     "KernelProvider",
     "LINEAR",
     "Lookahead",
+    "MTP",
+    "MTPModelConfig",
     "Model",
     "ModelConfig",
     "OPS",

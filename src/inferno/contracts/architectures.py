@@ -43,6 +43,22 @@ class ModelConfig(Protocol):
         ...
 
 
+@runtime_checkable
+class MTPModelConfig(ModelConfig, Protocol):
+    """The config of a model with multi-token-prediction layers, stored in addition to its own."""
+
+    @property
+    def mtp_tensors(self) -> tuple[str, ...]:
+        """Name patterns of their stored tensors. They are read only if these layers propose
+        drafts."""
+        ...
+
+    def mtp_specs(self) -> Sequence[AttentionSpec]:
+        """Return the spec of each layer, none if the model has no such layers. Their layer ids
+        follow the model's."""
+        ...
+
+
 class Model(Protocol):
     """The torch module that an architecture builds: two calls."""
 
@@ -52,6 +68,22 @@ class Model(Protocol):
 
     def logits(self, x_SD: Tensor) -> Tensor:
         """Return the logits of these hidden states, (S, vocab)."""
+        ...
+
+
+class MTP(Protocol):
+    """The torch module of a model's multi-token-prediction layers: layer k predicts the token k + 2
+    positions after its own. The logits of its hidden states are `Model.logits`."""
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers, at least 1."""
+        ...
+
+    def __call__(self, layer: int, x_TD: Tensor, batch: Batch) -> Tensor:
+        """Return a layer's hidden states, (T, hidden). `x_TD` are those of the layer before it at
+        the same positions, the model's for layer 0. `batch.token_ids_T` are the tokens `layer` + 1
+        positions later."""
         ...
 
 
@@ -70,6 +102,9 @@ class Architecture:
     """Parses the checkpoint's config (plain JSON). Imports no torch. Raises CheckpointError."""
     build: Callable[[Any], nn.Module] = field(converter=lazy.function)
     """Builds the model of that config on the current device (the kernel builds on meta)."""
+    mtp: Callable[[Any, Any], nn.Module] | None = field(default=None, converter=lazy.optional)
+    """mtp(config, model) -> the multi-token-prediction layers of that model, an `MTP`, built on the
+    current device. The config is an `MTPModelConfig`."""
     dialects: Mapping[str, Dialect] = field(factory=dict)
     """Checkpoint format -> how its files name fields and modules: {"gguf": Dialect(...)}. Formats
     that keep Hugging Face's names need no entry."""

@@ -9,7 +9,7 @@ Suffixes: T tokens of a step, S sampled rows, D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from attrs import field, frozen
 
@@ -18,7 +18,7 @@ from inferno.contracts import lazy
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from inferno.contracts.architectures import Model
+    from inferno.contracts.architectures import MTP, Model
     from inferno.nn.batch import Batch
 
 
@@ -43,8 +43,9 @@ class DraftRequest(NamedTuple):
 class Lookahead(Protocol):
     """What the runner lends to a proposer that computes with layers of its own."""
 
-    def batch(self, spans: Sequence[Span]) -> Batch:
-        """Return a batch of these tokens, with the slots of their sequences' blocks."""
+    def batch(self, spans: Sequence[Span], shift: int = 0) -> Batch:
+        """Return a batch of these tokens, with the slots of their sequences' blocks. With a
+        `shift`, the token ids are those that many positions later."""
         ...
 
     def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:
@@ -96,7 +97,9 @@ class DraftParts:
     model: Model
     """The model that verifies."""
     draft: Model | None = None
-    """The draft model, if the user named one, bound to its own layers of the cache."""
+    """The draft model, for a proposer that needs one, bound to its own layers of the cache."""
+    mtp: MTP | None = None
+    """The model's multi-token-prediction layers, for a proposer that needs them, likewise."""
     max_model_len: int
     """The longest context for which drafts can be proposed."""
 
@@ -108,6 +111,9 @@ class Proposer:
     name: str
     build: Callable[[DraftParts], Drafter] = field(converter=lazy.function)
     """Called once in the engine process."""
+    needs: Literal["nothing", "model", "mtp"] = "nothing"
+    """What it computes with: a draft model, or the multi-token-prediction layers that the model's
+    checkpoint stores."""
     num_drafts: int = 8
     """The most drafts per step, unless the user says otherwise."""
     cost: float = 0.0

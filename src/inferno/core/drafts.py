@@ -52,12 +52,19 @@ class Acceptance:
     def probability(self) -> float:
         return self._accepted / self._tested
 
-    def count(self, cost: DraftCost, num_running: int) -> int:
-        """Return how many drafts the next step should verify."""
+    def best(self, cost: DraftCost, num_running: int) -> int:
+        """Return how many drafts pay."""
         if self._pause > 0:
             return 0
         relative = round(cost.per_draft(num_running) * _STEPS)
-        count = _best_count(round(self.probability * _STEPS), relative, cost.most)
+        return _best_count(round(self.probability * _STEPS), relative, cost.most)
+
+    def count(self, cost: DraftCost, num_running: int) -> int:
+        """Return how many drafts the next step should verify. If none pays, they are tried again
+        after a pause."""
+        if self._pause > 0:
+            return 0
+        count = self.best(cost, num_running)
         if count == 0 and num_running == 1:
             self._pause, self._next_pause = (
                 self._next_pause,

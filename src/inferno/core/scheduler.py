@@ -163,7 +163,9 @@ class Scheduler:
             pending = len(sequence.token_ids) + unknown - start
             if not pending or sequence.is_verifying or sequence.arriving is not None:
                 continue  # a step in flight decides how it goes on
-            if unknown and sequence.num_left(self._max_model_len) <= 0:
+            if unknown and (
+                sequence.num_left(self._max_model_len) <= 0 or self._pays_to_wait(sequence)
+            ):
                 continue
             count = pending if pending <= budget else budget
             if has_states:
@@ -183,6 +185,13 @@ class Scheduler:
         if preempted:  # drop the slices of sequences that a later one preempted
             return [s for s in slices if s.row in self._running], 0
         return slices, budget
+
+    def _pays_to_wait(self, sequence: Sequence) -> bool:
+        """Whether a sequence had better wait for its last token: drafts come after known ones."""
+        acceptance, cost = sequence.acceptance, self._drafts
+        if acceptance is None or cost is None or sequence.num_left(self._max_model_len) <= 1:
+            return False
+        return acceptance.best(cost, len(self._running)) > 0
 
     def _draft(self, sequence: Sequence, stop: int, budget: int) -> int:
         """Return how many drafts a slice that ends at `stop` verifies, and acquire their blocks.

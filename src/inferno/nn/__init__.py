@@ -15,6 +15,7 @@ from inferno.nn.layer import Finalize, Layer, Stack, finalize
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
 from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing
+from inferno.nn.mtp import MTPLayer, MTPLayers
 from inferno.nn.norm import LayerNorm, RMSNorm
 from inferno.nn.rope import Rope, Rotation
 from inferno.nn.self_attention import SelfAttention
@@ -39,6 +40,8 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
+    "MTPLayer",
+    "MTPLayers",
     "Mamba2Mixer",
     "MergedLinear",
     "MixtureOfExperts",

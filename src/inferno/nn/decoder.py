@@ -163,10 +163,15 @@ class Decoder(nn.Module):
             embedding_scale=embedding_scale,
         )
 
-    def forward(self, batch: Batch) -> Tensor:
-        x_TD = self.embed_tokens(batch.token_ids_T)
+    def embed(self, token_ids_T: Tensor) -> Tensor:
+        """Return the tokens' embeddings, the input of the first layer."""
+        x_TD: Tensor = self.embed_tokens(token_ids_T)
         if self.embedding_scale != 1.0:  # rounded to the compute dtype first, as in training
             x_TD = x_TD * x_TD.new_full((), self.embedding_scale)
+        return x_TD
+
+    def forward(self, batch: Batch) -> Tensor:
+        x_TD = self.embed(batch.token_ids_T)
         rotation = self.rope(batch)
         delta_TD: Tensor | None = None
         for layer in self.layers:

@@ -25,7 +25,7 @@ from inferno.plan.plan import (
     plan_to_json,
 )
 from inferno.plan.resolver import open_model, resolve
-from inferno.plan.stored import modules_of, unused_tensors
+from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
     "AttentionUse",
@@ -46,6 +46,7 @@ __all__ = [
     "StateUse",
     "find_device",
     "modules_of",
+    "mtp_tensors",
     "open_model",
     "plan_from_json",
     "plan_to_json",

@@ -108,9 +108,11 @@ def choose_capture(
     *,
     max_tokens: int,
     max_blocks: int,
+    reads_hidden: str | None = None,
 ) -> Decided[CaptureUse | None]:
     """Choose which decode steps are captured: by the kernel provider, if what it cannot see is all
-    torch's. Work of another distribution, outside torch's dispatcher, would be left out.
+    torch's. Work of another distribution, outside torch's dispatcher, would be left out. None if a
+    proposer, named `reads_hidden`, needs the hidden states: a captured step returns only logits.
 
     On a CPU, a padding row would cost as much as another, and a capture is soon made; on other
     devices it is the other way round."""
@@ -118,6 +120,8 @@ def choose_capture(
     able = [offer for offer in providers.values() if offer.item.capture is not None]
     if not able:
         return Decided(None)
+    if reads_hidden is not None:
+        return Decided(None, notes=(f"{NOT_CAPTURED}: {reads_hidden} reads their hidden states",))
     [offer, *_] = able
     uses: Sequence[KernelUse | AttentionUse] = (*kernels.value, *attention)
     others = {

@@ -28,7 +28,7 @@ from inferno.plan.opened import Opened, Parts, adapted, model_config
 from inferno.plan.options import Options
 from inferno.plan.plan import Plan
 from inferno.plan.schemes import choose_isq, choose_schemes
-from inferno.plan.speculation import choose_drafting
+from inferno.plan.speculation import MTPUse, choose_drafting, choose_proposer, mtp_use
 from inferno.plan.stored import architecture_name
 
 SHARED_FROM = 64 * host.UNITS["MI"]
@@ -86,10 +86,14 @@ def _decide(
     checkpoint = adapted(stored, architecture.value)
     model = model_config(architecture.value, checkpoint)
     device, dtype = find_device(options.device, machine), _dtype(options.dtype, checkpoint)
-    schemes = choose_schemes(catalog, checkpoint, model, dtype)
+    proposer, mtp = None, MTPUse()
+    if options.speculative is not None:
+        proposer = choose_proposer(catalog, options.speculative, model)
+        mtp = mtp_use(proposer.item, architecture.value, model, checkpoint)
+    schemes = choose_schemes(catalog, checkpoint, model, dtype, mtp.tensors)
     isq = choose_isq(catalog, options.isq) if options.isq is not None else None
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
-    specs = dict(enumerate(model.cache_specs()))
+    specs = dict(enumerate([*model.cache_specs(), *mtp.specs]))
     states = state_uses(specs, dtype)
     needs = {
         layer: AttentionNeed.of(spec, dtype=dtype, device=device, cache_dtype=cache_dtype)
@@ -105,12 +109,11 @@ def _decide(
     limit = memory_limit(options, device)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     drafting = None
-    if options.speculative is not None:
+    if proposer is not None:
         drafting = choose_drafting(
-            catalog,
+            proposer,
             options,
             model,
-            states,
             len(specs),
             block_size,
             lambda draft, its_options: open_model(draft, its_options, catalog),
@@ -127,6 +130,7 @@ def _decide(
         device,
         max_tokens=options.max_num_seqs * (1 + num_drafts),
         max_blocks=-(-cache.value.max_model_len // block_size),
+        reads_hidden=proposer.item.name if proposer is not None and mtp.specs else None,
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]

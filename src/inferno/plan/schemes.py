@@ -33,14 +33,20 @@ class Matrices:
 
 
 def choose_schemes(
-    catalog: Catalog, checkpoint: Checkpoint, model: ModelConfig, dtype: str
+    catalog: Catalog,
+    checkpoint: Checkpoint,
+    model: ModelConfig,
+    dtype: str,
+    mtp: Mapping[str, TensorInfo],
 ) -> Decided[Matrices]:
-    """Ask the catalog for the scheme of every stored matrix. Raises UnsupportedError."""
+    """Ask the catalog for the scheme of every matrix that is read: the model's, and those of `mtp`,
+    the tensors of its multi-token-prediction layers if they are used. Raises UnsupportedError."""
     quant_config = checkpoint.config.get("quantization_config") or {}
     held: dict[str, list[tuple[str, dict[str, TensorInfo], Offer[QuantScheme]]]] = defaultdict(list)
     decisions: list[Decided[Any]] = []
     num_plain = 0
-    for path, parts in modules_of(checkpoint.tensors, unused_tensors(model)).items():
+    stored = modules_of(checkpoint.tensors, unused_tensors(model)) | modules_of(mtp)
+    for path, parts in stored.items():
         matrix = _matrix(parts)
         num_plain += sum(math.prod(info.shape) for p, info in parts.items() if p not in matrix)
         if matrix:

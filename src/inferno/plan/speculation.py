@@ -1,22 +1,31 @@
-"""Chooses the proposer of drafts for speculative decoding, and plans the draft model."""
+"""Chooses the proposer of drafts for speculative decoding, and plans what it computes with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from inferno.catalog import Catalog
-from inferno.contracts import ModelConfig, Proposer
+from inferno.catalog import Catalog, Offer
+from inferno.contracts import (
+    Architecture,
+    AttentionSpec,
+    Checkpoint,
+    ModelConfig,
+    MTPModelConfig,
+    Proposer,
+    StateSpec,
+    TensorInfo,
+)
 from inferno.errors import OptionError, UnsupportedError
-from inferno.plan.cache_groups import StateUse
 from inferno.plan.decided import Decided
 from inferno.plan.opened import Opened
 from inferno.plan.options import Options
 from inferno.plan.plan import AttentionUse, MemoryItem, Speculation
+from inferno.plan.stored import mtp_tensors
 
 DRAFT_MODEL = "draft"
-"""The proposer that computes drafts with a smaller model."""
+"""The proposer for references to draft models."""
 
 Open = Callable[[str, Options], Opened]
 
@@ -26,7 +35,6 @@ class Drafting:
     """How the plan speculates, and what that adds to it."""
 
     speculation: Speculation
-    proposer: Proposer
     attention: tuple[AttentionUse, ...] = ()
     """The draft model's layers, numbered after the model's."""
     memory: tuple[MemoryItem, ...] = ()
@@ -34,40 +42,72 @@ class Drafting:
     """The draft model."""
 
 
-def choose_drafting(
-    catalog: Catalog,
-    options: Options,
-    model: ModelConfig,
-    states: tuple[StateUse, ...],
-    num_layers: int,
-    block_size: int,
-    open_draft: Open,
-) -> Decided[Drafting]:
+def choose_proposer(catalog: Catalog, wanted: str, model: ModelConfig) -> Offer[Proposer]:
     """Choose the proposer that `options.speculative` names; any other name is a reference to a
-    draft model. Raises UnsupportedError if the model cannot verify drafts, OptionError for a draft
-    model with another vocabulary."""
-    wanted = options.speculative
-    assert wanted is not None, "called if the user asked for drafts"
-    if states:
+    draft model. Raises UnsupportedError if the model cannot verify drafts."""
+    if any(isinstance(spec, StateSpec) for spec in model.cache_specs()):
         raise UnsupportedError(
             "speculative decoding needs states that can be rolled back, and this model's recurrent "
             "states cannot",
             "Leave out --speculative.",
         )
-    if any(offer.item.name == wanted for offer in catalog.of("inferno_proposers")):
-        offer = catalog.named(Proposer, wanted)
-        if wanted == DRAFT_MODEL:
-            raise OptionError(
-                f"--speculative {DRAFT_MODEL} names no model", "Give a draft model's reference."
-            )
-        return Decided(
-            Drafting(
-                speculation=_speculation(offer.item, offer.distribution, options),
-                proposer=offer.item,
-            ),
-            (("proposer", offer),),
+    if all(offer.item.name != wanted for offer in catalog.of("inferno_proposers")):
+        return catalog.named(Proposer, DRAFT_MODEL)
+    offer = catalog.named(Proposer, wanted)
+    if offer.item.needs == "model":
+        raise OptionError(
+            f"--speculative {wanted} names no model", "Give a draft model's reference."
         )
-    offer = catalog.named(Proposer, DRAFT_MODEL)
+    return offer
+
+
+@frozen(kw_only=True)
+class MTPUse:
+    """The multi-token-prediction layers that propose drafts; empty if none do."""
+
+    tensors: Mapping[str, TensorInfo] = field(factory=dict)
+    specs: tuple[AttentionSpec, ...] = ()
+
+
+def mtp_use(
+    proposer: Proposer, architecture: Architecture, model: ModelConfig, checkpoint: Checkpoint
+) -> MTPUse:
+    """Return the model's multi-token-prediction layers if the proposer needs them. Raises
+    UnsupportedError if the model has none."""
+    if proposer.needs != "mtp":
+        return MTPUse()
+    remedy = "Use --speculative ngram, or name a draft model."
+    specs = tuple(model.mtp_specs()) if isinstance(model, MTPModelConfig) else ()
+    if architecture.mtp is None or not specs:
+        raise UnsupportedError("this model has no multi-token-prediction layers", remedy)
+    if not (tensors := mtp_tensors(checkpoint.tensors, model)):
+        raise UnsupportedError(
+            "this checkpoint does not store the model's multi-token-prediction layers", remedy
+        )
+    return MTPUse(tensors=tensors, specs=specs)
+
+
+def choose_drafting(
+    offer: Offer[Proposer],
+    options: Options,
+    model: ModelConfig,
+    num_layers: int,
+    block_size: int,
+    open_draft: Open,
+) -> Decided[Drafting]:
+    """Plan the speculation with that proposer, and the draft model if it needs one. Raises
+    OptionError for a draft model with another vocabulary."""
+    proposer, wanted = offer.item, options.speculative
+    assert wanted is not None, "called if the user asked for drafts"
+    speculation = Speculation(
+        proposer=proposer.name,
+        distribution=offer.distribution,
+        num_drafts=options.num_speculative_tokens or proposer.num_drafts,
+        propose_cost=proposer.cost,
+    )
+    chosen = (("proposer", offer),)
+    if proposer.needs != "model":
+        return Decided(Drafting(speculation=speculation), chosen)
     draft_options = evolve(
         options,
         speculative=None,
@@ -80,31 +120,14 @@ def choose_drafting(
     )
     opened = open_draft(wanted, draft_options)
     try:
-        return Decided(
-            _with_model(opened, offer.item, offer.distribution, options, model, num_layers),
-            (("proposer", offer),),
-        )
+        return Decided(_with_model(opened, speculation, model, num_layers), chosen)
     except BaseException:
         opened.close()
         raise
 
 
-def _speculation(proposer: Proposer, distribution: str, options: Options) -> Speculation:
-    return Speculation(
-        proposer=proposer.name,
-        distribution=distribution,
-        num_drafts=options.num_speculative_tokens or proposer.num_drafts,
-        propose_cost=proposer.cost,
-    )
-
-
 def _with_model(
-    opened: Opened,
-    proposer: Proposer,
-    distribution: str,
-    options: Options,
-    model: ModelConfig,
-    num_layers: int,
+    opened: Opened, speculation: Speculation, model: ModelConfig, num_layers: int
 ) -> Drafting:
     draft = opened.plan
     if draft.states:
@@ -124,8 +147,7 @@ def _with_model(
     )
     memory = [item for item in draft.memory if item.name in ("weights", "activations")]
     return Drafting(
-        speculation=evolve(_speculation(proposer, distribution, options), draft=draft),
-        proposer=proposer,
+        speculation=evolve(speculation, draft=draft),
         attention=attention,
         memory=tuple(evolve(item, name=f"draft {item.name}") for item in memory),
         opened=opened,

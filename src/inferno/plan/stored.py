@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from inferno.contracts import ModelConfig, TensorInfo
+from inferno.contracts import ModelConfig, MTPModelConfig, TensorInfo
 from inferno.errors import CheckpointError
 
 
@@ -21,7 +21,7 @@ def architecture_name(config: Mapping[str, Any]) -> str:
 
 
 def modules_of(
-    tensors: Mapping[str, TensorInfo], unused: tuple[str, ...]
+    tensors: Mapping[str, TensorInfo], unused: tuple[str, ...] = ()
 ) -> dict[str, dict[str, TensorInfo]]:
     """Return stored tensors by module path and part: {"model.norm": {"weight": ...}}. Names that
     match `unused` are left out."""
@@ -34,4 +34,20 @@ def modules_of(
 
 
 def unused_tensors(model: ModelConfig) -> tuple[str, ...]:
-    return tuple(getattr(model, "unused_tensors", ()))
+    """Return name patterns of the tensors that the model itself does not read."""
+    return (*getattr(model, "unused_tensors", ()), *_mtp_patterns(model))
+
+
+def mtp_tensors(tensors: Mapping[str, TensorInfo], model: ModelConfig) -> dict[str, TensorInfo]:
+    """Return the stored tensors that the multi-token-prediction layers read."""
+    unused, own = getattr(model, "unused_tensors", ()), _mtp_patterns(model)
+    return {
+        name: info
+        for name, info in tensors.items()
+        if any(fnmatchcase(name, pattern) for pattern in own)
+        and not any(fnmatchcase(name, pattern) for pattern in unused)
+    }
+
+
+def _mtp_patterns(model: ModelConfig) -> tuple[str, ...]:
+    return model.mtp_tensors if isinstance(model, MTPModelConfig) else ()

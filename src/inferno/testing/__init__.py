@@ -24,6 +24,7 @@ from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.kernels import KernelProviderTests
+from inferno.testing.mtp import MTPTests, proposals
 from inferno.testing.quant_scheme import QuantSchemeTests
 from inferno.testing.reference import transformers_model
 from inferno.testing.source import SourceTests
@@ -52,6 +53,7 @@ __all__ = [
     "FakeRunner",
     "KVCache",
     "KernelProviderTests",
+    "MTPTests",
     "Outcome",
     "QuantSchemeTests",
     "SourceTests",
@@ -65,6 +67,7 @@ __all__ = [
     "load_catalog",
     "load_toy",
     "plan_of",
+    "proposals",
     "ragged_prompts",
     "randomize",
     "run_python",

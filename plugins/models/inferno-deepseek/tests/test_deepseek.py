@@ -18,6 +18,7 @@ from inferno.errors import CheckpointError
 from inferno.nn import Rope, Unloaded
 from inferno.testing import (
     ArchitectureTests,
+    MTPTests,
     Toy,
     checkpoint_path,
     count_tensors,
@@ -167,6 +168,26 @@ class TestHalves(ArchitectureTests):
     config = {**V3, "rope_interleave": False, "tie_word_embeddings": True}
 
 
+class TestMTP(MTPTests):
+    """Multi-token prediction as published with DeepSeek-V3 and R1: one layer, which continues with
+    its own output."""
+
+    config = V3
+
+
+class TestThreeMTPLayers(MTPTests):
+    """Three multi-token-prediction layers, one for each draft, with a tied head and without a
+    latent of queries."""
+
+    config = {
+        **V3,
+        "num_nextn_predict_layers": 3,
+        "q_lora_rank": None,
+        "tie_word_embeddings": True,
+        "rope_scaling": None,
+    }
+
+
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, Tensor]:
     """A V3 checkpoint's."""
@@ -297,7 +318,7 @@ def test_gguf_files_with_split_heads_give_the_same_tokens(
 def test_multi_token_prediction_layers_are_left_alone(
     tensors: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    """DeepSeek-V3 stores one after its last, and the first conversions of Kimi K2 rotary tables."""
+    """Without `--speculative mtp`. The first conversions of Kimi K2 store rotary tables."""
     extra = {
         "model.layers.2.eh_proj.weight": torch.ones(9, 9),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),

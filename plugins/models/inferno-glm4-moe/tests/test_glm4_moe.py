@@ -12,6 +12,7 @@ from inferno.errors import CheckpointError
 from inferno.testing import (
     ArchitectureTests,
     Catalog,
+    MTPTests,
     Toy,
     generate,
     gguf_dialect,
@@ -132,6 +133,19 @@ class TestGlm45(ArchitectureTests):
         "n_routed_experts": 7,
         "num_attention_heads": 4,
     }
+
+
+class TestMTP(MTPTests):
+    """Multi-token prediction as published with GLM-4.5-Air: one layer, which continues with its own
+    output."""
+
+    config = {**AIR, "num_nextn_predict_layers": 1}
+
+
+class TestTwoMTPLayers(MTPTests):
+    """Two multi-token-prediction layers, with GLM-4.5's norms on heads."""
+
+    config = {**AIR, "num_nextn_predict_layers": 2, "use_qk_norm": True}
 
 
 class TestGroups(ArchitectureTests):

@@ -11,7 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferno.errors import CheckpointError
-from inferno.testing import QuantSchemeTests, generate, load_toy, ragged_prompts, randomize
+from inferno.testing import (
+    QuantSchemeTests,
+    generate,
+    load_toy,
+    proposals,
+    ragged_prompts,
+    randomize,
+)
 from inferno_fp8.weight import Fp8Blocks, load
 
 CONFIG = {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}
@@ -137,14 +144,54 @@ def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(
     model = transformers.AutoModelForCausalLM.from_config(described, dtype=torch.float32)
     randomize(model)
     model.save_pretrained(tmp_path / "source")
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    outcomes = [
+        generate(load_toy(path), ragged_prompts(160), 16)
+        for path in written_twice(tmp_path, config, tensors)
+    ]
+    for ours, theirs in zip(*outcomes, strict=True):
+        torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
+        assert ours.token_ids == theirs.token_ids
+
+
+def test_multi_token_prediction_layers_in_blocks_give_the_drafts_of_their_unpacked_twin(
+    tmp_path: Path,
+) -> None:
+    """DeepSeek-V3: `eh_proj` is not in blocks."""
+    pytest.importorskip("inferno_deepseek")
+    transformers: Any = pytest.importorskip("transformers")
+    one_more = {**DEEPSEEK_V3, "num_hidden_layers": 3}
+    fields = {n: v for n, v in one_more.items() if n not in ("architectures", "model_type")}
+    described = transformers.AutoConfig.for_model("deepseek_v3", **fields)
+    model = transformers.AutoModelForCausalLM.from_config(described, dtype=torch.float32)
+    randomize(model)
+    model.save_pretrained(tmp_path / "source")
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    projection = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) / 8
+    tensors["model.layers.2.eh_proj.weight"] = projection
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"model.layers.2.{name}.weight"] = torch.ones(64)
+    config = {**DEEPSEEK_V3, "num_nextn_predict_layers": 1}
+    ours, theirs = (proposals(p, config) for p in written_twice(tmp_path, config, tensors))
+    assert len(ours) > 20
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.token_ids, one.drafts) == (other.token_ids, other.drafts)
+        for x_V, y_V in zip(one.logits, other.logits, strict=True):
+            torch.testing.assert_close(x_V, y_V, rtol=1e-4, atol=1e-4)
+
+
+def written_twice(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> list[Path]:
+    """Write a checkpoint with its matrices in blocks, and one with the values of these."""
     packed: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
-    for name, tensor in load_file(tmp_path / "source" / "model.safetensors").items():
+    for name, tensor in tensors.items():
         if (
             tensor.ndim == 2
             and "embed" not in name
             and "lm_head" not in name
-            and not name.endswith("mlp.gate.weight")
+            and not name.endswith(("mlp.gate.weight", "eh_proj.weight"))
         ):
             parts, plain[name] = encode(tensor)
             packed |= {
@@ -152,16 +199,13 @@ def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(
             }
         else:
             packed[name] = plain[name] = tensor
-    outcomes = []
-    for folder, tensors, quantized in (
+    paths = []
+    for name, stored, quantized in (
         ("fp8", packed, {"quantization_config": CONFIG}),
         ("plain", plain, {}),
     ):
-        path = tmp_path / folder
+        paths.append(path := folder / name)
         path.mkdir()
-        save_file(tensors, path / "model.safetensors")
+        save_file(stored, path / "model.safetensors")
         (path / "config.json").write_text(json.dumps({**config, **quantized, "dtype": "float32"}))
-        outcomes.append(generate(load_toy(path), ragged_prompts(160), 16))
-    for ours, theirs in zip(*outcomes, strict=True):
-        torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
-        assert ours.token_ids == theirs.token_ids
+    return paths

@@ -177,8 +177,9 @@ class ModelRunner:
 
     # --- contracts.Lookahead ----------------------------------------------------------------------
 
-    def batch(self, spans: Sequence[Span]) -> Batch:
-        arrays = self._tables.lay_out(Step(tuple([Slice(*span, True) for span in spans])))
+    def batch(self, spans: Sequence[Span], shift: int = 0) -> Batch:
+        step = Step(tuple([Slice(*span, True) for span in spans]))
+        arrays = self._tables.lay_out(step, shift=shift)
         return self._begun(self._input_spec.inputs_of(arrays).batch(arrays))
 
     def logits(self, model: Model, spans: Sequence[Span]) -> Tensor:

@@ -52,15 +52,11 @@ class StepArrays:
 
     @property
     def spans(self) -> list[Span]:
-        """The tokens of each sequence; a draft is a sequence of one token."""
-        starts = self.query_starts
-        counts = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
-        return [
-            Span(row, context - count, count)
-            for row, context, count in zip(
-                self.rows.tolist(), self.context_lens, counts, strict=True
-            )
-        ]
+        """The tokens of each slice, drafts included."""
+        begins = self.slice_starts
+        counts = np.diff(begins, append=len(self.positions))
+        rows = self.rows[np.searchsorted(self.query_starts, begins)]
+        return list(map(Span, rows.tolist(), self.positions[begins].tolist(), counts.tolist()))
 
 
 @define(eq=False)
@@ -101,8 +97,11 @@ class Tables:
         known: Array = self.token_ids[row, :stop]
         return known
 
-    def lay_out(self, step: Step, drafts: Mapping[int, Sequence[int]] | None = None) -> StepArrays:
-        """Pack the step's slices, each followed by the row's drafts, if any.
+    def lay_out(
+        self, step: Step, drafts: Mapping[int, Sequence[int]] | None = None, shift: int = 0
+    ) -> StepArrays:
+        """Pack the step's slices, each followed by the row's drafts, if any. The token ids are
+        those `shift` positions later.
 
         A draft is a sequence of one token, with the block table of its row: attention then computes
         it like the step of one token that it stands in for, and gives exactly the same."""
@@ -140,7 +139,7 @@ class Tables:
 
         (slots, tables), *windows = map(located, self.block_ids)
         return StepArrays(
-            token_ids=self.token_ids[rows[owner], positions],
+            token_ids=self.token_ids[rows[owner], positions + shift],
             positions=positions,
             query_starts=[0, *ends.tolist()],
             context_lens=contexts.tolist(),

@@ -35,6 +35,7 @@ def inferno_architectures() -> list[Architecture]:
             name="DeepseekV3ForCausalLM",
             config="inferno_deepseek.config:DeepseekV3Config.from_json",
             build="inferno_deepseek.model:DeepseekV3ForCausalLM",
+            mtp="inferno_deepseek.model:mtp_layers",
             # One name for both: V2's dialect reads them, and the scoring tells V2 from V3.
             dialects={"gguf": attrs.evolve(DEEPSEEK, priority=-1)},
             stop_tokens=_STOP,

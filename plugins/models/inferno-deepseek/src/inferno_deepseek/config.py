@@ -8,18 +8,12 @@ from typing import Any, ClassVar, Self
 
 from attrs import frozen
 
-from inferno.configs import (
-    DecoderConfig,
-    check_experts,
-    check_known,
-    check_positive,
-    layers_behind,
-)
+from inferno.configs import MTPConfig, check_experts, check_known, check_positive
 from inferno.contracts import AttentionSpec
 
 
 @frozen(kw_only=True)
-class DeepseekConfig(DecoderConfig):
+class DeepseekConfig(MTPConfig):
     """Fields of both generations. `head_dim` is the rotated part of a head, as in transformers."""
 
     scoring: ClassVar[str]
@@ -118,15 +112,8 @@ class DeepseekV3Config(DeepseekConfig):
     n_group: int = 8
     topk_group: int = 4
     rope_interleave: bool = True
-    num_nextn_predict_layers: int = 0
-    """Multi-token-prediction (MTP) layers, stored after the decoder layers. Not loaded."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
         check_known(config, "topk_method", None, "noaux_tc")
         return super().from_json(config)
-
-    @property
-    def unused_tensors(self) -> tuple[str, ...]:
-        predicting = layers_behind(self.num_hidden_layers, self.num_nextn_predict_layers)
-        return (*predicting, *super().unused_tensors)

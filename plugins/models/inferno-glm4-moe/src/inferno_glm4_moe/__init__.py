@@ -14,6 +14,7 @@ def inferno_architectures() -> list[Architecture]:
             name="Glm4MoeForCausalLM",
             config="inferno_glm4_moe.config:Glm4MoeConfig.from_json",
             build="inferno_glm4_moe.model:Glm4MoeForCausalLM",
+            mtp="inferno_glm4_moe.model:mtp_layers",
             dialects={"gguf": GLM4_MOE},
             stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>"),
             checkpoints=("zai-org/GLM-4.5", "zai-org/GLM-4.5-Air", "zai-org/GLM-4.6"),

@@ -7,17 +7,11 @@ from typing import Any, Self
 
 from attrs import frozen
 
-from inferno.configs import (
-    DecoderConfig,
-    check_experts,
-    check_known,
-    check_positive,
-    layers_behind,
-)
+from inferno.configs import MTPConfig, check_experts, check_known, check_positive
 
 
 @frozen(kw_only=True)
-class Glm4MoeConfig(DecoderConfig):
+class Glm4MoeConfig(MTPConfig):
     """GLM-4.5. `intermediate_size` is that of the layers without experts."""
 
     num_key_value_heads: int = 8
@@ -37,8 +31,6 @@ class Glm4MoeConfig(DecoderConfig):
     topk_group: int = 1
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
-    num_nextn_predict_layers: int = 0
-    """Multi-token-prediction (MTP) layers, stored after the decoder layers. Not loaded."""
 
     @classmethod
     def from_json(cls, config: Mapping[str, Any]) -> Self:
@@ -55,10 +47,3 @@ class Glm4MoeConfig(DecoderConfig):
     @property
     def num_experts(self) -> int:
         return self.n_routed_experts
-
-    @property
-    def unused_tensors(self) -> tuple[str, ...]:
-        return (
-            *layers_behind(self.num_hidden_layers, self.num_nextn_predict_layers),
-            *super().unused_tensors,
-        )

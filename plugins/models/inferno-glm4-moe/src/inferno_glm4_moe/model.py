@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from functools import partial
 
+from torch import nn
+
 from inferno.nn import (
     CausalLM,
     Decoder,
     DecoderLayer,
     GatedMLP,
     MixtureOfExperts,
+    MTPLayer,
+    MTPLayers,
     RMSNorm,
     Routing,
     SelfAttention,
@@ -23,37 +27,10 @@ from inferno_glm4_moe.config import Glm4MoeConfig
 
 class Glm4MoeForCausalLM(CausalLM):
     def __init__(self, config: Glm4MoeConfig) -> None:
-        routing = Routing(
-            top_k=config.num_experts_per_tok,
-            scoring="sigmoid",
-            normalize=config.norm_topk_prob,
-            scale=config.routed_scaling_factor,
-            num_groups=config.n_group,
-            top_groups=config.topk_group,
-            group_score="top2",
-        )
-        experts = partial(
-            MixtureOfExperts,
-            config.num_experts,
-            config.hidden_size,
-            config.moe_intermediate_size,
-            routing,
-            correction=True,
-            shared_size=config.n_shared_experts * config.moe_intermediate_size,
-        )
-        head_norm = (
-            partial(RMSNorm, config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
-        )
         layers = (
             DecoderLayer(
-                SelfAttention(
-                    layer_id,
-                    config.attention_spec(layer_id),
-                    config.hidden_size,
-                    bias=config.attention_bias,
-                    head_norm=head_norm,
-                ),
-                experts()
+                _attention(config, layer_id),
+                _experts(config)
                 if layer_id >= config.first_k_dense_replace
                 else GatedMLP(config.hidden_size, config.intermediate_size),
                 hidden_size=config.hidden_size,
@@ -62,3 +39,47 @@ class Glm4MoeForCausalLM(CausalLM):
             for layer_id in range(config.num_hidden_layers)
         )
         super().__init__(Decoder.of(config, layers), tied=config.tie_word_embeddings)
+
+
+def mtp_layers(config: Glm4MoeConfig, model: Glm4MoeForCausalLM) -> MTPLayers:
+    layers = (
+        MTPLayer(
+            _attention(config, config.num_hidden_layers + i),
+            _experts(config),
+            hidden_size=config.hidden_size,
+            eps=config.rms_norm_eps,
+        )
+        for i in range(config.num_nextn_predict_layers)
+    )
+    return MTPLayers(model, layers)
+
+
+def _attention(config: Glm4MoeConfig, layer_id: int) -> nn.Module:
+    head_norm = partial(RMSNorm, config.head_dim, config.rms_norm_eps)
+    return SelfAttention(
+        layer_id,
+        config.attention_spec(layer_id),
+        config.hidden_size,
+        bias=config.attention_bias,
+        head_norm=head_norm if config.use_qk_norm else None,
+    )
+
+
+def _experts(config: Glm4MoeConfig) -> nn.Module:
+    routing = Routing(
+        top_k=config.num_experts_per_tok,
+        scoring="sigmoid",
+        normalize=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        num_groups=config.n_group,
+        top_groups=config.topk_group,
+        group_score="top2",
+    )
+    return MixtureOfExperts(
+        config.num_experts,
+        config.hidden_size,
+        config.moe_intermediate_size,
+        routing,
+        correction=True,
+        shared_size=config.n_shared_experts * config.moe_intermediate_size,
+    )

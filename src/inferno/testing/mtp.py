@@ -1,0 +1,368 @@
+"""Tests that the multi-token-prediction layers of an architecture must pass.
+
+Suffixes: L tokens of a sequence, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import attrs
+import pytest
+import torch
+from attrs import frozen
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inferno.builtin.mtp import MTPDrafter
+from inferno.catalog import Catalog
+from inferno.contracts import CheckpointView, DraftRequest, Lookahead, TensorInfo
+from inferno.core.drafts import Acceptance
+from inferno.core.engine import Engine
+from inferno.core.types import EngineOutput, Request
+from inferno.errors import CheckpointError, UnsupportedError
+from inferno.loading import check, load_drafter, load_model
+from inferno.plan import (
+    Opened,
+    Options,
+    mtp_tensors,
+    open_model,
+    plan_from_json,
+    plan_to_json,
+    reopen,
+    with_num_blocks,
+)
+from inferno.sampling_params import SamplingParams
+from inferno.testing.gguf import gguf_dialect, write_gguf
+from inferno.testing.installed import Installed
+from inferno.testing.mtp_reference import MTPReference, layers
+from inferno.testing.tiny import assert_close, ragged_prompts, torch_only
+
+PARAMS = (
+    SamplingParams(temperature=0, max_tokens=40, logprobs=2),
+    SamplingParams(temperature=0.7, seed=3, max_tokens=40),
+    SamplingParams(temperature=0.9, seed=4, top_p=0.8, frequency_penalty=0.6, max_tokens=30),
+    SamplingParams(temperature=0, repetition_penalty=1.5, max_tokens=30),
+    SamplingParams(temperature=1.2, seed=5, top_k=10, max_tokens=1),
+)
+
+
+class MTPTests(Installed):
+    """For architectures with multi-token-prediction layers (`Architecture.mtp`), in addition to
+    `ArchitectureTests`. Set `config` to a toy `config.json` that has such layers, with the fields
+    and the tensor names of DeepSeek-V3. The reference is transformers' decoder layer."""
+
+    config: ClassVar[dict[str, Any]]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls) -> MTPReference:
+        return MTPReference.of(cls.config)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def checkpoint(cls, reference: MTPReference, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("mtp")
+        return write(path, cls.config, reference.tensors(tmp_path_factory.mktemp("reference")))
+
+    @pytest.mark.parametrize(
+        ("always", "options"),
+        [(True, {}), (False, {}), (True, {"num_speculative_tokens": 20})],
+        ids=["always", "adaptive", "many"],
+    )
+    def test_drafts_equal_the_formula(
+        self, always: bool, options: dict[str, Any], checkpoint: Path, reference: MTPReference
+    ) -> None:
+        """The logits of every draft, in a batch with chunked prompts, rejected drafts and steps
+        without drafts in between, are what the definition predicts for the whole sequence."""
+        found = proposals(checkpoint, self.config, always, max_num_batched_tokens=24, **options)
+        assert len(found) > (100 if always else 10)
+        for each in found[:: len(found) // 10]:
+            expected = reference.predict(each.token_ids, each.drafts)
+            assert_close(torch.stack(list(each.logits)), torch.stack(expected))
+
+    def test_a_gguf_file_gives_the_same_drafts(
+        self, checkpoint: Path, catalog: Catalog, tmp_path: Path
+    ) -> None:
+        """Where the dialect has the layers; else they are refused."""
+        dialect = gguf_dialect(catalog, self.config["architectures"][0])
+        if dialect is None or "num_nextn_predict_layers" not in dialect.fields:
+            pytest.skip("GGUF files of this architecture do not store the layers")
+        whole = {**self.config, "num_hidden_layers": layers(self.config).stop}
+        tensors = load_file(checkpoint / "model.safetensors")
+        held = write_gguf(tmp_path / "toy.gguf", dialect, whole, tensors, "F16")
+        twin = write(tmp_path / "twin", self.config, held)
+        ours, theirs = (proposals(p, self.config) for p in (tmp_path / "toy.gguf", twin))
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token_ids == other.token_ids
+            assert_close(torch.stack(list(one.logits)), torch.stack(list(other.logits)))
+
+    @pytest.mark.parametrize(
+        ("always", "budget", "lag"),
+        [(True, 512, 0), (False, 512, 0), (True, 24, 0), (True, 24, 2)],
+        ids=["always", "adaptive", "chunked", "in flight"],
+    )
+    def test_the_output_is_the_same_as_without(
+        self,
+        always: bool,
+        budget: int,
+        lag: int,
+        checkpoint: Path,
+        catalog: Catalog,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        if always:
+            draft_always(monkeypatch)
+        plain = load(checkpoint, catalog, None, max_num_batched_tokens=budget)
+        drafting = load(checkpoint, catalog, max_num_batched_tokens=budget)
+        drafting._lag = lag
+        expected = run(plain, requests(self.config))
+        assert_same(run(drafting, requests(self.config)), expected)
+        assert_same(run(drafting, requests(self.config)), expected)  # with prefix hits
+        assert drafting.stats().prefix_hits > 0
+        for each in requests(self.config):
+            assert_same(run(drafting, [each]), {each.id: expected[each.id]})
+        assert drafting.stats().draft_tokens > 0
+
+    def test_preempted_requests_get_the_same(
+        self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        draft_always(monkeypatch)
+        params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40) for i in range(5)]
+        wanted = requests(self.config, params, 9)
+        expected = run(load(checkpoint, catalog, None), wanted)
+        for policy in ("auto", "none"):
+            engine = load(checkpoint, catalog, num_blocks=9, block_size=8, cache_policy=policy)
+            assert_same(run(engine, wanted), expected)
+            assert engine.stats().preemptions > 0
+
+    def test_good_layers_are_believed(self, catalog: Catalog, tmp_path: Path) -> None:
+        """A model whose next token depends on the last one only, and layers that know it."""
+        made = MTPReference.of(self.config)
+        tensors, size = made.tensors(tmp_path), self.config["hidden_size"]
+        for name, tensor in tensors.items():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                tensor.zero_()
+            elif name.endswith("eh_proj.weight"):
+                tensor.copy_(torch.cat([torch.eye(size), torch.zeros(size, size)], 1))
+            elif "norm" in name and tensor.ndim == 1:
+                tensor.fill_(1.0)
+        path = write(tmp_path / "toy", self.config, tensors)
+        [wanted, *_] = requests(self.config, [SamplingParams(temperature=0, max_tokens=60)])
+        engine = load(path, catalog)
+        assert_same(run(engine, [wanted]), run(load(path, catalog, None), [wanted]))
+        stats = engine.stats()
+        assert stats.accepted_tokens == stats.draft_tokens > 30
+        assert stats.steps < 30
+
+    # --- the checkpoint ---------------------------------------------------------------------------
+
+    def test_every_stored_tensor_is_read_if_used_and_none_otherwise(
+        self, checkpoint: Path, catalog: Catalog
+    ) -> None:
+        with opened(checkpoint, catalog) as held:
+            wanted = set(mtp_tensors(held.checkpoint.tensors, held.config))
+            everything = set(held.checkpoint.tensors)
+            prefixes = tuple(f"model.layers.{layer}." for layer in layers(self.config))
+            copies = {
+                name
+                for name in everything
+                if name.startswith(prefixes) and ("embed_tokens" in name or "head.head" in name)
+            }
+            assert wanted == {n for n in everything if n.startswith(prefixes)} - copies
+            for speculative, read in (
+                ("mtp", everything - copies),
+                (None, everything - copies - wanted),
+            ):
+                with opened(checkpoint, catalog, speculative) as each:
+                    spy = Spy(each.checkpoint, each.checkpoint.tensors)
+                    loaded = attrs.evolve(each, checkpoint=spy)
+                    load_drafter(loaded, load_model(loaded), None)
+                    assert spy.names == read
+
+    def test_a_missing_or_foreign_tensor_is_an_error_only_if_the_layers_are_used(
+        self, checkpoint: Path, catalog: Catalog
+    ) -> None:
+        with opened(checkpoint, catalog) as held:
+            model = load_model(held)
+            tensors = held.checkpoint.tensors
+            wanted = mtp_tensors(tensors, held.config)
+            first = layers(self.config)[0]
+            foreign = f"model.layers.{first}.foreign.weight"
+            damages = [(n, {k: v for k, v in tensors.items() if k != n}) for n in wanted]
+            damages.append((foreign, {**tensors, foreign: next(iter(wanted.values()))}))
+            for name, damaged in damages:
+                spy = Spy(held.checkpoint, damaged)
+                with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+                    load_drafter(attrs.evolve(held, checkpoint=spy), model, None)
+                with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+                    check(attrs.evolve(held, checkpoint=spy))
+                assert not spy.names
+        with opened(checkpoint, catalog, None) as held:
+            load_model(attrs.evolve(held, checkpoint=Spy(held.checkpoint, damages[0][1])))
+
+    def test_the_plan_has_their_memory_and_cache(self, checkpoint: Path, catalog: Catalog) -> None:
+        with opened(checkpoint, catalog) as held, opened(checkpoint, catalog, None) as plain:
+            sent = plan_from_json(plan_to_json(held.plan))  # as to the engine process
+            with reopen(sent, catalog) as again:
+                drafter = load_drafter(again, load_model(again), None)
+            assert drafter is not None and drafter.layers is not None
+            count = len(layers(self.config))
+            assert held.plan.capture is None, "captured steps return no hidden states"
+            uses = [layer for use in held.plan.attention for layer in use.layers]
+            assert sorted(uses) == list(range(self.config["num_hidden_layers"] + count))
+            [planned], [without] = (
+                [item.nbytes for item in plan.memory if item.name == "weights"]
+                for plan in (held.plan, plain.plan)
+            )
+            held_bytes = sum(
+                tensor.nbytes
+                for tensor in (*drafter.layers.parameters(), *drafter.layers.buffers())
+            )
+            assert planned - without == pytest.approx(held_bytes, rel=0.05)
+
+    def test_a_checkpoint_without_them_is_refused(
+        self, checkpoint: Path, catalog: Catalog, tmp_path: Path
+    ) -> None:
+        with opened(checkpoint, catalog) as held:
+            own = mtp_tensors(held.checkpoint.tensors, held.config)
+        tensors = load_file(checkpoint / "model.safetensors")
+        kept = {name: tensor for name, tensor in tensors.items() if name not in own}
+        with pytest.raises(UnsupportedError, match="does not store"):
+            opened(write(tmp_path / "lacking", self.config, kept), catalog)
+        config = {**self.config, "num_nextn_predict_layers": 0}
+        with pytest.raises(UnsupportedError, match="no multi-token-prediction layers"):
+            opened(write(tmp_path / "none", config, kept), catalog)
+
+
+def write(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
+    path.mkdir(exist_ok=True)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    return path
+
+
+@frozen(eq=False)
+class Spy(CheckpointView):
+    """A checkpoint with given headers, which records the names that are read."""
+
+    tensors: Mapping[str, TensorInfo]
+    names: set[str] = attrs.field(factory=set)
+
+    def read(self, name: str) -> Tensor:
+        self.names.add(name)
+        return self.checkpoint.read(name)
+
+
+def opened(path: Path, catalog: Catalog, speculative: str | None = "mtp", **options: Any) -> Opened:
+    few = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 160}
+    given = {"dtype": "float32", "device": "cpu", **few, **options}
+    return open_model(str(path), Options(speculative=speculative, **given), catalog)
+
+
+def load(
+    path: Path,
+    catalog: Catalog,
+    speculative: str | None = "mtp",
+    num_blocks: int = 0,
+    **options: Any,
+) -> Engine:
+    """Return an engine, with only so many blocks if given, in which 64 tokens fit."""
+    with opened(path, catalog, speculative, **options) as held:
+        if num_blocks:
+            groups = with_num_blocks(held.plan.groups, num_blocks)
+            held = attrs.evolve(held, plan=attrs.evolve(held.plan, groups=groups, max_model_len=64))
+        return Engine.load(held)
+
+
+@frozen(eq=False)
+class Proposal:
+    """What a drafter proposed for a sequence."""
+
+    token_ids: Sequence[int]
+    """The sequence's tokens."""
+    drafts: Sequence[int]
+    logits: Sequence[Tensor]
+    """Of each draft, (V,)."""
+
+
+def proposals(
+    path: Path, config: Mapping[str, Any], always: bool = True, **options: Any
+) -> list[Proposal]:
+    """Return what the multi-token-prediction layers of a checkpoint propose for a mixed batch, as
+    torch computes them: as many drafts as allowed `always`, or as many as pay."""
+    found, propose = list[Proposal](), MTPDrafter.propose
+
+    def recorded(
+        drafter: MTPDrafter, wanted: Sequence[DraftRequest], lookahead: Lookahead
+    ) -> Sequence[Sequence[int]]:
+        spy = SpyLookahead(lookahead)
+        proposed = propose(drafter, wanted, cast(Lookahead, spy))
+        for each, drafts in zip(wanted, proposed, strict=True):
+            if drafts:
+                found.append(Proposal(each.token_ids.tolist(), drafts, spy.logits[each.row]))
+        return proposed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(MTPDrafter, "propose", recorded)
+        if always:
+            draft_always(patched)
+        run(load(path, torch_only(), cache_policy="none", **options), requests(config))
+    return found
+
+
+def draft_always(patched: pytest.MonkeyPatch) -> None:
+    """Propose as many drafts as allowed, however few are accepted."""
+    patched.setattr(Acceptance, "count", lambda self, cost, num_running: cost.most)
+
+
+class SpyLookahead:
+    """A `Lookahead` that records the logits of every draft, by row."""
+
+    def __init__(self, lookahead: Lookahead) -> None:
+        self._lookahead = lookahead
+        self.batch, self.write = lookahead.batch, lookahead.write
+        self.logits = defaultdict[int, list[Tensor]](list)
+
+    def draw_draft(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
+        for row, logits_V in zip(rows, logits_SV, strict=True):
+            self.logits[row].append(logits_V)
+        return self._lookahead.draw_draft(logits_SV, rows, offset)
+
+
+def requests(
+    config: Mapping[str, Any], params: Sequence[SamplingParams] = PARAMS, length: int | None = None
+) -> list[Request]:
+    prompts = ragged_prompts(config["vocab_size"], (5, 70, 17, 33, 1))
+    return [
+        Request(id=str(i), token_ids=tuple(prompts[i % 5][:length]), params=each)
+        for i, each in enumerate(params)
+    ]
+
+
+def run(engine: Engine, wanted: Sequence[Request]) -> dict[str, list[EngineOutput]]:
+    """Return each request's outputs."""
+    found = defaultdict[str, list[EngineOutput]](list)
+    for request in wanted:
+        engine.submit(request)
+    while engine.busy:
+        for output in engine.step():
+            found[output.request_id].append(output)
+        engine.check()
+    return dict(found)
+
+
+def assert_same(
+    ours: Mapping[str, Sequence[EngineOutput]], theirs: Mapping[str, Sequence[EngineOutput]]
+) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, outputs in theirs.items():
+        for mine, other in zip(ours[name], outputs, strict=True):
+            assert (mine.token_id, mine.finish) == (other.token_id, other.finish)
+            if other.logprobs is not None:
+                assert mine.logprobs is not None
+                assert mine.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-3)
