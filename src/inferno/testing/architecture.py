@@ -230,7 +230,8 @@ class ArchitectureTests(GgufTwins):
             assert any(count >= len(some) for count, _ in replays.shapes)
             for ours, theirs in zip(captured, generate(toy, some, 24), strict=True):
                 assert ours.token_ids == theirs.token_ids
-                assert_close(ours.logits_NV, theirs.logits_NV)
+                # Sums in another order: a recurrent state keeps the difference for 24 steps.
+                assert_close(ours.logits_NV, theirs.logits_NV, 1e-3)
 
     # --- the declarations -------------------------------------------------------------------------
 

@@ -156,9 +156,9 @@ def _small(options: Mapping[str, Any]) -> Options:
     return Options(**{"dtype": "float32", "device": "cpu", **few, **options})
 
 
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
+def assert_close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-4) -> None:
     """Compare logits with transformers'."""
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 @cache
