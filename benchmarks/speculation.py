@@ -34,7 +34,8 @@ from safetensors.torch import save_file
 
 from inferno import LLM, SamplingParams
 
-VOCAB, EOS = 8192, 8191
+VOCAB, FIRST, EOS = 8192, 256, 8191
+"""Tokens before the first are single bytes in the models of `models.py`."""
 SHAPE = evolve(SHAPES["qwen3-0.6b"], vocab_size=VOCAB)
 DRAFT_LAYERS = 2
 ZERO = ("o_proj", "down_proj")
@@ -49,9 +50,9 @@ class Cycle:
 
     @classmethod
     def of(cls, seed: int) -> Cycle:
-        order = list(range(EOS))
+        order = list(range(FIRST, EOS))
         random.Random(seed).shuffle(order)
-        following = [0] * VOCAB
+        following = list(range(VOCAB))  # tokens outside of it repeat themselves
         for token, after in zip(order, [*order[1:], order[0]], strict=True):
             following[token] = after
         return cls(following)
@@ -65,8 +66,8 @@ class Cycle:
     def with_errors(self, share: float) -> Cycle:
         """Another map, which is wrong for this share of the tokens."""
         draw, following = random.Random(1), list(self.following)
-        for token in draw.sample(range(EOS), int(share * EOS)):
-            following[token] = (following[token] + 1) % EOS
+        for token in draw.sample(range(FIRST, EOS), int(share * (EOS - FIRST))):
+            following[token] = max(FIRST, (following[token] + 1) % EOS)
         return Cycle(following)
 
 
@@ -94,16 +95,16 @@ def write(folder: Path, shape: Shape, cycle: Cycle) -> str:
 
 def prompts(cycle: Cycle, tokens: int) -> Mapping[str, list[int]]:
     draw = random.Random(2)
-    known = cycle.text(7, tokens + 40)
+    known = cycle.text(FIRST + 7, tokens + 40)
     coming = cycle.text(known[19], tokens + 20)
     misleading = [
         token
         for a, b in zip(coming, coming[1:], strict=False)
-        for token in (a, b, draw.randrange(EOS))
+        for token in (a, b, draw.randrange(FIRST, EOS))
     ]
     return {
         "repeats": [*known, *known[:20]],
-        "new": cycle.text(99, 40),
+        "new": cycle.text(FIRST + 99, 40),
         "misleading": [*misleading, *known[:20]],
     }
 

@@ -15,7 +15,7 @@ from attrs import define, frozen
 _STEPS = 64
 """Estimates are rounded to this many values, so that the best count is looked up."""
 _DECAY = 0.9
-_FIRST_PAUSE, _LONGEST_PAUSE = 16, 512
+_FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Tokens without drafts after they did not pay; doubled each time."""
 
 
@@ -41,8 +41,8 @@ class DraftCost:
 class Acceptance:
     """One request's estimate of how likely its next draft is accepted."""
 
-    _accepted: float = 1.4
-    _tested: float = 2.0
+    _accepted: float = 0.7
+    _tested: float = 1.0
     """Decaying counts, at first for 70 %. A draft after a rejected one is not tested."""
     _pause: int = 0
     """Tokens left until drafts are tried again."""
@@ -70,7 +70,7 @@ class Acceptance:
                 self._next_pause,
                 min(2 * self._next_pause, _LONGEST_PAUSE),
             )
-            self._accepted, self._tested = 0.5, 1.0  # a draft or two decide the next attempt
+            self._accepted, self._tested = 0.3, 0.6  # one draft decides the next attempt
         return count
 
     def update(self, num_drafts: int, num_accepted: int) -> None:
