@@ -22,8 +22,9 @@ from inferno.builtin.ngram import continuation
 from inferno.core.drafts import Acceptance, DraftCost
 from inferno.core.engine import Engine
 from inferno.core.types import Request
-from inferno.errors import OptionError, UnsupportedError
-from inferno.plan import Options, open_model, resolve, with_num_blocks
+from inferno.errors import OptionError, OutOfMemoryError, UnsupportedError
+from inferno.plan import Opened, Options, open_model, resolve, with_num_blocks
+from inferno.plan.memory import size_cache
 from inferno.sampling_params import SamplingParams
 from inferno.testing import randomize
 
@@ -136,6 +137,31 @@ def test_prefix_hits_and_drafts(model: Path, smaller: Path) -> None:
 
 
 # --- what cannot be ------------------------------------------------------------------------------
+
+
+def test_a_plan_that_fails_leaves_no_draft_model_open(
+    model: Path, smaller: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Opened] = []
+    close = Opened.close
+
+    def seen(self: Opened) -> None:
+        opened.append(self)
+        close(self)
+
+    sized: list[int] = []
+
+    def too_small(*args: Any, **more: Any) -> Any:
+        sized.append(0)
+        if len(sized) == 2:  # after the draft model's
+            raise OutOfMemoryError("too little memory", "Add some.")
+        return size_cache(*args, **more)
+
+    monkeypatch.setattr(Opened, "close", seen)
+    monkeypatch.setattr("inferno.plan.resolver.size_cache", too_small)
+    with pytest.raises(OutOfMemoryError):
+        resolve(str(model), Options(speculative=str(smaller), device="cpu"))
+    assert [each.plan.ref for each in opened] == [str(smaller)]
 
 
 def test_a_draft_model_needs_the_same_vocabulary(model: Path, tmp_path: Path) -> None:

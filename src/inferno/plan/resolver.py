@@ -4,6 +4,7 @@ only, imports no torch."""
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,12 +64,12 @@ def open_model(
     )
     path = source.item.fetch(ref, fetch)
     format, checkpoint = catalog.open(path)
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(checkpoint.close)
         origin = (Decided.by("source", source), Decided.by("format", format))
-        return _decide(ref, path, options, catalog, checkpoint, origin, machine)
-    except BaseException:
-        checkpoint.close()
-        raise
+        opened = _decide(ref, path, options, catalog, checkpoint, origin, machine, on_error)
+        on_error.pop_all()
+        return opened
 
 
 def _decide(
@@ -79,6 +80,7 @@ def _decide(
     stored: Checkpoint,
     origin: tuple[Decided[Any], Decided[Any]],
     machine: Machine | None,
+    on_error: ExitStack,
 ) -> Opened:
     source, format = origin
     name = architecture_name(stored.config)
@@ -116,8 +118,10 @@ def _decide(
             model,
             len(specs),
             block_size,
-            lambda draft, its_options: open_model(draft, its_options, catalog),
+            lambda draft, its_options: open_model(draft, its_options, catalog, machine),
         )
+        if drafting.value.opened is not None:
+            on_error.callback(drafting.value.opened.close)
         uses += drafting.value.attention
         fixed += drafting.value.memory
     cache = size_cache(

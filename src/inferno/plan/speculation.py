@@ -106,8 +106,15 @@ def choose_drafting(
         propose_cost=proposer.cost,
     )
     chosen = (("proposer", offer),)
+    rows = min(
+        options.max_num_seqs * speculation.num_drafts,
+        options.max_num_batched_tokens - options.max_num_seqs,
+    )
+    logits = MemoryItem(
+        "draft logits", rows * model.vocab_size * 4, f"{rows} rows of {model.vocab_size}"
+    )
     if proposer.needs != "model":
-        return Decided(Drafting(speculation=speculation), chosen)
+        return Decided(Drafting(speculation=speculation, memory=(logits,)), chosen)
     draft_options = evolve(
         options,
         speculative=None,
@@ -120,7 +127,8 @@ def choose_drafting(
     )
     opened = open_draft(wanted, draft_options)
     try:
-        return Decided(_with_model(opened, speculation, model, num_layers), chosen)
+        found = _with_model(opened, speculation, model, num_layers)
+        return Decided(evolve(found, memory=(logits, *found.memory)), chosen)
     except BaseException:
         opened.close()
         raise
