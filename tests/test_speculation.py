@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from tests.toy_states import catalog_with_toy, write_toy
 
 from inferno import LLM
 from inferno.builtin.ngram import continuation
+from inferno.contracts import Drafter, DraftRequest, Lookahead
 from inferno.core.drafts import Acceptance, DraftCost
 from inferno.core.engine import Engine
+from inferno.core.runner import ModelRunner
 from inferno.core.types import Request
 from inferno.errors import OptionError, OutOfMemoryError, UnsupportedError
 from inferno.plan import Opened, Options, open_model, resolve, with_num_blocks
@@ -192,6 +195,59 @@ def test_the_draft_proposer_needs_a_model() -> None:
 def test_the_number_of_drafts_needs_a_proposer() -> None:
     with pytest.raises(OptionError, match="without speculative"):
         Options(num_speculative_tokens=3)
+
+
+# --- proposers that cannot be trusted -------------------------------------------------------------
+
+
+class Hostile(Drafter):
+    """A proposer of other people, with every kind of answer."""
+
+    def __init__(self, answer: Callable[[int], Any]) -> None:
+        self._answer = answer
+
+    def propose(self, requests: Sequence[DraftRequest], lookahead: Lookahead) -> Any:
+        return self._answer(len(requests))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda n: [[-1, 3]] * n,
+        lambda n: [[3, VOCAB, 10**12]] * n,
+        lambda n: [list(range(1000))] * n,
+        lambda n: [np.array([1, 2, 3])] * n,
+        lambda n: [],
+        lambda n: [[1]] * (n + 1),
+        lambda n: None,
+        lambda n: [["a", None]] * n,
+        lambda n: 1 / 0,
+    ],
+)
+def test_a_bad_proposer_costs_nothing_but_drafts(model: Path, answer: Any) -> None:
+    engine = load(model, "ngram")
+    runner = engine._runner
+    assert isinstance(runner, ModelRunner)
+    runner._drafter = Hostile(answer)
+    expected = run(load(model), mixed_requests())
+    for name, outputs in run(engine, mixed_requests()).items():
+        assert_same(outputs, expected[name])
+
+
+def test_a_draft_model_may_have_fewer_tokens(model: Path, tmp_path: Path) -> None:
+    """The model's vocabulary is often padded further."""
+    fewer = made(tmp_path / "fewer", 1, num_hidden_layers=1, vocab_size=VOCAB - 10)
+    engine, expected = load(model, str(fewer)), run(load(model), mixed_requests())
+    biased = Request(
+        id="biased",
+        token_ids=prompt_of(1, 9),
+        params=SamplingParams(temperature=0, logit_bias={VOCAB - 1: 100.0}, max_tokens=12),
+    )
+    found = run(engine, [*mixed_requests(), biased])
+    assert set(ids(found["biased"])) == {VOCAB - 1}
+    for name, outputs in expected.items():
+        assert_same(found[name], outputs)
+    assert engine.stats().draft_tokens > 0
 
 
 # --- the plan ------------------------------------------------------------------------------------

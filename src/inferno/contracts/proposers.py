@@ -67,10 +67,12 @@ class Drafter(Protocol):
 
     def admit(self, row: int, start: int) -> None:
         """Note that a new sequence has this row, with its first `start` tokens in the cache."""
+        return None
 
     def computed(self, spans: Sequence[Span], hidden_TD: Tensor, lookahead: Lookahead) -> None:
         """Note that the model has computed these tokens; `hidden_TD` are its final hidden states,
         drafts included. Called only if `sees_steps`."""
+        return None
 
     @property
     def layers(self) -> nn.Module | None:

@@ -9,8 +9,10 @@ positions, N tokens of a slice, D hidden, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,9 @@ def prepare(model: nn.Module, batch: Batch) -> None:
     for module in model.modules():
         if isinstance(module, Rope):
             module(batch)
+
+
+log = logging.getLogger("inferno.runner")
 
 
 @define(eq=False)
@@ -78,7 +83,7 @@ class ModelRunner:
         begin: Callable[[Batch], None] | None = None,
     ) -> None:
         self._model, self._drafter, self._begin = model, drafter, begin
-        self._device = torch.device(plan.device.torch_name)
+        self._device, self._vocab_size = torch.device(plan.device.torch_name), plan.vocab_size
         self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
         if drafter is not None and drafter.layers is not None:
@@ -170,10 +175,22 @@ class ModelRunner:
         requests = [
             DraftRequest(s.row, known(s.row, s.start + s.num_tokens), s.num_drafts) for s in wanted
         ]
-        proposed = self._drafter.propose(requests, self)
-        return {
-            s.row: ids[: s.num_drafts] for s, ids in zip(wanted, proposed, strict=True) if len(ids)
-        }
+        try:
+            proposed = self._drafter.propose(requests, self)
+            found = {
+                s.row: self._valid(ids[: s.num_drafts])
+                for s, ids in zip(wanted, proposed, strict=True)
+            }
+        except Exception:  # drafts are optional: a plugin's fault must not end the engine
+            log.exception("the proposer of drafts failed; steps go on without drafts")
+            self._drafter = None
+            return {}
+        return {row: ids for row, ids in found.items() if ids}
+
+    def _valid(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the drafts before the first that is no token of the model."""
+        ids = [int(token_id) for token_id in token_ids]
+        return list(takewhile(lambda token_id: 0 <= token_id < self._vocab_size, ids))
 
     # --- contracts.Lookahead ----------------------------------------------------------------------
 

@@ -195,6 +195,8 @@ class Sampler:
         """Draw from a draft model's logits what `sample` would draw from them, `offset` positions
         ahead, without penalties for the tokens in between. Counts nothing."""
         states = [self._rows[row] for row in rows]
+        if (missing := self._vocab_size - logits_SV.shape[1]) > 0:  # a smaller vocabulary
+            logits_SV = torch.nn.functional.pad(logits_SV, (0, missing), value=-math.inf)
         if all(state.is_argmax for state in states):
             best: list[int] = self._argmax(logits_SV).tolist()
             return best
