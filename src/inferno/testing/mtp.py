@@ -80,8 +80,8 @@ class MTPTests(Installed):
         """The logits of every draft, in a batch with chunked prompts, rejected drafts and steps
         without drafts in between, are what the definition predicts for the whole sequence."""
         found = proposals(checkpoint, self.config, always, max_num_batched_tokens=24, **options)
-        assert len(found) > (100 if always else 10)
-        for each in found[:: len(found) // 10]:
+        assert len(found) > (100 if always else 3), "random layers' drafts are soon given up"
+        for each in found[:: max(1, len(found) // 10)]:
             expected = reference.predict(each.token_ids, each.drafts)
             assert_close(torch.stack(list(each.logits)), torch.stack(expected))
 
