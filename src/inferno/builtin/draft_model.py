@@ -2,8 +2,8 @@
 arXiv:2211.17192).
 
 Its keys and values are in the same blocks as the model's, in layers of their own. It computes a
-sequence's tokens when drafts are wanted, so it may be behind the model; blocks found in the prefix
-cache may lack its part. Both only make its drafts worse.
+sequence's tokens only when drafts are wanted, and then catches up. So blocks found in the prefix
+cache may lack its keys and values: that only makes its drafts worse.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from inferno.contracts import Drafter, DraftParts, DraftRequest, Lookahead, Model, Span
 
 MAX_TOKENS = 2048
-"""Tokens that it computes at once to catch up."""
+"""The most tokens of a sequence that it computes at once."""
 
 
 class DraftModelDrafter(Drafter):

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from inferno.contracts import MTP, Drafter, DraftParts, DraftRequest, Lookahead, Model, Span
 
 MAX_HELD = 16
-"""Hidden states of a row that wait until drafts are wanted. More are computed at once: a prompt's,
-or those of steps without drafts."""
+"""Hidden states of a row that are kept until drafts are wanted. If there are more, as after a
+prompt or steps without drafts, the layers compute them at once."""
 
 
 @define(eq=False)
@@ -58,7 +58,7 @@ class _Row:
     """A running sequence."""
 
     inputs: list[_Inputs]
-    """Of each layer."""
+    """One for each layer."""
     num_drafts: int = 0
     """Drafts in the step that is computed next."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from inferno.contracts import Drafter, DraftParts, DraftRequest, Lookahead
 
 LONGEST, SHORTEST = 5, 2
-"""Lengths of the ends that are looked up, longest first. Shorter ones match by chance."""
+"""Lengths of the longest and the shortest end that is looked up. Shorter ones match by chance."""
 
 
 class NgramDrafter(Drafter):
@@ -30,7 +30,7 @@ class NgramDrafter(Drafter):
 
 def continuation(token_ids: np.ndarray[tuple[int], np.dtype[np.int64]], count: int) -> list[int]:
     """Return up to `count` tokens that followed the latest earlier occurrence of the longest end of
-    `token_ids`. A continuation that reaches the end repeats from there."""
+    `token_ids`. A continuation that reaches the end of `token_ids` is repeated."""
     num_tokens = len(token_ids)
     ends, best = np.arange(max(0, num_tokens - 1)), 0  # the last tokens of earlier occurrences
     for length in range(1, min(LONGEST, num_tokens) + 1):

@@ -1,7 +1,7 @@
 """Proposers of draft tokens for speculative decoding: a step of the model verifies them all.
 
-Verification is lossless for any proposer: the output is token for token what it would be without
-drafts. A better proposer only makes it faster.
+Whatever the proposer, verification draws each token as a step without drafts would. A better
+proposer makes the output faster, not different.
 
 Suffixes: T tokens of a step, S sampled rows, D hidden, V vocabulary.
 """
@@ -35,13 +35,13 @@ class DraftRequest(NamedTuple):
 
     row: int
     token_ids: Any
-    """All of its tokens, a numpy array of int64. It must not be changed."""
+    """All tokens of the sequence, a numpy array of int64. It must not be changed."""
     count: int  # type: ignore[assignment]  # tuple.count is not needed here
     """The most drafts that the step verifies, at least 1. The cache has slots for them."""
 
 
 class Lookahead(Protocol):
-    """What the runner lends to a proposer that computes with layers of its own."""
+    """What the runner offers to a proposer that computes with layers."""
 
     def batch(self, spans: Sequence[Span], shift: int = 0) -> Batch:
         """Return a batch of these tokens, with the slots of their sequences' blocks. With a
@@ -53,17 +53,17 @@ class Lookahead(Protocol):
         ...
 
     def write(self, row: int, position: int, token_id: int) -> None:
-        """Let a sequence continue with a draft, for later batches of the same proposal."""
+        """Store a draft as the token at this position, for later batches of the same proposal."""
         ...
 
     def draw_draft(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
         """Draw draft number `offset` of each row as its request would, with the uniform number of
-        its position: similar logits draw the same token."""
+        its position: similar logits mostly draw the same token."""
         ...
 
 
 class Drafter(Protocol):
-    """A proposer at work in the engine process. Subclasses override what they need."""
+    """A proposer, built in the engine process. Subclasses override what they need."""
 
     def admit(self, row: int, start: int) -> None:
         """Note that a new sequence has this row, with its first `start` tokens in the cache."""
@@ -76,12 +76,12 @@ class Drafter(Protocol):
 
     @property
     def layers(self) -> nn.Module | None:
-        """The modules that it computes with, whose attention layers are bound to the cache."""
+        """The modules that it computes with, or None. Their attention is bound to the cache."""
         return None
 
     @property
     def sees_steps(self) -> bool:
-        """Whether `computed` is called after every step. Such steps are not recorded."""
+        """Whether `computed` is called after every step. If so, no step is captured."""
         return False
 
     def propose(
@@ -101,7 +101,7 @@ class DraftParts:
     draft: Model | None = None
     """The draft model, for a proposer that needs one, bound to its own layers of the cache."""
     mtp: MTP | None = None
-    """The model's multi-token-prediction layers, for a proposer that needs them, likewise."""
+    """The model's multi-token-prediction layers, for a proposer that needs them, bound likewise."""
     max_model_len: int
     """The longest context for which drafts can be proposed."""
 

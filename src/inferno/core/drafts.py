@@ -1,4 +1,4 @@
-"""How many draft tokens a request's next step verifies: speculative decoding's bookkeeping.
+"""Decides how many draft tokens a request's next step verifies, for speculative decoding.
 
 A step that verifies k drafts computes k tokens more. If each draft is accepted with probability p,
 it returns (1 - p^(k+1)) / (1 - p) tokens on average (Leviathan, Kalman, Matias 2023,
@@ -13,10 +13,10 @@ from functools import lru_cache
 from attrs import define, frozen
 
 _STEPS = 64
-"""Estimates are rounded to this many values, so that the best count is looked up."""
+"""Estimates are rounded to this many values, so that `_best_count` can be cached."""
 _DECAY = 0.9
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
-"""Tokens without drafts after they did not pay; doubled each time."""
+"""Tokens without drafts after none paid. The pause doubles each time."""
 
 
 @frozen
@@ -26,9 +26,9 @@ class DraftCost:
     most: int
     """The most drafts in one step of one sequence."""
     verify: float = 0.1
-    """Computing one more token in a step."""
+    """Cost of computing one more token in a step."""
     propose: float = 0.0
-    """Proposing one draft."""
+    """Cost of proposing one draft."""
 
     def per_draft(self, num_running: int) -> float:
         """Return the cost of one draft for each of `num_running` sequences, relative to the step
@@ -43,7 +43,7 @@ class Acceptance:
 
     _accepted: float = 0.7
     _tested: float = 1.0
-    """Decaying counts, at first for 70 %. A draft after a rejected one is not tested."""
+    """Decaying counts, which begin at 70 %. Drafts after a rejected one do not count."""
     _pause: int = 0
     """Tokens left until drafts are tried again."""
     _next_pause: int = _FIRST_PAUSE
@@ -53,15 +53,15 @@ class Acceptance:
         return self._accepted / self._tested
 
     def best(self, cost: DraftCost, num_running: int) -> int:
-        """Return how many drafts pay."""
+        """Return the number of drafts that pays most: 0 if none pays, or in a pause."""
         if self._pause > 0:
             return 0
         relative = round(cost.per_draft(num_running) * _STEPS)
         return _best_count(round(self.probability * _STEPS), relative, cost.most)
 
     def count(self, cost: DraftCost, num_running: int) -> int:
-        """Return how many drafts the next step should verify. If none pays, they are tried again
-        after a pause."""
+        """Return how many drafts the next step should verify. If none pays and the sequence runs
+        alone, drafts are tried again after a pause."""
         if self._pause > 0:
             return 0
         count = self.best(cost, num_running)
@@ -87,8 +87,8 @@ class Acceptance:
 
 @lru_cache(maxsize=4096)
 def _best_count(probability: int, cost: int, most: int) -> int:
-    """Return the number of drafts with the most tokens per unit of time; both are in units of
-    1 / _STEPS."""
+    """Return the number of drafts with the most tokens per unit of time. `probability` and `cost`
+    are in units of 1 / _STEPS."""
     p, c = probability / _STEPS, cost / _STEPS
     best, best_rate, tokens, power = 0, 1.0, 1.0, 1.0
     for count in range(1, most + 1):

@@ -17,7 +17,7 @@ from inferno.plan import Opened, Plan
 
 Mask = Any
 """Which tokens a row may draw next: a bit per token in int32 words, as a numpy array. Bit i of word
-w is token 32 w + i; tokens past its end are not allowed."""
+w is token 32 w + i; tokens past the array's end are not allowed."""
 
 
 class Ticket(Protocol):
@@ -36,14 +36,14 @@ class Runner(Protocol):
     """Computes steps: `runner.ModelRunner`, or a test's fake."""
 
     def launch(self, step: Step) -> Ticket:
-        """Start the forward pass. Tokens that earlier steps drew are known to the runner, whether
-        their results were taken or not."""
+        """Start the forward pass. The runner knows the tokens that earlier steps drew, even before
+        their results are taken."""
         ...
 
 
 class Constraint(Protocol):
-    """What a request's output must match, such as a grammar: decides after each token which ones
-    may follow."""
+    """What a request's output must match, such as a grammar. Says after each token which ones may
+    follow."""
 
     def mask(self) -> Mask: ...
     def accept(self, token_id: int) -> None: ...
@@ -52,10 +52,10 @@ class Constraint(Protocol):
 class Engine:
     """Synchronous and single-threaded: its owner calls `step` while it is `busy`.
 
-    With `lag` steps in flight, a step is planned and launched before the results of the `lag`
-    before it are committed, so that a device computes while the host plans. On a CPU the host is
-    the device: the lag is 0. `constrain` returns a request's constraint, or None. Constrained
-    requests take no drafts.
+    A step is planned and launched before the results of the `lag` steps before it are committed,
+    so that a device can compute while the host plans. `load` sets no lag: on a CPU the host is the
+    device, and draws on other devices still wait for their results. `constrain` returns a request's
+    constraint, or None. Constrained requests take no drafts.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Engine:
 
     @classmethod
     def load(cls, opened: Opened, free: Callable[[], int] | None = None) -> Engine:
-        """Load the plan's model, measure what it takes on a GPU, and allocate its cache: the
-        engine's `plan` is then the measured one. `free` reads the device's free memory, for tests.
-        The caller closes `opened` afterwards. Raises CheckpointError, DeviceError, PluginError,
-        OutOfMemoryError."""
+        """Load the plan's model, measure the memory it takes on a CUDA device, and allocate its
+        cache. The engine's `plan` is then the measured one. Tests give `free`, which reads the free
+        memory. The caller closes `opened` afterwards. Raises CheckpointError, DeviceError,
+        PluginError, OutOfMemoryError."""
         from inferno.core.measure import free_memory, measure, memory_errors
         from inferno.core.runner import ModelRunner
         from inferno.loading import begin_of, capture_of, load_drafter, load_model, ops_of
@@ -127,7 +127,7 @@ class Engine:
         self._constraints.pop(request_id, None)
 
     def step(self) -> list[EngineOutput]:
-        """Launch the next step, and return the tokens of the one `lag` steps before it."""
+        """Launch the next step, and return the outputs of the one `lag` steps before it."""
         step, outputs = self._scheduler.plan(), list[EngineOutput]()
         if not step.is_empty:
             ticket = self._runner.launch(step)
@@ -141,8 +141,8 @@ class Engine:
         return outputs
 
     def _masks(self, step: Step) -> tuple[list[EngineOutput], dict[int, Mask]]:
-        """Return the masks of a launched step. They depend on the tokens before it, so the steps in
-        flight are committed first: their outputs are returned, too."""
+        """Return the masks of a launched step, by row. They depend on the tokens before it, so the
+        steps in flight are committed first, and their outputs are returned too."""
         request_of = self._scheduler.request_of
         ids = {s.row: request_of(s.row).id for s in step.slices if s.samples}
         outputs = list[EngineOutput]()
@@ -174,7 +174,7 @@ class Engine:
         return self._scheduler.stats
 
     def check(self) -> None:
-        """The scheduler's invariants, for tests."""
+        """Check the scheduler's invariants, for tests."""
         self._scheduler.check()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Turns the tokens that a step drew into outputs, up to one that ends the request."""
+"""Turns the tokens that a step drew into outputs, up to the one that ends the request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def outputs_of(
 def output_of(
     sequence: Sequence, position: int, sampled: Sampled, index: int, max_model_len: int
 ) -> EngineOutput:
-    """Return the output of the token at a position of the sequence, `index` in `sampled`."""
+    """Return the output of the token at a position of the sequence: token `index` of `sampled`."""
     request, token_id = sequence.request, sequence.token_ids[position]
     generated = position + 1 - len(request.token_ids)
     finish = finish_of(request, token_id, generated, position + 1 >= max_model_len)
@@ -49,7 +49,7 @@ def output_of(
 def finish_of(
     request: Request, token_id: int, generated: int, is_full: bool
 ) -> FinishReason | None:
-    """Return why a request ends with its latest token, the `generated`-th; None if it goes on."""
+    """Return why a request ends with its latest token, its `generated`-th; None if it goes on."""
     params = request.params
     if generated >= params.min_tokens and (
         token_id in request.eos_token_ids or token_id in params.stop_token_ids
@@ -61,6 +61,6 @@ def finish_of(
 
 
 def _stop_id(request: Request, token_id: int, finish: FinishReason) -> int | None:
-    """The entry of `stop_token_ids` that ended a request: none for the model's own end token."""
+    """Return the entry of `stop_token_ids` that ended a request; None for the model's own end."""
     own = finish is not FinishReason.STOP or token_id in request.eos_token_ids
     return None if own else token_id

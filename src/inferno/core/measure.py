@@ -1,7 +1,7 @@
-"""Measures what a model takes on its device, and sizes the cache by that.
+"""Measures the memory that a model takes on its device, and sizes the cache by that.
 
-The allocator of a GPU keeps what it once took. So what is missing from the free memory after a step
-of the most tokens is what the model needs at most.
+Torch's allocator keeps what it once took on a GPU. So the free memory that is missing after the
+largest step is the most that the model needs. The trial step verifies no drafts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PARAMS = SamplingParams(
     prompt_logprobs=1,
     seed=0,
 )
-"""Everything that takes memory in a step."""
+"""Sampling that takes memory: penalties, top-p, log-probabilities."""
 
 
 class Trial(Protocol):
-    """An engine, as measuring uses it."""
+    """The part of an engine that a measurement uses."""
 
     def submit(self, request: Request) -> None: ...
     def step(self) -> list[EngineOutput]: ...
@@ -45,8 +45,8 @@ class Trial(Protocol):
 
 
 def free_memory(device: Device) -> FreeMemory | None:
-    """Return what reads the device's free memory. None: nothing is measured. On a CPU the operating
-    system pages and other programs come and go, and the other kinds have not been tried."""
+    """Return a function that reads the device's free memory, or None where nothing is measured. On
+    a CPU free memory also changes for other reasons; the other kinds are untested."""
     return (lambda: find_device(device.torch_name).free) if device.kind == "cuda" else None
 
 
@@ -59,7 +59,7 @@ def measure(
 ) -> Plan:
     """Run a step of the most tokens that the plan admits, and return the plan with the cache that
     fits. `start` makes an engine of a plan with a small cache, to which it binds the layers of
-    `models`; `before` is what was free before they were loaded. Raises OutOfMemoryError."""
+    `models`; `before` is the memory that was free before loading them. Raises OutOfMemoryError."""
     _empty_cache(plan.device)  # what only loading needed
     trial = trial_plan(plan)
     _run(start(trial), trial_lengths(plan))
@@ -91,6 +91,6 @@ def memory_errors(plan: Plan) -> Iterator[None]:
 
 
 def _empty_cache(device: Device) -> None:
-    """Give the allocator's unused memory back."""
+    """Return the allocator's unused memory to the device."""
     if device.kind != "cpu":
         torch.get_device_module(device.kind).empty_cache()

@@ -1,14 +1,14 @@
 """Decides what runs next. Pure bookkeeping: no tensors, no clocks, no threads.
 
 There is no prefill and no decode: every sequence has pending tokens, and a step computes some of
-them (vLLM v1's view). Chunked prompts, prefix hits and preemption are all "fewer tokens computed
+them (as in vLLM v1). Chunked prompts, prefix hits and preemption are all "fewer tokens computed
 than known". The cost of a step grows with its new tokens, never with the length of the contexts.
 
 Steps may overlap: `plan` the next one while earlier ones are in flight, then `commit` their results
-in order. Until then a sequence's last tokens are unknown here, but the runner has them. This is
-right because steps take effect in order: a block that is freed while a step in flight still reads
-it is written only by a later step. A token drawn for a sequence that has ended or was preempted is
-discarded; a preempted sequence draws it again, the same one.
+in order. Until then the scheduler does not know a sequence's last tokens, but the runner does. This
+is right because steps take effect in order: a block that is freed while a step in flight still
+reads it is written only by a later step. A token drawn for a sequence that has ended or was
+preempted is discarded; a preempted sequence draws the same token again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Scheduler:
 
     `max_model_len` bounds prompt and output together, `max_num_seqs` the sequences that run at
     once, and `max_num_batched_tokens` the tokens of a step. With `drafts`, steps verify draft
-    tokens. Models with recurrent states cannot: a state cannot be rolled back.
+    tokens; models with recurrent states cannot, because a state cannot be rolled back.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Scheduler:
     # --- plan -------------------------------------------------------------------------------------
 
     def plan(self) -> Step:
-        """Plan the next step: running sequences first, then as many waiting ones as fit. Empty if
-        nothing is pending, or all that is waits for steps in flight."""
+        """Plan the next step: running sequences first, then as many waiting ones as fit. The step
+        is empty if nothing is pending, or if all that is pending waits for steps in flight."""
         slices, budget = self._continue()
         admitted: list[Sequence] = []
         while budget and (sequence := self._admit(budget)) is not None:
@@ -187,7 +187,7 @@ class Scheduler:
         return slices, budget
 
     def _pays_to_wait(self, sequence: Sequence) -> bool:
-        """Whether a sequence had better wait for its last token: drafts come after known ones."""
+        """Return whether to wait until the last token is known, because drafts then pay."""
         acceptance, cost = sequence.acceptance, self._drafts
         if acceptance is None or cost is None or sequence.num_left(self._max_model_len) <= 1:
             return False
@@ -195,7 +195,7 @@ class Scheduler:
 
     def _draft(self, sequence: Sequence, stop: int, budget: int) -> int:
         """Return how many drafts a slice that ends at `stop` verifies, and acquire their blocks.
-        Preempts no sequence: there are as many as fit."""
+        Takes fewer drafts rather than preempt a sequence."""
         assert sequence.acceptance is not None and self._drafts is not None
         num_running = len(self._running)
         room = sequence.num_left(self._max_model_len)
@@ -367,7 +367,7 @@ class Scheduler:
         heapq.heappush(self._waiting, (sequence.request.priority, sequence.arrival, sequence))
 
     def _vacate(self, sequence: Sequence) -> None:
-        """Free a sequence's row and blocks. Results of steps in flight are no longer its own."""
+        """Free a sequence's row and blocks. Results of steps in flight for it are discarded."""
         row = sequence.held_row
         for members in self._in_flight:
             if sequence in members:

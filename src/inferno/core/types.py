@@ -1,5 +1,5 @@
 """The values that modules pass to each other. All are frozen but Sequence, which the scheduler
-owns, and EngineOutput: hundreds are made in a step, and frozen ones take three times as long.
+owns, and EngineOutput: a step makes hundreds, and frozen ones take three times as long to make.
 
 They travel between processes as msgpack: plain numbers, strings, tuples and dicts only.
 """
@@ -109,9 +109,9 @@ class Sequence:
     is_verifying: bool = False
     """Whether a step in flight verifies drafts: how many tokens it computes is not known yet."""
     arriving: int | None = None
-    """The move that it waits for, if any: its blocks are not complete before."""
+    """Key of the move that it waits for, if any: until then its blocks are not complete."""
     acceptance: Acceptance | None = None
-    """Decides how many drafts are verified; None if none are proposed."""
+    """Decides how many drafts its steps verify; None if it takes none."""
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     keys: list[bytes] = field(factory=list)
@@ -161,8 +161,8 @@ class Slice(NamedTuple):
 
 @frozen(eq=False)
 class NewSequence:
-    """A sequence that takes a row: all that the runner needs of it. Later steps name only the
-    row."""
+    """A sequence that takes a row, with all that the runner needs to know. Later steps name only
+    the row."""
 
     row: int
     request: Request

@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 
 
 class Arena:
-    """Memory at fixed addresses, in pieces that become free when the last tensor on them is
-    gone."""
+    """Memory at fixed addresses, in pieces that become free when no tensor refers to them any
+    more."""
 
     def __init__(self) -> None:
         self._chunks: list[Array] = []
@@ -41,8 +41,8 @@ class Arena:
         return torch.from_numpy(piece).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
     def borrowed(self, tensor: Tensor) -> Tensor:
-        """Return a tensor on the same memory that does not keep it: it may be reused once `tensor`
-        is gone."""
+        """Return a tensor on the same memory that does not keep it in use: the memory may be reused
+        once `tensor` is gone."""
         address = tensor.untyped_storage().data_ptr()
         for chunk in self._chunks:
             if (offset := address - chunk.ctypes.data) in range(len(chunk)):
@@ -55,7 +55,7 @@ class Arena:
         return tensor  # a parameter, or another tensor of the model
 
     def spoil(self) -> None:
-        """Overwrite all free memory. As floating point numbers, its elements are NaN."""
+        """Overwrite all free memory, so that floating-point elements read from it are NaN."""
         self._collect()
         for chunk, begin, end in self._free:
             self._chunks[chunk][begin:end] = 0xFF

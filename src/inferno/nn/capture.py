@@ -1,5 +1,5 @@
 """Captures a computation as a list of calls on fixed memory, to run it again without the Python
-around them.
+that made the calls.
 
 A kernel provider records its own ops, with the addresses they read and wrote. Between them, each of
 torch's operators becomes a call of the same operator on the same tensors. Results are in an arena;
@@ -7,7 +7,7 @@ a result's memory is reused as soon as no tensor refers to it, which is safe in 
 always run in the same order.
 
 An operator that takes values from Python or returns them to it is refused, and so is one whose
-result's shape depends on values: its call cannot be repeated on others.
+result's shape depends on values: its call cannot be repeated on other values.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _is_finite(x: Tensor) -> bool:
 
 @define(eq=False)
 class _Notes:
-    """The calls so far, the provider's and torch's in turns."""
+    """The calls so far, the provider's and torch's, in the order in which they ran."""
 
     record: Callable[[], Recording] | None
     calls: list[Call] = field(factory=list)
@@ -152,7 +152,7 @@ class _Watch(TorchDispatchMode):
         return tree_map(lambda leaf: kept.get(id(leaf), leaf), result)
 
     def _held(self, values: Any) -> Any:
-        """Return the same values, with tensors that do not keep the arena's memory."""
+        """Return the same values, with tensors that do not keep the arena's memory in use."""
 
         def held(leaf: Any) -> Any:
             strided = isinstance(leaf, Tensor) and leaf.layout is torch.strided
@@ -162,8 +162,8 @@ class _Watch(TorchDispatchMode):
 
 
 def _into(func: Any, call: partial[Any], outputs: Sequence[Tensor | None]) -> partial[Any]:
-    """Return the call with its results written to `outputs`: by its variant for that if it has
-    one."""
+    """Return the call with its results written to `outputs`: by the operator's `out` variant if it
+    has one."""
     out = _out_variant(func)
     names = () if out is None else [a.name for a in out._schema.arguments if a.is_out]
     if len(names) != len(outputs) or any(output is None for output in outputs):

@@ -78,7 +78,7 @@ class Machine:
         if kind == "cpu":
             return [self.cpu()]
         if kind == "mps" and self.system == ("Darwin", "arm64"):
-            total, free = host.memory(self.root)  # it shares the host's
+            total, free = host.memory(self.root)  # its memory is the host's
             return [Device("mps", name="Apple GPU", total=total, free=free)]
         return []
 
@@ -140,7 +140,7 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA shows to a process with this environment, in its order.
 
     `CUDA_VISIBLE_DEVICES` lists numbers or (beginnings of) UUIDs. CUDA ignores what follows an
-    entry that is none, and shows nothing if one is repeated. It shows at most one instance of a
+    invalid entry, and shows nothing if one is repeated. It shows at most one instance of a
     partitioned GPU, and then no other GPU.
     """
     ordered = sorted(gpus, key=lambda gpu: gpu.bus)

@@ -1,4 +1,4 @@
-"""Sizes the cache again, once loading has measured what everything else takes."""
+"""Sizes the cache again, once loading has measured the memory of everything else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from inferno.plan.plan import Measured, MemoryItem, Plan
 
 
 def trial_lengths(plan: Plan) -> list[int]:
-    """Return the prompts' lengths of a step of the most tokens and the most sequences: as long as
-    they may be, then short ones."""
+    """Return the prompt lengths of a step with the most tokens and sequences: first as long as
+    possible, then short."""
     lengths: list[int] = []
     budget, longest = plan.max_num_batched_tokens, plan.max_model_len - 1  # one is for the output
     for others in reversed(range(plan.max_num_seqs)):
@@ -36,7 +36,7 @@ def trial_plan(plan: Plan) -> Plan:
 
 def with_measured(plan: Plan, measured: Measured) -> Plan:
     """Return the plan with the cache that fits beside what was measured. Raises OutOfMemoryError if
-    the longest context does not: requests were promised it, so it is never lowered here."""
+    the longest context does not: callers were promised it, so it is never lowered here."""
     limit = min(plan.memory_limit, measured.free)
     sizes = CacheSizes(
         plan.attention,

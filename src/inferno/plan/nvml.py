@@ -33,7 +33,7 @@ class Gpu:
     bus: str
     """PCI address as in /sys: "0000:41:00.0"."""
     instances: tuple[Gpu, ...] | None = None
-    """Of a partitioned GPU, which cannot be used as a whole."""
+    """Those of a partitioned GPU, which cannot be used as a whole. None if it is whole."""
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -58,7 +58,7 @@ def by_nvml(library: Any) -> tuple[Gpu, ...]:
 
 
 def by_nvidia_smi() -> tuple[Gpu, ...]:
-    """Return the GPUs that `nvidia-smi` lists, without instances: it does not say their memory."""
+    """Return the GPUs that `nvidia-smi` lists, without instances, whose memory it omits."""
     command = ["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -165,7 +165,7 @@ class _Nvml:
         )
 
     def _memory(self, handle: c_void_p) -> tuple[int, int]:
-        """Return total and free bytes; 0 of a GPU without memory of its own."""
+        """Return total and free bytes; 0 for a GPU without memory of its own."""
         memory = _Memory()
         try:
             self.call("nvmlDeviceGetMemoryInfo", handle, byref(memory))

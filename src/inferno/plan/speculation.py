@@ -25,14 +25,14 @@ from inferno.plan.plan import AttentionUse, MemoryItem, Speculation
 from inferno.plan.stored import mtp_tensors
 
 DRAFT_MODEL = "draft"
-"""The proposer for references to draft models."""
+"""The proposer that is built for a reference to a draft model."""
 
 Open = Callable[[str, Options], Opened]
 
 
 @frozen(kw_only=True)
 class Drafting:
-    """How the plan speculates, and what that adds to it."""
+    """The plan's speculative decoding, and what it adds to the plan."""
 
     speculation: Speculation
     attention: tuple[AttentionUse, ...] = ()
@@ -95,8 +95,8 @@ def choose_drafting(
     block_size: int,
     open_draft: Open,
 ) -> Decided[Drafting]:
-    """Plan the speculation with that proposer, and the draft model if it needs one. Raises
-    OptionError for a draft model with another vocabulary."""
+    """Plan speculative decoding with that proposer, and the draft model if it needs one. Raises
+    OptionError if the draft model has more tokens, UnsupportedError if it has states."""
     proposer, wanted = offer.item, options.speculative
     assert wanted is not None, "called if the user asked for drafts"
     speculation = Speculation(

@@ -105,7 +105,7 @@ class Inputs:
         self._send()
 
     def write(self, arrays: StepArrays) -> None:
-        """Write a step of as many tokens, sequences and sampled rows, or of fewer and padding
+        """Write a step of as many tokens, sequences and sampled rows, or a smaller one and padding
         rows."""
         held, tokens = self._arrays, len(arrays.token_ids)
         sequences, sampled = len(arrays.context_lens), len(arrays.last)
@@ -117,7 +117,7 @@ class Inputs:
         held["context_lens"][:sequences] = arrays.context_lens
         for group, (slots, tables) in arrays.groups():
             held[f"slots {group}"][:tokens] = slots
-            # Other entries are valid ids, of earlier steps.
+            # The other entries are of earlier steps: valid ids.
             held[f"tables {group}"][:sequences, : tables.shape[1]] = tables
         if sequences < self.sequences:
             self._pad(tokens, sequences, sampled)

@@ -1,7 +1,7 @@
 """Runs steps on one device: Step -> Batch -> logits -> token ids. No tensor leaves this module.
 
-A step is launched, then drawn, and its results are taken later. On a CPU each of these is done when
-it returns.
+A step is launched, then its tokens are drawn, and its results are taken later. On every device
+`draw` waits for the token ids.
 
 Suffixes: T tokens of the step, S sampled rows, L rows of logits (of S, and of drafts), P prompt
 positions, N tokens of a slice, D hidden, V vocabulary.
@@ -54,7 +54,7 @@ class LaunchedStep:
     step: Step
     arrays: StepArrays | None = None
     logits_LV: Tensor | None = None
-    """Of each token in `arrays.last`; None if the step samples nothing."""
+    """One row for each token in `arrays.last`; None if the step samples nothing."""
     prompt_logprobs: Mapping[int, tuple[Logprobs | None, ...]] = field(factory=dict)
     embeddings: Mapping[int, tuple[float, ...]] = field(factory=dict)
     sampled: Sampled | None = None
@@ -161,7 +161,7 @@ class ModelRunner:
         launched.logits_LV = logits_LV
 
     def _begun(self, batch: Batch) -> Batch:
-        """Return the batch, after the attention backends have seen it."""
+        """Show the batch to the attention backends (`begin`), and return it."""
         if self._begin is not None:
             self._begin(batch)
         return batch

@@ -1,8 +1,8 @@
-"""Replays small decode steps without Python: captured once, then run again on the same memory.
+"""Replays small decode steps without the model's Python, on the memory of their capture.
 
 With few tokens in a step, calling a few hundred operators costs more than a packed model's
 arithmetic. A kernel provider (`contracts.KernelProvider.capture`) captures a step of padding rows,
-which changes nothing; steps of that shape write their inputs to its memory and run it again.
+which changes nothing. Steps of that shape write their inputs to its memory and run it again.
 
 Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
 """
@@ -93,7 +93,7 @@ class Replays:
         self.prepare(inputs.to_capture())
         if self.begin is not None:
             self.begin(inputs.to_capture())
-        if not self._shapes:  # what is made on first use, such as a bias in float32, is no part
+        if not self._shapes:  # creates values made on first use, such as a float32 bias
             self.compute(inputs.to_capture())
         batch = inputs.to_capture()
         return Shape(inputs, self.capture(lambda: self.compute(batch)))

@@ -103,8 +103,8 @@ class Tables:
         """Pack the step's slices, each followed by the row's drafts, if any. The token ids are
         those `shift` positions later.
 
-        A draft is a sequence of one token, with the block table of its row: attention then computes
-        it like the step of one token that it stands in for, and gives exactly the same."""
+        A draft is a sequence of one token, with the block table of its row. Attention then does the
+        same arithmetic for it as in a step of that token alone."""
         rows, starts, counts, samples, _ = np.array(
             step.slices, np.int64
         ).T.copy()  # kernels read dense arrays
