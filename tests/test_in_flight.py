@@ -16,6 +16,7 @@ from tests.test_engine import VOCAB, assert_same, ids, mixed_requests, prompt_of
 
 from inferno import LLM
 from inferno.core.engine import Engine
+from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.types import EngineOutput, FinishReason, Pooling, Request
 from inferno.plan import Options, open_model
 from inferno.sampling_params import SamplingParams
@@ -208,3 +209,42 @@ def test_drafts_pay_with_steps_in_flight_too(checkpoint: Path, plain: Engine, la
     engine = load(checkpoint, lag, speculative=str(checkpoint))
     assert ids(run(engine, [request])["a"]) == ids(run(plain, [request])["a"])
     assert engine.stats().accepted_tokens >= 25, "the draft model is the model itself"
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("call", ["launch", "draw", "result"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_engine_goes_on_after_an_error_in_a_step(
+    checkpoint: Path, plain: Engine, lag: int, call: str, error: type[BaseException]
+) -> None:
+    engine = load(checkpoint, lag)
+    requests = mixed_requests()
+    found: dict[str, list[EngineOutput]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    owner = ModelRunner if call == "launch" else LaunchedStep
+    failed = 0
+    while engine.busy:
+        with pytest.MonkeyPatch.context() as patch:
+            if engine.stats().steps == 3 and not failed:
+                patch.setattr(owner, call, lambda *given: raised(error))
+                failed = 1
+                with pytest.raises(error):
+                    engine.step()
+                engine.abort("0")
+                continue
+            for output in engine.step():
+                found[output.request_id].append(output)
+        engine.check()
+    assert failed and engine.stats().kv_usage == 0
+    expected = run(plain, mixed_requests())
+    for name, outputs in expected.items():
+        if name != "0":
+            assert ids(found[name]) == ids(outputs)
+
+
+def raised(error: type[BaseException]) -> None:
+    raise error

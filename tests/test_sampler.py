@@ -609,3 +609,21 @@ def test_integer_shares_are_exact() -> None:
         [0, 1, 12345, 2**31 - 1, 2**31], [1, 2**31 - 1, 2**40 + 7, 2**62 + 12345]
     ):
         assert floor_share(torch.tensor(part), torch.tensor(whole)).item() == (part * whole) >> 31
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 3}])
+def test_drafts_are_verified_as_drawn_whatever_the_logits_are(
+    bad: float, params: dict[str, Any]
+) -> None:
+    logits = some_logits(3, rows=3)
+    logits[0, 3] = bad
+    logits[1] = math.nan
+    plain, drafting = Sampler(1, VOCAB), Sampler(1, VOCAB)
+    for sampler in (plain, drafting):
+        request = make_request(**params)
+        sampler.admit(0, request, request.token_ids)
+    expected = [plain.sample(row[None], [0]).token_ids[0] for row in logits]
+    assert all(0 <= token_id < VOCAB for token_id in expected)
+    assert all(0 <= t < VOCAB for row in logits for t in drafting.peek(row[None], [0], 0))
+    assert drafting.verify(logits, [0], [expected[:2]])[0] == [expected]

@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,8 +19,9 @@ from tests.test_engine import CONFIG, MIXED, VOCAB, assert_same, ids, mixed_requ
 from tests.toy_states import catalog_with_toy, write_toy
 
 from inferno import LLM
+from inferno.builtin.draft_model import DraftModelDrafter
 from inferno.builtin.ngram import continuation
-from inferno.contracts import Drafter, DraftRequest, Lookahead
+from inferno.contracts import Drafter, DraftParts, DraftRequest, Lookahead, Span
 from inferno.core.drafts import Acceptance, DraftCost
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
@@ -234,16 +235,21 @@ def test_a_bad_proposer_costs_nothing_but_drafts(model: Path, answer: Any) -> No
         assert_same(outputs, expected[name])
 
 
-def test_a_draft_model_may_have_fewer_tokens(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("disable", [(), ("inferno-cpu",)], ids=["native", "torch"])
+def test_a_draft_model_may_have_fewer_tokens(
+    model: Path, tmp_path: Path, disable: tuple[str, ...]
+) -> None:
     """The model's vocabulary is often padded further."""
     fewer = made(tmp_path / "fewer", 1, num_hidden_layers=1, vocab_size=VOCAB - 10)
-    engine, expected = load(model, str(fewer)), run(load(model), mixed_requests())
+    engine, expected = load(model, str(fewer), disable=disable), run(load(model), mixed_requests())
     biased = Request(
         id="biased",
         token_ids=prompt_of(1, 9),
         params=SamplingParams(temperature=0, logit_bias={VOCAB - 1: 100.0}, max_tokens=12),
     )
-    found = run(engine, [*mixed_requests(), biased])
+    beyond = evolve(biased, id="beyond", token_ids=(*biased.token_ids, VOCAB - 1))
+    found = run(engine, [*mixed_requests(), biased, beyond])
+    assert isinstance(engine._runner, ModelRunner) and engine._runner._drafter is not None
     assert set(ids(found["biased"])) == {VOCAB - 1}
     for name, outputs in expected.items():
         assert_same(found[name], outputs)
@@ -293,6 +299,33 @@ def test_ngrams_propose_what_followed_before(token_ids: list[int], count: int) -
         assert drafts[0] in followed
 
 
+def test_a_draft_model_catches_up_in_bounded_batches() -> None:
+    """Many rows may want drafts at once, after long contexts."""
+    batches: list[int] = []
+
+    class Counting:
+        def logits(self, model: Any, spans: Sequence[Span]) -> torch.Tensor:
+            batches.append(sum(span.num_tokens for span in spans))
+            return torch.zeros(len(spans), VOCAB)
+
+        def write(self, row: int, position: int, token_id: int) -> None: ...
+
+        def draw_draft(self, logits: torch.Tensor, rows: Sequence[int], offset: int) -> list[int]:
+            return [offset] * len(rows)
+
+    drafter = DraftModelDrafter(
+        DraftParts(model=cast(Any, None), draft=cast(Any, 1), max_model_len=9999)
+    )
+    asked = [DraftRequest(row, array([0] * 5000), 3) for row in range(16)]
+    assert drafter.propose(asked, cast(Any, Counting())) == [[0, 1, 2]] * 16
+    assert max(batches) <= 2048
+    assert sum(batches) == 16 * (5000 + 2), "every token once"
+    batches.clear()
+    accepted = [DraftRequest(row, array([0] * 5000 + [0, 7]), 2) for row in range(16)]
+    drafter.propose(accepted, cast(Any, Counting()))
+    assert batches == [16, 16], "the accepted draft is computed, the rejected one was not kept"
+
+
 # --- how many ------------------------------------------------------------------------------------
 
 
@@ -318,6 +351,15 @@ def test_drafts_that_do_not_pay_are_tried_again_later_and_ever_more_seldom() -> 
         acceptance.update(count, 0)
     assert 3 < len(tries) < 60
     assert tries[-1] > 2000
+
+
+def test_drafts_are_tried_again_beside_other_sequences_too() -> None:
+    cost, acceptance, tries = DraftCost(most=4), Acceptance(), 0
+    for _ in range(400):
+        count = acceptance.count(cost, 3)
+        tries += count > 0
+        acceptance.update(count, 0)
+    assert 3 < tries < 40
 
 
 def test_draws_of_drafts_have_the_models_distribution(model: Path) -> None:

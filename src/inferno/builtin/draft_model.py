@@ -15,7 +15,7 @@ from torch import nn
 from inferno.contracts import Drafter, DraftParts, DraftRequest, Lookahead, Model, Span
 
 MAX_TOKENS = 2048
-"""The most tokens of a sequence that it computes at once."""
+"""The most tokens that it computes at once."""
 
 
 class DraftModelDrafter(Drafter):
@@ -26,66 +26,57 @@ class DraftModelDrafter(Drafter):
         self._model: Model = parts.draft
         self._max_model_len = parts.max_model_len
         self._computed: dict[int, int] = {}
-        """By row: leading tokens whose keys and values it has computed."""
+        """By row: leading tokens whose keys and values it has computed, before its last drafts."""
+        self._drafts: dict[int, list[int]] = {}
+        """By row: its last drafts, of which it has computed all but the last."""
 
     @property
     def layers(self) -> nn.Module | None:
         return self._model if isinstance(self._model, nn.Module) else None
 
     def admit(self, row: int, start: int) -> None:
-        self._computed[row] = start
+        self._computed[row], self._drafts[row] = start, []
 
     def propose(
         self, requests: Sequence[DraftRequest], lookahead: Lookahead
     ) -> Sequence[Sequence[int]]:
         drafts: dict[int, list[int]] = {request.row: [] for request in requests}
         active = [r for r in requests if len(r.token_ids) + r.count <= self._max_model_len]
-        spans = [self._span(request) for request in active]
-        offset = 0
+        spans = [self._catch_up(request, lookahead) for request in active]
         while active:
-            self._draft(active, spans, offset, drafts, lookahead)
-            offset += 1
-            active = [request for request in active if request.count > offset]
+            rows = [request.row for request in active]
+            offset = len(drafts[rows[0]])
+            logits_SV = lookahead.logits(self._model, spans)
+            for row, token_id in zip(
+                rows, lookahead.draw_draft(logits_SV, rows, offset), strict=True
+            ):
+                drafts[row].append(token_id)
+            active = [request for request in active if request.count > offset + 1]
             spans = []
             for request in active:
-                position = len(request.token_ids) + offset - 1
+                position = len(request.token_ids) + offset
                 lookahead.write(request.row, position, drafts[request.row][-1])
                 spans.append(Span(request.row, position, 1))
+        self._drafts.update(drafts)
         return list(drafts.values())
 
-    def _span(self, request: DraftRequest) -> Span:
-        """Return the tokens to compute before the first draft: those that were added, and at least
-        the last one. What it computed for rejected drafts is overwritten."""
-        known = len(request.token_ids)
-        start = min(self._computed.get(request.row, 0), known - 1)
-        return Span(request.row, start, known - start)
+    def _catch_up(self, request: DraftRequest, lookahead: Lookahead) -> Span:
+        """Compute a row's tokens up to the last one or two, and return these."""
+        row, known = request.row, len(request.token_ids)
+        start, stop = min(self._next(request), known - 1), known
+        while stop - start > 2:
+            count = min(stop - start - 1, MAX_TOKENS)
+            lookahead.logits(self._model, [Span(row, start, count)])
+            start += count
+        self._computed[row], self._drafts[row] = known, []
+        return Span(row, start, stop - start)
 
-    def _draft(
-        self,
-        requests: Sequence[DraftRequest],
-        spans: Sequence[Span],
-        offset: int,
-        drafts: dict[int, list[int]],
-        lookahead: Lookahead,
-    ) -> None:
-        """Compute the spans and add the next draft of each request."""
-        for span in spans:
-            start, stop = span.start, span.start + span.num_tokens
-            while stop - start > MAX_TOKENS:
-                lookahead.logits(self._model, [Span(span.row, start, MAX_TOKENS)])
-                start += MAX_TOKENS
-        last = [
-            Span(
-                s.row,
-                max(s.start, s.start + s.num_tokens - MAX_TOKENS),
-                min(s.num_tokens, MAX_TOKENS),
-            )
-            for s in spans
-        ]
-        logits_SV = lookahead.logits(self._model, last)
-        rows = [request.row for request in requests]
-        for span, token_id in zip(
-            spans, lookahead.draw_draft(logits_SV, rows, offset), strict=True
-        ):
-            drafts[span.row].append(token_id)
-            self._computed[span.row] = span.start + span.num_tokens
+    def _next(self, request: DraftRequest) -> int:
+        """Return the position of the first token that it has not computed. Its drafts count up to
+        the first that was rejected."""
+        computed, drafts = self._computed.get(request.row, 0), self._drafts.get(request.row, [])
+        for draft in drafts[:-1]:
+            if computed >= len(request.token_ids) or request.token_ids[computed] != draft:
+                break
+            computed += 1
+        return computed

@@ -14,6 +14,8 @@ from inferno.contracts import Drafter, DraftParts, DraftRequest, Lookahead
 
 LONGEST, SHORTEST = 5, 2
 """Lengths of the longest and the shortest end that is looked up. Shorter ones match by chance."""
+SEARCHED = 16_384
+"""The number of latest tokens that are searched: a step must not slow down with the context."""
 
 
 class NgramDrafter(Drafter):
@@ -31,6 +33,7 @@ class NgramDrafter(Drafter):
 def continuation(token_ids: np.ndarray[tuple[int], np.dtype[np.int64]], count: int) -> list[int]:
     """Return up to `count` tokens that followed the latest earlier occurrence of the longest end of
     `token_ids`. A continuation that reaches the end of `token_ids` is repeated."""
+    token_ids = token_ids[-SEARCHED:]
     num_tokens = len(token_ids)
     ends, best = np.arange(max(0, num_tokens - 1)), 0  # the last tokens of earlier occurrences
     for length in range(1, min(LONGEST, num_tokens) + 1):

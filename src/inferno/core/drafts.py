@@ -18,6 +18,9 @@ _DECAY = 0.9
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Tokens without drafts after none paid. The pause doubles each time."""
 
+_MOST_MISSES, _MISSES_PAUSE = 4, 8
+"""After so many steps for which nothing was proposed, so many tokens without slots for drafts."""
+
 
 @frozen
 class DraftCost:
@@ -47,6 +50,8 @@ class Acceptance:
     _pause: int = 0
     """Tokens left until drafts are tried again."""
     _next_pause: int = _FIRST_PAUSE
+    _misses: int = 0
+    """Steps in a row for which nothing was proposed."""
 
     @property
     def probability(self) -> float:
@@ -65,7 +70,8 @@ class Acceptance:
         if self._pause > 0:
             return 0
         count = self.best(cost, num_running)
-        if count == 0 and num_running == 1:
+        # In a large batch no draft would pay: then the estimate is kept for a smaller one.
+        if count == 0 and Acceptance().best(cost, num_running) > 0:
             self._pause, self._next_pause = (
                 self._next_pause,
                 min(2 * self._next_pause, _LONGEST_PAUSE),
@@ -73,11 +79,15 @@ class Acceptance:
             self._accepted, self._tested = 0.3, 0.6  # one draft decides the next attempt
         return count
 
-    def update(self, num_drafts: int, num_accepted: int) -> None:
-        """Record the outcome of one step."""
+    def update(self, num_drafts: int, num_accepted: int, *, wanted: bool = False) -> None:
+        """Record the outcome of one step. `wanted`: whether the step had slots for drafts."""
         self._pause = max(0, self._pause - 1 - num_accepted)
         if num_drafts == 0:
+            self._misses += wanted
+            if self._misses == _MOST_MISSES:
+                self._misses, self._pause = 0, _MISSES_PAUSE
             return
+        self._misses = 0
         tested = min(num_drafts, num_accepted + 1)
         self._accepted = self._accepted * _DECAY + num_accepted
         self._tested = self._tested * _DECAY + tested

@@ -128,6 +128,14 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Launch the next step, and return the outputs of the one `lag` steps before it."""
+        try:
+            return self._step()
+        except BaseException:  # its owner may go on: with Ctrl-C, or after an error
+            self._in_flight.clear()
+            self._scheduler.drop_in_flight()
+            raise
+
+    def _step(self) -> list[EngineOutput]:
         step, outputs = self._scheduler.plan(), list[EngineOutput]()
         if not step.is_empty:
             ticket = self._runner.launch(step)
@@ -181,6 +189,7 @@ class Engine:
         """Free the model and its cache. The engine cannot be used again."""
         self._runner = _Closed()
         self._in_flight.clear()
+        self._scheduler.drop_in_flight()
 
 
 class _Closed:

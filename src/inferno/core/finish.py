@@ -22,7 +22,7 @@ def outputs_of(
         outputs.append(output)
         if output.finish is not None:
             break
-    outputs[0].num_drafts, outputs[0].num_accepted = num_drafts, num_accepted
+    outputs[0].num_drafts, outputs[0].num_accepted = num_drafts, len(outputs) - 1
     return outputs
 
 

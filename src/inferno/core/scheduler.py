@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
 from itertools import count as counter
 
 from inferno.core.drafts import Acceptance, DraftCost
@@ -32,7 +31,6 @@ from inferno.core.types import (
     Sampled,
     Sequence,
     Slice,
-    StateCopy,
     Step,
 )
 
@@ -141,7 +139,7 @@ class Scheduler:
             tuple(updates),
             tuple(moves),
             tuple([copy for sequence in admitted for copy in groups.begin(sequence)]),
-            self._snapshots(slices) if groups.has_states else (),
+            groups.save_all((running[s.row], s.start + s.num_tokens) for s in slices),
         )
         self._in_flight.append([running[s.row] for s in slices])
         return step
@@ -286,15 +284,6 @@ class Scheduler:
             stats.prompt_tokens += len(sequence.token_ids)
             stats.cached_tokens += num_found
 
-    def _snapshots(self, slices: Iterable[Slice]) -> tuple[StateCopy, ...]:
-        """Return the snapshots to take of this step's states. If two were given the same slot, the
-        last one keeps it."""
-        copies: dict[int, StateCopy] = {}
-        for row, start, count, *_ in slices:
-            if (copy := self._groups.save(self._running[row], start + count)) is not None:
-                copies[copy.target] = copy
-        return tuple(copies.values())
-
     # --- commit -----------------------------------------------------------------------------------
 
     def commit(self, step: Step, sampled: Sampled) -> list[EngineOutput]:
@@ -352,7 +341,7 @@ class Scheduler:
 
     def _record_drafts(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         assert sequence.acceptance is not None
-        sequence.acceptance.update(num_drafts, num_accepted)
+        sequence.acceptance.update(num_drafts, num_accepted, wanted=sequence.is_verifying)
         if sequence.is_verifying:  # then no other step in flight has a slice of it
             sequence.is_verifying = False
             sequence.num_planned = sequence.num_computed
@@ -362,6 +351,15 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         del self._by_id[sequence.request.id]
         self._vacate(sequence)
+
+    def drop_in_flight(self) -> None:
+        """Forget the steps in flight, whose results will not come, and let their sequences start
+        again from what is cached."""
+        for sequence in list(self._running.values()):
+            self._preempt(sequence)
+        self._in_flight.clear()
+        self._moves, self._updates = [], []
+        self._gauge()
 
     def _enqueue(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (sequence.request.priority, sequence.arrival, sequence))

@@ -38,17 +38,19 @@ def with_measured(plan: Plan, measured: Measured) -> Plan:
     """Return the plan with the cache that fits beside what was measured. Raises OutOfMemoryError if
     the longest context does not: callers were promised it, so it is never lowered here."""
     limit = min(plan.memory_limit, measured.free)
+    # The trial verified no drafts, so what they take is still what was planned.
+    drafts = sum(i.nbytes for i in plan.memory if i.name in ("draft logits", "draft activations"))
     sizes = CacheSizes(
         plan.attention,
         plan.states,
         plan.block_size,
         plan.max_num_seqs,
         plan.max_num_batched_tokens,
-        room=max(0, limit - measured.used),
+        room=max(0, limit - measured.used - drafts),
     )
     found = (
         f"the weights and a step of {plan.max_num_batched_tokens} tokens take "
-        f"{host.format_bytes(measured.used)} on {plan.device}, where "
+        f"{host.format_bytes(measured.used + drafts)} on {plan.device}, where "
         f"{host.format_bytes(plan.fixed_bytes)} were planned; of {host.format_bytes(limit)} this "
         "leaves "
     )

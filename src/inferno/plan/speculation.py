@@ -119,6 +119,7 @@ def choose_drafting(
         options,
         speculative=None,
         num_speculative_tokens=None,
+        revision=None,  # of another repository
         isq=None,
         dtype="auto",
         max_model_len=None,

@@ -307,6 +307,17 @@ class CacheGroups:
         sequence.last_snapshot = index
         return None if slot is None else StateCopy(sequence.held_row, slot)
 
+    def save_all(self, stops: Iterable[tuple[Sequence, int]]) -> tuple[StateCopy, ...]:
+        """Return the snapshots due once a step has computed these sequences up to these tokens. If
+        two were given the same slot, the last one keeps it."""
+        if not self._saves:
+            return ()
+        copies: dict[int, StateCopy] = {}
+        for sequence, stop in stops:
+            if (copy := self.save(sequence, stop)) is not None:
+                copies[copy.target] = copy
+        return tuple(copies.values())
+
     # --- the prefix cache -------------------------------------------------------------------------
 
     def reset(self) -> None:

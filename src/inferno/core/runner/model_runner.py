@@ -10,7 +10,8 @@ positions, N tokens of a slice, D hidden, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -84,6 +85,9 @@ class ModelRunner:
     ) -> None:
         self._model, self._drafter, self._begin = model, drafter, begin
         self._device, self._vocab_size = torch.device(plan.device.torch_name), plan.vocab_size
+        speculation = plan.speculation
+        draft = speculation.draft if speculation is not None else None
+        self._draft_vocab_size = (draft or plan).vocab_size
         self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
         if drafter is not None and drafter.layers is not None:
@@ -136,7 +140,8 @@ class ModelRunner:
         self._wants_prompt.pop(row, None)
         self._pooled.pop(row, None)
         if self._drafter is not None:
-            self._drafter.admit(row, new.num_computed)
+            with self._trusting():
+                self._drafter.admit(row, new.num_computed)
         if request.pooling is not None:
             self._pooled[row] = _Pooled(len(new.token_ids), request.pooling == "mean")
             return
@@ -151,7 +156,8 @@ class ModelRunner:
             inputs = self._input_spec.inputs_of(arrays)
             hidden_TD = self._model(self._begun(inputs.batch(arrays)))
             if self._drafter is not None and self._drafter.sees_steps:
-                self._drafter.computed(arrays.spans, hidden_TD, self)
+                with self._trusting():
+                    self._drafter.computed(arrays.spans, hidden_TD, self)
             if self._wants_prompt:
                 launched.prompt_logprobs = self._prompt_logprobs(step, arrays, hidden_TD)
             if self._pooled:
@@ -175,17 +181,24 @@ class ModelRunner:
         requests = [
             DraftRequest(s.row, known(s.row, s.start + s.num_tokens), s.num_drafts) for s in wanted
         ]
-        try:
+        found: dict[int, list[int]] = {}
+        with self._trusting():
             proposed = self._drafter.propose(requests, self)
             found = {
                 s.row: self._valid(ids[: s.num_drafts])
                 for s, ids in zip(wanted, proposed, strict=True)
             }
-        except Exception:  # drafts are optional: a plugin's fault must not end the engine
+        return {row: ids for row, ids in found.items() if ids}
+
+    @contextmanager
+    def _trusting(self) -> Iterator[None]:
+        """Context of a call of the drafter. Drafts are optional: its fault must not end the
+        engine."""
+        try:
+            yield
+        except Exception:
             log.exception("the proposer of drafts failed; steps go on without drafts")
             self._drafter = None
-            return {}
-        return {row: ids for row, ids in found.items() if ids}
 
     def _valid(self, token_ids: Sequence[int]) -> list[int]:
         """Return the drafts before the first that is no token of the model."""
@@ -203,13 +216,19 @@ class ModelRunner:
         short = all(span.num_tokens <= 2 for span in spans)
         if self.draft_replays is not None and short:  # each token as a sequence, to be replayed
             slices = [Slice(row, start + i, 1, True) for row, start, n in spans for i in range(n)]
-            arrays = self._tables.lay_out(Step(tuple(slices)))
+            arrays = self._draft_arrays(slices)
             if (logits_TV := self.draft_replays.run(arrays)) is not None:
                 last = np.cumsum([span.num_tokens for span in spans]) - 1
                 return logits_TV if len(last) == len(slices) else logits_TV[last]
-        arrays = self._tables.lay_out(Step(tuple([Slice(*span, True) for span in spans])))
+        arrays = self._draft_arrays([Slice(*span, True) for span in spans])
         inputs = self._input_spec.inputs_of(arrays)
         return model.logits(model(self._begun(inputs.batch(arrays)))[inputs.last_L])
+
+    def _draft_arrays(self, slices: Sequence[Slice]) -> StepArrays:
+        """Pack slices for the draft model. Tokens that only the model has become token 0."""
+        arrays = self._tables.lay_out(Step(tuple(slices)))
+        arrays.token_ids[arrays.token_ids >= self._draft_vocab_size] = 0
+        return arrays
 
     def write(self, row: int, position: int, token_id: int) -> None:
         self._tables.token_ids[row, position] = token_id

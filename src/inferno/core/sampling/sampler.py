@@ -165,6 +165,9 @@ class Sampler:
         token_ids: list[list[int]] = [[] for _ in rows]
         if not masks and all(self._rows[row].is_argmax for row in rows):
             best = self._argmax(logits_LV).tolist()
+        else:
+            best = [UNDECIDED]
+        if UNDECIDED not in best:
             for found, begin, ids in zip(token_ids, first, drafts, strict=False):
                 found.append(best[begin])
                 for j, draft in enumerate(ids, 1):
@@ -198,8 +201,7 @@ class Sampler:
         if (missing := self._vocab_size - logits_SV.shape[1]) > 0:  # a smaller vocabulary
             logits_SV = torch.nn.functional.pad(logits_SV, (0, missing), value=-math.inf)
         if all(state.is_argmax for state in states):
-            best: list[int] = self._argmax(logits_SV).tolist()
-            return best
+            return [max(0, token_id) for token_id in self._argmax(logits_SV).tolist()]
         ids_S = self._draw(logits_SV, rows, states, offset=offset)
         drawn: list[int] = torch.where(ids_S == UNDECIDED, logits_SV.argmax(-1), ids_S).tolist()
         return drawn
