@@ -56,7 +56,7 @@ from inferno.contracts.proposers import (
     Proposer,
     Span,
 )
-from inferno.contracts.rows import RowRange, RowsView
+from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
 
@@ -110,4 +110,5 @@ __all__ = [
     "TensorInfo",
     "TextAssets",
     "Uncaptured",
+    "expert_rows",
 ]

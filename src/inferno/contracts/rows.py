@@ -4,12 +4,13 @@ to split fused and stacked matrices."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
 from inferno.contracts.checkpoints import CheckpointView, TensorInfo
+from inferno.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,40 @@ class RowRange:
         matrix = stored if self.member is None else stored[self.member]
         matrix = matrix.T if self.transposed else matrix
         return matrix[self.rows] if matrix.ndim else matrix
+
+
+def expert_rows(
+    stored: str,
+    info: TensorInfo,
+    experts: str,
+    modules: Sequence[str],
+    *,
+    part: str = "weight",
+    ndim: int = 3,
+    interleaved: bool = False,
+    transposed: bool = False,
+) -> dict[str, RowRange]:
+    """Split a stored tensor with the matrices of all experts, whose first axis is the expert.
+
+    Returns the rows of `{experts}.{number}.{module}.{part}` for each expert and module. An expert's
+    rows are those of the first module, then of the second; or they alternate, if `interleaved`.
+    Raises CheckpointError unless the tensor has `ndim` axes and rows for every module."""
+    if len(info.shape) != ndim or info.shape[-1 if transposed else 1] % len(modules):
+        raise CheckpointError(
+            f"{stored} of shape {info.shape} is not a stack of experts",
+            "The checkpoint is damaged: download it again.",
+        )
+    count = len(modules)
+    size = info.shape[-1 if transposed else 1] // count
+    rows = [
+        slice(i, None, count) if interleaved else slice(i * size, (i + 1) * size)
+        for i in range(count)
+    ]
+    return {
+        f"{experts}.{expert}.{module}.{part}": RowRange(stored, expert, some, transposed)
+        for expert in range(info.shape[0])
+        for module, some in zip(modules, rows, strict=True)
+    }
 
 
 @frozen(eq=False)

@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import re
 
-from inferno.contracts import Checkpoint, RowRange, RowsView
-from inferno.errors import CheckpointError
+from inferno.contracts import Checkpoint, RowRange, RowsView, expert_rows
 
 _FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(?:_(bias|blocks|scales))?")
 _DIMS = {None: 3, "bias": 2, "blocks": 4, "scales": 3}
-_ROWS = {
-    "gate_up_proj": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)},
-    "down_proj": {"down_proj": slice(None)},
-}
+_MODULES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def per_expert(checkpoint: Checkpoint) -> Checkpoint:
@@ -31,15 +27,15 @@ def per_expert(checkpoint: Checkpoint) -> Checkpoint:
             ranges[name] = RowRange(name)
             continue
         experts, matrix, part = match.groups()
-        transposed, own = part is None, _ROWS[matrix]
-        if len(info.shape) != _DIMS[part] or info.shape[-1 if transposed else 1] % len(own):
-            raise CheckpointError(
-                f"{name} of shape {info.shape} is not a stack of experts",
-                "The checkpoint is damaged: download it again.",
-            )
-        for expert in range(info.shape[0]):
-            for module, rows in own.items():
-                path = f"{experts}.{expert}.{module}.{part or 'weight'}"
-                ranges[path] = RowRange(name, expert, rows, transposed)
+        ranges |= expert_rows(
+            name,
+            info,
+            experts,
+            _MODULES[matrix],
+            part=part or "weight",
+            ndim=_DIMS[part],
+            interleaved=True,
+            transposed=part is None,
+        )
     changed = any(name != rows.stored for name, rows in ranges.items())
     return RowsView(checkpoint, ranges) if changed else checkpoint

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 
-from inferno.contracts import Checkpoint, RowRange, RowsView
-from inferno.errors import CheckpointError
+from inferno.contracts import Checkpoint, RowRange, RowsView, expert_rows
 
 _STACK = re.compile(r"(.*\.block_sparse_moe)\.(input_linear|output_linear)\.weight")
 _ROUTER = re.compile(r"(.*\.block_sparse_moe\.router)\.layer\.weight")
@@ -25,14 +24,5 @@ def per_expert(checkpoint: Checkpoint) -> Checkpoint:
             continue
         block, matrix = stack.groups()
         parts = ("gate_proj", "up_proj") if matrix == "input_linear" else ("down_proj",)
-        if len(info.shape) != 3 or info.shape[1] % len(parts):
-            raise CheckpointError(
-                f"{stored} of shape {info.shape} is not a stack of experts",
-                "The checkpoint is damaged: download it again.",
-            )
-        size = info.shape[1] // len(parts)
-        for expert in range(info.shape[0]):
-            for i, part in enumerate(parts):
-                rows = slice(i * size, (i + 1) * size)
-                ranges[f"{block}.experts.{expert}.{part}.weight"] = RowRange(stored, expert, rows)
+        ranges |= expert_rows(stored, info, f"{block}.experts", parts)
     return RowsView(checkpoint, ranges)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 
-from inferno.contracts import Checkpoint, RowRange, RowsView
-from inferno.errors import CheckpointError
+from inferno.contracts import Checkpoint, RowRange, RowsView, expert_rows
 
 _VISION = re.compile(r"(model\.)?visual\.")
 _LANGUAGE = re.compile(r"^(model\.language_model|language_model\.model)\.")
@@ -29,14 +28,5 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
             continue
         experts, matrix = stack.groups()
         parts = ("gate_proj", "up_proj") if matrix == "gate_up_proj" else (matrix,)
-        if len(info.shape) != 3 or info.shape[1] % len(parts):
-            raise CheckpointError(
-                f"{stored} of shape {info.shape} is not a stack of experts",
-                "The checkpoint is damaged: download it again.",
-            )
-        size = info.shape[1] // len(parts)
-        for expert in range(info.shape[0]):
-            for i, part in enumerate(parts):
-                rows = slice(i * size, (i + 1) * size)
-                ranges[f"{experts}.{expert}.{part}.weight"] = RowRange(stored, expert, rows)
+        ranges |= expert_rows(stored, info, experts, parts)
     return RowsView(checkpoint, ranges)
