@@ -65,13 +65,13 @@ class Acceptance:
         return _best_count(round(self.probability * _STEPS), relative, cost.most)
 
     def count(self, cost: DraftCost, num_running: int) -> int:
-        """Return how many drafts the next step should verify. If none pays and the sequence runs
-        alone, drafts are tried again after a pause."""
-        if self._pause > 0:
-            return 0
+        """Return how many drafts the next step should verify. If none pays, drafts are tried again
+        after a pause."""
         count = self.best(cost, num_running)
-        # In a large batch no draft would pay: then the estimate is kept for a smaller one.
-        if count == 0 and Acceptance().best(cost, num_running) > 0:
+        if count > 0 or self._pause > 0:
+            return count
+        # In a batch too large for any draft, the estimate is kept for a smaller one.
+        if Acceptance().best(cost, num_running) > 0:
             self._pause, self._next_pause = (
                 self._next_pause,
                 min(2 * self._next_pause, _LONGEST_PAUSE),

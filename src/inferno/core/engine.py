@@ -98,10 +98,8 @@ class Engine:
         with memory_errors(plan):
             draft = load_model(opened.draft) if opened.draft is not None else None
             model, ops = load_model(opened), ops_of(opened)
-            drafter, draft_capture = load_drafter(opened, model, draft), None
-            if opened.draft is not None and (found := capture_of(opened.draft)) is not None:
-                assert opened.draft.plan.capture is not None
-                draft_capture = found, opened.draft.plan.capture
+            drafter = load_drafter(opened, model, draft)
+            draft_capture = capture_of(opened.draft) if opened.draft is not None else None
             if free is not None:
                 layers = drafter.layers if drafter is not None else None
                 models = [model] if layers is None else [model, layers]

@@ -80,7 +80,7 @@ class ModelRunner:
         ops: Ops = TORCH,
         capture: Capture | None = None,
         drafter: Drafter | None = None,
-        draft_capture: tuple[Capture, CaptureUse] | None = None,
+        draft_capture: Capture | None = None,
         begin: Callable[[Batch], None] | None = None,
     ) -> None:
         self._model, self._drafter, self._begin = model, drafter, begin
@@ -103,16 +103,19 @@ class ModelRunner:
         )
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
         self._pooled: dict[int, _Pooled] = {}
-        self.replays: Replays | None = None
+        self.replays = self._replays(model, capture, plan.capture)
         """Captured steps, if the plan has any."""
-        if capture is not None and plan.capture is not None:
-            self.replays = self._replays(model, capture, plan.capture)
         self.draft_replays: Replays | None = None
         """Captured steps of the draft model."""
-        if drafter is not None and drafter.layers is not None and draft_capture is not None:
-            self.draft_replays = self._replays(drafter.layers, *draft_capture)
+        if drafter is not None and drafter.layers is not None and draft is not None:
+            self.draft_replays = self._replays(drafter.layers, draft_capture, draft.capture)
 
-    def _replays(self, model: nn.Module, capture: Capture, use: CaptureUse) -> Replays:
+    def _replays(
+        self, model: nn.Module, capture: Capture | None, use: CaptureUse | None
+    ) -> Replays | None:
+        if capture is None or use is None:
+            return None
+
         def compute(batch: Batch) -> Tensor:
             return self.logits_of(model(batch), model)
 

@@ -165,16 +165,14 @@ class Sampler:
         token_ids: list[list[int]] = [[] for _ in rows]
         if not masks and all(self._rows[row].is_argmax for row in rows):
             best = self._argmax(logits_LV).tolist()
-        else:
-            best = [UNDECIDED]
-        if UNDECIDED not in best:
-            for found, begin, ids in zip(token_ids, first, drafts, strict=False):
-                found.append(best[begin])
-                for j, draft in enumerate(ids, 1):
-                    if draft != found[-1]:
-                        break
-                    found.append(best[begin + j])
-            return token_ids, {}
+            if UNDECIDED not in best:
+                for found, begin, ids in zip(token_ids, first, drafts, strict=False):
+                    found.append(best[begin])
+                    for j, draft in enumerate(ids, 1):
+                        if draft != found[-1]:
+                            break
+                        found.append(best[begin + j])
+                return token_ids, {}
         logprobs: dict[tuple[int, int], Logprobs] = {}
         members, offset = list(range(len(rows))), 0
         while members:
