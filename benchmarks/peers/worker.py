@@ -34,7 +34,7 @@ def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType 
     _answer({"error": _words(error)})
 
 
-sys.excepthook = _fail  # whoever waits for the first token is told why there is none
+sys.excepthook = _fail  # the parent is told why there is no first token
 
 
 def serve(package: str, generate: Generate) -> None:
