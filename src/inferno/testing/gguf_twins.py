@@ -30,7 +30,7 @@ class GgufTwins(Installed):
     """The part of `ArchitectureTests` that writes the toy as a GGUF file."""
 
     config: ClassVar[dict[str, Any]]
-    rerouted: ClassVar[float]
+    rerouted: ClassVar[bool]
     dtype_tolerance: ClassVar[Mapping[str, float]]
     in_gguf: ClassVar[bool] = True
     """Whether GGUF files can say this config; asked where the architecture has a dialect of

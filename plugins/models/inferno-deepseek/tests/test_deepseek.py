@@ -107,7 +107,7 @@ def gguf_fields(mscale: float | None) -> dict[str, Any]:
 class TestV2Lite(ArchitectureTests):
     """DeepSeek-V2-Lite: queries without a latent, experts picked greedily."""
 
-    rerouted = 0.05
+    rerouted = True
     config = V2_LITE
     gguf_fields = gguf_fields(0.707)
 
@@ -115,7 +115,7 @@ class TestV2Lite(ArchitectureTests):
 class TestV2(ArchitectureTests):
     """DeepSeek-V2 and V2.5: queries through a latent, experts picked from the best groups."""
 
-    rerouted = 0.05
+    rerouted = True
     config = V2
     gguf_fields = gguf_fields(0.707)
 
@@ -123,7 +123,7 @@ class TestV2(ArchitectureTests):
 class TestV3(ArchitectureTests):
     """DeepSeek-V3 and R1: sigmoid scores with a correction, groups worth their two best experts."""
 
-    rerouted = 0.05
+    rerouted = True
     config = V3
     gguf_fields = gguf_fields(1.0)
     gguf_unsaid = frozenset({"num_nextn_predict_layers"})
@@ -132,7 +132,7 @@ class TestV3(ArchitectureTests):
 class TestKimiK2(ArchitectureTests):
     """Kimi K2: V3 with one group of experts and another stretch of the rotary embedding."""
 
-    rerouted = 0.05
+    rerouted = True
     config = {
         **V3,
         "n_routed_experts": 10,
@@ -149,7 +149,7 @@ class TestMoonlight(ArchitectureTests):
     """Moonlight-16B-A3B: V3 without a latent of queries, its context not stretched, another
     epsilon."""
 
-    rerouted = 0.05
+    rerouted = True
     config = {
         **TestKimiK2.config,
         "q_lora_rank": None,
@@ -164,7 +164,7 @@ class TestHalves(ArchitectureTests):
     """DeepSeek-V3 as transformers may write it: `rope_interleave` false, a tied head."""
 
     in_gguf = False  # llama.cpp rotates neighbouring pairs
-    rerouted = 0.05
+    rerouted = True
     config = {**V3, "rope_interleave": False, "tie_word_embeddings": True}
 
 

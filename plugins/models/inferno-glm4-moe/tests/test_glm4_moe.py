@@ -64,7 +64,7 @@ class TestAir(ArchitectureTests):
     """GLM-4.5-Air: biases on queries, keys and values, half of each head rotated, the first layer
     without experts."""
 
-    rerouted = 0.05
+    rerouted = True
     config = AIR
 
     @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
@@ -123,7 +123,7 @@ class TestGlm45(ArchitectureTests):
     """GLM-4.5 and GLM-4.6: norms on heads, weights of the picked experts scaled by 2.5, two layers
     without experts."""
 
-    rerouted = 0.05
+    rerouted = True
     config = {
         **AIR,
         "use_qk_norm": True,
@@ -152,7 +152,7 @@ class TestGroups(ArchitectureTests):
     """Experts in groups of which the best two are picked, two shared experts, a tied head, no layer
     without experts."""
 
-    rerouted = 0.05
+    rerouted = True
     config = {
         **AIR,
         "n_group": 4,
@@ -169,7 +169,7 @@ class TestGroups(ArchitectureTests):
 class TestYarn(ArchitectureTests):
     """YaRN on the rotated half, as `rope_parameters` says it."""
 
-    rerouted = 0.05
+    rerouted = True
     config = {
         **{
             name: value

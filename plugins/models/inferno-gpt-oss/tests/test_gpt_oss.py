@@ -49,7 +49,7 @@ class TestGptOss20B(ArchitectureTests):
     positions."""
 
     config = GPT_OSS
-    rerouted = 0.03
+    rerouted = True
 
     def test_experts_in_mxfp4_are_the_numbers_they_stand_for(
         self, checkpoint: Path, tmp_path: Path
@@ -109,7 +109,7 @@ class TestGptOss120B(ArchitectureTests):
         "swiglu_limit": 0.5,
         "initial_context_length": 32,
     }
-    rerouted = 0.03
+    rerouted = True
     in_gguf = False
     """They have no key for the clamp: llama.cpp knows 7."""
 
@@ -126,7 +126,7 @@ class TestOther(ArchitectureTests):
         "tie_word_embeddings": True,
         "swiglu_alpha": 1.0,
     }
-    rerouted = 0.03
+    rerouted = True
     in_gguf = False
     """Nor for the layers' types and alpha."""
 

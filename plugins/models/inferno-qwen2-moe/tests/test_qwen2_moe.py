@@ -48,7 +48,7 @@ class TestQwen15Moe(ArchitectureTests):
     """Qwen1.5-MoE-A2.7B: as many key/value as query heads, the shared expert as wide as the picked
     ones together."""
 
-    rerouted = 0.03
+    rerouted = True
     config = TINY
 
 
@@ -56,7 +56,7 @@ class TestQwen2Moe(ArchitectureTests):
     """Qwen2-57B-A14B: grouped queries, a width of its own for the shared expert, YaRN; an odd
     number of experts."""
 
-    rerouted = 0.03
+    rerouted = True
     config = {
         **TINY,
         "num_experts": 7,
@@ -72,7 +72,7 @@ class TestDenseLayers(ArchitectureTests):
     1."""
 
     in_gguf = False  # llama.cpp's qwen2moe has experts in every layer, and does not normalize
-    rerouted = 0.03
+    rerouted = True
     config = {
         **TINY,
         "num_hidden_layers": 4,

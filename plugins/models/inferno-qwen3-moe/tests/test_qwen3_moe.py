@@ -50,7 +50,7 @@ TINY: dict[str, Any] = {
 class TestQwen3Moe(ArchitectureTests):
     """Qwen3-30B-A3B: weights of the picked experts made to sum to 1."""
 
-    rerouted = 0.03
+    rerouted = True
     config = TINY
 
 
@@ -58,7 +58,7 @@ class TestYarn(ArchitectureTests):
     """Qwen3-235B-A22B and Qwen3-Coder-480B-A35B with the YaRN of their model cards; an odd number
     of experts."""
 
-    rerouted = 0.03
+    rerouted = True
     config = {
         **TINY,
         "num_experts": 7,
@@ -77,7 +77,7 @@ class TestDenseLayers(ArchitectureTests):
     (transformers' default)."""
 
     in_gguf = False  # llama.cpp's qwen3moe has experts in every layer, and normalizes
-    rerouted = 0.03
+    rerouted = True
     config = {
         **TINY,
         "num_hidden_layers": 4,
@@ -93,7 +93,7 @@ class TestSlidingWindow(ArchitectureTests):
     """A window, which every layer has then, shorter than the prompt."""
 
     in_gguf = False  # llama.cpp's qwen3moe has no windows
-    rerouted = 0.03
+    rerouted = True
     config = {**TINY, "use_sliding_window": True, "sliding_window": 12}
 
 

@@ -93,7 +93,7 @@ class TestCohere2(HostedTests):
 class TestOlmoe(HostedTests):
     """Experts: stored one by one, computed as one tensor."""
 
-    rerouted = 0.05
+    rerouted = True
     uncaptured = "aten.nonzero.default in OlmoeExperts.forward"
     config = family("olmoe", num_experts=12, num_experts_per_tok=2, intermediate_size=48)
 
@@ -152,7 +152,7 @@ class TestSmolLM3(FamilyTests):
 class TestGptOss(FamilyTests):
     """Sinks, windows in every other layer, experts with biases."""
 
-    rerouted = 0.05
+    rerouted = True
     uncaptured = "aten.nonzero.default in GptOssExperts.forward"
     config = family(
         "gpt_oss", head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24
@@ -169,7 +169,7 @@ class TestDeepseekV3(FamilyTests):
     """Latent attention, expanded: values of another size than keys. A router's correction that is a
     buffer."""
 
-    rerouted = 0.05
+    rerouted = True
     uncaptured = "aten.nonzero.default in DeepseekV3Experts.forward"
     config = family(
         "deepseek_v3",
