@@ -108,7 +108,7 @@ def _decide(
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
-    limit = memory_limit(options, device)
+    limit = memory_limit(options, device, elsewhere=machine is not None and machine.elsewhere)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     drafting = None
     if proposer is not None:
@@ -125,7 +125,13 @@ def _decide(
         uses += drafting.value.attention
         fixed += drafting.value.memory
     cache = size_cache(
-        options, model, uses, states, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
+        options,
+        model,
+        uses,
+        states,
+        block_size,
+        limit=limit.value,
+        fixed=sum(i.nbytes for i in fixed),
     )
     num_drafts = drafting.value.speculation.num_drafts if drafting is not None else 0
     capture = choose_capture(
@@ -138,7 +144,7 @@ def _decide(
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]
-    decisions += [kernels, capture, cache]
+    decisions += [kernels, capture, limit, cache]
     notes = [note for decision in decisions for note in decision.notes]
     plan = Plan(
         ref=ref,
@@ -167,7 +173,7 @@ def _decide(
         max_num_batched_tokens=options.max_num_batched_tokens,
         block_size=block_size,
         groups=cache.value.groups,
-        memory_limit=limit,
+        memory_limit=limit.value,
         memory=(*fixed, cache.value.memory),
         chosen=chosen_of(decisions, catalog.plugins),
         considered=refusals_of(decisions),
