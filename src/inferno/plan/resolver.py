@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from inferno import host
 from inferno.catalog import ANY, Catalog, load_catalog
+from inferno.configs import RopeConfig
 from inferno.contracts import (
     COMPUTE_DTYPES,
     Architecture,
@@ -19,6 +20,7 @@ from inferno.contracts import (
     Checkpoint,
     DType,
     FetchOptions,
+    ModelConfig,
 )
 from inferno.plan.backends import choose_attention, choose_capture, choose_kernels
 from inferno.plan.cache_groups import state_uses
@@ -146,6 +148,7 @@ def _decide(
     decisions += [each for each in (isq, drafting) if each is not None]
     decisions += [kernels, capture, limit, cache]
     notes = [note for decision in decisions for note in decision.notes]
+    notes += _rotary_notes(model, cache.value.max_model_len)
     plan = Plan(
         ref=ref,
         path=str(path),
@@ -195,6 +198,19 @@ def _architecture_notes(catalog: Catalog, offered: Architecture, wanted: str) ->
     if offered.name == ANY and (hint := catalog.hint("architecture", wanted)):
         notes.append(f"a plugin made for {wanted} is not installed: {hint}")
     return notes
+
+
+def _rotary_notes(model: ModelConfig, max_model_len: int) -> list[str]:
+    rope = getattr(model, "rope", None)
+    if not isinstance(rope, RopeConfig):
+        return []
+    original = rope.outgrown(model.max_position_embeddings, max_model_len)
+    if original is None:
+        return []
+    return [
+        f"contexts may exceed the original {original} tokens, so all prompts, short ones too, are "
+        f"computed with longrope's long factors; --max-model-len {original} uses the short ones"
+    ]
 
 
 def _dtype(asked: str, checkpoint: Checkpoint) -> DType:
