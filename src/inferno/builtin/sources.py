@@ -21,8 +21,9 @@ from inferno.errors import InfernoError, ModelNotFoundError, OptionError
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 """Configs, tokenizer and weights; a repository often has the same weights in other formats too."""
-UNWANTED = ("*/*", "consolidated*")
-"""Folders (onnx, original) and Mistral's second copy of the weights."""
+UNWANTED = ("[!0-9]*/*", "consolidated*")
+"""Folders (onnx, original), but not those of sentence-transformers' modules (1_Pooling), and
+Mistral's second copy of the weights."""
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _REF = re.compile(
