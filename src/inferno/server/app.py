@@ -24,13 +24,12 @@ from litestar.types import Guard, Message, Scope
 
 import inferno
 from inferno.errors import AuthenticationError
-from inferno.server import routes
-from inferno.server.chat import chat_completions
-from inferno.server.completions import completions
+from inferno.server.endpoints import HANDLERS
 from inferno.server.errors import error_response
 from inferno.server.generation import Limiter
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
+from inferno.server.models import Models
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 
 if TYPE_CHECKING:
@@ -70,8 +69,9 @@ def create_app(
     """
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
-    model = ServedModel(llm, served_names, REASONING_FIELDS[reasoning])
     pipeline = Pipeline(llm, limiter, metrics, ping_seconds)
+    model = ServedModel(pipeline, served_names, REASONING_FIELDS[reasoning])
+    models = Models(model)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -93,23 +93,10 @@ def create_app(
             metrics.answered(message["status"])
 
     return Litestar(
-        [
-            chat_completions,
-            completions,
-            routes.list_models,
-            routes.get_model,
-            routes.health,
-            routes.version,
-            routes.metrics,
-            routes.tokenize,
-            routes.detokenize,
-        ],
+        HANDLERS,
         lifespan=[lifespan],
         state=State({"limiter": limiter, "strict_params": strict_params}),
-        dependencies={
-            "model": Provide(lambda: model, sync_to_thread=False),
-            "pipeline": Provide(lambda: pipeline, sync_to_thread=False),
-        },
+        dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
         guards=[_key_guard(api_keys, open_paths)] if api_keys else [],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[stamp],
