@@ -46,7 +46,7 @@ class StoredTensors:
         """The header of a tensor."""
         return self._places[name][1]
 
-    def text(self, strip_after: Mapping[str, tuple[str, ...]]) -> TextAssets:
+    def text(self, strip_after: Mapping[str, tuple[str, ...]] | None = None) -> TextAssets:
         """Read the text files' content. `strip_after` is the dialect's."""
         from inferno_gguf.text import read_text
 
