@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,12 @@ def fake_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
 def server_urls(fake_checkpoints: dict[str, Path]) -> Iterator[dict[str, str]]:
     """The URL of a running server for each chat format."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.acceptance.fake_server", *map(str, fake_checkpoints.values())],
+        [
+            sys.executable,
+            "-m",
+            "tests.acceptance.fake_server",
+            *map(str, fake_checkpoints.values()),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -72,7 +72,9 @@ FORMATS = {
             bos="<|begin_of_text|>",
             parallel=False,
         ),
-        Format(name="mistral", original="mistralai-Mistral-Nemo-Instruct-2407", end="</s>", bos="<s>"),
+        Format(
+            name="mistral", original="mistralai-Mistral-Nemo-Instruct-2407", end="</s>", bos="<s>"
+        ),
         Format(
             name="mistral-args",
             original="Mistral-Small-3.2-24B-Instruct-2506",

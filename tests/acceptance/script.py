@@ -31,7 +31,6 @@ from inferno.core.types import Request
 from inferno.errors import RequestError
 from inferno.llm.preprocessor import Preprocessor
 
-
 _WEATHER, _ADD = "get_weather", "add"
 _OUTPUT_TOOLS = re.compile(r'(?<!"title": ")\b(Person|final_result|json_tool_call)\b')
 """What clients call the tool by which they ask for an object."""
@@ -140,7 +139,6 @@ class Script:
         self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None, *, opens: bool
     ) -> str:
         return self.text.render_chat(messages, tools=tools, add_generation_prompt=opens)
-
 
 
 def _after(extra: str, written: str, turn: dict[str, Any]) -> str:

@@ -107,9 +107,7 @@ def flow_tools() -> None:
 
 
 def flow_structured() -> None:
-    answer: Any = litellm.completion(
-        **OPENAI, messages=user(ASK_PERSON), response_format=Person
-    )
+    answer: Any = litellm.completion(**OPENAI, messages=user(ASK_PERSON), response_format=Person)
     found = Person.model_validate_json(answer.choices[0].message.content)
     equal(found, Person(name="Ada Lovelace", age=36))
 
@@ -134,9 +132,7 @@ def flow_embeddings() -> None:
 
 
 def flow_rerank() -> None:
-    answer: Any = litellm.rerank(
-        **OPENAI, query="cat", documents=["a cat", "a stone"], top_n=2
-    )
+    answer: Any = litellm.rerank(**OPENAI, query="cat", documents=["a cat", "a stone"], top_n=2)
     equal(sorted(result["index"] for result in answer.results), [0, 1])
 
 

@@ -19,7 +19,7 @@ CONFIG = f"""
   supports_tools: true
   supports_schema: true
 """
-FUNCTIONS = '''
+FUNCTIONS = """
 def get_weather(city: str) -> str:
     "The weather in a city."
     return "21 degrees"
@@ -27,7 +27,7 @@ def get_weather(city: str) -> str:
 def add(a: int, b: int) -> str:
     "The sum of two numbers."
     return "the sum is 42"
-'''
+"""
 folder = Path(tempfile.mkdtemp(prefix="llm-"))
 
 

@@ -215,9 +215,7 @@ def flow_thinking() -> None:
 
 
 def flow_thinking_stream() -> None:
-    stream = client.chat.completions.create(
-        model=MODEL, messages=user(ASK_THOUGHT), stream=True
-    )
+    stream = client.chat.completions.create(model=MODEL, messages=user(ASK_THOUGHT), stream=True)
     deltas: list[Any] = [chunk.choices[0].delta for chunk in stream if chunk.choices]
     equal("".join(getattr(d, "reasoning_content", None) or "" for d in deltas), THOUGHT)
     equal("".join(d.content or "" for d in deltas), COUNT)
@@ -229,7 +227,10 @@ def flow_responses() -> None:
     equal(answer.status, "completed")
     assert answer.usage is not None and answer.usage.output_tokens > 0
     answer = client.responses.create(
-        model=MODEL, instructions="Be short.", input=[{"role": "user", "content": "Hi"}], store=False
+        model=MODEL,
+        instructions="Be short.",
+        input=[{"role": "user", "content": "Hi"}],
+        store=False,
     )
     equal(answer.output_text, HELLO)
 
@@ -305,9 +306,7 @@ def flow_responses_structured() -> None:
 def flow_responses_conversation() -> None:
     conversation = client.conversations.create()
     client.responses.create(model=MODEL, input="Hi", conversation=conversation.id)
-    client.responses.create(
-        model=MODEL, input="Say exactly: again", conversation=conversation.id
-    )
+    client.responses.create(model=MODEL, input="Say exactly: again", conversation=conversation.id)
     items = list(client.conversations.items.list(conversation.id, order="asc"))
     equal([getattr(item, "role", None) for item in items], ["user", "assistant"] * 2)
     client.conversations.delete(conversation.id)
