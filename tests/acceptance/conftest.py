@@ -38,7 +38,7 @@ def server_urls(fake_checkpoints: dict[str, Path]) -> Iterator[dict[str, str]]:
         assert process.stdin is not None and process.stdout is not None
         lines = [process.stdout.readline().split() for _ in fake_checkpoints]
         assert all(lines), "a server did not start: its error is above"
-        yield {name: url for name, url in lines}
+        yield dict(lines)
         process.stdin.close()
 
 

@@ -1,6 +1,6 @@
-"""The chat formats that the fake model speaks: a short template for each, in this folder, in the words
-of the family's own. `INFERNO_TEMPLATES` names a folder with the families' own (llama.cpp carries
-them as models/templates); then those are served."""
+"""The chat formats that the fake model speaks, each with a short template in the words of a family's
+own. `INFERNO_TEMPLATES` names a folder with the families' own (llama.cpp carries them as
+models/templates): then those are served."""
 
 from __future__ import annotations
 

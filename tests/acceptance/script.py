@@ -1,5 +1,5 @@
-"""What the fake model says: it reads the prompt as text, decides, and writes its turn as its own chat
-template would.
+"""What the fake model says: it reads the prompt as text, decides, and writes its turn as its own
+chat template would.
 
 Questions and results are marked by their words, so that one script serves every chat format.
 """

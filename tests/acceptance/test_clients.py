@@ -14,12 +14,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from attrs import frozen
 from tests.acceptance.formats import FORMATS
+
+if importlib.util.find_spec("inferno_chat_formats") is None:
+    pytest.skip("the chat formats (inferno-chat-formats) are not here", allow_module_level=True)
 
 CLIENTS = Path(__file__).parent / "clients"
 
@@ -34,20 +37,35 @@ class Client:
     all_formats: bool = False
     """Whether it talks to every chat format, or to one."""
 
-    def command(self) -> list[str]:
-        """How to run it. Skips the test if the client is not here."""
+    def start(
+        self, flows: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run some of its flows. Skips the test if the client is not here."""
         folder = Path(os.environ.get("INFERNO_CLIENTS", "/nonexistent"))
         if self.script.endswith(".mjs"):
-            node, modules = shutil.which("node"), folder / "node" / "node_modules"
-            if node is None or not (modules / self.package).is_dir():
-                pytest.skip(f"node and its {self.package} are not here: tools/clients.py")
-            return [node, str(CLIENTS / self.script)]
-        if importlib.util.find_spec(self.package) is not None:
-            return [sys.executable, str(CLIENTS / self.script)]
-        python = folder / self.package.replace("_", "-") / "bin" / "python"
+            return self._start_node(folder / "node", flows, environment)
+        python = Path(sys.executable)
+        if importlib.util.find_spec(self.package) is None:
+            python = folder / self.package.replace("_", "-") / "bin" / "python"
         if not python.exists():
             pytest.skip(f"{self.package} is not here: tools/clients.py, then set INFERNO_CLIENTS")
-        return [str(python), str(CLIENTS / self.script)]
+        command = [str(python), str(CLIENTS / self.script), *flows]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    def _start_node(
+        self, folder: Path, flows: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        node = shutil.which("node")
+        if node is None or not (folder / "node_modules" / self.package).is_dir():
+            pytest.skip(f"node and its {self.package} are not here: tools/clients.py")
+        return subprocess.run(
+            [node, "--input-type=module", "-", *flows],
+            input=(CLIENTS / self.script).read_text(encoding="utf-8"),
+            capture_output=True,
+            text=True,
+            cwd=folder,  # whose node_modules a script from standard input imports
+            env=environment,
+        )
 
     def flows(self) -> list[str]:
         text = (CLIENTS / self.script).read_text(encoding="utf-8")
@@ -100,11 +118,8 @@ def run(server_urls: dict[str, str], fake_checkpoints: dict[str, Path]) -> Run:
                 **os.environ,
                 "INFERNO_URL": server_urls[name],
                 "INFERNO_TOKENIZER": str(fake_checkpoints[name]),
-                "NODE_PATH": str(Path(os.environ.get("INFERNO_CLIENTS", "")) / "node/node_modules"),
             }
-            process = subprocess.run(
-                [*client.command(), *wanted], capture_output=True, text=True, env=environment
-            )
+            process = client.start(wanted, environment)
             lines = [line for line in process.stdout.splitlines() if line.startswith('{"flow"')]
             found = {each["flow"]: each["error"] for each in map(json.loads, lines)}
             done[client, name] = {flow: found.get(flow, process.stderr) for flow in wanted}

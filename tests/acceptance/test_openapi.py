@@ -19,8 +19,8 @@ CHECKS = (
     "response_schema_conformance",
 )
 EXAMPLES = int(os.environ.get("INFERNO_EXAMPLES", "10"))
-"""Random requests to each operation, beside those that schemathesis derives from the schema's edges.
-The long run has 400: `INFERNO_EXAMPLES=400 pytest tests/acceptance/test_openapi.py -s`."""
+"""Random requests to each operation, beside those at the edges of the schema. The long run has 400:
+`INFERNO_EXAMPLES=400 pytest tests/acceptance/test_openapi.py -s`."""
 
 
 def _schemathesis() -> str:

@@ -165,12 +165,13 @@ def flow_tools_none() -> None:
 
 
 def flow_tools_required() -> None:
-    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+    choices: list[Any] = ["required", {"type": "function", "function": {"name": "get_weather"}}]
+    for choice in choices:
         answer = client.chat.completions.create(
             model=MODEL,
             messages=user(ASK_TOOLS),
             tools=TOOLS,
-            tool_choice=choice,  # type: ignore[arg-type]
+            tool_choice=choice,
         )
         [call] = answer.choices[0].message.tool_calls or []
         assert call.type == "function"
