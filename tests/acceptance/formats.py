@@ -1,5 +1,5 @@
-"""The chat formats that the fake model speaks, each with a short template in the words of a family's
-own. `INFERNO_TEMPLATES` names a folder with the families' own (llama.cpp carries them as
+"""The chat formats that the fake model speaks, each with a short template in a family's own words.
+`INFERNO_TEMPLATES` names a folder with the families' own (llama.cpp carries them as
 models/templates): then those are served."""
 
 from __future__ import annotations
