@@ -3,6 +3,7 @@ folder's files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,6 +23,9 @@ SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 """Recommended sampling, `general.sampling.*` -> generation_config.json."""
+
+_POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
+"""`pooling_type` -> sentence-transformers' name; 0 is none, 4 a reranker's head."""
 
 ENDS = frozenset(
     {
@@ -63,6 +67,21 @@ def read_text(file: GgufFile) -> TextAssets:
         tokenizer_config=config,
         chat_template=templates.get("default") if "chat_template" not in config else None,
         generation_config=_generation_config(metadata, vocabulary),
+        modules=_modules(metadata),
+    )
+
+
+def _modules(metadata: Metadata) -> tuple[Mapping[str, Any], ...]:
+    """The modules of an embedding model, as sentence-transformers names them. llama.cpp normalizes
+    every embedding."""
+    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    mode = _POOLING.get(kind) if isinstance(kind, int) else None
+    if mode is None:
+        return ()
+    return (
+        {"type": "Transformer", "config": {}},
+        {"type": "Pooling", "config": {"pooling_mode": mode}},
+        {"type": "Normalize", "config": {}},
     )
 
 
