@@ -46,7 +46,9 @@ class _Client(Protocol):
 
 class AsyncLLM:
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
-    `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet."""
+    `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
+    engine without a sign of life for `engine_timeout` seconds is replaced (default 60; 0: never).
+    """
 
     def __init__(
         self,
@@ -54,15 +56,22 @@ class AsyncLLM:
         *,
         model: str | None = None,
         chat_template: str | None = None,
+        engine_timeout: float | None = None,
         **options: Any,
     ) -> None:
-        self._begin(open_for(ref or model, options), chat_template)
+        self._begin(open_for(ref or model, options), chat_template, engine_timeout)
 
     @classmethod
-    def of_opened(cls, opened: Opened, chat_template: str | None = None) -> Self:
+    def of_opened(
+        cls,
+        opened: Opened,
+        chat_template: str | None = None,
+        *,
+        engine_timeout: float | None = None,
+    ) -> Self:
         """An AsyncLLM for an already opened model, which it closes once the tokenizer is read."""
         self = cls.__new__(cls)
-        self._begin(opened, chat_template)
+        self._begin(opened, chat_template, engine_timeout)
         return self
 
     @classmethod
@@ -73,10 +82,13 @@ class AsyncLLM:
         self._preprocessor = preprocessor
         return self
 
-    def _begin(self, opened: Opened, chat_template: str | None) -> None:
-        from inferno.process import EngineClient
+    def _begin(
+        self, opened: Opened, chat_template: str | None, engine_timeout: float | None
+    ) -> None:
+        from inferno.process import ENGINE_TIMEOUT, EngineClient
 
-        self._client: _Client = EngineClient(opened.plan)
+        timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
+        self._client: _Client = EngineClient(opened.plan, timeout=timeout)
         self._opened: Opened | None = opened
         self._chat_template = chat_template
         self._live: dict[str, Sequence[OutputBuilder]] = {}
