@@ -30,6 +30,8 @@ from inferno.server.generation import Limiter
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
+from inferno.server.page import PATHS as PAGE_PATHS
+from inferno.server.page import page_handlers
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 
 if TYPE_CHECKING:
@@ -60,12 +62,13 @@ def create_app(
     reasoning: Literal["both", "reasoning", "reasoning_content"] = "both",
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
+    page: bool = True,
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
     beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
-    no key.
+    no key. `page` serves the chat page at `/`, which needs none either.
     """
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
@@ -93,11 +96,11 @@ def create_app(
             metrics.answered(message["status"])
 
     return Litestar(
-        HANDLERS,
+        [*HANDLERS, *(page_handlers() if page else ())],
         lifespan=[lifespan],
         state=State({"limiter": limiter, "strict_params": strict_params}),
         dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
-        guards=[_key_guard(api_keys, open_paths)] if api_keys else [],
+        guards=[_key_guard(api_keys, (*open_paths, *PAGE_PATHS))] if api_keys else [],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[stamp],
         request_max_body_size=max_body_bytes,
