@@ -44,10 +44,14 @@ class Chat:
         self.problems: list[str] = []
         """What the browser complained about."""
         self.requested: set[str] = set()
-        page.on("console", lambda m: m.type == "error" and self.problems.append(m.text))
+        page.on("console", self._note)
         page.on("pageerror", lambda e: self.problems.append(str(e)))
         page.on("request", lambda r: self.requested.add(r.url))
         page.goto(live.url)
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
 
     def send(self, text: str) -> None:
         self.page.get_by_role("textbox", name="Message").fill(text)

@@ -24,7 +24,6 @@ from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
-from inferno.server.page import PATHS as PAGE_PATHS
 from inferno.server.page import page_handlers
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Recorded
@@ -90,7 +89,7 @@ def create_app(
         lifespan=[lifespan],
         state=State({"limiter": limiter, "strict_params": strict_params, "keys": keys}),
         dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
-        guards=[keys.guard((*open_paths, *PAGE_PATHS))],
+        guards=[keys.guard(open_paths)],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],
         request_max_body_size=max_body_bytes,
