@@ -25,6 +25,8 @@ from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
+from inferno.server.page import PATHS as PAGE_PATHS
+from inferno.server.page import page_handlers
 from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Recorded
@@ -55,6 +57,7 @@ def create_app(
     reasoning: Literal["both", "reasoning", "reasoning_content"] = "both",
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
+    page: bool = True,
     allowed_hosts: Sequence[str] = (ANY,),
     cors_origins: Sequence[str] = (),
 ) -> Litestar:
@@ -62,8 +65,9 @@ def create_app(
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
     beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
-    no key. `allowed_hosts` are the names by which clients may call the server, and `cors_origins`
-    the web pages that may use it; `*` is any.
+    no key. `page` serves the chat page at `/`, which needs none either. `allowed_hosts` are the
+    names by which clients may call the server, and `cors_origins` the web pages that may use it,
+    besides its own; `*` is any.
     """
     origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
@@ -89,11 +93,11 @@ def create_app(
             metrics.answered(message["status"])
 
     app = Litestar(
-        HANDLERS,
+        [*HANDLERS, *(page_handlers() if page else ())],
         lifespan=[lifespan],
         state=State({"limiter": limiter, "strict_params": strict_params, "keys": keys}),
         dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
-        guards=[keys.guard(open_paths)],
+        guards=[keys.guard((*open_paths, *PAGE_PATHS))],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],
         request_max_body_size=max_body_bytes,
