@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from inferno.server.app import create_app, limiter_of
+from inferno.server.gate import ANY, hosts_of
 from inferno.server.generation import Limiter
 from inferno.server.listen import UDS_MODE, check_certificate, listening, url_of
 from inferno.server.transport import Door, Limits
@@ -48,7 +49,8 @@ def run_server(
 
     Port 0 picks a free one; `uds` is the path of a Unix socket to listen on instead, with the
     permissions `uds_mode`. `ready(url, llm)` is called once requests are served. `app_options` go
-    to `create_app`; `limits` are those of a connection. Raises AddressError and OptionError before
+    to `create_app`, whose `allowed_hosts` are by default this machine's names if `host` is a
+    loopback address; `limits` are those of a connection. Raises AddressError and OptionError before
     loading, and any InfernoError from loading.
     """
     check_certificate(ssl_certfile, ssl_keyfile)
@@ -59,7 +61,8 @@ def run_server(
             llm = AsyncLLM(llm, **options)
         elif options:
             raise TypeError(f"an existing AsyncLLM takes no options: {', '.join(options)}")
-        app = create_app(llm, own_llm=False, **(app_options or {}))
+        hosts = (ANY,) if uds is not None else hosts_of(host)
+        app = create_app(llm, own_llm=False, **{"allowed_hosts": hosts, **(app_options or {})})
         door = Door(limits or Limits())
         config = uvicorn.Config(
             app,
