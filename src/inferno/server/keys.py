@@ -114,24 +114,6 @@ class Keys:
 
         return guard
 
-    async def admin(self, connection: Connection, handler: BaseRouteHandler) -> None:
-        """Guard that lets only an admin pass: a key with `admin = true`, or, if there is none, a
-        client on this machine that no proxy forwards. Raises PermissionDeniedError."""
-        if any(key.admin for key in self._keys):
-            record = record_of(connection.scope)
-            if record is not None and record.key is not None and record.key.admin:
-                return
-            raise PermissionDeniedError(
-                "this needs an admin key", "Use a key that has `admin = true` in the keys' file."
-            )
-        client = connection.scope.get("client")
-        forwarded = any(name in connection.headers for name in _FORWARDED)
-        if forwarded or (client is not None and client[0] and client[0] not in _LOOPBACK):
-            raise PermissionDeniedError(
-                "only clients on the server's machine may do this",
-                "Run it there, or give a key `admin = true` in the keys' file.",
-            )
-
     @staticmethod
     def _check_distinct(keys: Sequence[Key]) -> None:
         seen: dict[bytes, str] = {}
@@ -140,6 +122,26 @@ class Keys:
                 raise OptionError(
                     f"{other!r} and {key.name!r} are the same API key", "Remove one of them."
                 )
+
+
+async def admin_only(connection: Connection, _: BaseRouteHandler) -> None:
+    """Guard that lets only an admin pass: a key with `admin = true`, or, if there is none, a client
+    on this machine whose request no proxy forwards. Raises PermissionDeniedError."""
+    keys: Keys = connection.app.state.api_keys
+    if any(key.admin for key in keys.all):
+        record = record_of(connection.scope)
+        if record is not None and record.key is not None and record.key.admin:
+            return
+        raise PermissionDeniedError(
+            "this needs an admin key", "Use a key that has `admin = true` in the keys' file."
+        )
+    client = connection.scope.get("client")
+    forwarded = any(name in connection.headers for name in _FORWARDED)
+    if forwarded or (client is not None and client[0] and client[0] not in _LOOPBACK):
+        raise PermissionDeniedError(
+            "only clients on the server's machine may do this",
+            "Run it there, or give a key `admin = true` in the keys' file.",
+        )
 
 
 def owner_of(connection: Connection) -> str:

@@ -202,3 +202,10 @@ TOKENIZE = _honoured(
 ) + (Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),)
 
 DETOKENIZE = _honoured(model="A served name; the served model when left out.", tokens="Token ids.")
+
+LOAD = _honoured(model="A name of the model.")
+
+UNLOAD = _honoured(
+    model="A name of the model.",
+    seconds="How long its requests may take to end before they are aborted; 30 unless said.",
+)
