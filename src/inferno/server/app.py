@@ -146,6 +146,12 @@ def models_of(app: Litestar) -> Models:
     return models
 
 
+def keys_of(app: Litestar) -> Keys:
+    """The app's keys, which can be read again."""
+    keys: Keys = app.state.api_keys
+    return keys
+
+
 def _view(slot: Slot) -> ModelView:
     llm = slot.served.llm if slot.served is not None else None
     return ModelView(

@@ -8,14 +8,16 @@ import errno
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from litestar import Litestar
 
 from inferno.errors import AddressError
-from inferno.server.app import create_app, limiter_of
+from inferno.server.app import create_app, keys_of, models_of
+from inferno.server.slot import ModelSpec
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -25,21 +27,22 @@ SHUTDOWN_SECONDS = 30.0
 
 
 def run_server(
-    llm: AsyncLLM | str | None = None,
+    llm: AsyncLLM | str | Sequence[ModelSpec] | None = None,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
     shutdown_seconds: float = SHUTDOWN_SECONDS,
     log_level: str = "warning",
-    ready: Callable[[str, AsyncLLM], None] | None = None,
+    ready: Callable[[str, Litestar], None] | None = None,
     app_options: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Serve until a signal. `llm` is an AsyncLLM, or a model reference to make one from with
-    `options`.
+    """Serve until a signal. `llm` is an AsyncLLM, a model reference to make one from with
+    `options`, or several models to load on demand.
 
-    Port 0 picks a free one. `ready(url, llm)` is called once requests are served. `app_options` go
-    to `create_app`. Raises AddressError before loading, and any InfernoError from loading.
+    Port 0 picks a free one. `ready(url, app)` is called once requests are served. `app_options` go
+    to `create_app`. SIGHUP reads the file of keys again. Raises AddressError before loading, and
+    any InfernoError from loading; several models are loaded later.
     """
     listener = _bind(host, port)
     with contextlib.closing(listener):
@@ -58,9 +61,9 @@ def run_server(
             # longer than the drain, so that its error frames are still sent
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
         )
-        server = _Server(config, lambda: limiter_of(app).drain(shutdown_seconds))
+        server = _Server(config, lambda: models_of(app).drain(shutdown_seconds))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(_run(server, listener, llm, ready))
+            runner.run(_run(server, listener, app, llm, ready))
     for number in server.signals:  # everything is closed: let the signal take effect
         signal.raise_signal(number)
 
@@ -99,17 +102,21 @@ class _Server(uvicorn.Server):
 async def _run(
     server: _Server,
     listener: socket.socket,
-    llm: AsyncLLM,
-    ready: Callable[[str, AsyncLLM], None] | None,
+    app: Litestar,
+    llm: AsyncLLM | Sequence[ModelSpec],
+    ready: Callable[[str, Litestar], None] | None,
 ) -> None:
-    async with llm:
+    async with contextlib.AsyncExitStack() as stack:
+        if not isinstance(llm, Sequence):
+            await stack.enter_async_context(llm)
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, keys_of(app).reload)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         if ready is not None:
-            waiter = asyncio.create_task(_announce(server, lambda: ready(_url(listener), llm)))
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            if ready is not None:
-                waiter.cancel()
+            waiter = asyncio.create_task(_announce(server, lambda: ready(_url(listener), app)))
+            stack.callback(waiter.cancel)
+        await server.serve(sockets=[listener])
 
 
 async def _announce(server: _Server, call: Callable[[], None]) -> None:
