@@ -24,6 +24,8 @@ from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics, ModelView
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
+from inferno.server.page import PATHS as PAGE_PATHS
+from inferno.server.page import page_handlers
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Record, Recorded
 from inferno.server.slot import ModelSpec, Slot
@@ -54,6 +56,7 @@ def create_app(
     reasoning: Literal["both", "reasoning", "reasoning_content"] = "both",
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
+    page: bool = True,
     budgets: Mapping[str, int] | None = None,
     max_loaded: int | None = None,
     key_metrics: bool = False,
@@ -63,7 +66,7 @@ def create_app(
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
     beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
-    no key.
+    no key. `page` serves the chat page at `/`, which needs none either.
 
     Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
@@ -113,13 +116,13 @@ def create_app(
             metrics.answered(message["status"])
 
     app = Litestar(
-        HANDLERS,
+        [*HANDLERS, *(page_handlers() if page else ())],
         lifespan=[lifespan],
         state=State(
             {"models": models, "metrics": metrics, "strict_params": strict_params, "api_keys": keys}
         ),
         dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
-        guards=[keys.guard(open_paths)],
+        guards=[keys.guard((*open_paths, *PAGE_PATHS))],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],
         request_max_body_size=max_body_bytes,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, InternalServerException
 
 from inferno.errors import InfernoError, RequestError
 
@@ -23,6 +23,8 @@ _TYPES = {
 }
 _MAX_MESSAGE = 2000
 """Maximum characters of a message: a validation error may quote a body of megabytes."""
+CLIENT_LEFT = 499
+"""nginx's status for a client that closed the connection, for metrics and logs."""
 RETRY_AFTER = 2
 """Seconds clients should wait before a retry: about an engine's restart."""
 
@@ -64,12 +66,20 @@ def frame(error: BaseException) -> bytes:
 
 def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """Litestar's handler for all exceptions."""
+    if _has_left(error):
+        log.debug("%s %s: the client left before it sent its request", request.method, request.url)
+        return Response(b"", status_code=CLIENT_LEFT, media_type="application/json")
     status, content = body(error)
     if status >= 500 and not isinstance(error, InfernoError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return Response(
         content, status_code=status, media_type="application/json", headers=_headers(error, status)
     )
+
+
+def _has_left(error: Exception) -> bool:
+    """Whether Litestar could not read a body because the client closed the connection."""
+    return isinstance(error, InternalServerException) and "disconnected" in error.detail
 
 
 def _parts(error: InfernoError) -> list[str]:

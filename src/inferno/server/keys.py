@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -98,10 +99,11 @@ class Keys:
     def guard(self, open_paths: Sequence[str]) -> Guard:
         """Return a guard that demands a key on all but `open_paths`, counts the request, and puts
         the key into the request's record."""
-        opened = frozenset(open_paths)
+        opened = frozenset(re.sub(r":\w+}", "}", path) for path in open_paths)  # "/page/{name}"
 
-        async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
-            if handler.paths & opened or not self.needed:
+        async def guard(connection: Connection, _: BaseRouteHandler) -> None:
+            # A handler's own paths are relative to its router's.
+            if connection.scope.get("path_template") in opened or not self.needed:
                 return
             key, record = self.find(connection), record_of(connection.scope)
             if record is None:  # mounted in an app without records

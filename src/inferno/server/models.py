@@ -75,6 +75,11 @@ class Models:
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a model generates for a request."""
+        return any(slot.limiter.running for slot in self.slots)
+
     async def find(self, name: str | None) -> ServedModel:
         """Return the model of that name, ready to serve, and hold it until the current HTTP request
         has ended. Loads it first if need be; requests for it meanwhile wait for the same load.
