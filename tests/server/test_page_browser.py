@@ -44,10 +44,14 @@ class Chat:
         self.problems: list[str] = []
         """What the browser complained about."""
         self.requested: set[str] = set()
-        page.on("console", lambda m: m.type == "error" and self.problems.append(m.text))
+        page.on("console", self._note)
         page.on("pageerror", lambda e: self.problems.append(str(e)))
         page.on("request", lambda r: self.requested.add(r.url))
         page.goto(live.url)
+
+    def _note(self, message: Any) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
 
     def send(self, text: str) -> None:
         self.page.get_by_role("textbox", name="Message").fill(text)
@@ -332,7 +336,8 @@ def test_a_server_that_is_gone_costs_no_message(chat: Callable[..., Chat]) -> No
 def test_an_engine_that_fails_leaves_its_part_and_a_reason(
     chat: Callable[..., Chat], fault: str
 ) -> None:
-    llm = FakeLLM(reply="word ", endless=True, delay=0.002, **{fault: 50})
+    faults: dict[str, Any] = {fault: 50}
+    llm = FakeLLM(reply="word ", endless=True, delay=0.002, **faults)
     it = chat(llm)
     it.send("go")
     alert = it.page.get_by_role("alert")

@@ -1,11 +1,11 @@
 """The file of `inferno serve`: every option by its name, and a table for each model.
 
-    port = 8000
-    memory = "40GiB"
+port = 8000
+memory = "40GiB"
 
-    [models.small]
-    ref = "Qwen/Qwen3-0.6B"
-    pin = true
+[models.small]
+ref = "Qwen/Qwen3-0.6B"
+pin = true
 """
 
 from __future__ import annotations

@@ -12,20 +12,19 @@ from litestar import Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import Message, Scope
 
-import inferno
-from inferno.server.endpoints import HANDLERS
+from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
+from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.generation import Limiter
 from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics, ModelView
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
-from inferno.server.page import PATHS as PAGE_PATHS
+from inferno.server.openapi import openapi_config
 from inferno.server.page import page_handlers
+from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Record, Recorded
 from inferno.server.slot import ModelSpec, Slot
@@ -61,17 +60,22 @@ def create_app(
     max_loaded: int | None = None,
     key_metrics: bool = False,
     on_end: Callable[[Record], object] = lambda record: None,
+    allowed_hosts: Sequence[str] = (ANY,),
+    cors_origins: Sequence[str] = (),
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
     beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
-    no key. `page` serves the chat page at `/`, which needs none either.
+    no key. `page` serves the chat page at `/`, which needs none either. `allowed_hosts` are the
+    names by which clients may call the server, and `cors_origins` the web pages that may use it,
+    besides its own; `*` is any.
 
     Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
     of each request once its response has been sent.
     """
+    origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     fields = REASONING_FIELDS[reasoning]
 
@@ -122,19 +126,16 @@ def create_app(
             {"models": models, "metrics": metrics, "strict_params": strict_params, "api_keys": keys}
         ),
         dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
-        guards=[keys.guard((*open_paths, *PAGE_PATHS))],
+        guards=[keys.guard(open_paths)],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],
         request_max_body_size=max_body_bytes,
-        openapi_config=OpenAPIConfig(
-            title="inferno",
-            version=inferno.__version__,
-            path="/schema",
-            render_plugins=[JsonRenderPlugin()],
-        ),
+        openapi_config=openapi_config(BODIES),
         logging_config=None,
     )
-    app.asgi_handler = Recorded(app.asgi_handler, on_end)
+    app.state.routes = routes = Routes.of(app)
+    gate = Gate(app.asgi_handler, routes, frozenset(allowed_hosts), origins)
+    app.asgi_handler = Recorded(gate, on_end)
     return app
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -97,13 +96,14 @@ class Keys:
         log.warning("%s was read again: %d keys", self._file, len(new))
 
     def guard(self, open_paths: Sequence[str]) -> Guard:
-        """Return a guard that demands a key on all but `open_paths`, counts the request, and puts
-        the key into the request's record."""
-        opened = frozenset(re.sub(r":\w+}", "}", path) for path in open_paths)  # "/page/{name}"
+        """Return a guard that demands a key on all but `open_paths` and handlers with the option
+        `needs_no_key`, counts the request, and puts the key into the request's record."""
+        opened = frozenset(open_paths)
 
-        async def guard(connection: Connection, _: BaseRouteHandler) -> None:
+        async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
             # A handler's own paths are relative to its router's.
-            if connection.scope.get("path_template") in opened or not self.needed:
+            path = connection.scope.get("path_template")
+            if path in opened or handler.opt.get("needs_no_key") or not self.needed:
                 return
             key, record = self.find(connection), record_of(connection.scope)
             if record is None:  # mounted in an app without records

@@ -17,6 +17,7 @@ import uvicorn
 from litestar import Litestar
 
 from inferno.server.app import create_app, keys_of, models_of
+from inferno.server.gate import ANY, hosts_of
 from inferno.server.listen import UDS_MODE, check_certificate, listening, url_of
 from inferno.server.models import Models
 from inferno.server.slot import ModelSpec
@@ -50,9 +51,10 @@ def run_server(
 
     Port 0 picks a free one; `uds` is the path of a Unix socket to listen on instead, with the
     permissions `uds_mode`. `ready(url, app)` is called once requests are served. `app_options` go
-    to `create_app`; `limits` are those of a connection. SIGHUP reads the file of keys again. Raises
-    AddressError and OptionError before loading, and any InfernoError from loading; several models
-    are loaded later.
+    to `create_app`, whose `allowed_hosts` are by default this machine's names if `host` is a
+    loopback address; `limits` are those of a connection. SIGHUP reads the file of keys again.
+    Raises AddressError and OptionError before loading, and any InfernoError from loading; several
+    models are loaded later.
     """
     check_certificate(ssl_certfile, ssl_keyfile)
     with listening(host, port, None if uds is None else Path(uds), uds_mode) as listener:
@@ -62,7 +64,8 @@ def run_server(
             llm = AsyncLLM(llm, **options)
         elif options:
             raise TypeError(f"an existing AsyncLLM takes no options: {', '.join(options)}")
-        app = create_app(llm, own_llm=False, **(app_options or {}))
+        hosts = (ANY,) if uds is not None else hosts_of(host)
+        app = create_app(llm, own_llm=False, **{"allowed_hosts": hosts, **(app_options or {})})
         door = Door(limits or Limits())
         config = uvicorn.Config(
             app,

@@ -71,12 +71,12 @@ def page_handlers() -> list[HTTPRouteHandler]:
     """The handlers of `PATHS`."""
     known = _read()
 
-    @get(PATHS[0], include_in_schema=False, sync_to_thread=False)
+    @get(PATHS[0], needs_no_key=True, include_in_schema=False, sync_to_thread=False)
     def page(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The page."""
         return known[_INDEX].response(request)
 
-    @get(PATHS[1], include_in_schema=False, sync_to_thread=False)
+    @get(PATHS[1], needs_no_key=True, include_in_schema=False, sync_to_thread=False)
     def page_file(name: FromPath[str], request: Request[Any, Any, Any]) -> Response[bytes]:
         """A file that the page needs."""
         if name not in known:
