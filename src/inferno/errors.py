@@ -148,7 +148,7 @@ class LimitError(InfernoError):
     code = "rate_limit_exceeded"
 
 
-class NoRoomError(InfernoError):
+class ModelUnavailableError(InfernoError):
     """The model cannot be loaded now: other models use the memory, or its last load failed."""
 
     status = 503
@@ -197,7 +197,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         AuthenticationError,
         PermissionDeniedError,
         LimitError,
-        NoRoomError,
+        ModelUnavailableError,
         EngineDeadError,
         QueueFullError,
         ShuttingDownError,

@@ -245,11 +245,14 @@ def test_metrics_have_vllms_names(client: Any) -> None:
     http.post(CHAT, json={})
     response = http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(response.text))
     samples = {
-        (s.name, *s.labels.values()): s.value
-        for f in text_string_to_metric_families(response.text)
+        (s.name, *(v for k, v in s.labels.items() if k != "model_name")): s.value
+        for f in families
         for s in f.samples
     }
+    models = {s.labels.get("model_name", "fake") for f in families for s in f.samples}
+    assert models == {"fake"}
     assert samples["inferno_num_requests_running",] == 3
     assert samples["inferno_num_requests_waiting",] == 2
     assert samples["inferno_kv_cache_usage_perc",] == 0.5
@@ -260,6 +263,10 @@ def test_metrics_have_vllms_names(client: Any) -> None:
     assert samples["inferno_time_to_first_token_seconds_count",] == 2
     assert samples["inferno_e2e_request_latency_seconds_count",] == 2
     assert samples["inferno_inter_token_latency_seconds_count",] == 2 * (11 - 3)
+    assert samples["inferno_request_time_per_output_token_seconds_count",] == 2
+    assert samples["inferno_request_decode_time_seconds_count",] == 2
+    assert samples["inferno_request_generation_tokens_sum",] == 2 * 11
+    assert samples["inferno_request_prompt_tokens_count",] == 1
     assert samples["inferno_http_requests_total", "200"] == 1
     assert samples["inferno_http_requests_total", "400"] == 1
     for name in (
@@ -323,7 +330,7 @@ def test_two_apps_in_a_process_know_nothing_of_each_other(client: Any) -> None:
         two.post(CHAT, json={"messages": MESSAGES}).json()["choices"][0]["message"]["content"]
         == "two"
     )
-    assert 'request_success_total{finished_reason="stop"} 1.0' in one.get("/metrics").text
+    assert 'finished_reason="stop",model_name="a"} 1.0' in one.get("/metrics").text
 
 
 def test_the_app_can_be_mounted_in_another() -> None:

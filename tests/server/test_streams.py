@@ -75,7 +75,7 @@ def test_those_who_leave_are_counted(live: Any) -> None:
     leave(sock, "rst")
     wait_until(lambda: not server.llm.live)
     assert (
-        'request_success_total{finished_reason="abort"} 2.0'
+        'request_success_total{finished_reason="abort",model_name="fake"} 2.0'
         in httpx.get(server.url + "/metrics").text
     )
 

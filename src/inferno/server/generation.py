@@ -15,17 +15,22 @@ from inferno.core.types import Pooling
 from inferno.errors import (
     EngineDeadError,
     InfernoError,
+    ModelUnavailableError,
     QueueFullError,
     RequestError,
     ShuttingDownError,
 )
 from inferno.sampling_params import SamplingParams
 from inferno.server.parsing import Parsed
+from inferno.server.record import Record, current
 from inferno.server.schema import GenerationRequest, StreamOptions
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM, TextDelta
-    from inferno.server.metrics import Metrics
+    from inferno.server.metrics import ModelMetrics
+
+Ending = Literal["client", "shutdown", "unload"]
+"""Why a generation is aborted: its client is gone, the server stops, or its model is unloaded."""
 
 
 @frozen(kw_only=True)
@@ -78,6 +83,17 @@ class Prepared:
         return len(self.prompts) * self.params.n
 
 
+@define
+class Times:
+    """When one output's tokens came."""
+
+    first: float
+    """Seconds from the request to the first token."""
+    last: float
+    """Monotonic time of the latest token."""
+    tokens: int = 0
+
+
 @define(eq=False)
 class Generation:
     """One HTTP request in the engine: one or more prompts with `params.n` outputs each. Output j of
@@ -88,19 +104,21 @@ class Generation:
 
     llm: AsyncLLM
     limiter: Limiter
-    metrics: Metrics
+    metrics: ModelMetrics
     prepared: Prepared
     id: str = field(factory=lambda: uuid.uuid4().hex)
     created: int = field(factory=lambda: int(time.time()))
     completion_tokens: int = 0
+    record: Record | None = field(factory=current)
+    """Of the HTTP request, if it is one."""
     _started: float = field(factory=time.monotonic)
-    _last: dict[int, float] = field(factory=dict)
-    """Time of each output's latest token."""
+    _times: dict[int, Times] = field(factory=dict)
+    """Of each output that has begun."""
     _cached: dict[int, int] = field(factory=dict)
     """Each prompt's number of cached tokens."""
     _num_drafts: int = 0
     _num_accepted: int = 0
-    _aborted: Literal["client", "shutdown"] | None = None
+    _aborted: Ending | None = None
     _ended: bool = False
     _stream: AsyncGenerator[list[TextDelta], None] | None = None
     """Once open."""
@@ -112,30 +130,39 @@ class Generation:
     def open(self) -> None:
         """Check the request and admit it. Raises errors that become a status code: an invalid
         parameter, a full queue, a restarting engine."""
-        prepared = self.prepared
+        prepared, record = self.prepared, self.record
         self._stream = self.llm.stream_all(
             prepared.prompts,
             prepared.params,
             request_id=self.id,
-            priority=prepared.priority,
+            priority=prepared.priority if record is None else record.priority(prepared.priority),
             cache_salt=prepared.cache_salt,
             pooling=prepared.pooling,
         )
         if not self.llm.alive:
             raise EngineDeadError("the engine is restarting", "Try again in a moment.")
         self.limiter.admit(self)
+        if record is not None:
+            record.streamed |= prepared.stream
+            try:
+                record.prompt(sum(map(len, prepared.prompts)))
+            except BaseException:
+                self.limiter.release(self)
+                raise
 
     def close(self) -> None:
         if not self._ended:
             self.abort()
         self.limiter.release(self)
 
-    def abort(self, why: Literal["client", "shutdown"] = "client") -> None:
+    def abort(self, why: Ending = "client") -> None:
         """End `deltas`: normally if the client has disconnected, with ShuttingDownError if the
         server shuts down."""
         if self._aborted is None:
             self._aborted = why
-            self.metrics.finished("abort", self.num_outputs)
+            self.metrics.aborted(self.num_outputs)
+            if self.record is not None:
+                self.record.finish_reasons.append("abort")
         self.llm.abort(self.id)
 
     async def deltas(self) -> AsyncGenerator[list[TextDelta], None]:
@@ -184,27 +211,50 @@ class Generation:
             raise ShuttingDownError(
                 "the server shut down before the answer was complete", "Try again."
             )
+        if self._aborted == "unload":
+            raise ModelUnavailableError(
+                "the model was unloaded before the answer was complete", "Try again."
+            )
         return self._aborted is not None
 
     def _count(self, deltas: list[TextDelta]) -> None:
         """Count new tokens, and measure their latencies."""
-        now = time.monotonic()
+        now, record = time.monotonic(), self.record
         for delta in deltas:
             index, count = delta.index, len(delta.token_ids)
+            times = self._times.get(index)
             self._num_drafts += delta.num_drafts
             self._num_accepted += delta.num_accepted
             if not self.prepared.prompt_only:
                 self.completion_tokens += count
+                if record is not None and count:
+                    record.generated(count)
             prompt, output = divmod(index, self.prepared.params.n)
             if output == 0:  # the others reuse the prompt that the first computed
-                self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached)
-            if count:
-                self.metrics.tokens(
-                    count, now - self._last.get(index, self._started), first=index not in self._last
-                )
-                self._last[index] = now
+                before = self._cached.get(prompt, 0)
+                self._cached[prompt] = now_cached = max(before, delta.num_cached)
+                if record is not None:
+                    record.cached(now_cached - before)
+            if times is None and count:
+                times = self._times[index] = Times(now - self._started, now)
+                self.metrics.first_token(times.first)
+            elif times is not None and count:
+                self.metrics.next_tokens(count, now - times.last)
+                times.last = now
+            if times is not None:
+                times.tokens += count
             if delta.finish_reason and delta.finish_reason != "abort":
-                self.metrics.finished(delta.finish_reason, 1, now - self._started)
+                self._ended_output(delta.finish_reason, index, now)
+
+    def _ended_output(self, reason: str, index: int, now: float) -> None:
+        times = self._times.get(index)
+        tokens = times.tokens if times is not None else 0
+        first = times.first if times is not None else None
+        self.metrics.finished(reason, now - self._started, first, tokens)
+        if index % self.prepared.params.n == 0:
+            self.metrics.prompt(len(self.prepared.prompts[index // self.prepared.params.n]))
+        if self.record is not None:
+            self.record.finish_reasons.append(reason)
 
 
 @define(eq=False)
@@ -244,9 +294,10 @@ class Limiter:
         self.draining = True
         asyncio.get_running_loop().call_later(seconds, self.expire)
 
-    def expire(self) -> None:
+    def expire(self, why: Ending = "shutdown") -> None:
+        """Abort what runs."""
         for generation in list(self.running):
-            generation.abort("shutdown")
+            generation.abort(why)
 
 
 def _without_output(delta: TextDelta) -> TextDelta:

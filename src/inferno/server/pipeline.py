@@ -18,7 +18,7 @@ from inferno.server.shape import Shape
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
-    from inferno.server.metrics import Metrics
+    from inferno.server.metrics import ModelMetrics
 
 PING_SECONDS = 10.0
 """Silence before a keep-alive comment, which stops proxies from closing the connection during a
@@ -33,7 +33,7 @@ class Pipeline:
         self,
         llm: AsyncLLM,
         limiter: Limiter,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         ping_seconds: float = PING_SECONDS,
     ) -> None:
         self.llm, self.limiter, self.metrics = llm, limiter, metrics

@@ -36,6 +36,7 @@ class Record:
     model: str | None = None
     """The name of the model that answers."""
     status: int | None = None
+    streamed: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0

@@ -203,3 +203,10 @@ TOKENIZE = honoured(
 ) + (Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),)
 
 DETOKENIZE = honoured(model="A served name; the served model when left out.", tokens="Token ids.")
+
+LOAD = honoured(model="A name of the model.")
+
+UNLOAD = honoured(
+    model="A name of the model.",
+    seconds="How long its requests may take to end before they are aborted; 30 unless said.",
+)
