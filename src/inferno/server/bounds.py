@@ -12,7 +12,7 @@ MAX_VALUES = 1_000_000
 """Separators in a body, those within strings included."""
 MAX_CONTAINERS = 100_000
 """Lists and objects in a body."""
-MAX_FIELDS = 1_000
+MAX_FIELDS = 10_000
 """Fields of the body itself."""
 MAX_DEPTH = 100
 """Nested lists and objects."""
