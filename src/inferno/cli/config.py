@@ -28,7 +28,7 @@ from inferno.errors import OptionError
 MODELS = "inferno.models"
 """Key of `ctx.meta`: the file's model tables."""
 _SECRET = ("api_keys",)
-_OWN = ("config", "print_config", "model")
+_OWN = ("config", "print_config", "named")
 """Options that a file cannot have."""
 _TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -159,7 +159,9 @@ def _model(ctx: click.Context, name: str, table: Mapping[str, Any]) -> ModelConf
         else:
             raise _unknown(where, None, [*fields, *options])
     if "ref" not in own:
-        raise OptionError(f"models.{name} names no model", 'Add ref = "Qwen/Qwen3-0.6B".')
+        raise OptionError(
+            f"models.{name} names no model", "Add its ref: a directory, a file or a hub id."
+        )
     if "idle" in own:
         seconds(own["idle"], f"models.{name}.idle")
     return ModelConfig(name=name, table=ModelTable(**own), options=engine)

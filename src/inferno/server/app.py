@@ -61,6 +61,7 @@ def create_app(
     max_loaded: int | None = None,
     key_metrics: bool = False,
     on_end: Callable[[Record], object] = lambda record: None,
+    log_prompts: bool = False,
     allowed_hosts: Sequence[str] = (ANY,),
     cors_origins: Sequence[str] = (),
     request_timeout: float | None = None,
@@ -75,7 +76,7 @@ def create_app(
 
     Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
-    of each request once its response has been sent.
+    of each request once its response has been sent; `log_prompts` keeps prompts in it.
     """
     origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
@@ -137,7 +138,7 @@ def create_app(
     )
     app.state.routes = routes = Routes.of(app)
     gate = Gate(app.asgi_handler, routes, frozenset(allowed_hosts), origins)
-    app.asgi_handler = Recorded(gate, on_end)
+    app.asgi_handler = Recorded(gate, on_end, prompts=log_prompts)
     return app
 
 

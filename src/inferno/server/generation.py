@@ -152,9 +152,8 @@ class Generation:
             )
         self.limiter.admit(self)
         if record is not None:
-            record.streamed |= prepared.stream
             try:
-                record.prompt(sum(map(len, prepared.prompts)))
+                self._describe(record)
             except BaseException:
                 self.limiter.release(self)
                 raise
@@ -162,6 +161,23 @@ class Generation:
         if limits:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(min(limits), self.abort, "timeout")
+
+    def _describe(self, record: Record) -> None:
+        """Add the generation to its request's record. Raises LimitError."""
+        prepared, params = self.prepared, self.prepared.params
+        record.prompt(sum(map(len, prepared.prompts)))
+        record.streamed |= prepared.stream
+        record.attributes |= {
+            "gen_ai.response.id": self.id,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+        }
+        tokenizer = self.llm.preprocessor.tokenizer
+        if record.keeps_prompts and tokenizer is not None:
+            record.prompts += [
+                tokenizer.decode(ids, skip_special_tokens=False) for ids in prepared.prompts
+            ]
 
     def close(self) -> None:
         if self._deadline is not None:

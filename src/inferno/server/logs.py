@@ -16,7 +16,7 @@ LogFormat = Literal["text", "json"]
 LEVELS = ("debug", "info", "warning", "error")
 
 _access = logging.getLogger("inferno.access")
-_UNSAID = ("/health", "/ping", "/metrics")
+QUIET_PATHS = ("/health", "/ping", "/metrics")
 """Paths that are asked for every few seconds: their successes are logged at level debug."""
 _MAX_PROMPT = 10_000
 """Characters of a logged prompt."""
@@ -68,7 +68,7 @@ class TextFormatter(logging.Formatter):
 def log_request(record: Record) -> None:
     """Write a request's line, once its response has been sent."""
     failed = record.status is None or record.status >= 400
-    quiet = record.path in _UNSAID and not failed
+    quiet = record.path in QUIET_PATHS and not failed
     level = logging.DEBUG if quiet else logging.INFO
     if _access.isEnabledFor(level):
         message = f"{record.method} {record.path}"
