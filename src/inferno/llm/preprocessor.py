@@ -103,14 +103,25 @@ class Preprocessor:
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the prompt's token ids, checked: valid, not empty, and with room for an answer."""
+        return self._checked_length(self._encoded(prompt))
+
+    def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
         if isinstance(prompt, str):
-            ids = tuple(self._tokenizer("prompt").encode(prompt))
-        else:
-            ids = _integers(prompt)
-            self._check_ids("prompt", ids)
-        return self._checked_length(ids)
+            return tuple(self._tokenizer("prompt").encode(prompt))
+        ids = _integers(prompt)
+        self._check_ids("prompt", ids)
+        return ids
+
+    def truncated(self, token_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+        """Return the tokens of a prompt that `params.truncate_prompt_tokens` keeps: the last."""
+        kept = params.truncate_prompt_tokens
+        if kept is None:
+            return token_ids
+        if kept < 0:
+            kept = max(1, self.max_model_len - (params.max_tokens or 1))
+        return token_ids[-kept:]
 
     def render_chat(
         self,
@@ -146,12 +157,13 @@ class Preprocessor:
     ) -> ParentRequest:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
-        token_ids = self.encode_prompt(prompt)
+        token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
         self._check_params(params)
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
+        bad_words = self._bad_words(params)
         requests = [
             Request(
                 id=request_id if params.n == 1 else f"{request_id}#{i}",
@@ -160,6 +172,7 @@ class Preprocessor:
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                bad_words=bad_words,
                 pooling=pooling,
                 unseeded=self.seeds.getrandbits(64),
             )
@@ -208,7 +221,22 @@ class Preprocessor:
                 param="stop",
             )
         self._check_ids("logit_bias", params.logit_bias)
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self._check_ids("stop_token_ids", params.stop_token_ids)
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of `bad_words`, at the begin of a string and after a space, as in
+        vLLM."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            encode = self._tokenizer("bad_words").encode
+            plain = tuple(encode(word.lstrip(), add_special_tokens=False))
+            spaced = tuple(encode(" " + word.lstrip(), add_special_tokens=False))
+            # A space of its own, as of a tokenizer without one in its tokens, bans nothing more.
+            for ids in (plain, spaced if len(spaced) == len(plain) else plain):
+                if ids:
+                    found[ids] = None
+        return tuple(found)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
         """Limit `max_tokens` to the context: an answer that fills it finishes with "length", as in

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.catalog.offers import T
@@ -17,7 +17,9 @@ from inferno.contracts import (
     AttentionBackend,
     CachePolicy,
     Checkpoint,
+    GrammarProvider,
     KernelProvider,
+    LogitsProcessor,
     ModelConfig,
     Proposer,
     QuantScheme,
@@ -41,6 +43,10 @@ class Parts:
     kernels: Mapping[str, KernelProvider]
     proposer: Proposer | None = None
     """Of drafts, if the plan speculates."""
+    grammars: Mapping[str, GrammarProvider] = field(factory=dict)
+    """By kind of grammar."""
+    logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
+    """Those that requests may name."""
 
     @classmethod
     def of(cls, plan: Plan, catalog: Catalog) -> Parts:
@@ -55,6 +61,7 @@ class Parts:
             }
 
         [architecture] = chosen(Architecture, "architecture").values()
+        compilers = chosen(GrammarProvider, "grammars")
         [cache_policy] = chosen(CachePolicy, "cache policy").values()
         return cls(
             architecture=architecture,
@@ -63,6 +70,8 @@ class Parts:
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
+            logits_processors=chosen(LogitsProcessor, "logits processor"),
+            grammars={use.kind: compilers[use.name] for use in plan.grammars},
         )
 
 

@@ -20,7 +20,13 @@ from inferno.contracts import (
     DType,
     FetchOptions,
 )
-from inferno.plan.backends import choose_attention, choose_capture, choose_kernels
+from inferno.plan.backends import (
+    choose_attention,
+    choose_capture,
+    choose_grammars,
+    choose_kernels,
+    choose_processors,
+)
 from inferno.plan.cache_groups import state_uses
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine, find_device
@@ -136,9 +142,10 @@ def _decide(
         max_blocks=-(-cache.value.max_model_len // block_size),
         reads_hidden=proposer.item.name if proposer is not None and mtp.specs else None,
     )
+    grammars = choose_grammars(catalog)
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]
-    decisions += [kernels, capture, cache]
+    decisions += [kernels, capture, cache, grammars, choose_processors(catalog)]
     notes = [note for decision in decisions for note in decision.notes]
     plan = Plan(
         ref=ref,
@@ -156,6 +163,7 @@ def _decide(
         attention=uses,
         states=states,
         speculation=drafting.value.speculation if drafting is not None else None,
+        grammars=grammars.value,
         cache_policy=policy.value.name,
         dtype=dtype,
         device=device,
