@@ -12,6 +12,7 @@ from inferno.contracts.architectures import (
     Model,
     ModelConfig,
     MTPModelConfig,
+    Reranker,
 )
 from inferno.contracts.attention import (
     COMPUTE_DTYPES,
@@ -26,11 +27,13 @@ from inferno.contracts.attention import (
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
 from inferno.contracts.checkpoints import (
+    BareDecoder,
     Checkpoint,
     CheckpointView,
     QuantScheme,
     TensorInfo,
     TextAssets,
+    with_head,
 )
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
@@ -79,6 +82,7 @@ __all__ = [
     "AttentionNeed",
     "AttentionSpec",
     "COMPUTE_DTYPES",
+    "BareDecoder",
     "CacheDType",
     "CachePolicy",
     "CacheTensor",
@@ -124,7 +128,11 @@ __all__ = [
     "QuantScheme",
     "ReasoningMarkers",
     "Recording",
+<<<<<<< HEAD
     "RequestField",
+=======
+    "Reranker",
+>>>>>>> next
     "RowJoin",
     "RowRange",
     "RowSplit",
@@ -137,4 +145,5 @@ __all__ = [
     "Uncaptured",
     "Vocabulary",
     "expert_rows",
+    "with_head",
 ]

@@ -20,8 +20,8 @@ from litestar.typing import FieldDefinition
 
 from inferno.errors import RequestError
 from inferno.server.errors import shorten, unsupported
-from inferno.server.schema import ENDPOINTS, Message, StreamOptions
-from inferno.server.support import FIELDS, Field
+from inferno.server.schema import Message, StreamOptions
+from inferno.server.support import Field
 
 T = TypeVar("T")
 Body = TypeVar("Body", covariant=True)
@@ -29,7 +29,6 @@ _MAX_PROBLEMS = 5
 """Maximum of errors listed in one answer."""
 _MAX_INT = 2**62
 """Limit of integers that can be sent to the engine."""
-_ROWS = {cls: {row.name: row for row in FIELDS[endpoint]} for cls, endpoint in ENDPOINTS.items()}
 
 
 @frozen
@@ -100,7 +99,8 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
 
 def _judge(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
     """Reject unsupported fields; return the ignored ones."""
-    ignored, rows, known = [], _ROWS[cls], fields_dict(cls)
+    ignored, known = [], fields_dict(cls)
+    rows = {row.name: row for row in cls.rows}
     for name, value in raw.items():
         if name in known:
             continue
@@ -252,6 +252,10 @@ def _one_or_many(value: Any, _: Any) -> Any:
     return _CONVERTER.structure(value, list[str])
 
 
+def _strings(value: Any, _: Any) -> Any:
+    return value if isinstance(value, str) else _CONVERTER.structure(value, list[str])
+
+
 def _content(value: Any, _: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
@@ -276,6 +280,12 @@ def _prompt(value: Any, _: Any) -> Any:
         else list[int]
     )
     return _CONVERTER.structure(value, kind)
+
+
+def _document(value: Any, _: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError(f"must be a string or an object, not {_kind(value)}")
+    return value
 
 
 def _choice(value: Any, _: Any) -> Any:
@@ -304,6 +314,9 @@ def _converter() -> cattrs.Converter:
         (list[list[int]], _list_of(list[int])),
         (list[dict[str, Any]], _list_of(dict[str, Any])),
         (list[Message], _list_of(Message)),
+        (str | dict[str, Any], _document),
+        (list[str | dict[str, Any]], _list_of(str | dict[str, Any])),
+        (str | list[str], _strings),
         (str | list[str] | None, _one_or_many),
         (str | list[dict[str, Any]] | None, _content),
         (str | dict[str, Any] | None, _choice),

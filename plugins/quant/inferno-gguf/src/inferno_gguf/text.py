@@ -3,6 +3,7 @@ folder's files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,6 +23,9 @@ SAMPLING = {
     "penalty_repeat": "repetition_penalty",
 }
 """Recommended sampling, `general.sampling.*` -> generation_config.json."""
+
+_POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
+"""`pooling_type` -> sentence-transformers' name; 0 is none, 4 a reranker's head."""
 
 ENDS = frozenset(
     {
@@ -44,8 +48,11 @@ ENDS = frozenset(
 """Names of control tokens that end a turn. Files store at most one id, but models have several."""
 
 
-def read_text(file: GgufFile) -> TextAssets:
-    """Read the text files' content. Raises CheckpointError if the tokenizer cannot be read."""
+def read_text(
+    file: GgufFile, strip_after: Mapping[str, tuple[str, ...]] | None = None
+) -> TextAssets:
+    """Read the text files' content; `strip_after` is the dialect's. Raises CheckpointError if the
+    tokenizer cannot be read."""
     metadata = file.metadata
     model = metadata.get("tokenizer.ggml.model", "none")
     templates = _templates(file)
@@ -59,10 +66,25 @@ def read_text(file: GgufFile) -> TextAssets:
     return TextAssets(
         tokenizer_json=given.encode()
         if isinstance(given, str)
-        else msgspec.json.encode(tokenizer_json(vocabulary)),
+        else msgspec.json.encode(tokenizer_json(vocabulary, (strip_after or {}).get(model))),
         tokenizer_config=config,
         chat_template=templates.get("default") if "chat_template" not in config else None,
         generation_config=_generation_config(metadata, vocabulary),
+        modules=_modules(metadata),
+    )
+
+
+def _modules(metadata: Metadata) -> tuple[Mapping[str, Any], ...]:
+    """The modules of an embedding model, as sentence-transformers names them. llama.cpp normalizes
+    every embedding."""
+    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    mode = _POOLING.get(kind) if isinstance(kind, int) else None
+    if mode is None:
+        return ()
+    return (
+        {"type": "Transformer", "config": {}},
+        {"type": "Pooling", "config": {"pooling_mode": mode}},
+        {"type": "Normalize", "config": {}},
     )
 
 
