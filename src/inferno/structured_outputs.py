@@ -103,11 +103,11 @@ def schema_spec(schema: object, param: str) -> GrammarSpec:
         raise _wrong(param, "an object")
     _check_depth(schema_value, param)
     text = schema if isinstance(schema, str) else _dumped(schema_value, param)
-    return GrammarSpec(kind="json_schema", text=_short(text, param))
+    return GrammarSpec(kind="json_schema", text=_short(text, param), param=param)
 
 
 def _regex(value: object, param: str) -> GrammarSpec:
-    return GrammarSpec(kind="regex", text=_short(value, param))
+    return GrammarSpec(kind="regex", text=_short(value, param), param=param)
 
 
 def _choice(value: object, param: str) -> GrammarSpec:
@@ -116,26 +116,27 @@ def _choice(value: object, param: str) -> GrammarSpec:
     for i, each in enumerate(value):
         if not isinstance(each, str) or not each:
             raise _wrong(f"{param}[{i}]", "a string that is not empty")
-    return GrammarSpec(kind="choice", text=_short(_dumped(list(value), param), param))
+    text = _short(_dumped(list(value), param), param)
+    return GrammarSpec(kind="choice", text=text, param=param)
 
 
 def _grammar(value: object, param: str) -> GrammarSpec:
     text = _short(value, param)
     kind = "gbnf" if re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE) else "lark"
-    return GrammarSpec(kind=kind, text=text)  # type: ignore[arg-type]  # one of the two
+    return GrammarSpec(kind=kind, text=text, param=param)  # type: ignore[arg-type]  # one of the two
 
 
 def _json_object(value: object, param: str) -> GrammarSpec:
     if value is not True:
         raise _wrong(param, "true or false")
-    return GrammarSpec(kind="json_object")
+    return GrammarSpec(kind="json_object", param=param)
 
 
 def _structural_tag(value: object, param: str) -> GrammarSpec:
     if isinstance(value, Mapping):
         _check_depth(value, param)
         value = _dumped(value, param)
-    return GrammarSpec(kind="structural_tag", text=_short(value, param))
+    return GrammarSpec(kind="structural_tag", text=_short(value, param), param=param)
 
 
 _KINDS: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from inferno.constraints.constraint import Constraint, Mask, allow_all
 from inferno.constraints.constraints import Constraints, Drafts, MaskJob
-from inferno.constraints.grammars import Grammars, vocabulary_of
+from inferno.constraints.grammars import Grammars, hint_for, uncompiled, vocabulary_of
 
 __all__ = [
     "Constraint",
@@ -15,5 +15,7 @@ __all__ = [
     "Mask",
     "MaskJob",
     "allow_all",
+    "hint_for",
+    "uncompiled",
     "vocabulary_of",
 ]

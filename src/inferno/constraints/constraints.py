@@ -24,10 +24,9 @@ class Constraints:
     vocab_size: int
     held: dict[str, Constraint] = field(factory=dict)
     _compiling: dict[str, Future[Constraint | None]] = field(factory=dict)
-    _pool: ThreadPoolExecutor = field(
-        factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="grammar")
-    )
-    """Its threads start with their first work. One computes masks while the other compiles."""
+    _compiler: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "compile"))
+    _masker: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "masks"))
+    """The threads start with their first work. Masks do not wait for grammars."""
 
     @property
     def compiling(self) -> bool:
@@ -35,7 +34,7 @@ class Constraints:
 
     def start(self, request_id: str, compile: Callable[[], Constraint | None]) -> None:
         """Compile a request's constraint in a thread."""
-        self._compiling[request_id] = self._pool.submit(compile)
+        self._compiling[request_id] = self._compiler.submit(compile)
 
     def ready(self, seconds: float) -> dict[str, BaseException | None]:
         """Return the requests whose constraints have been compiled since the last call, each with
@@ -57,7 +56,7 @@ class Constraints:
         """Begin the masks of a step, whose sampling rows belong to these requests. `beside`:
         compute them in a thread, as soon as the step's drafts are known."""
         rows = {row: self.held[id] for row, id in ids.items() if id in self.held}
-        return MaskJob(rows, -(-self.vocab_size // 32), self._pool if beside else None)
+        return MaskJob(rows, -(-self.vocab_size // 32), self._masker if beside else None)
 
 
 @define(eq=False)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from attrs import define, evolve, field
 
+from inferno.catalog import load_catalog
 from inferno.constraints.constraint import (
     Constraint,
     GrammarConstraint,
@@ -23,8 +25,23 @@ from inferno.contracts import (
     Vocabulary,
 )
 from inferno.errors import GrammarError
-from inferno.plan import Opened
+from inferno.plan import Opened, Plan
 from inferno.text import Tokenizer
+
+
+def hint_for(plan: Plan, kind: str) -> str:
+    """Return a sentence on how to install what compiles this kind of grammars, or an empty
+    string."""
+    return load_catalog(disable=plan.disable, only=plan.only).hint("grammar", kind)
+
+
+def uncompiled(kind: str, hint: str) -> GrammarError:
+    """Return the error for a kind that nothing compiles."""
+    return GrammarError(
+        f"nothing installed compiles grammars of kind {kind}",
+        hint or "Install a plugin that does: `inferno plugins` lists those that are installed.",
+    )
+
 
 _MOST_MARKERS = 8
 """Markers whose tokens are kept. A server has one or two."""
@@ -50,6 +67,8 @@ class Grammars:
     """By kind of grammar."""
     read: Callable[[], Vocabulary | None]
     """read() -> the model's `Vocabulary`, or None if it has no tokenizer."""
+    hint: Callable[[str], str] = lambda kind: ""
+    """hint(kind) -> how to install what compiles it, as a sentence, or an empty string."""
     _vocabulary: Vocabulary | None = None
     _compilers: dict[str, GrammarCompiler] = field(factory=dict)
     _marks: OrderedDict[ReasoningMarkers, ReasoningTokens] = field(factory=OrderedDict)
@@ -66,7 +85,7 @@ class Grammars:
             tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
             return vocabulary_of(tokenizer, plan.vocab_size) if tokenizer is not None else None
 
-        return cls(opened.parts.grammars, read)
+        return cls(opened.parts.grammars, read, partial(hint_for, plan))
 
     def compile(self, spec: GrammarSpec) -> Constraint:
         """Return the constraint of a spec. Raises GrammarError."""
@@ -84,12 +103,14 @@ class Grammars:
         marks = self._marks_of(spec.reasoning)
         return ReasoningConstraint(matcher, compiler, spec.reasoning, marks)
 
+    def prepare(self) -> None:
+        """Build all compilers now."""
+        for kind in self.providers:
+            self._compiler(kind)
+
     def _compiler(self, kind: str) -> GrammarCompiler:
         if (provider := self.providers.get(kind)) is None:
-            raise GrammarError(
-                f"nothing installed compiles grammars of kind {kind}",
-                "Install a plugin that does.",
-            )
+            raise uncompiled(kind, self.hint(kind))
         with self._lock:
             if provider.name not in self._compilers:
                 self._compilers[provider.name] = provider.build(self._known())

@@ -128,11 +128,8 @@ __all__ = [
     "QuantScheme",
     "ReasoningMarkers",
     "Recording",
-<<<<<<< HEAD
     "RequestField",
-=======
     "Reranker",
->>>>>>> next
     "RowJoin",
     "RowRange",
     "RowSplit",

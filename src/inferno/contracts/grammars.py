@@ -45,6 +45,8 @@ class GrammarSpec:
     it to the provider, which allows what models write but no endless runs."""
     reasoning: ReasoningMarkers | None = None
     """The kernel handles it: a provider can ignore it."""
+    param: str = field(default="structured_outputs", eq=False)
+    """The field of the request that the text comes from, for errors."""
 
 
 class Matcher(Protocol):

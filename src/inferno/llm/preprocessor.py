@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import TextAssets
+from inferno.contracts import LogitsProcessor, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
-from inferno.sampling_params import SamplingParams, parameters
+from inferno.sampling_params import ProcessorCall, SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -80,6 +80,8 @@ class Preprocessor:
     (`tokenizer_config.json`)."""
     pooling: PoolingConfig = PoolingConfig()
     """How prompts become embeddings."""
+    logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
+    """Those that requests may name."""
     seeds: random.Random = field(factory=random.Random)
     """Draws the seeds of requests that name none, in the order in which they come."""
 
@@ -104,6 +106,7 @@ class Preprocessor:
             default_params=default_params(assets),
             response_template=assets.tokenizer_config.get("response_template"),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
+            logits_processors=opened.parts.logits_processors,
             seeds=random.Random(plan.seed),
         )
 
@@ -227,9 +230,26 @@ class Preprocessor:
                 param="stop",
             )
         self._check_ids("logit_bias", params.logit_bias)
+        for i, call in enumerate(params.logits_processors):
+            self._check_processor(call, f"logits_processors[{i}]")
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logprob_token_ids", params.logprob_token_ids)
+
+    def _check_processor(self, call: ProcessorCall, param: str) -> None:
+        known = self.logits_processors
+        if call.name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise RequestError(
+                f"there is no logits processor {call.name[:80]!r}",
+                f"Installed: {names}.",
+                param=f"{param}.name",
+            )
+        try:
+            known[call.name].check(call.values)
+        except ValueError as error:
+            help = known[call.name].help or "Correct the arguments."
+            raise RequestError(f"{param}.args: {error}", help, param=f"{param}.args") from error
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of `bad_words`, at the begin of a string and after a space, as in

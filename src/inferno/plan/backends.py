@@ -157,14 +157,15 @@ def choose_grammars(catalog: Catalog) -> Decided[tuple[GrammarUse, ...]]:
     return Decided(uses, tuple(("grammars", offer) for offer in found.values()), refusals)
 
 
-def choose_processors(catalog: Catalog) -> Decided[None]:
-    """Choose the logits processors that requests may name: all but those that two plugins offer."""
-    offers = catalog.of("inferno_logits_processors")
+def choose_all(catalog: Catalog, hook: str, kind: str) -> Decided[None]:
+    """Choose everything that a hook declares, for requests to name: all but the names that two
+    plugins offer."""
+    offers = catalog.of(hook)
     names = Counter(offer.item.name for offer in offers)
     single = [offer for offer in offers if names[offer.item.name] == 1]
     notes = [
-        f"the logits processor {name} is offered by {count} plugins, so no request can name it"
+        f"the {kind} {name} is offered by {count} plugins, so no request can use it"
         for name, count in names.items()
         if count > 1
     ]
-    return Decided(None, tuple(("logits processor", offer) for offer in single), notes=tuple(notes))
+    return Decided(None, tuple((kind, offer) for offer in single), notes=tuple(notes))

@@ -23,6 +23,7 @@ from inferno.contracts import (
     ModelConfig,
     Proposer,
     QuantScheme,
+    RequestField,
     TextAssets,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
@@ -47,6 +48,8 @@ class Parts:
     """By kind of grammar."""
     logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
     """Those that requests may name."""
+    request_fields: Mapping[str, RequestField] = field(factory=dict)
+    """Fields of request bodies that plugins understand."""
 
     @classmethod
     def of(cls, plan: Plan, catalog: Catalog) -> Parts:
@@ -71,6 +74,7 @@ class Parts:
             kernels=chosen(KernelProvider, "kernels"),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
             logits_processors=chosen(LogitsProcessor, "logits processor"),
+            request_fields=chosen(RequestField, "request field"),
             grammars={use.kind: compilers[use.name] for use in plan.grammars},
         )
 

@@ -23,11 +23,11 @@ from inferno.contracts import (
     ModelConfig,
 )
 from inferno.plan.backends import (
+    choose_all,
     choose_attention,
     choose_capture,
     choose_grammars,
     choose_kernels,
-    choose_processors,
 )
 from inferno.plan.cache_groups import state_uses
 from inferno.plan.decided import Decided, chosen_of, refusals_of
@@ -153,7 +153,11 @@ def _decide(
     grammars = choose_grammars(catalog)
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]
-    decisions += [kernels, capture, limit, cache, grammars, choose_processors(catalog)]
+    decisions += [kernels, capture, limit, cache, grammars]
+    decisions += [
+        choose_all(catalog, "inferno_logits_processors", "logits processor"),
+        choose_all(catalog, "inferno_request_fields", "request field"),
+    ]
     notes = [note for decision in decisions for note in decision.notes]
     notes += _rotary_notes(model, cache.value.max_model_len)
     plan = Plan(

@@ -57,12 +57,9 @@ class RowState:
     forbidden: Tensor | None
     """End and stop tokens, until `min_tokens` are generated."""
     logprobs: int | None
-<<<<<<< HEAD
-    request_id: str = ""
-    rules: LogitsRules | None = None
-=======
     logprob_ids: tuple[int, ...]
->>>>>>> next
+    request_id: str
+    rules: LogitsRules | None
     is_argmax: bool = False
     """Whether the next draw is an argmax of the logits as they are."""
     adjusts_logits: bool = False
@@ -96,12 +93,9 @@ class RowState:
             bias=_bias(params, device),
             forbidden=torch.tensor(stops, device=device) if stops else None,
             logprobs=params.logprobs,
-<<<<<<< HEAD
             request_id=request.id,
             rules=rules,
-=======
             logprob_ids=params.logprob_token_ids,
->>>>>>> next
         )
         row._plan_draws()
         return row

@@ -6,6 +6,7 @@ Suffixes: M masks, W words of 32 tokens.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ class LLGuidanceMatcher:
 
     @property
     def error(self) -> str:
-        return first_line(self.inner.get_error()) if self.inner.is_error() else ""
+        return brief(self.inner.get_error()) if self.inner.is_error() else ""
 
     def accept(self, token_id: int) -> bool:
         accepted: bool = self.inner.consume_token(token_id)
@@ -92,11 +93,10 @@ class Compiler:
 
     def compile(self, spec: GrammarSpec) -> LLGuidanceMatcher:
         matcher = self._matcher(llguidance_grammar(spec))
-        if matcher.is_error():
-            error = matcher.get_error()
-            raise GrammarError(first_line(error), path=blamed(spec, error, self.error_of))
-        if matcher.is_stopped() and not matcher.is_accepting():
-            raise GrammarError("the grammar matches nothing")
+        if matcher.is_error() and not (error := matcher.get_error()).startswith("NoExtension"):
+            raise GrammarError(brief(error), path=blamed(spec, error, self.error_of))
+        if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
+            raise GrammarError("the grammar matches nothing", "Let it match some output.")
         return LLGuidanceMatcher(matcher)
 
     def error_of(self, spec: GrammarSpec) -> str:
@@ -125,7 +125,9 @@ class Compiler:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *memory)
 
 
-def first_line(text: str) -> str:
-    """Return the first line of a message, without what llguidance appends to it."""
-    line = text.strip().partition("\n")[0]
+def brief(text: str) -> str:
+    """Return a message in one line, without the state that llguidance appends to it."""
+    found = re.search(r"^error: (.*)$", text, re.MULTILINE)  # of the library for regexes
+    head = text.partition("<state>")[0].strip().partition("\n")[0]
+    line = f"{head} {found[1]}" if found else head
     return line[:500] or "the grammar cannot be compiled"

@@ -60,6 +60,8 @@ def _choice(spec: GrammarSpec) -> str:
     choices = loaded(spec.text)
     if not isinstance(choices, list) or not all(isinstance(c, str) and c for c in choices):
         raise GrammarError("choices must be a list of strings that are not empty")
+    if not choices:
+        raise GrammarError("there are no choices", "Give at least one.")
     return _lark("start: " + " | ".join(map(_literal, dict.fromkeys(choices))))
 
 
