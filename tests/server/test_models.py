@@ -242,8 +242,7 @@ def test_each_models_start_and_the_servers_end() -> None:
         models = models_of(a, b, c)
         assert models.starting
         async with models.running():
-            while models.starting:
-                await asyncio.sleep(0.001)
+            await until(lambda: not models.starting)
             assert states(models) == {"a": "loaded", "b": "unloaded", "c": "failed"}
         assert not a.running
         with pytest.raises(ShuttingDownError):
