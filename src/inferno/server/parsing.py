@@ -51,6 +51,11 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
         ) from error
     if not isinstance(raw, dict):
         raise RequestError(f"the body is {_kind(raw)}", "Send one JSON object.")
+    return read(raw, cls, strict=strict)
+
+
+def read(raw: dict[str, Any], cls: type[T], *, strict: bool = False) -> Parsed[T]:
+    """Read a decoded JSON object as `cls`, as `decode` does."""
     ignored = _judge(raw, cls, strict)
     try:
         value = _CONVERTER.structure(raw, cls)
@@ -58,7 +63,7 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
         raise
     except Exception as error:
         raise _refusal(error) from error
-    return Parsed(value, (*ignored, *_unknown_in_messages(raw, strict)))
+    return Parsed(value, (*ignored, *_unknown_in_messages(raw, cls, strict)))
 
 
 class CattrsDTO(AbstractDTO[T], Generic[T]):
@@ -128,7 +133,9 @@ def _harmless(value: Any, row: Field) -> bool:
     return any(value == h and isinstance(value, bool) == isinstance(h, bool) for h in row.harmless)
 
 
-def _unknown_in_messages(raw: dict[str, Any], strict: bool) -> list[str]:
+def _unknown_in_messages(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
+    if "messages" not in fields_dict(cls):
+        return []
     known = fields_dict(Message)
     found = {
         k: None
@@ -282,6 +289,12 @@ def _prompt(value: Any, _: Any) -> Any:
     return _CONVERTER.structure(value, kind)
 
 
+def _flag(value: Any, _: Any) -> Any:
+    if value is not None and not isinstance(value, str | bool):
+        raise ValueError(f"must be true, false or a string, not {_kind(value)}")
+    return value
+
+
 def _document(value: Any, _: Any) -> Any:
     if not isinstance(value, str | dict):
         raise ValueError(f"must be a string or an object, not {_kind(value)}")
@@ -317,6 +330,7 @@ def _converter() -> cattrs.Converter:
         (str | dict[str, Any], _document),
         (list[str | dict[str, Any]], _list_of(str | dict[str, Any])),
         (str | list[str], _strings),
+        (bool | str | None, _flag),
         (str | list[str] | None, _one_or_many),
         (str | list[dict[str, Any]] | None, _content),
         (str | dict[str, Any] | None, _choice),
