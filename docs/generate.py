@@ -400,9 +400,9 @@ def _option_default(option: click.Option, context: click.Context) -> str:
     return f"`{' '.join(map(str, default)) if isinstance(default, tuple) else default}`"
 
 
-def endpoint(*words: str) -> str:
+def endpoint(path: str) -> str:
     rows = []
-    for field in FIELDS[" ".join(words)]:
+    for field in FIELDS[path]:
         note = field.note + (
             f" Fine: {', '.join(f'`{json.dumps(v)}`' for v in field.harmless)}."
             if field.harmless

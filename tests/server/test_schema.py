@@ -22,7 +22,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/v1/rerank": {"query": "hi", "documents": ["ho"]},
     "/v1/score": {"text_1": "hi", "text_2": "ho"},
     "/api/chat": {"model": "m"},
-    "/api/chat: options": {},
+    "/api/chat#options": {},
     "/api/generate": {"model": "m"},
     "/api/embed": {"model": "m", "input": "hi"},
     "/api/embeddings": {"model": "m", "prompt": "hi"},

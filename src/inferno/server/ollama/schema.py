@@ -14,7 +14,7 @@ from inferno.server.support import Field
 class Options:
     """`options` of a body."""
 
-    endpoint: ClassVar[str] = "/api/chat: options"
+    endpoint: ClassVar[str] = "/api/chat#options"
     rows: ClassVar[tuple[Field, ...]] = support.OPTIONS
 
     num_predict: int | None = None
