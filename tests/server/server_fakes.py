@@ -60,6 +60,17 @@ def grammars() -> Grammars:
     return Grammars(providers, lambda: vocabulary_of(TOKENIZER, 257))
 
 
+PLAN = SimpleNamespace(
+    max_num_seqs=4,
+    architecture="FakeForCausalLM",
+    config={"model_type": "fake", "hidden_size": 4, "max_position_embeddings": 8192},
+    format="safetensors",
+    dtype="float32",
+    schemes=(SimpleNamespace(name="dense", layout="float32", nbytes=100),),
+    device=SimpleNamespace(torch_name="cpu"),
+)
+
+
 @frozen(kw_only=True)
 class RecordingPreprocessor(Preprocessor):
     """Remembers the conversations it wrote out."""
@@ -91,7 +102,7 @@ class FakeLLM:
     tokenizer: Tokenizer | None = TOKENIZER
     template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
     stats: EngineStats = field(factory=EngineStats)
-    plan: Any = field(factory=lambda: SimpleNamespace(max_num_seqs=4))
+    plan: Any = field(factory=lambda: PLAN)
     live: dict[str, asyncio.Event] = field(factory=dict)
     aborted: list[str] = field(factory=list)
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
