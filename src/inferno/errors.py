@@ -8,7 +8,14 @@ from typing import ClassVar, Literal, Self
 from attrs import frozen
 
 MissingKind = Literal[
-    "architecture", "format", "scheme", "kernels", "attention", "cache policy", "model"
+    "architecture",
+    "format",
+    "scheme",
+    "kernels",
+    "attention",
+    "cache policy",
+    "chat format",
+    "model",
 ]
 """Kinds of things that a distribution may provide."""
 

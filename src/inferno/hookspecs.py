@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Architecture,
         AttentionBackend,
         CachePolicy,
+        ChatFormat,
         CheckpointFormat,
         Hint,
         KernelProvider,
@@ -39,6 +40,7 @@ API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_attention_backends": (1, 1),
     "inferno_cache_policies": (1, 1),
     "inferno_proposers": (1, 1),
+    "inferno_chat_formats": (1, 1),
     "inferno_sources": (1, 1),
     "inferno_hints": (1, 1),
 }
@@ -97,6 +99,13 @@ class ProvidesProposers(Protocol):
         ...
 
 
+class ProvidesChatFormats(Protocol):
+    @hookspec
+    def inferno_chat_formats(self) -> list[ChatFormat]:
+        """Chat formats: how models write reasoning and tool calls."""
+        ...
+
+
 class ProvidesSources(Protocol):
     @hookspec
     def inferno_sources(self) -> list[Source]:
@@ -119,6 +128,7 @@ PROTOCOLS: tuple[type, ...] = (
     ProvidesAttentionBackends,
     ProvidesCachePolicies,
     ProvidesProposers,
+    ProvidesChatFormats,
     ProvidesSources,
     ProvidesHints,
 )
@@ -136,6 +146,7 @@ if TYPE_CHECKING:
         Architecture,
         AttentionBackend,
         CachePolicy,
+        ChatFormat,
         CheckpointFormat,
         Hint,
         KernelProvider,
@@ -174,6 +185,8 @@ if TYPE_CHECKING:
         ) -> _Mark[CachePolicy]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_proposers"]) -> _Mark[Proposer]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_chat_formats"]) -> _Mark[ChatFormat]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_sources"]) -> _Mark[Source]: ...
         @overload

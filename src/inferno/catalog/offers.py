@@ -11,6 +11,7 @@ from inferno.contracts import (
     Architecture,
     AttentionBackend,
     CachePolicy,
+    ChatFormat,
     CheckpointFormat,
     Hint,
     KernelProvider,
@@ -24,6 +25,7 @@ T = TypeVar(
     Architecture,
     AttentionBackend,
     CachePolicy,
+    ChatFormat,
     CheckpointFormat,
     Hint,
     KernelProvider,
@@ -40,6 +42,7 @@ KINDS: Mapping[str, type] = {
     "inferno_attention_backends": AttentionBackend,
     "inferno_cache_policies": CachePolicy,
     "inferno_proposers": Proposer,
+    "inferno_chat_formats": ChatFormat,
     "inferno_sources": Source,
     "inferno_hints": Hint,
 }

@@ -25,6 +25,15 @@ from inferno.contracts.attention import (
     DType,
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
+from inferno.contracts.chat import (
+    AddedToken,
+    ChatFormat,
+    ChatNeed,
+    Delta,
+    OutputFormat,
+    OutputParser,
+    ToolChoice,
+)
 from inferno.contracts.checkpoints import (
     Checkpoint,
     CheckpointView,
@@ -61,6 +70,7 @@ from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
 
 __all__ = [
+    "AddedToken",
     "Architecture",
     "Attend",
     "AttentionBackend",
@@ -72,11 +82,14 @@ __all__ = [
     "CacheTensor",
     "Capture",
     "Captured",
+    "ChatFormat",
+    "ChatNeed",
     "Checkpoint",
     "CheckpointFormat",
     "CheckpointView",
     "DTYPE_BYTES",
     "DType",
+    "Delta",
     "Device",
     "DeviceKind",
     "Dialect",
@@ -96,6 +109,8 @@ __all__ = [
     "Model",
     "ModelConfig",
     "OPS",
+    "OutputFormat",
+    "OutputParser",
     "PrefixCache",
     "Proposer",
     "QuantScheme",
@@ -109,6 +124,7 @@ __all__ = [
     "StateSpec",
     "TensorInfo",
     "TextAssets",
+    "ToolChoice",
     "Uncaptured",
     "expert_rows",
 ]

@@ -6,19 +6,20 @@ import difflib
 import operator
 import random
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import TextAssets
+from inferno.contracts import OutputFormat, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.plan import Opened, Options, open_model
 from inferno.sampling_params import SamplingParams, parameters
-from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
+from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
@@ -74,9 +75,9 @@ class Preprocessor:
     eos_token_ids: tuple[int, ...] = ()
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """For requests without parameters: from the checkpoint's `generation_config.json`."""
-    response_template: Mapping[str, Any] | None = None
-    """The checkpoint's description of how its model writes tool calls and reasoning
-    (`tokenizer_config.json`)."""
+    chat_format: Callable[[], OutputFormat | None] = lambda: None
+    """Builds the model's output format; None if all output is content. Raises ValueError if the
+    checkpoint's own description of it is wrong."""
     seeds: random.Random = field(factory=random.Random)
     """Draws the seeds of requests that name none, in the order in which they come."""
 
@@ -84,6 +85,7 @@ class Preprocessor:
     def open(cls, opened: Opened, chat_template: str | None = None) -> Preprocessor:
         """Read the tokenizer and the chat template of an opened model."""
         plan, assets, config = opened.plan, opened.text(), opened.plan.config
+        template = None if chat_template is None else read_template(chat_template)
         stop_tokens = opened.parts.architecture.stop_tokens
         tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
         if opened.draft is not None:
@@ -92,12 +94,12 @@ class Preprocessor:
         vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(
             tokenizer=tokenizer,
-            template=ChatTemplate.from_assets(assets, chat_template),
+            template=ChatTemplate.from_assets(assets, template),
             max_model_len=plan.max_model_len,
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
-            response_template=assets.tokenizer_config.get("response_template"),
+            chat_format=partial(opened.chat_format, template),
             seeds=random.Random(plan.seed),
         )
 

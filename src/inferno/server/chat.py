@@ -37,7 +37,7 @@ async def chat_completions(
     body, output_format = data.body, model.output_format
     name = model.name(body.model)
     tools, ignored_tools = _tools(body, model)
-    params = _params(body, model)
+    params = _params(body, model, has_tools=bool(tools))
     prompt = await model.encode_chat(body, tools)
     prepared = Prepared.of(
         data,
@@ -47,7 +47,10 @@ async def chat_completions(
         ignored=(*ignored_tools, *prompt.ignored),
     )
     parallel = body.parallel_tool_calls is not False
-    parsers = [output_format.parser(prompt.text, tools, parallel=parallel) for _ in range(params.n)]
+    parsers = [
+        output_format.parser(prompt.text, tools, parallel=parallel) if output_format else None
+        for _ in range(params.n)
+    ]
     shape = ChatShape(model, body, prompt.token_ids, parsers)
     return await pipeline.respond(prepared, shape, request.receive)
 
@@ -76,20 +79,20 @@ def _tools(data: ChatRequest, model: ServedModel) -> tuple[list[dict[str, Any]],
         )
     if choice == "none" or not tools:
         return [], tuple(ignored)
-    if not model.output_format.has_tools:
+    if model.output_format is None or not model.output_format.has_tools:
         raise unsupported(
             "tools", "This model's tokenizer_config.json does not say how it writes tool calls."
         )
     return tools, tuple(ignored)
 
 
-def _params(data: ChatRequest, model: ServedModel) -> SamplingParams:
+def _params(data: ChatRequest, model: ServedModel, *, has_tools: bool) -> SamplingParams:
     if data.top_logprobs and not data.logprobs:
         raise RequestError(
             "top_logprobs needs logprobs", "Set logprobs to true.", param="top_logprobs"
         )
     values: dict[str, Any] = {"max_tokens": None}
-    if model.output_format.writes_special:
+    if model.output_format is not None and model.output_format.writes_special(tools=has_tools):
         values["skip_special_tokens"] = False
     values |= sampling_values(data)
     if data.max_completion_tokens is not None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from attrs import define, field
 
+from inferno.contracts import Delta, OutputParser
 from inferno.llm import TextDelta
 from inferno.server import logprobs
 from inferno.server.model import ServedModel
-from inferno.server.output_parser import Delta, OutputParser
 from inferno.server.schema import ChatRequest
 from inferno.server.shape import Choice, Chunks, Shape, encode, members
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from inferno.contracts import TextAssets
 from inferno.errors import CheckpointError, OptionError, RequestError
+from inferno.plan.chat_formats import named_templates
 from inferno.text.tokenizer import special_token
 
 _RESERVED = {"conversations", "messages", "chat_template", "return_assistant_tokens_mask"}
@@ -26,10 +27,8 @@ class ChatTemplate:
 
     @classmethod
     def from_assets(cls, assets: TextAssets, override: str | None = None) -> ChatTemplate:
-        """The checkpoint's templates, or `override`: a template or the path of a file."""
-        source: Any = assets.chat_template or assets.tokenizer_config.get("chat_template")
-        if override is not None:
-            source = _read(override)
+        """The checkpoint's templates, or `override`."""
+        sources = named_templates(assets) if override is None else {"default": override}
         tokens = {
             name: special_token(assets.tokenizer_config, name) for name in assets.tokenizer_config
         }
@@ -38,7 +37,7 @@ class ChatTemplate:
             for name, token in tokens.items()
             if token is not None and name.endswith("_token")
         }
-        return cls(_by_name(source), named)
+        return cls(sources, named)
 
     @property
     def exists(self) -> bool:
@@ -170,8 +169,9 @@ def _tool_call(call: Any) -> Any:
     )
 
 
-def _read(override: str) -> str:
-    """Read a template given by the user: a string with Jinja in it, or else a file's path."""
+def read_template(override: str) -> str:
+    """Read a template given by the user: a string with Jinja in it, or else a file's path. Raises
+    OptionError."""
     if "{%" in override or "{{" in override:
         return override
     try:
@@ -180,22 +180,4 @@ def _read(override: str) -> str:
         raise OptionError(
             f"chat template {override!r} cannot be read: {error}",
             "Give the path of a Jinja file, or the template itself.",
-        ) from error
-
-
-def _by_name(source: Any) -> dict[str, str]:
-    """Templates by name. Checkpoints have a string, a list of {"name", "template"}, or an
-    object."""
-    if source is None or isinstance(source, str):
-        return {"default": source} if source else {}
-    try:
-        return (
-            dict(source)
-            if isinstance(source, Mapping)
-            else {t["name"]: t["template"] for t in source}
-        )
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            "chat_template is neither a string nor a list of named templates",
-            "Give a template: --chat-template FILE",
         ) from error
