@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferno.errors import RequestError
+from inferno.server.endpoints import BODIES
 from inferno.server.parsing import decode
-from inferno.server.schema import ENDPOINTS, ChatRequest, CompletionRequest
-from inferno.server.support import FIELDS, Field
+from inferno.server.schema import ChatRequest, CompletionRequest
+from inferno.server.support import Field
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SMALLEST: dict[str, dict[str, Any]] = {
@@ -20,7 +21,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
 }
-ROWS = [(cls, row) for cls, path in ENDPOINTS.items() for row in FIELDS[path]]
+ROWS = [(cls, row) for cls in BODIES for row in cls.rows]
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -35,7 +36,7 @@ JSON = st.recursive(
 
 
 def send(cls: type[Any] = ChatRequest, strict: bool = False, **body: Any) -> tuple[Any, list[str]]:
-    sent = json.dumps({**SMALLEST[ENDPOINTS[cls]], **body}).encode()
+    sent = json.dumps({**SMALLEST[cls.endpoint], **body}).encode()
     parsed = decode(sent, cls, strict=strict)
     return parsed.body, list(parsed.ignored)
 
@@ -46,9 +47,9 @@ def refusal(cls: type[Any] = ChatRequest, strict: bool = False, **body: Any) -> 
     return caught.value
 
 
-@pytest.mark.parametrize("cls", ENDPOINTS)
+@pytest.mark.parametrize("cls", BODIES)
 def test_the_table_names_every_field_that_is_read_and_no_other_as_honoured(cls: type[Any]) -> None:
-    rows = FIELDS[ENDPOINTS[cls]]
+    rows = cls.rows
     assert sorted(r.name for r in rows if r.verdict == "honoured") == sorted(fields_dict(cls))
     assert len({r.name for r in rows}) == len(rows)
     assert all(r.note for r in rows)
@@ -184,7 +185,7 @@ def test_unknown_names_are_shortened_and_limited() -> None:
 @given(st.sampled_from([ChatRequest, CompletionRequest]), st.data())
 def test_any_json_is_read_or_refused(cls: type[Any], data: st.DataObject) -> None:
     names = st.sampled_from(sorted(fields_dict(cls))) | st.text(max_size=5)
-    body = {**SMALLEST[ENDPOINTS[cls]], **data.draw(st.dictionaries(names, JSON, max_size=5))}
+    body = {**SMALLEST[cls.endpoint], **data.draw(st.dictionaries(names, JSON, max_size=5))}
     try:
         decode(json.dumps(body).encode(), cls)
     except RequestError as error:

@@ -12,6 +12,7 @@ from inferno.contracts.architectures import (
     Model,
     ModelConfig,
     MTPModelConfig,
+    Reranker,
 )
 from inferno.contracts.attention import (
     COMPUTE_DTYPES,
@@ -35,11 +36,13 @@ from inferno.contracts.chat import (
     ToolChoice,
 )
 from inferno.contracts.checkpoints import (
+    BareDecoder,
     Checkpoint,
     CheckpointView,
     QuantScheme,
     TensorInfo,
     TextAssets,
+    with_head,
 )
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
@@ -77,6 +80,7 @@ __all__ = [
     "AttentionNeed",
     "AttentionSpec",
     "COMPUTE_DTYPES",
+    "BareDecoder",
     "CacheDType",
     "CachePolicy",
     "CacheTensor",
@@ -115,6 +119,7 @@ __all__ = [
     "Proposer",
     "QuantScheme",
     "Recording",
+    "Reranker",
     "RowJoin",
     "RowRange",
     "RowSplit",
@@ -127,4 +132,5 @@ __all__ = [
     "ToolChoice",
     "Uncaptured",
     "expert_rows",
+    "with_head",
 ]

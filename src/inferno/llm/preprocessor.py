@@ -17,6 +17,7 @@ from inferno.contracts import OutputFormat, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
+from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
 from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
@@ -78,6 +79,8 @@ class Preprocessor:
     chat_format: Callable[[], OutputFormat | None] = lambda: None
     """Builds the model's output format; None if all output is content. Raises ValueError if the
     checkpoint's own description of it is wrong."""
+    pooling: PoolingConfig = PoolingConfig()
+    """How prompts become embeddings."""
     seeds: random.Random = field(factory=random.Random)
     """Draws the seeds of requests that name none, in the order in which they come."""
 
@@ -85,21 +88,24 @@ class Preprocessor:
     def open(cls, opened: Opened, chat_template: str | None = None) -> Preprocessor:
         """Read the tokenizer and the chat template of an opened model."""
         plan, assets, config = opened.plan, opened.text(), opened.plan.config
-        template = None if chat_template is None else read_template(chat_template)
+        override = None if chat_template is None else read_template(chat_template)
         stop_tokens = opened.parts.architecture.stop_tokens
         tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
         if opened.draft is not None:
             _check_vocabulary(opened.draft, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
+        template = ChatTemplate.from_assets(assets, override)
+        reranker = opened.parts.architecture.reranker
         vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(
             tokenizer=tokenizer,
-            template=ChatTemplate.from_assets(assets, template),
+            template=template,
             max_model_len=plan.max_model_len,
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
-            chat_format=partial(opened.chat_format, template),
+            chat_format=partial(opened.chat_format, override),
+            pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
             seeds=random.Random(plan.seed),
         )
 
@@ -211,6 +217,7 @@ class Preprocessor:
             )
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logprob_token_ids", params.logprob_token_ids)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
         """Limit `max_tokens` to the context: an answer that fills it finishes with "length", as in

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from inferno.errors import AddressError
 from inferno.server.app import create_app
+from inferno.server.endpoints import FIELDS
 from inferno.server.serve import run_server
-from inferno.server.support import FIELDS, Field
+from inferno.server.support import Field
 
 __all__ = ["FIELDS", "AddressError", "Field", "create_app", "run_server"]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import asdict, frozen
 
-from inferno.errors import ModelNotFoundError, RequestError
+from inferno.errors import RequestError
 from inferno.server.errors import log, unsupported
 from inferno.server.schema import ChatRequest, Message, TokenizeRequest
 
 if TYPE_CHECKING:
     from inferno.contracts import OutputFormat
-    from inferno.llm import AsyncLLM
     from inferno.llm.preprocessor import Preprocessor
+    from inferno.server.pipeline import Pipeline
     from inferno.text import Tokenizer
 
 T = TypeVar("T")
@@ -42,9 +42,11 @@ class ServedModel:
     inspect it.)"""
 
     def __init__(
-        self, llm: AsyncLLM, served_names: Sequence[str], reasoning_fields: Sequence[str]
+        self, pipeline: Pipeline, served_names: Sequence[str], reasoning_fields: Sequence[str]
     ) -> None:
-        self.llm = llm
+        self.pipeline = pipeline
+        """Generates its answers."""
+        self.llm = llm = pipeline.llm
         self.names = tuple(served_names) or (llm.model_id,)
         """Answers have the first one if the request names none."""
         self.reasoning_fields = tuple(reasoning_fields)
@@ -62,15 +64,8 @@ class ServedModel:
         return self.llm.preprocessor.tokenizer
 
     def name(self, wanted: str | None) -> str:
-        """Return the name for the answer. Raises ModelNotFoundError."""
-        if wanted is None:
-            return self.names[0]
-        if wanted not in self.names:
-            raise ModelNotFoundError(
-                f"the model {wanted[:200]!r} does not exist",
-                f"Use one of: {', '.join(self.names)}",
-            )
-        return wanted
+        """Return the name for the answer: the one that the request used."""
+        return self.names[0] if wanted is None else wanted
 
     def needed_tokenizer(self, param: str | None = None) -> Tokenizer:
         """Return the tokenizer. Raises RequestError if the model has none."""

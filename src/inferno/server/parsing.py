@@ -20,8 +20,8 @@ from litestar.typing import FieldDefinition
 
 from inferno.errors import RequestError
 from inferno.server.errors import shorten, unsupported
-from inferno.server.schema import ENDPOINTS, Message, StreamOptions
-from inferno.server.support import FIELDS, Field
+from inferno.server.schema import Message, StreamOptions
+from inferno.server.support import Field
 
 T = TypeVar("T")
 Body = TypeVar("Body", covariant=True)
@@ -29,7 +29,6 @@ _MAX_PROBLEMS = 5
 """Maximum of errors listed in one answer."""
 _MAX_INT = 2**62
 """Limit of integers that can be sent to the engine."""
-_ROWS = {cls: {row.name: row for row in FIELDS[endpoint]} for cls, endpoint in ENDPOINTS.items()}
 
 
 @frozen
@@ -100,7 +99,8 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
 
 def _judge(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
     """Reject unsupported fields; return the ignored ones."""
-    ignored, rows, known = [], _ROWS[cls], fields_dict(cls)
+    ignored, known = [], fields_dict(cls)
+    rows = {row.name: row for row in cls.rows}
     for name, value in raw.items():
         if name in known:
             continue

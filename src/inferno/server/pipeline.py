@@ -1,4 +1,4 @@
-"""Responds to a prepared request: whole, or as server-sent events. Either stops when the client
+"""Responds to a prepared request: whole, or as a stream of frames. Either stops when the client
 disconnects."""
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from litestar.response.base import ASGIResponse, Response
 from litestar.types import Receive, Scope, Send
 
-from inferno.server.errors import frame
 from inferno.server.generation import Generation, Limiter, Prepared
-from inferno.server.shape import Chunks, Shape
+from inferno.server.shape import Shape
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -28,7 +27,7 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Pipeline:
-    """What all generations of one app share. (Not an attrs class: Litestar would inspect it.)"""
+    """What all generations of one model share. (Not an attrs class: Litestar would inspect it.)"""
 
     def __init__(
         self,
@@ -43,20 +42,16 @@ class Pipeline:
     async def respond(
         self, prepared: Prepared, shape: Shape[Any], receive: Receive
     ) -> Response[Any]:
-        """Generate, and answer in that shape: as events if the client asks for a stream, else
-        whole. Raises errors that become a status code."""
+        """Generate, and answer in that shape: as a stream if the client asks for one, else whole.
+        Raises errors that become a status code."""
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open()
-        head = {
-            "id": f"{shape.id_prefix}-{generation.id}",
-            "object": shape.chunk_kind if prepared.stream else shape.kind,
-            "created": generation.created,
-            "model": prepared.model,
-        }
+        shape.open(generation)
         if prepared.stream:
-            chunks = Chunks(head, generation.usage, prepared.stream_options, prepared.ignored)
-            return Events(
-                _events(generation, shape, chunks),
+            return Stream(
+                _frames(generation, shape),
+                media_type=shape.media_type,
+                ping=shape.ping,
                 abort=generation.abort,
                 close=generation.close,
                 ping_seconds=self.ping_seconds,
@@ -68,32 +63,28 @@ class Pipeline:
                         shape.choices[delta.index].take(delta)
         finally:
             generation.close()
-        usage = generation.usage(reasoning_tokens=shape.reasoning_tokens())
-        body = shape.whole(head, usage)
-        if prepared.ignored:
-            body["x_inferno"] = {"ignored": prepared.ignored}
-        return Response(body, media_type="application/json")
+        await shape.completed()
+        return Response(shape.whole(), media_type="application/json")
 
 
-async def _events(
-    generation: Generation, shape: Shape[Any], chunks: Chunks
-) -> AsyncGenerator[bytes, None]:
+async def _frames(generation: Generation, shape: Shape[Any]) -> AsyncGenerator[bytes, None]:
     choices = shape.choices
     try:
-        for choice in choices:
-            if (opening := choice.opening(chunks)) is not None:
-                yield opening
+        for frame in shape.begin():
+            yield frame
         async with contextlib.aclosing(generation.deltas()) as deltas:
             async for some in deltas:
                 for delta in some:
                     choice = choices[delta.index]
                     choice.take(delta)
-                    for event in choice.events(chunks):
-                        yield event
+                    for frame in shape.update(choice):
+                        yield frame
         if all(choice.finish for choice in choices):
-            yield chunks.end(reasoning_tokens=shape.reasoning_tokens())
+            await shape.completed()
+            for frame in shape.end():
+                yield frame
     except Exception as error:
-        yield frame(error)
+        yield shape.error(error)
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
@@ -117,7 +108,7 @@ async def on_disconnect(receive: Receive, call: Callable[[], object]) -> AsyncIt
         watcher.cancel()
 
 
-class Events(Response[Any]):
+class Stream(Response[Any]):
     """A streaming response of encoded frames.
 
     `abort` is called when the client disconnects and must end `frames` normally: cancelling the
@@ -132,9 +123,12 @@ class Events(Response[Any]):
         abort: Callable[[], object],
         close: Callable[[], object],
         ping_seconds: float = PING_SECONDS,
+        media_type: str = "text/event-stream",
+        ping: bytes = b": ping\n\n",
     ) -> None:
-        super().__init__(b"", media_type="text/event-stream", headers=_HEADERS)
-        self._make = partial(_ASGIEvents, frames, abort, close, ping_seconds)
+        """`ping` is sent after `ping_seconds` of silence, if not empty."""
+        super().__init__(b"", media_type=media_type, headers=_HEADERS)
+        self._make = partial(_ASGIStream, frames, abort, close, ping_seconds, media_type, ping)
 
     def to_asgi_response(
         self, *args: Any, headers: dict[str, str] | None = None, **kwargs: Any
@@ -142,7 +136,7 @@ class Events(Response[Any]):
         return self._make({**(headers or {}), **self.headers})
 
 
-class _ASGIEvents(ASGIResponse):
+class _ASGIStream(ASGIResponse):
     _should_set_content_length = False
 
     def __init__(
@@ -151,9 +145,12 @@ class _ASGIEvents(ASGIResponse):
         abort: Callable[[], object],
         close: Callable[[], object],
         ping_seconds: float,
+        media_type: str,
+        ping: bytes,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(media_type="text/event-stream", headers=headers, status_code=200)
+        super().__init__(media_type=media_type, headers=headers, status_code=200)
+        self._ping = ping
         self._frames, self._abort, self._close = frames, abort, close
         self._ping_seconds = ping_seconds
 
@@ -173,10 +170,10 @@ class _ASGIEvents(ASGIResponse):
                 if silent < self._ping_seconds or sending:
                     await asyncio.sleep(max(self._ping_seconds - silent, self._ping_seconds / 10))
                     continue
-                await send({"type": "http.response.body", "body": b": ping\n\n", "more_body": True})
+                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
                 await asyncio.sleep(self._ping_seconds)
 
-        pinger = asyncio.create_task(ping())
+        pinger = asyncio.create_task(ping()) if self._ping else None
         try:
             async with (
                 on_disconnect(receive, self._abort),
@@ -187,5 +184,6 @@ class _ASGIEvents(ASGIResponse):
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
                     last, sending = time.monotonic(), False
         finally:
-            pinger.cancel()
+            if pinger is not None:
+                pinger.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

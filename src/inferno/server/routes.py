@@ -12,30 +12,33 @@ from litestar.params import FromPath, JSONBody
 import inferno
 from inferno.errors import RequestError
 from inferno.server.errors import RETRY_AFTER
-from inferno.server.logprobs import token_text
 from inferno.server.model import ServedModel
+from inferno.server.models import Models
+from inferno.server.openai.logprobs import token_text
 from inferno.server.parsing import CattrsDTO, Parsed
-from inferno.server.pipeline import Pipeline
 from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
 
 
 @get("/v1/models", sync_to_thread=False)
-def list_models(model: NamedDependency[ServedModel]) -> dict[str, Any]:
-    """List the served model under each of its names."""
-    return {"object": "list", "data": [_card(model, name) for name in model.names]}
+def list_models(models: NamedDependency[Models]) -> dict[str, Any]:
+    """List the served models under each of their names."""
+    cards = [_card(model, name) for model in models.served for name in model.names]
+    return {"object": "list", "data": cards}
 
 
 @get("/v1/models/{name:path}", sync_to_thread=False)
-def get_model(name: FromPath[str], model: NamedDependency[ServedModel]) -> dict[str, Any]:
-    """Describe the served model under one name, which may have slashes."""
+def get_model(name: FromPath[str], models: NamedDependency[Models]) -> dict[str, Any]:
+    """Describe a served model under one of its names, which may have slashes."""
     wanted = name.removeprefix("/")
-    return _card(model, wanted if f"/{wanted}" not in model.names else f"/{wanted}")
+    wanted = wanted if f"/{wanted}" not in models.names else f"/{wanted}"
+    return _card(models.named(wanted), wanted)
 
 
 @get(["/health", "/ping"], sync_to_thread=False)
-def health(pipeline: NamedDependency[Pipeline]) -> Response[Any]:
+def health(models: NamedDependency[Models]) -> Response[Any]:
     """Report 200 while requests can be served, else 503: the engine is restarting, or the server is
     shutting down."""
+    pipeline = models.named(None).pipeline
     stopping = pipeline.limiter.draining
     state = "shutting down" if stopping else "ok" if pipeline.llm.alive else "restarting"
     if state == "ok":
@@ -53,9 +56,11 @@ def version() -> dict[str, str]:
 
 
 @get("/metrics", sync_to_thread=False)
-def metrics(pipeline: NamedDependency[Pipeline]) -> Response[bytes]:
+def metrics(models: NamedDependency[Models]) -> Response[bytes]:
     """Export metrics in Prometheus' exposition format."""
-    return Response(pipeline.metrics.text(), media_type="text/plain; version=0.0.4")
+    return Response(
+        models.named(None).pipeline.metrics.text(), media_type="text/plain; version=0.0.4"
+    )
 
 
 @post(
@@ -66,12 +71,12 @@ def metrics(pipeline: NamedDependency[Pipeline]) -> Response[bytes]:
     responses=ERROR_RESPONSES,
 )
 async def tokenize(
-    data: JSONBody[Parsed[TokenizeRequest]], model: NamedDependency[ServedModel]
+    data: JSONBody[Parsed[TokenizeRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:
     """Tokenize a string or messages, as in vLLM (`prompt`, `messages`) and llama.cpp
     (`content`)."""
     body = data.body
-    model.name(body.model)
+    model = await models.find(body.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise RequestError(
@@ -111,10 +116,10 @@ async def tokenize(
     responses=ERROR_RESPONSES,
 )
 async def detokenize(
-    data: JSONBody[Parsed[DetokenizeRequest]], model: NamedDependency[ServedModel]
+    data: JSONBody[Parsed[DetokenizeRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:
     """Decode token ids, under vLLM's and llama.cpp's names for the field."""
-    model.name(data.body.model)
+    model = await models.find(data.body.model)
     text = model.needed_tokenizer().decode(data.body.tokens, skip_special_tokens=False)
     return _answer({"prompt": text, "content": text}, data.ignored)
 
@@ -134,3 +139,7 @@ def _answer(body: dict[str, Any], ignored: Sequence[str]) -> Response[Any]:
     if ignored:
         body = {**body, "x_inferno": {"ignored": ignored}}
     return Response(body, media_type="application/json")
+
+
+HANDLERS = (list_models, get_model, health, version, metrics, tokenize, detokenize)
+BODIES: tuple[type[Any], ...] = (TokenizeRequest, DetokenizeRequest)

@@ -4,14 +4,16 @@ from `core.sampling_params`, and `sampling_values` reads them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import field, frozen, make_class
 from litestar.openapi.datastructures import ResponseSpec
 
 from inferno.errors import RequestError
 from inferno.sampling_params import Parameter, parameters
+from inferno.server import support
 from inferno.server.errors import unsupported
+from inferno.server.support import Field
 
 _PARAMETERS = parameters()
 
@@ -112,6 +114,9 @@ def _biases(param: str, raw: Mapping[str, float]) -> dict[int, float]:
 class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
+    endpoint: ClassVar[str] = "/v1/chat/completions"
+    rows: ClassVar[tuple[Field, ...]] = support.CHAT
+
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -129,6 +134,9 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
+    endpoint: ClassVar[str] = "/v1/completions"
+    rows: ClassVar[tuple[Field, ...]] = support.COMPLETIONS
+
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
     echo: bool | None = None
@@ -140,6 +148,9 @@ class CompletionRequest(GenerationRequest):
 class TokenizeRequest:
     """The body of POST /tokenize: a string in `prompt` (vLLM) or `content` (llama.cpp), or
     messages."""
+
+    endpoint: ClassVar[str] = "/tokenize"
+    rows: ClassVar[tuple[Field, ...]] = support.TOKENIZE
 
     model: str | None = None
     prompt: str | None = None
@@ -158,6 +169,9 @@ class TokenizeRequest:
 @frozen(kw_only=True)
 class DetokenizeRequest:
     """The body of POST /detokenize."""
+
+    endpoint: ClassVar[str] = "/detokenize"
+    rows: ClassVar[tuple[Field, ...]] = support.DETOKENIZE
 
     tokens: list[int]
     model: str | None = None
@@ -192,11 +206,3 @@ ERROR_RESPONSES = {
     }.items()
 }
 """Error responses in the OpenAPI schema."""
-
-ENDPOINTS: dict[type[Any], str] = {
-    ChatRequest: "/v1/chat/completions",
-    CompletionRequest: "/v1/completions",
-    TokenizeRequest: "/tokenize",
-    DetokenizeRequest: "/detokenize",
-}
-"""The rows of `support.FIELDS` for each class."""

@@ -202,11 +202,3 @@ TOKENIZE = _honoured(
 ) + (Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),)
 
 DETOKENIZE = _honoured(model="A served name; the served model when left out.", tokens="Token ids.")
-
-FIELDS = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETIONS,
-    "/tokenize": TOKENIZE,
-    "/detokenize": DETOKENIZE,
-}
-"""By endpoint."""

@@ -9,14 +9,15 @@ from attrs import define, field
 
 from inferno.core.types import Logprobs
 from inferno.llm import TextDelta
-from inferno.server import logprobs
 from inferno.server.model import ServedModel
+from inferno.server.openai import logprobs
+from inferno.server.openai.chunks import Chunked, Chunks, OpenAIShape, encode_event
 from inferno.server.schema import CompletionRequest
-from inferno.server.shape import Choice, Chunks, Shape, encode
+from inferno.server.shape import Choice, encode
 
 
 @define
-class _Choice(Choice):
+class _Choice(Choice, Chunked):
     shape: TextShape = field(kw_only=True)
     text: list[str] = field(factory=list)
     _offset: int = 0
@@ -39,7 +40,7 @@ class _Choice(Choice):
             return ()
         payload = b'"text":%b,"logprobs":%b' % (encode(text), encode(self._scored()))
         self.text = []
-        return (self.event(chunks, payload, finish=self.finish, with_ids=ids),)
+        return (encode_event(chunks, self, payload, finish=self.finish, with_ids=ids),)
 
     def entry(self) -> dict[str, Any]:
         data, shape = self.shape.data, self.shape
@@ -70,7 +71,7 @@ class _Choice(Choice):
         return scored
 
 
-class TextShape(Shape[_Choice]):
+class TextShape(OpenAIShape[_Choice]):
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(

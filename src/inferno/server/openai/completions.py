@@ -15,10 +15,10 @@ from inferno.sampling_params import SamplingParams
 from inferno.server.errors import unsupported
 from inferno.server.generation import Prepared
 from inferno.server.model import ServedModel, in_time
+from inferno.server.models import Models
+from inferno.server.openai.text_shape import TextShape
 from inferno.server.parsing import CattrsDTO, Parsed
-from inferno.server.pipeline import Pipeline
 from inferno.server.schema import ERROR_RESPONSES, CompletionRequest, sampling_values
-from inferno.server.text_shape import TextShape
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
@@ -36,12 +36,11 @@ _MAX_OUTPUTS = 1024
 async def completions(
     data: JSONBody[Parsed[CompletionRequest]],
     request: Request[Any, Any, Any],
-    model: NamedDependency[ServedModel],
-    pipeline: NamedDependency[Pipeline],
+    models: NamedDependency[Models],
 ) -> Response[Any]:
     """Continue a string, or token ids."""
     body = data.body
-    name = model.name(body.model)
+    model = await models.find(body.model)
     sent = sampling_values(body)
     params = _params(body, sent, model)
     texts, prompts = await _prompts(body, model)
@@ -51,7 +50,7 @@ async def completions(
         )
     prepared = Prepared.of(
         data,
-        model=name,
+        model=model.name(body.model),
         prompts=prompts,
         params=params,
         prompt_only=sent.get("max_tokens") == 0,
@@ -59,7 +58,7 @@ async def completions(
     shape = TextShape(
         model, body, texts, prompts, params.n, reports_prompt="prompt_logprobs" in sent
     )
-    return await pipeline.respond(prepared, shape, request.receive)
+    return await model.pipeline.respond(prepared, shape, request.receive)
 
 
 def _params(data: CompletionRequest, sent: Mapping[str, Any], model: ServedModel) -> SamplingParams:

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import define, field
 
-from inferno.contracts import Delta, OutputParser
-from inferno.llm import TextDelta
-from inferno.server import logprobs
+from inferno.contracts import Delta
+from inferno.server.conversation import Conversation, ParsedChoice
 from inferno.server.model import ServedModel
+from inferno.server.openai import logprobs
+from inferno.server.openai.chunks import Chunked, Chunks, OpenAIShape, encode_event, members
 from inferno.server.schema import ChatRequest
-from inferno.server.shape import Choice, Chunks, Shape, encode, members
+from inferno.server.shape import encode
 
 
 @define
-class _Choice(Choice):
+class _Choice(ParsedChoice, Chunked):
     shape: ChatShape = field(kw_only=True)
-    parser: OutputParser | None = field(kw_only=True)
-    deltas: list[Delta] = field(factory=list)
-    reasoning: list[str] = field(factory=list)
-    """All reasoning, counted at the end."""
     num_calls: int = 0
     """Number of tool calls written as events."""
-    _has_calls: bool = False
-
-    def take(self, delta: TextDelta) -> None:
-        super().take(delta)
-        for new in self._parsed(delta):
-            self.deltas.append(new)
-            if new.kind == "reasoning":
-                self.reasoning.append(new.text)
-            elif new.kind == "tool":
-                self._has_calls = True
-        if self.finish == "stop" and self._has_calls:
-            self.finish = "tool_calls"
-
-    def reasoning_tokens(self) -> int | None:
-        """Count by encoding the reasoning again; None if it cannot be separated from the output."""
-        tokenizer = self.shape.model.tokenizer
-        if self.parser is None or tokenizer is None:
-            return None
-        text = "".join(self.reasoning)
-        return len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     def opening(self, chunks: Chunks) -> bytes:
         payload = b'"delta":{"role":"assistant","content":""},"logprobs":null'
@@ -53,8 +30,7 @@ class _Choice(Choice):
 
     def events(self, chunks: Chunks) -> Sequence[bytes]:
         """Logprobs and token ids go with the first event, and wait until there is one."""
-        payloads = [payload for delta in self.deltas for payload in self._payloads(delta)]
-        self.deltas = []
+        payloads = [payload for delta in self.drain() for payload in self._payloads(delta)]
         if self.finish is not None:
             payloads.append(b"{}")
         events = []
@@ -63,7 +39,7 @@ class _Choice(Choice):
             with_ids = self.shape.data.return_token_ids and bool(self.token_ids)
             scored = encode(self._scored()) if self.logprobs else b"null"
             payload = b'"delta":%b,"logprobs":%b' % (payload, scored)
-            events.append(self.event(chunks, payload, finish=finish, with_ids=with_ids))
+            events.append(encode_event(chunks, self, payload, finish=finish, with_ids=with_ids))
         return events
 
     def entry(self) -> dict[str, Any]:
@@ -75,12 +51,6 @@ class _Choice(Choice):
             "stop_reason": self.stop_reason,
         }
         return shown | ({"token_ids": self.token_ids} if self.shape.data.return_token_ids else {})
-
-    def _parsed(self, delta: TextDelta) -> list[Delta]:
-        if self.parser is None:
-            return [Delta("content", delta.text)] if delta.text else []
-        deltas = self.parser.feed(delta.text) if delta.text else []
-        return deltas + self.parser.finish() if delta.finish_reason is not None else deltas
 
     def _payloads(self, delta: Delta) -> list[bytes]:
         if delta.kind == "content":
@@ -111,21 +81,18 @@ class _Choice(Choice):
         return message
 
 
-class ChatShape(Shape[_Choice]):
+class ChatShape(OpenAIShape[_Choice]):
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self,
-        model: ServedModel,
-        data: ChatRequest,
-        prompt_token_ids: tuple[int, ...],
-        parsers: Sequence[OutputParser | None],
-    ) -> None:
-        self.model, self.data, self.prompt_token_ids = model, data, prompt_token_ids
-        self.choices = [_Choice(i, shape=self, parser=p) for i, p in enumerate(parsers)]
+    def __init__(self, model: ServedModel, data: ChatRequest, conversation: Conversation) -> None:
+        self.model, self.data = model, data
+        self.prompt_token_ids = conversation.prompt.token_ids
+        self.choices = [
+            _Choice(i, shape=self, parser=parser) for i, parser in enumerate(conversation.parsers)
+        ]
 
-    def whole(self, head: Mapping[str, Any], usage: Mapping[str, Any]) -> dict[str, Any]:
-        body = super().whole(head, usage)
+    def whole(self) -> dict[str, Any]:
+        body = super().whole()
         if self.data.return_token_ids:
             body["prompt_token_ids"] = self.prompt_token_ids
         if (scored := self.choices[0].prompt_logprobs) is not None:
@@ -133,7 +100,7 @@ class ChatShape(Shape[_Choice]):
         return body
 
     def reasoning_tokens(self) -> int | None:
-        counts = [choice.reasoning_tokens() for choice in self.choices]
+        counts = [choice.reasoning_tokens(self.model.tokenizer) for choice in self.choices]
         return None if None in counts else sum(filter(None, counts))
 
 

@@ -1,0 +1,18 @@
+"""Every endpoint of the server. Each package of an API has its handlers and its bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from litestar.types import ControllerRouterHandler
+
+from inferno.server import openai, routes
+from inferno.server.support import Field
+
+HANDLERS: tuple[ControllerRouterHandler, ...] = (*openai.HANDLERS, *routes.HANDLERS)
+BODIES: tuple[type[Any], ...] = (*openai.BODIES, *routes.BODIES)
+"""The class of each endpoint's request body, with its path (`endpoint`) and the support of each
+field (`rows`)."""
+FIELDS: Mapping[str, tuple[Field, ...]] = {body.endpoint: body.rows for body in BODIES}
+"""By endpoint."""

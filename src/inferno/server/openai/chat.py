@@ -1,0 +1,34 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+from inferno.server.conversation import prepare
+from inferno.server.models import Models
+from inferno.server.openai.chat_shape import ChatShape
+from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.schema import ERROR_RESPONSES, ChatRequest
+
+
+@post(
+    "/v1/chat/completions",
+    status_code=200,
+    dto=CattrsDTO[ChatRequest],
+    return_dto=None,
+    responses=ERROR_RESPONSES,
+)
+async def chat_completions(
+    data: JSONBody[Parsed[ChatRequest]],
+    request: Request[Any, Any, Any],
+    models: NamedDependency[Models],
+) -> Response[Any]:
+    """Generate the next message of a conversation."""
+    model = await models.find(data.body.model)
+    conversation = await prepare(data, model)
+    shape = ChatShape(model, data.body, conversation)
+    return await model.pipeline.respond(conversation.prepared, shape, request.receive)
