@@ -126,10 +126,10 @@ class OutputFormat(Protocol):
         choice: ToolChoice = "required",
         parallel: bool = True,
     ) -> str | None:
-        """Return a Lark grammar, in llguidance's dialect, of outputs whose calls have one of these
-        tools and arguments that match its schema. With "required" the output must have a call,
-        after optional reasoning; with "auto" a call is checked from its opening marker on, and only
-        tools with `strict` have their schemas enforced. None if the format cannot say."""
+        """Return a Lark grammar, in llguidance's dialect, of what follows the reasoning: calls of
+        these tools, with arguments that match their schemas. With "required" there must be a call,
+        and only calls; with "auto" there may be text too, a call is checked from its marker on, and
+        only tools with `strict` have their schemas enforced. None if the format cannot say."""
         ...
 
 

@@ -16,6 +16,11 @@ MAX_HEADER = 512
 
 _HEADERS = Markers([START, CHANNEL])
 _BODY_ENDS = Markers([*ENDS, START])
+_HEADER = re.compile(
+    r"(<\|start\|>(assistant)?)?\s*(to=\S+?)?\s*"
+    r"(<\|channel\|>\s*(analysis|commentary|final))?\s*(to=\S+?)?\s*"
+    r"((<\|constrain\|>)?(json|code|text))?\s*"
+)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 
@@ -39,6 +44,8 @@ class Channels:
             start = text.pos
             try:
                 header = yield from text.until(MESSAGE, most=MAX_HEADER)
+                if not _HEADER.fullmatch(header):
+                    raise Broken
             except Broken:
                 text.pos = start + 1  # not a header: content up to the next one
                 parser.content(text.buffer[start : start + 1])

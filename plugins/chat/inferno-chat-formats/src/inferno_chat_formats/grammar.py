@@ -21,11 +21,9 @@ _SPACE = r"/\s*/"
 def grammar(
     spec: Spec,
     calls: Calls,
-    reasoning: tuple[str, str] | None,
     tools: Sequence[Mapping[str, Any]],
     token: Token,
     *,
-    opened: bool,
     choice: ToolChoice,
     parallel: bool,
 ) -> str | None:
@@ -34,23 +32,12 @@ def grammar(
         return None
     known = [_Tool.of(tool, all_strict=choice == "required") for tool in tools]
     rules = _Rules(calls, token, known, parallel)
-    before = _reasoning(rules, reasoning, opened=opened)
-    start = f"{before} {rules.section()}"
+    lead = f"({rules.literal(spec.grammar_lead)})? " if spec.grammar_lead else ""
+    start = f"{lead}{rules.section()}"
     if choice == "auto":
-        lead = rules.up_to("lead", calls.marker)
-        start = f"{before} ({lead} {rules.section(opened=True)})* tail"
-        rules.add("tail", _TEXT)
+        text = rules.up_to("lead", calls.marker)
+        start = f"({text} {rules.section(opened=True)})* {rules.without('TAIL', calls.marker)}"
     return "\n".join([f"start: {start.strip()}", *(f"{n}: {r}" for n, r in rules.rules.items())])
-
-
-def _reasoning(rules: _Rules, reasoning: tuple[str, str] | None, *, opened: bool) -> str:
-    if reasoning is None:
-        return _SPACE
-    opening, closing = reasoning
-    thought = f"{rules.up_to('thought', closing.strip())} {_SPACE}"
-    if opened:
-        return thought
-    return f"({rules.literal(opening)} {thought} | {_SPACE})"
 
 
 @define
@@ -93,10 +80,10 @@ class _Rules:
         return name
 
     def literal(self, text: str) -> str:
-        """Return what matches this string: tokens for its markers, strings for the rest."""
+        """Return what matches this string: special tokens by id, strings for the rest."""
         if not text:
             return ""
-        marks = [m for m in strings(text) if self.token(m) is not None]
+        marks = [m for m in strings(text) if self.is_special(m)]
         first = min(marks, key=lambda m: (text.index(m), -len(m)), default=None)
         if first is None:
             return json.dumps(text, ensure_ascii=False)
@@ -106,14 +93,26 @@ class _Rules:
         parts = [self.literal(before), f"<[{found.id}]>", self.literal(after)]
         return " ".join(filter(None, parts))
 
+    def is_special(self, text: str) -> bool:
+        found = self.token(text)
+        return found is not None and found.special
+
     def up_to(self, name: str, marker: str) -> str:
-        """Return a rule for any text up to the marker, and the marker."""
-        if self.token(marker) is not None or strings(marker)[0] != marker:
-            first = strings(marker)[0]
-            if self.token(first) is not None and marker.startswith(first):
-                return f"{_TEXT} {self.literal(marker)}"
+        """Return what matches text up to the marker, and the marker. Text has no special tokens."""
+        if self._is_token_first(marker):
+            return f"{_TEXT} {self.literal(marker)}"
         self.rules[f"{name}[suffix={json.dumps(marker, ensure_ascii=False)}]"] = _TEXT
         return name
+
+    def without(self, name: str, marker: str) -> str:
+        """Return what matches text without the marker."""
+        if self._is_token_first(marker):
+            return _TEXT
+        has = f"({_TEXT} {json.dumps(marker, ensure_ascii=False)} {_TEXT})"
+        return self.add(name, f"{_TEXT} & ~{has}")
+
+    def _is_token_first(self, marker: str) -> bool:
+        return any(marker.startswith(m) and self.is_special(m) for m in strings(marker))
 
     def section(self, *, opened: bool = False) -> str:
         """Return a rule for one or more calls; with `opened`, from after the first marker on."""

@@ -20,7 +20,11 @@ class Format:
 
     def __init__(self, spec: Spec, need: ChatNeed) -> None:
         self.spec, self._need = spec, need
-        shown = [pair for pair in spec.reasoning if pair[1].strip() in need.template]
+        shown = [
+            pair
+            for pair in spec.reasoning
+            if any(marker.strip() in need.template for marker in pair)
+        ]
         if spec.always_reasons and not shown:
             shown = list(spec.reasoning[:1])
         self.reasoning = shown[0] if shown else None
@@ -82,10 +86,8 @@ class Format:
         return grammar(
             self.spec,
             calls,
-            self.reasoning,
             tools,
             self._need.token,
-            opened=self.opens_reasoning(prompt),
             choice=choice,
             parallel=parallel,
         )

@@ -8,7 +8,7 @@ from typing import Protocol
 from inferno.contracts import Delta
 from inferno_chat_formats.calls import Call, new_id, read_call
 from inferno_chat_formats.reader import Broken, Markers, Text, Wait
-from inferno_chat_formats.spec import Calls, IdStyle, Slot, Spec
+from inferno_chat_formats.spec import Calls, IdStyle, Slot, Spec, beginning
 from inferno_chat_formats.values import Tools
 
 MAX_BROKEN = 32
@@ -83,7 +83,7 @@ class Tagged:
         """By what a call begins with: a section's opening, or a call's, should that be left out."""
         for each in calls:
             for first in (each.opening, each.call[0]):
-                if isinstance(first, str) and (marker := first.strip()):
+                if marker := beginning(first):
                     self.marked.setdefault(marker, []).append(each)
         self.bare = [each for each in calls if each.bare]
         self.markers = Markers([*self.marked, *spec.dropped])
@@ -171,7 +171,7 @@ class Tagged:
         text = parser.text
         start = text.pos
         for calls in self.marked[marker]:
-            if marker != calls.opening.strip():
+            if marker != beginning(calls.opening):
                 text.pos = start - len(marker)
             if (yield from self._calls(parser, calls)):
                 return True

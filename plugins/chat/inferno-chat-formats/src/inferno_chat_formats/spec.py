@@ -86,9 +86,8 @@ class Calls:
 
     @property
     def marker(self) -> str:
-        """What a call begins with, without its white space; empty if bare."""
-        first = self.opening or self.call[0]
-        return first.strip() if isinstance(first, str) else ""
+        """What calls begin with, up to its first white space; empty if bare."""
+        return beginning(self.opening or self.call[0])
 
 
 IdStyle = Literal["call", "alphanumeric", "named"]
@@ -119,6 +118,8 @@ class Spec:
     functions.NAME:INDEX."""
     call_ends_reasoning: bool = False
     """Whether a call may begin in reasoning that was not closed."""
+    grammar_lead: str = ""
+    """What may come between reasoning and calls."""
     parser: Literal["tagged", "channels"] = "tagged"
     prompt_tail: str = ""
     """A marker at the end of prompts that belongs to the output."""
@@ -140,6 +141,11 @@ class Spec:
                 f" and its chat template has {shown}" if shown else ""
             )
         return f"the chat template has {shown}"
+
+
+def beginning(part: Part) -> str:
+    """Return a part up to its first white space, which is optional when it is read."""
+    return part.split()[0] if isinstance(part, str) and part.strip() else ""
 
 
 _MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")

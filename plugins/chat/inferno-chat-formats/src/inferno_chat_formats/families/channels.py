@@ -7,7 +7,8 @@ FAMILIES = (
         name="harmony",
         shows=("<|channel|>", "<|message|>"),
         parser="channels",
-        reasoning=(("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),),
+        reasoning=(("<|channel|>analysis<|message|>", "<|end|>"),),
+        grammar_lead="<|start|>assistant",
         always_reasons=True,
         calls=(
             Calls(

@@ -86,6 +86,7 @@ FAMILIES = (
     Spec(
         name="apriel",
         shows=("<tool_calls>[", "]</tool_calls>"),
+        priority=1,
         reasoning=(
             ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
             ("<thinking>", "</thinking>"),
@@ -124,6 +125,18 @@ FAMILIES = (
         shows=("<|function_call|>",),
         calls=(Calls(call=("<|function_call|>", Slot.OBJECT), repeated=False),),
         example="GigaChat 3.1",
+    ),
+    Spec(
+        name="gigachat3",
+        shows=("function call", "<|role_sep|>", "<|message_sep|>"),
+        lacks=("<|function_call|>",),
+        calls=(
+            Calls(
+                call=("<|message_sep|>\n\nfunction call<|role_sep|>\n", Slot.OBJECT),
+                repeated=False,
+            ),
+        ),
+        example="GigaChat 3",
     ),
     Spec(
         name="firefunction",

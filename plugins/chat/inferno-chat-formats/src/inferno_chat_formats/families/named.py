@@ -113,6 +113,7 @@ FAMILIES = (
         name="solar-open",
         shows=("<|tool_call:begin|>", "<|tool_call:args|>"),
         reasoning=(("<|think|>", "<|end|><|begin|>assistant"),),
+        always_reasons=True,
         calls=(
             Calls(
                 opening="<|tool_calls|>",

@@ -101,7 +101,7 @@ FAMILIES = (
     ),
     Spec(
         name="hunyuan",
-        shows=("<arg_key:opensource>",),
+        shows=(":opensource", "<tool_calls{}>"),
         reasoning=(("<think:opensource>", "</think:opensource>"),),
         calls=(
             _arguments(
@@ -158,6 +158,7 @@ FAMILIES = (
         name="kimi-k3",
         shows=("<|open|>", "<|close|>", "<|end_of_msg|>"),
         reasoning=(("<|open|>think<|sep|>", "<|close|>think<|sep|>"),),
+        always_reasons=True,
         calls=(
             Calls(
                 opening="<|open|>tools<|sep|>",
