@@ -67,7 +67,8 @@ def _parameter(parts: Sequence[Part], key: str, value: Any) -> str:
 
 
 def _python(call: Call) -> str:
-    return f"{call[0]}({', '.join(f'{key}={value!r}' for key, value in call[1].items())})"
+    arguments = (f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in call[1].items())
+    return f"{call[0]}({', '.join(arguments)})"
 
 
 def _gemma(value: Any) -> str:

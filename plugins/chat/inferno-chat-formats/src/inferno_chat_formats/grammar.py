@@ -10,7 +10,7 @@ from attrs import define, field
 
 from inferno.contracts import AddedToken, ToolChoice
 from inferno_chat_formats.spec import Calls, Part, Slot, Spec, strings
-from inferno_chat_formats.values import types_of
+from inferno_chat_formats.values import resolve, types_of
 
 Token = Callable[[str], AddedToken | None]
 
@@ -211,7 +211,7 @@ class _Rules:
             if part is Slot.KEY:
                 written.append(json.dumps(key))
             elif part is Slot.TYPE:
-                written.append(json.dumps(self._type(parts[j - 1], is_text)))
+                written.append(self._type(parts[j - 1], is_text=is_text))
             elif part is Slot.VALUE:
                 end = str(parts[j + 1])
                 values = schema.get("enum") if isinstance(schema, Mapping) else None
@@ -230,10 +230,10 @@ class _Rules:
         return " ".join(filter(None, written))
 
     @staticmethod
-    def _type(before: Part, is_text: bool) -> str:
+    def _type(before: Part, *, is_text: bool) -> str:
         if "type=" in str(before):
-            return "string" if is_text else "object"
-        return "true" if is_text else "false"
+            return '"string"' if is_text else "/number|integer|boolean|array|object|null/"
+        return '"true"' if is_text else '"false"'
 
     def _any_parameters(self) -> str:
         written, skipped = list[str](), ""
@@ -241,7 +241,9 @@ class _Rules:
             if part is Slot.KEY:
                 written.append(r"/[^\s<>\"']{1,64}/")
             elif part is Slot.TYPE:
-                written.append('("true" | "false")')
+                before = self.calls.parameter[j - 1]
+                types = [self._type(before, is_text=known) for known in (True, False)]
+                written.append(f"({' | '.join(types)})")
             elif part is Slot.VALUE:
                 marker = str(self.calls.parameter[j + 1]).split()[0]
                 written.append(self.up_to("any_value", marker))
@@ -258,31 +260,59 @@ class _Rules:
     def _python(self, tool: _Tool, i: int) -> str:
         """Return a list of one call. Arguments are JSON, which Python reads alike but for three
         words that the parser knows."""
-        return f'"[{tool.name}(" {self._members(tool, i, "{}=", "")} ")]"'
+
+        def value(schema: Any, where: str) -> str:
+            return f"%json {_dumped(tool.part(schema))}"
+
+        members = self._members(tool.schema, f"{i}", "{}=", value)
+        if not tool.properties:
+            member = self.add("any_member", r"/[a-zA-Z_]\w*=/ %json {}")
+            members = f"({member} (/, ?/ {member})*)?"
+        return f'{json.dumps(f"[{tool.name}(")} {members} ")]"'
 
     def _gemma(self, tool: _Tool, i: int) -> str:
-        return f'"{{" {self._members(tool, i, "{}:", _QUOTE)} "}}"'
+        def value(schema: Any, where: str) -> str:
+            schema = resolve(tool.schema, schema) if isinstance(schema, Mapping) else {}
+            types = types_of(tool.schema, schema)
+            if types == {"string"}:
+                return f"{self.literal(_QUOTE)} {self.up_to(f'value_{where}', _QUOTE)}"
+            if types == {"object"} and schema.get("properties") and where.count("_") < MAX_NESTED:
+                members = self._members(schema, where, "{}:", value)
+                return f'"{{" {members} "}}"'
+            if types == {"array"} and where.count("_") < MAX_NESTED:
+                item = self.add(f"item_{where}", value(schema.get("items"), f"{where}_i"))
+                return f'"[" ({item} ("," {item})*)? "]"'
+            return f"%json {_dumped(tool.part(schema))}"
 
-    def _members(self, tool: _Tool, i: int, key_form: str, quote: str) -> str:
-        """Return required parameters, then optional ones, with commas between them."""
-        needed = set(tool.schema.get("required") or ())
-        ordered = sorted(tool.properties.items(), key=lambda item: item[0] not in needed)
+        if tool.properties:
+            return value(tool.schema, f"{i}")
+        text = f"{self.literal(_QUOTE)} {self.up_to('any_value', _QUOTE)}"
+        member = self.add("any_member", rf"/\w+:/ ({text} | %json {{}})")
+        return f'"{{" ({member} ("," {member})*)? "}}"'
+
+    def _members(
+        self,
+        schema: Mapping[str, Any],
+        where: str,
+        key_form: str,
+        value: Callable[[Any, str], str],
+    ) -> str:
+        """Return required members, then optional ones, with commas between them."""
+        needed = set(schema.get("required") or ())
+        properties = schema.get("properties") or {}
+        ordered = sorted(properties.items(), key=lambda item: item[0] not in needed)
         written = ""
-        for n, (key, schema) in reversed(list(enumerate(ordered))):
-            comma = '"," ' if n else ""
-            value = self._member(tool, schema, f"{i}_{n}", quote)
-            one = f"{comma}{json.dumps(key_form.format(key))} {value}"
-            name = self.add(f"member_{i}_{n}", one)
+        for n, (key, each) in reversed(list(enumerate(ordered))):
+            comma = "/, ?/ " if n else ""
+            at = f"{where}_{n}"
+            one = f"{comma}{json.dumps(key_form.format(key))} {value(each, at)}"
+            name = self.add(f"member_{at}", one)
             written = f"{name} {written}".strip() if key in needed else f"({name} {written})?"
         return written
 
-    def _member(self, tool: _Tool, schema: Any, where: str, quote: str) -> str:
-        is_text = types_of(tool.schema, schema if isinstance(schema, Mapping) else {}) == {"string"}
-        if quote and is_text:
-            return f"{self.literal(quote)} {self.up_to(f'value_{where}', quote)}"
-        return f"%json {_dumped(tool.part(schema))}"
 
-
+MAX_NESTED = 8
+"""Nesting from which Gemma's arguments are JSON, as for schemas that refer to themselves."""
 _QUOTE = '<|"|>'
 
 

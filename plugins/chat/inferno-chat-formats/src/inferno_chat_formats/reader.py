@@ -144,6 +144,20 @@ class Text:
                     self.pos = seen
                     return self.buffer[start:seen]
 
+    def quoted(self) -> Wait[str]:
+        """Read a JSON string as text, with its quotes."""
+        start = seen = self.pos
+        while True:
+            seen += 1
+            while seen >= len(self.buffer):
+                if not (yield from self.more()):
+                    raise Broken
+            if self.buffer[seen] == "\\":
+                seen += 1
+            elif self.buffer[seen] == '"':
+                self.pos = seen + 1
+                return self.buffer[start : self.pos]
+
     def python(self) -> Wait[str]:
         """Read a Python list as text, to its closing bracket; anything else, to the end of the
         output."""

@@ -166,10 +166,10 @@ def _literal(node: ast.expr, depth: int = 0) -> Any:
             return [_literal(each, depth + 1) for each in elements]
         case ast.Dict(keys=keys, values=values):
             found = {}
-            for key, value in zip(keys, values, strict=True):
+            for key, each in zip(keys, values, strict=True):
                 if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
                     raise Broken
-                found[key.value] = _literal(value, depth + 1)
+                found[key.value] = _literal(each, depth + 1)
             return found
     raise Broken
 
@@ -192,6 +192,8 @@ def _gemma(text: Text, depth: int) -> Wait[Any]:
         return (yield from text.until(_QUOTE))
     yield from text.skip_space()
     first = yield from text.peek()
+    if first == '"':  # as in JSON
+        return parse_json((yield from text.quoted()))
     if first == "{":
         return (yield from _gemma_members(text, depth))
     if first == "[":
@@ -220,6 +222,8 @@ def _gemma_members(text: Text, depth: int) -> Wait[dict[str, Any]]:
         key = yield from text.until(_QUOTE if quoted else ":", most=256)
         if quoted:
             yield from text.expect(":")
+        elif key.strip().startswith('"'):  # as in JSON
+            key = str(parse_json(key.strip()))
         if (key := key.strip()) in found or not key:
             raise Broken
         found[key] = yield from _gemma(text, depth + 1)
