@@ -88,13 +88,6 @@ def test_images_are_refused() -> None:
         )
 
 
-def test_missing_content_is_empty_but_stays_missing_beside_tool_calls() -> None:
-    source = "{% for m in messages %}{{ m.content is none }} {% endfor %}"
-    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [{"role": "user"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    assert render(source, messages) == "False True "
-
-
 def test_tool_arguments_are_objects_in_the_template() -> None:
     source = "{{ messages[0].tool_calls[0].function.arguments.city }}"
     call = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Graz"}'}}

@@ -131,9 +131,7 @@ def _message(message: Message, i: int) -> dict[str, Any]:
                 param=f"messages[{i}].content[{j}]",
                 code="unsupported_parameter",
             )
-    # Templates know one of the two names; clients send back either.
-    reasoning = plain.pop("reasoning", None) or plain.get("reasoning_content")
-    return plain | ({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {})
+    return plain
 
 
 def _ending(data: ChatRequest | TokenizeRequest) -> dict[str, bool]:
