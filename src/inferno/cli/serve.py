@@ -57,6 +57,7 @@ from inferno.cli.options import (
     multiple=True,
     help="Path that needs no API key, such as /metrics; may be repeated.",
 )
+@click.option("--page/--no-page", default=True, help="Serve the chat page at /.")
 @click.option("--seed", type=int, help="Engine seed: makes requests without a seed reproducible.")
 @click.option(
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
@@ -74,6 +75,7 @@ def command(
     max_waiting: int | None,
     shutdown_timeout: float,
     reasoning: str,
+    page: bool,
     locked: bool,
     chat_template: str | None,
     **values: Any,
@@ -98,8 +100,9 @@ def command(
     def ready(url: str, llm: AsyncLLM) -> None:
         clock.lap("engine")
         render.started(llm.plan, clock.laps)
+        chat = f" Chat at {url}/." if page else ""
         click.echo(
-            f"Serving at {url}/v1. "
+            f"Serving at {url}/v1.{chat} "
             f"Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}",
             err=True,
         )
@@ -111,6 +114,7 @@ def command(
         "strict_params": strict_params,
         "max_waiting": max_waiting,
         "reasoning": reasoning,
+        "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),
     }
     run_server(
