@@ -282,6 +282,12 @@ def index() -> str:
         "attention": _declared(catalog, "inferno_attention_backends"),
         "cache policy": _declared(catalog, "inferno_cache_policies"),
         "chat format": _chat_formats(catalog),
+        "grammar": {
+            kind: offer.distribution
+            for offer in catalog.of("inferno_grammars")
+            if _is_ours(offer.distribution)
+            for kind in offer.item.kinds
+        },
         "model": {
             ref: offer.distribution
             for offer in catalog.of("inferno_sources")
@@ -304,7 +310,7 @@ def _declared(catalog: Catalog, hook: str) -> dict[str, str]:
 def _chat_formats(catalog: Catalog) -> dict[str, str]:
     """By name, and `*` for any that no installed plugin knows."""
     names = _declared(catalog, "inferno_chat_formats")
-    return names | {"*": distribution for distribution in names.values()}
+    return {**names, "*": next(iter(names.values()))} if names else {}
 
 
 def _quant_methods() -> dict[str, str]:

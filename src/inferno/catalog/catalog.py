@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from attrs import evolve, frozen
 
@@ -25,11 +25,15 @@ from inferno.contracts import (
     ChatNeed,
     Checkpoint,
     CheckpointFormat,
+    GrammarKind,
+    GrammarProvider,
     Hint,
     KernelNeed,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
     TensorInfo,
 )
@@ -53,6 +57,9 @@ _NOUNS: Mapping[type, str] = {
     CachePolicy: "cache policy",
     Proposer: "proposer",
     ChatFormat: "chat format",
+    GrammarProvider: "grammar provider",
+    LogitsProcessor: "logits processor",
+    RequestField: "request field",
     Source: "source",
     Hint: "hint",
 }
@@ -255,6 +262,22 @@ class Catalog:
             if (offer.item.name, offer.distribution) == (refusal.name, refusal.distribution)
         ]
         return choice.offer, reasons[id(choice.offer)], tuple(refusals)
+
+    def grammars(self) -> tuple[dict[str, Offer[GrammarProvider]], tuple[Refusal, ...]]:
+        """Choose a provider for each kind of grammar. Kinds that none compiles are left out."""
+        offers = self.of("inferno_grammars")
+        found, refusals = dict[str, Offer[GrammarProvider]](), list[Refusal]()
+        for kind in get_args(GrammarKind):
+            willing = [o for o in offers if kind in o.item.kinds]
+
+            def refuses(offer: Offer[GrammarProvider], kind: str = kind) -> str | None:
+                return offer.item.refuses(kind)
+
+            offer, refused = weigh(willing, f"grammars of kind {kind}", refuses)
+            refusals += refused
+            if offer is not None:
+                found[kind] = offer
+        return found, tuple(dict.fromkeys(refusals))
 
     def source_of(self, ref: str) -> Choice[Source]:
         offers = self.of("inferno_sources")

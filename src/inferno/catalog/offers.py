@@ -13,10 +13,13 @@ from inferno.contracts import (
     CachePolicy,
     ChatFormat,
     CheckpointFormat,
+    GrammarProvider,
     Hint,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
 )
 
@@ -27,10 +30,13 @@ T = TypeVar(
     CachePolicy,
     ChatFormat,
     CheckpointFormat,
+    GrammarProvider,
     Hint,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
 )
 
@@ -43,6 +49,9 @@ KINDS: Mapping[str, type] = {
     "inferno_cache_policies": CachePolicy,
     "inferno_proposers": Proposer,
     "inferno_chat_formats": ChatFormat,
+    "inferno_grammars": GrammarProvider,
+    "inferno_logits_processors": LogitsProcessor,
+    "inferno_request_fields": RequestField,
     "inferno_sources": Source,
     "inferno_hints": Hint,
 }

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.catalog.offers import T
@@ -18,11 +18,14 @@ from inferno.contracts import (
     CachePolicy,
     ChatFormat,
     Checkpoint,
+    GrammarProvider,
     KernelProvider,
+    LogitsProcessor,
     ModelConfig,
     OutputFormat,
     Proposer,
     QuantScheme,
+    RequestField,
     TextAssets,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
@@ -48,6 +51,12 @@ class Parts:
     """None: all output is content."""
     catalog: Catalog = attrs.field(eq=False, repr=False)
     """The installed plugins, for a choice that depends on a caller's chat template."""
+    grammars: Mapping[str, GrammarProvider] = field(factory=dict)
+    """By kind of grammar."""
+    logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
+    """Those that requests may name."""
+    request_fields: Mapping[str, RequestField] = field(factory=dict)
+    """Fields of request bodies that plugins understand."""
 
     @classmethod
     def of(cls, plan: Plan, catalog: Catalog) -> Parts:
@@ -62,6 +71,7 @@ class Parts:
             }
 
         [architecture] = chosen(Architecture, "architecture").values()
+        compilers = chosen(GrammarProvider, "grammars")
         [cache_policy] = chosen(CachePolicy, "cache policy").values()
         return cls(
             architecture=architecture,
@@ -72,6 +82,9 @@ class Parts:
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
             chat_format=next(iter(chosen(ChatFormat, "chat format").values()), None),
             catalog=catalog,
+            logits_processors=chosen(LogitsProcessor, "logits processor"),
+            request_fields=chosen(RequestField, "request field"),
+            grammars={use.kind: compilers[use.name] for use in plan.grammars},
         )
 
 

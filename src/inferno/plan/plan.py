@@ -70,6 +70,15 @@ class Speculation:
     """The draft model. Its cache is in this plan's groups, its layers after the model's."""
 
 
+@frozen
+class GrammarUse:
+    """A kind of grammar, and the provider that compiles it."""
+
+    kind: str
+    name: str
+    distribution: str
+
+
 @frozen(kw_only=True)
 class ChatFormatUse:
     """How the model's output is split into content, reasoning and tool calls."""
@@ -150,6 +159,8 @@ class Plan:
     """Layers with a recurrent state."""
     speculation: Speculation | None = None
     chat_format: ChatFormatUse = ChatFormatUse()
+    grammars: tuple[GrammarUse, ...] = ()
+    """For structured output: kinds that are not listed cannot be compiled."""
     cache_policy: str
     dtype: str
     device: Device

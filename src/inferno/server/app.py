@@ -92,7 +92,14 @@ def create_app(
     app = Litestar(
         [*HANDLERS, *(page_handlers() if page else ())],
         lifespan=[lifespan],
-        state=State({"limiter": limiter, "strict_params": strict_params, "keys": keys}),
+        state=State(
+            {
+                "limiter": limiter,
+                "strict_params": strict_params,
+                "keys": keys,
+                "plugin_fields": llm.request_fields,
+            }
+        ),
         dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
         guards=[keys.guard(open_paths)],
         exception_handlers={HTTPException: error_response, Exception: error_response},

@@ -6,7 +6,7 @@ Nothing is converted: a number in quotes is an error that the client should see.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -18,8 +18,10 @@ from cattrs.errors import IterableValidationError, IterableValidationNote
 from litestar.dto import AbstractDTO, DTOConfig
 from litestar.typing import FieldDefinition
 
+from inferno.contracts import RequestField
 from inferno.errors import RequestError
 from inferno.server.errors import shorten, unsupported
+from inferno.server.plugin_fields import applied
 from inferno.server.schema import Message, StreamOptions
 from inferno.server.support import Field
 
@@ -27,6 +29,7 @@ T = TypeVar("T")
 Body = TypeVar("Body", covariant=True)
 _MAX_PROBLEMS = 5
 """Maximum of errors listed in one answer."""
+NO_FIELDS: Mapping[str, RequestField] = {}
 _MAX_INT = 2**62
 """Limit of integers that can be sent to the engine."""
 
@@ -40,7 +43,13 @@ class Parsed(Generic[Body]):
     """Names of fields that have no effect; the answer lists them."""
 
 
-def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
+def decode(
+    body: bytes,
+    cls: type[T],
+    *,
+    strict: bool = False,
+    plugin_fields: Mapping[str, RequestField] = NO_FIELDS,
+) -> Parsed[T]:
     """Parse a body as `cls`. `strict` rejects unknown fields instead of listing them. Raises
     RequestError."""
     try:
@@ -51,6 +60,7 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
         ) from error
     if not isinstance(raw, dict):
         raise RequestError(f"the body is {_kind(raw)}", "Send one JSON object.")
+    raw = applied(raw, cls, plugin_fields)
     ignored = _judge(raw, cls, strict)
     try:
         value = _CONVERTER.structure(raw, cls)
@@ -69,7 +79,13 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
 
     def decode_bytes(self, value: bytes) -> Any:
         connection = self.asgi_connection
-        parsed = decode(value, self.model_type, strict=connection.app.state.strict_params)
+        state = connection.app.state
+        parsed = decode(
+            value,
+            self.model_type,
+            strict=state.strict_params,
+            plugin_fields=state.plugin_fields,
+        )
         connection.state.request_id = getattr(parsed.body, "request_id", None)
         return parsed
 

@@ -75,7 +75,7 @@ class TemplateNeeds:
         short_ids = not probe.works(_turn()) and probe.works(_turn(id="abcdefg12"))
         id = "abcdefg12" if short_ids else "call_0123456789"
         text_arguments, empty = probe.arguments_and_content(id)
-        form = {"id": id, "text": text_arguments}
+        form: dict[str, Any] = {"id": id, "text": text_arguments}
         tool_names = not probe.clean([*_turn(empty, **form), _result(id)]) and probe.clean(
             [*_turn(empty, **form), {**_result(id), "name": _NAME}]
         )
