@@ -163,6 +163,13 @@ class EngineDeadError(InfernoError):
     code = "engine_restarting"
 
 
+class RequestTimeoutError(InfernoError):
+    """The answer took longer than the request or the server allows."""
+
+    status = 504
+    code = "request_timeout"
+
+
 class QueueFullError(InfernoError):
     """More requests are waiting than the server accepts."""
 
@@ -199,6 +206,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         LimitError,
         ModelUnavailableError,
         EngineDeadError,
+        RequestTimeoutError,
         QueueFullError,
         ShuttingDownError,
         AddressError,

@@ -14,7 +14,7 @@ from tests.server.test_schema import JSON
 from inferno.core.types import EngineStats
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.server import create_app
-from inferno.server.app import limiter_of
+from inferno.server.app import MAX_WAITING, limiter_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -431,3 +431,23 @@ def test_no_body_is_a_500(fuzzed: Any, sent: tuple[str, dict[str, Any]]) -> None
     assert response.status_code in (200, 400), response.text
     assert response.status_code == 200 or len(response.text) < 3000
     assert "server_error" not in response.text
+
+
+def test_by_default_the_queue_is_limited(client: Any) -> None:
+    http = client()
+    limiter_of(http.app).in_flight = 4 + MAX_WAITING
+    assert error(http.post(CHAT, json={"messages": MESSAGES}), 429)["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_timeout_must_be_positive(client: Any, seconds: float) -> None:
+    answer = client().post(CHAT, json={"messages": MESSAGES, "timeout": seconds})
+    assert error(answer, 400)["param"] == "timeout"
+
+
+@pytest.mark.parametrize(
+    "tokens", [[-1], [257], [2**40]], ids=["negative", "behind the vocabulary", "huge"]
+)
+def test_impossible_ids_are_a_400(client: Any, tokens: list[int]) -> None:
+    answer = client().post("/detokenize", json={"tokens": tokens})
+    assert error(answer, 400)["param"] == "tokens"

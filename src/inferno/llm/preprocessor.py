@@ -112,11 +112,24 @@ class Preprocessor:
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
         if isinstance(prompt, str):
-            ids = tuple(self._tokenizer("prompt").encode(prompt))
-        else:
-            ids = _integers(prompt)
-            self._check_ids("prompt", ids)
-        return self._checked_length(ids)
+            self.check_characters(len(prompt), "prompt")
+            return self._checked_length(tuple(self._tokenizer("prompt").encode(prompt)))
+        ids = self._checked_length(_integers(prompt))
+        self.check_ids("prompt", ids)
+        return ids
+
+    def check_characters(self, count: int, param: str, least: int = 0) -> None:
+        """Raise RequestError for a string of so many characters that it exceeds the context
+        whatever they are: encoding takes a second per million. `least` are always allowed."""
+        longest = self._tokenizer(param).longest_token
+        if count > max(self.max_model_len * longest, least):
+            raise RequestError(
+                f"{param} has {count} characters, but the context holds {self.max_model_len} "
+                f"tokens, each of at most {longest} characters",
+                "Shorten it, or start with a larger --max-model-len if the model allows it.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def render_chat(
         self,
@@ -136,6 +149,7 @@ class Preprocessor:
         """Return the token ids of `render_chat`, checked like a prompt's. No special tokens are
         added: the template writes them."""
         text = self.render_chat(messages, **template_kwargs)
+        self.check_characters(len(text), "messages")
         return self._checked_length(
             tuple(self._tokenizer("messages").encode(text, add_special_tokens=False))
         )
@@ -196,7 +210,8 @@ class Preprocessor:
             )
         return ids
 
-    def _check_ids(self, param: str, ids: Collection[int]) -> None:
+    def check_ids(self, param: str, ids: Collection[int]) -> None:
+        """Raise RequestError for an id that the model does not have."""
         end = float("inf") if self.vocab_size is None else self.vocab_size
         unknown = next((i for i in ids if not 0 <= i < end), None)
         if unknown is not None:
@@ -213,9 +228,9 @@ class Preprocessor:
                 "Use stop_token_ids.",
                 param="stop",
             )
-        self._check_ids("logit_bias", params.logit_bias)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logprob_token_ids", params.logprob_token_ids)
+        self.check_ids("logit_bias", params.logit_bias)
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logprob_token_ids", params.logprob_token_ids)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
         """Limit `max_tokens` to the context: an answer that fills it finishes with "length", as in

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
 
 MAX_BODY_BYTES = 64 * 2**20
+MAX_WAITING = 1024
 OPEN_PATHS = ("/health", "/ping")
 """Routes that need no key."""
 REASONING_FIELDS = {
@@ -50,7 +51,7 @@ def create_app(
     served_names: Sequence[str] = (),
     strict_params: bool = False,
     own_llm: bool = True,
-    max_waiting: int | None = None,
+    max_waiting: int | None = MAX_WAITING,
     max_body_bytes: int = MAX_BODY_BYTES,
     reasoning: Literal["both", "reasoning", "reasoning_content"] = "both",
     open_paths: Sequence[str] = OPEN_PATHS,
@@ -63,14 +64,15 @@ def create_app(
     log_prompts: bool = False,
     allowed_hosts: Sequence[str] = (ANY,),
     cors_origins: Sequence[str] = (),
+    request_timeout: float | None = None,
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
-    beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
-    no key. `page` serves the chat page at `/`, which needs none either. `allowed_hosts` are the
-    names by which clients may call the server, and `cors_origins` the web pages that may use it,
-    besides its own; `*` is any.
+    beyond those that run; more get a 429. An answer may take `request_timeout` seconds.
+    `strict_params` rejects unknown fields. `open_paths` need no key. `page` serves the chat page at
+    `/`, which needs none either. `allowed_hosts` are the names by which clients may call the
+    server, and `cors_origins` the web pages that may use it, besides its own; `*` is any.
 
     Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
@@ -83,7 +85,7 @@ def create_app(
     def serve(llm: AsyncLLM, names: Sequence[str], limiter: Limiter) -> ServedModel:
         limiter.limit = None if max_waiting is None else llm.plan.max_num_seqs + max_waiting
         names = tuple(names) or (llm.model_id,)
-        pipeline = Pipeline(llm, limiter, metrics.of(names[0]), ping_seconds)
+        pipeline = Pipeline(llm, limiter, metrics.of(names[0]), ping_seconds, request_timeout)
         return ServedModel(pipeline, names, fields)
 
     metrics = Metrics(lambda: map(_view, models.slots), (lambda: keys.all) if key_metrics else None)

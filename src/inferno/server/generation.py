@@ -18,6 +18,7 @@ from inferno.errors import (
     ModelUnavailableError,
     QueueFullError,
     RequestError,
+    RequestTimeoutError,
     ShuttingDownError,
 )
 from inferno.sampling_params import SamplingParams
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from inferno.llm import AsyncLLM, TextDelta
     from inferno.server.metrics import ModelMetrics
 
-Ending = Literal["client", "shutdown", "unload"]
-"""Why a generation is aborted: its client is gone, the server stops, or its model is unloaded."""
+Ending = Literal["client", "shutdown", "unload", "timeout"]
+"""Why a generation is aborted: its client is gone, the server stops, its model is unloaded, or it
+took too long."""
 
 
 @frozen(kw_only=True)
@@ -51,6 +53,8 @@ class Prepared:
     """Score the prompt, and drop the one token that the engine always samples."""
     pooling: Pooling | None = None
     """Make an embedding of each prompt instead of generating."""
+    timeout: float | None = None
+    """Seconds that the answer may take."""
 
     @classmethod
     def of(
@@ -76,6 +80,7 @@ class Prepared:
             cache_salt=checked_salt(data.cache_salt),
             ignored=tuple(dict.fromkeys((*parsed.ignored, *ignored))),
             prompt_only=prompt_only,
+            timeout=_positive(data.timeout),
         )
 
     @property
@@ -122,14 +127,16 @@ class Generation:
     _ended: bool = False
     _stream: AsyncGenerator[list[TextDelta], None] | None = None
     """Once open."""
+    _deadline: asyncio.TimerHandle | None = None
 
     @property
     def num_outputs(self) -> int:
         return self.prepared.num_outputs
 
-    def open(self) -> None:
-        """Check the request and admit it. Raises errors that become a status code: an invalid
-        parameter, a full queue, a restarting engine."""
+    def open(self, timeout: float | None = None) -> None:
+        """Check the request and admit it. It is aborted after `timeout` seconds, or fewer if the
+        request says so. Raises errors that become a status code: an invalid parameter, a full
+        queue, a restarting engine."""
         prepared, record = self.prepared, self.record
         self._stream = self.llm.stream_all(
             prepared.prompts,
@@ -140,7 +147,9 @@ class Generation:
             pooling=prepared.pooling,
         )
         if not self.llm.alive:
-            raise EngineDeadError("the engine is restarting", "Try again in a moment.")
+            raise EngineDeadError(
+                "the engine is restarting, or does not respond", "Try again in a moment."
+            )
         self.limiter.admit(self)
         if record is not None:
             try:
@@ -148,6 +157,10 @@ class Generation:
             except BaseException:
                 self.limiter.release(self)
                 raise
+        limits = [each for each in (prepared.timeout, timeout) if each]
+        if limits:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(min(limits), self.abort, "timeout")
 
     def _describe(self, record: Record) -> None:
         """Add the generation to its request's record. Raises LimitError."""
@@ -167,13 +180,14 @@ class Generation:
             ]
 
     def close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         if not self._ended:
             self.abort()
         self.limiter.release(self)
 
     def abort(self, why: Ending = "client") -> None:
-        """End `deltas`: normally if the client has disconnected, with ShuttingDownError if the
-        server shuts down."""
+        """End `deltas`: normally if the client has disconnected, else with an error."""
         if self._aborted is None:
             self._aborted = why
             self.metrics.aborted(self.num_outputs)
@@ -221,8 +235,12 @@ class Generation:
         return usage
 
     def _gone(self) -> bool:
-        """Whether the client has disconnected. Raises ShuttingDownError if the server shuts
-        down."""
+        """Whether the client has disconnected. Raises the error for another reason to abort."""
+        if self._aborted == "timeout":
+            raise RequestTimeoutError(
+                f"the answer took longer than {time.monotonic() - self._started:.3g} s",
+                "Ask for fewer tokens, or allow more time: timeout, --request-timeout.",
+            )
         if self._aborted == "shutdown":
             raise ShuttingDownError(
                 "the server shut down before the answer was complete", "Try again."
@@ -332,3 +350,11 @@ def checked_salt(salt: str | None) -> str:
             param="cache_salt",
         )
     return salt
+
+
+def _positive(seconds: float | None) -> float | None:
+    if seconds is not None and not seconds > 0:
+        raise RequestError(
+            f"timeout is {seconds:g}", "Give a positive number of seconds.", param="timeout"
+        )
+    return seconds

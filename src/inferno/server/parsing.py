@@ -19,6 +19,7 @@ from litestar.dto import AbstractDTO, DTOConfig
 from litestar.typing import FieldDefinition
 
 from inferno.errors import RequestError
+from inferno.server.bounds import check_shape, check_size
 from inferno.server.errors import shorten, unsupported
 from inferno.server.schema import Message, StreamOptions
 from inferno.server.support import Field
@@ -43,6 +44,7 @@ class Parsed(Generic[Body]):
 def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
     """Parse a body as `cls`. `strict` rejects unknown fields instead of listing them. Raises
     RequestError."""
+    check_size(body)
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -51,6 +53,7 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
         ) from error
     if not isinstance(raw, dict):
         raise RequestError(f"the body is {_kind(raw)}", "Send one JSON object.")
+    check_shape(body, raw)
     ignored = _judge(raw, cls, strict)
     try:
         value = _CONVERTER.structure(raw, cls)
@@ -223,6 +226,14 @@ def _list_of(item: Any) -> Callable[[Any, Any], list[Any]]:
     def hook(value: Any, _: Any) -> list[Any]:
         if not isinstance(value, list):
             raise ValueError(f"must be a list, not {_kind(value)}")
+        if item is str and set(map(type, value)) <= {str}:
+            return value
+        if (
+            item is int
+            and set(map(type, value)) <= {int}
+            and max(map(abs, value), default=0) <= _MAX_INT
+        ):
+            return value
         done = []
         for i, each in enumerate(value):
             try:

@@ -35,9 +35,10 @@ class Pipeline:
         limiter: Limiter,
         metrics: ModelMetrics,
         ping_seconds: float = PING_SECONDS,
+        request_timeout: float | None = None,
     ) -> None:
         self.llm, self.limiter, self.metrics = llm, limiter, metrics
-        self.ping_seconds = ping_seconds
+        self.ping_seconds, self.request_timeout = ping_seconds, request_timeout
 
     async def respond(
         self, prepared: Prepared, shape: Shape[Any], receive: Receive
@@ -45,7 +46,7 @@ class Pipeline:
         """Generate, and answer in that shape: as a stream if the client asks for one, else whole.
         Raises errors that become a status code."""
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
-        generation.open()
+        generation.open(self.request_timeout)
         shape.open(generation)
         if prepared.stream:
             return Stream(

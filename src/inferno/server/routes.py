@@ -14,12 +14,16 @@ import inferno
 from inferno.errors import RequestError
 from inferno.server.errors import RETRY_AFTER
 from inferno.server.metrics import Metrics
+from inferno.server.model import in_time
 from inferno.server.models import Models
 from inferno.server.openai.logprobs import token_text
 from inferno.server.parsing import CattrsDTO, Parsed
 from inferno.server.record import record_of
 from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
 from inferno.server.slot import Slot, State
+
+_MIN_CHARACTERS = 2**18
+"""Strings and lists up to this length are (de)tokenized even if the context is shorter."""
 
 
 @get("/v1/models", sync_to_thread=False)
@@ -89,27 +93,29 @@ async def tokenize(
             param="prompt",
         )
     tokenizer, ignored = model.needed_tokenizer(), data.ignored
-    ids: Sequence[int]
     if body.messages is not None:
-        prompt = await model.encode_chat(body, body.tools or [])
-        ids, ignored = prompt.token_ids, (*ignored, *prompt.ignored)
-    elif body.content is not None:
-        special = body.add_special_tokens if body.add_special is None else body.add_special
-        ids = tokenizer.encode(body.content, add_special_tokens=bool(special))
+        prompt = await model.encode_chat(body, body.tools or [], _MIN_CHARACTERS)
+        ids: Sequence[int] = prompt.token_ids
+        ignored = (*ignored, *prompt.ignored)
     else:
-        special = body.add_special_tokens is not False
-        ids = tokenizer.encode(body.prompt or "", add_special_tokens=special)
-    tokens: Any = ids
-    if body.with_pieces:
-        tokens = [{"id": i, "piece": token_text(tokenizer, i)} for i in ids]
-    answer = {
-        "tokens": tokens,
-        "count": len(ids),
-        "max_model_len": model.preprocessor.max_model_len,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [token_text(tokenizer, i) for i in ids]
-    return _answer(answer, ignored)
+        text, special = body.prompt or "", body.add_special_tokens is not False
+        if body.content is not None:
+            text, asked = body.content, body.add_special
+            special = bool(body.add_special_tokens if asked is None else asked)
+        model.preprocessor.check_characters(len(text), given[0], _MIN_CHARACTERS)
+        ids = await in_time(lambda: tokenizer.encode(text, add_special_tokens=special), len(text))
+
+    def write() -> dict[str, Any]:
+        pieces = [token_text(tokenizer, i) for i in ids] if wants_pieces else []
+        tokens: Any = ids
+        if body.with_pieces:
+            tokens = [{"id": i, "piece": piece} for i, piece in zip(ids, pieces, strict=True)]
+        longest = model.preprocessor.max_model_len
+        answer = {"tokens": tokens, "count": len(ids), "max_model_len": longest}
+        return answer | ({"token_strs": pieces} if body.return_token_strs else {})
+
+    wants_pieces = body.with_pieces or body.return_token_strs
+    return _answer(await in_time(write, len(ids) if wants_pieces else 0), ignored)
 
 
 @post(
@@ -124,7 +130,14 @@ async def detokenize(
 ) -> Response[Any]:
     """Decode token ids, under vLLM's and llama.cpp's names for the field."""
     model = await models.find(data.body.model)
-    text = model.needed_tokenizer().decode(data.body.tokens, skip_special_tokens=False)
+    tokens, tokenizer = data.body.tokens, model.needed_tokenizer()
+    most = max(_MIN_CHARACTERS, model.preprocessor.max_model_len)
+    if len(tokens) > most:
+        raise RequestError(
+            f"there are {len(tokens)} tokens", f"Send at most {most}.", param="tokens"
+        )
+    model.preprocessor.check_ids("tokens", tokens)
+    text = await in_time(lambda: tokenizer.decode(tokens, skip_special_tokens=False), len(tokens))
     return _answer({"prompt": text, "content": text}, data.ignored)
 
 

@@ -55,6 +55,7 @@ _GENERATION = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
+        timeout="Seconds that the answer may take; then it ends with the error request_timeout.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
     ),
 )

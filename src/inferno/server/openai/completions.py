@@ -43,11 +43,7 @@ async def completions(
     model = await models.find(body.model)
     sent = sampling_values(body)
     params = _params(body, sent, model)
-    texts, prompts = await _prompts(body, model)
-    if len(prompts) * params.n > _MAX_OUTPUTS:
-        raise RequestError(
-            "too many prompts", f"Prompts times n must be at most {_MAX_OUTPUTS}.", param="prompt"
-        )
+    texts, prompts = await _prompts(body, model, params.n)
     prepared = Prepared.of(
         data,
         model=model.name(body.model),
@@ -77,13 +73,20 @@ def _params(data: CompletionRequest, sent: Mapping[str, Any], model: ServedModel
 
 
 async def _prompts(
-    data: CompletionRequest, model: ServedModel
+    data: CompletionRequest, model: ServedModel, n: int
 ) -> tuple[list[str], list[tuple[int, ...]]]:
     """Return each prompt as a string (empty unless echoed) and as unchecked token ids. Raises
     RequestError."""
     raw: Any = data.prompt
     prompts = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
     special = data.add_special_tokens is not False
+    if len(prompts) * n > _MAX_OUTPUTS:
+        raise RequestError(
+            "too many prompts", f"Prompts times n must be at most {_MAX_OUTPUTS}.", param="prompt"
+        )
+    for prompt in prompts:
+        if isinstance(prompt, str) and model.tokenizer is not None:
+            model.preprocessor.check_characters(len(prompt), "prompt")
 
     def encode_one(prompt: str | list[int]) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, str):
