@@ -44,10 +44,14 @@ class Chat:
         self.problems: list[str] = []
         """What the browser complained about."""
         self.requested: set[str] = set()
-        page.on("console", lambda m: m.type == "error" and self.problems.append(m.text))
-        page.on("pageerror", lambda e: self.problems.append(str(e)))
+        page.on("console", self._logged)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("request", lambda r: self.requested.add(r.url))
         page.goto(live.url)
+
+    def _logged(self, message: Any) -> None:
+        if message.type == "error":
+            self.problems.append(message.text)
 
     def send(self, text: str) -> None:
         self.page.get_by_role("textbox", name="Message").fill(text)
@@ -262,7 +266,10 @@ def test_what_a_model_or_a_person_writes_is_never_markup(
     chat: Callable[..., Chat], where: str
 ) -> None:
     hostile = json.dumps({"name": HOSTILE, "arguments": {"x": HOSTILE}})
-    replies = {"thoughts": f"<think>{HOSTILE}</think>ok", "call": f"<tool_call>{hostile}</tool_call>"}
+    replies = {
+        "thoughts": f"<think>{HOSTILE}</think>ok",
+        "call": f"<tool_call>{hostile}</tool_call>",
+    }
     it = chat(speaker(replies.get(where, HOSTILE), chunk=5))
     if where == "call":
         it.button("Settings").click()
@@ -274,7 +281,9 @@ def test_what_a_model_or_a_person_writes_is_never_markup(
     expect(it.answer.locator(".stats")).to_contain_text("tokens")
     messages = it.page.locator("#messages")
     expect(messages).to_contain_text("onerror")
-    expect(messages.locator("img, script, iframe, style, base, [onerror], [onload]")).to_have_count(0)
+    expect(messages.locator("img, script, iframe, style, base, [onerror], [onload]")).to_have_count(
+        0
+    )
     links = it.page.eval_on_selector_all("#messages a", "all => all.map(a => a.href)")
     assert {link.split(":")[0] for link in links} <= {"http"}
     assert it.page.evaluate("window.pwned") is None
@@ -327,7 +336,8 @@ def test_a_server_that_is_gone_costs_no_message(chat: Callable[..., Chat]) -> No
 def test_an_engine_that_fails_leaves_its_part_and_a_reason(
     chat: Callable[..., Chat], fault: str
 ) -> None:
-    llm = FakeLLM(reply="word ", endless=True, delay=0.002, **{fault: 50})
+    llm = FakeLLM(reply="word ", endless=True, delay=0.002)
+    setattr(llm, fault, 50)
     it = chat(llm)
     it.send("go")
     alert = it.page.get_by_role("alert")
