@@ -44,12 +44,12 @@ class Chat:
         self.problems: list[str] = []
         """What the browser complained about."""
         self.requested: set[str] = set()
-        page.on("console", self._logged)
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", self._note)
+        page.on("pageerror", lambda e: self.problems.append(str(e)))
         page.on("request", lambda r: self.requested.add(r.url))
         page.goto(live.url)
 
-    def _logged(self, message: Any) -> None:
+    def _note(self, message: Any) -> None:
         if message.type == "error":
             self.problems.append(message.text)
 
@@ -336,8 +336,8 @@ def test_a_server_that_is_gone_costs_no_message(chat: Callable[..., Chat]) -> No
 def test_an_engine_that_fails_leaves_its_part_and_a_reason(
     chat: Callable[..., Chat], fault: str
 ) -> None:
-    llm = FakeLLM(reply="word ", endless=True, delay=0.002)
-    setattr(llm, fault, 50)
+    faults: dict[str, Any] = {fault: 50}
+    llm = FakeLLM(reply="word ", endless=True, delay=0.002, **faults)
     it = chat(llm)
     it.send("go")
     alert = it.page.get_by_role("alert")

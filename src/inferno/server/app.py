@@ -19,12 +19,14 @@ from litestar.types import Message, Scope
 import inferno
 from inferno.server.endpoints import HANDLERS
 from inferno.server.errors import error_response
+from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.generation import Limiter
 from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
 from inferno.server.page import page_handlers
+from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Recorded
 
@@ -55,13 +57,18 @@ def create_app(
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
     page: bool = True,
+    allowed_hosts: Sequence[str] = (ANY,),
+    cors_origins: Sequence[str] = (),
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
     beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
-    no key. `page` serves the chat page at `/`, which needs none either.
+    no key. `page` serves the chat page at `/`, which needs none either. `allowed_hosts` are the
+    names by which clients may call the server, and `cors_origins` the web pages that may use it,
+    besides its own; `*` is any.
     """
+    origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
@@ -101,7 +108,9 @@ def create_app(
         ),
         logging_config=None,
     )
-    app.asgi_handler = Recorded(app.asgi_handler, lambda record: None)
+    app.state.routes = routes = Routes.of(app)
+    gate = Gate(app.asgi_handler, routes, frozenset(allowed_hosts), origins)
+    app.asgi_handler = Recorded(gate, lambda record: None)
     return app
 
 

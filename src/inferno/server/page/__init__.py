@@ -66,14 +66,14 @@ class _File:
 
 def page_handlers() -> list[HTTPRouteHandler]:
     """Handlers of `/` and `/page/NAME`. They need no key; what the page asks of the API does."""
-    known, options = _read(), {"open": True}
+    known = _read()
 
-    @get("/", opt=options, include_in_schema=False, sync_to_thread=False)
+    @get("/", needs_no_key=True, include_in_schema=False, sync_to_thread=False)
     def page(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The page."""
         return known[_INDEX].response(request)
 
-    @get("/page/{name:str}", opt=options, include_in_schema=False, sync_to_thread=False)
+    @get("/page/{name:str}", needs_no_key=True, include_in_schema=False, sync_to_thread=False)
     def page_file(name: FromPath[str], request: Request[Any, Any, Any]) -> Response[bytes]:
         """A file that the page needs."""
         if name not in known:
