@@ -12,12 +12,9 @@ from litestar import Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import Message, Scope
 
-import inferno
-from inferno.server.endpoints import HANDLERS
+from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
 from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.generation import Limiter
@@ -25,6 +22,7 @@ from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
+from inferno.server.openapi import openapi_config
 from inferno.server.page import page_handlers
 from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
@@ -100,12 +98,7 @@ def create_app(
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],
         request_max_body_size=max_body_bytes,
-        openapi_config=OpenAPIConfig(
-            title="inferno",
-            version=inferno.__version__,
-            path="/schema",
-            render_plugins=[JsonRenderPlugin()],
-        ),
+        openapi_config=openapi_config(BODIES),
         logging_config=None,
     )
     app.state.routes = routes = Routes.of(app)
