@@ -13,7 +13,7 @@ import rich_click as click
 from inferno.cli import arm_interrupt, report
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
 from inferno.cli.sampling import sampling_options, take_sampling
-from inferno.errors import InfernoError
+from inferno.errors import InfernoError, OptionError
 
 if TYPE_CHECKING:
     from inferno.cli.chat_model import ChatModel
@@ -50,9 +50,8 @@ def command(
     sampling = take_sampling(values)
     if url is None and ref is None and (url := os.environ.get("OPENAI_BASE_URL")):
         click.echo(f"No model named: using OPENAI_BASE_URL, {url}.", err=True)
-    opening = (
-        _remote(url, api_key, ref, values) if url else _local(ref, values, chat_template)
-    )
+    values["chat_template"] = chat_template
+    opening = _remote(url, api_key, ref, values) if url else _local(ref, values)
     with opening as model:
         from inferno.cli.chat_commands import COMMANDS
         from inferno.cli.conversation import Conversation
@@ -98,12 +97,11 @@ def _talk(conversation: Conversation) -> None:
 
 
 @contextlib.contextmanager
-def _local(
-    ref: str | None, values: dict[str, Any], chat_template: str | None
-) -> Iterator[ChatModel]:
+def _local(ref: str | None, values: dict[str, Any]) -> Iterator[ChatModel]:
     from inferno.cli import session
     from inferno.cli.chat_model import LocalModel
 
+    chat_template = values.pop("chat_template")
     with session.opened(ref, values, chat_template) as run:
         yield LocalModel(run)
 
@@ -114,6 +112,12 @@ def _remote(
 ) -> Iterator[ChatModel]:
     from inferno.cli.remote import RemoteModel
 
+    for option, value in values.items():
+        if value not in (None, (), False):
+            raise OptionError(
+                f"--{option.replace('_', '-')} is for a model in this process, not for {url}",
+                "Leave it out.",
+            )
     with contextlib.closing(
         RemoteModel(url, key or os.environ.get("OPENAI_API_KEY"), name)
     ) as model:

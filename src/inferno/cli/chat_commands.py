@@ -151,7 +151,9 @@ COMMANDS: Mapping[str, Command] = {
     "/clear": _CLEAR,
     "/reset": _CLEAR,
     "/file": Command("/file PATH", "Put a text file in front of the next message.", _file),
-    "/system": Command("/system [TEXT]", "Show or change the system prompt; none drops it.", _system),
+    "/system": Command(
+        "/system [TEXT]", "Show or change the system prompt; none drops it.", _system
+    ),
     "/set": Command("/set [NAME [VALUE]]", "Show or change a setting: /set temperature 0.7", _set),
     "/think": Command(
         "/think [on|off|default|show]", "Turn reasoning on or off, or print the last one.", _think

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from attrs import frozen
 
-from inferno.cli.session import Run
-from inferno.contracts import Delta, OutputFormat
 from inferno.errors import OptionError
+
+if TYPE_CHECKING:
+    from inferno.cli.session import Run
+    from inferno.server.output_parser import Delta
 
 Message = Mapping[str, Any]
 """A message as in OpenAI's API."""
+
+
+class Piece(NamedTuple):
+    """What an answer gained."""
+
+    kind: Literal["content", "reasoning"]
+    text: str
 
 
 @frozen
@@ -39,7 +48,7 @@ class ChatModel(Protocol):
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Delta | Usage]:
+    ) -> Iterator[Piece | Usage]:
         """Generate the next message. `settings` are sampling parameters by their names. Yields what
         is new, and the counts as far as they are known. Closing the iterator stops the answer.
         Raises InfernoError."""
@@ -50,12 +59,15 @@ class LocalModel:
     """A model in this process."""
 
     def __init__(self, run: Run) -> None:
+        from inferno.server.output_parser import OutputFormat
+
+        front = run.preprocessor
         self._run = run
-        self._format: OutputFormat | None = run.preprocessor.chat_format()
+        self._format = OutputFormat.of(front.response_template, front.tokenizer)
 
     @property
     def name(self) -> str:
-        return self._run.llm.model_id
+        return self._run.model_id
 
     def names(self) -> Sequence[str]:
         return (self.name,)
@@ -68,21 +80,25 @@ class LocalModel:
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Delta | Usage]:
-        run, parser = self._run, None
-        prompt, text = run.chat_prompt(messages, thinking)
+    ) -> Iterator[Piece | Usage]:
+        run = self._run
+        prompt = run.chat_prompt(messages, thinking)
+        parser = self._format.parser(run.chat_text(messages, thinking), ())
+        if self._format.writes_special:
+            settings = {**settings, "skip_special_tokens": False}
         params = run.params(**settings)
-        if self._format is not None:
-            parser = self._format.parser(text, ())
-            if self._format.writes_special(tools=False):
-                params = run.params(**{**settings, "skip_special_tokens": False})
         cached = count = 0
         for delta in run.llm.stream(prompt, params):
             cached, count = max(cached, delta.num_cached), count + len(delta.token_ids)
             yield Usage(len(prompt), cached, count)
             if parser is not None:
-                yield from parser.feed(delta.text)
+                yield from map(_piece, parser.feed(delta.text))
             elif delta.text:
-                yield Delta("content", delta.text)
+                yield Piece("content", delta.text)
         if parser is not None:
-            yield from parser.finish()
+            yield from map(_piece, parser.finish())
+
+
+def _piece(delta: Delta) -> Piece:
+    """Without tools there are no calls, only text."""
+    return Piece("reasoning" if delta.kind == "reasoning" else "content", delta.text)

@@ -159,7 +159,7 @@ class Conversation:
                     usage = new
                     continue
                 first = first or time.perf_counter()
-                parts["content" if new.kind == "tool" else new.kind] += new.text
+                parts[new.kind] += new.text
                 screen.show(new)
         except InfernoError as error:
             screen.close()
@@ -185,8 +185,10 @@ def _line(usage: Usage, start: float, first: float, end: float, stopped: bool) -
     """212 tokens · 31.4 tokens/s · first after 0.21 s · 96 of 110 prompt tokens cached"""
     count, parts = usage.completion_tokens, []
     if count:
-        rate = max(count - 1, 1) / max(end - first, 1e-9)
-        parts += [f"{count} tokens", f"{rate:.1f} tokens/s", f"first after {first - start:.2f} s"]
+        parts.append(f"{count} tokens")
+        if count > 1:
+            parts.append(f"{(count - 1) / max(end - first, 1e-9):.1f} tokens/s")
+        parts.append(f"first after {first - start:.2f} s")
         parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached")
     return " · ".join([*parts, *(["stopped"] if stopped else [])])
 

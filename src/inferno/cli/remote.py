@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from inferno.cli.chat_model import Message, Usage
-from inferno.contracts import Delta
+from inferno.cli.chat_model import Message, Piece, Usage
 from inferno.errors import OptionError, RemoteError
 from inferno.sampling_params import parameters
 
@@ -52,7 +51,7 @@ class RemoteModel:
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Delta | Usage]:
+    ) -> Iterator[Piece | Usage]:
         if unknown := settings.keys() - _IN_BODY:
             raise OptionError(f"a server does not take {', '.join(unknown)}", "Leave it out.")
         body: dict[str, Any] = {
@@ -105,7 +104,7 @@ def _base(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def _event(event: Mapping[str, Any]) -> Iterator[Delta | Usage]:
+def _event(event: Mapping[str, Any]) -> Iterator[Piece | Usage]:
     if error := event.get("error"):
         message = error.get("message") if isinstance(error, Mapping) else error
         raise RemoteError(f"the answer broke off: {message}", "/retry sends the message again.")
@@ -119,9 +118,9 @@ def _event(event: Mapping[str, Any]) -> Iterator[Delta | Usage]:
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
-            yield Delta("reasoning", reasoning)
+            yield Piece("reasoning", reasoning)
         if content := delta.get("content"):
-            yield Delta("content", content)
+            yield Piece("content", content)
 
 
 def _object(data: str | bytes) -> dict[str, Any]:

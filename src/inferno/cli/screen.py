@@ -16,7 +16,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from inferno.contracts import Delta
+from inferno.cli.chat_model import Piece
 
 REFRESH_SECONDS = 0.06
 _THOUGHT_LINES = 3
@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Screen(Protocol):
-    def show(self, delta: Delta) -> None:
+    def show(self, piece: Piece) -> None:
         """Show what is new of the answer."""
         ...
 
@@ -41,9 +41,9 @@ class Plain:
 
     _open: bool = False
 
-    def show(self, delta: Delta) -> None:
-        if delta.kind != "reasoning":
-            text = delta.text if not sys.stdout.isatty() else printable(delta.text)
+    def show(self, piece: Piece) -> None:
+        if piece.kind != "reasoning":
+            text = piece.text if not sys.stdout.isatty() else printable(piece.text)
             sys.stdout.write(text)
             sys.stdout.flush()
             self._open = True
@@ -68,16 +68,16 @@ class Terminal:
     """Whether a block was printed, so that a blank line must follow."""
     _drawn: float = field(default=0.0)
 
-    def show(self, delta: Delta) -> None:
+    def show(self, piece: Piece) -> None:
         if self._live is None:
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()
-        if delta.kind == "reasoning":
+        if piece.kind == "reasoning":
             self._thinking_since = self._thinking_since or time.monotonic()
-            self._thought += printable(delta.text)
+            self._thought += printable(piece.text)
         else:
             self._fold_thought()
-            self._text += printable(delta.text)
+            self._text += printable(piece.text)
         now = time.monotonic()
         if now - self._drawn >= REFRESH_SECONDS:
             self._print_complete()
@@ -144,15 +144,15 @@ def printable(text: str) -> str:
 
 
 def complete(text: str) -> int:
-    """The number of characters in front of the last block whose first line is complete: what comes
-    later cannot change them."""
+    """The number of characters in front of the last block that has begun for certain: what comes
+    later cannot change them. The block's first line is complete, and unless an empty line precedes
+    it, the second is too: that one makes a table of the first."""
     blocks = [token.map[0] for token in _PARSER.parse(text) if token.level == 0 and token.map]
-    whole = text.count("\n")
-    begun = [line for line in blocks if line < whole]
+    lines = text.split("\n")
+    begun = [at for at in blocks if at + bool(lines[at - 1].strip()) < len(lines) - 1]
     if not begun or begun[-1] == blocks[0]:
         return 0
-    ends = [found.end() for found in re.finditer("\n", text)]
-    return ends[begun[-1] - 1]
+    return len("\n".join(lines[: begun[-1]])) + 1
 
 
 _PARSER = MarkdownIt().enable("strikethrough").enable("table")  # as rich's Markdown
