@@ -163,6 +163,10 @@ class ModelUnavailableError(InfernoError):
     code = "model_unavailable"
 
 
+class RemoteError(InfernoError):
+    """A remote server cannot be reached, refused a request, or broke off its answer."""
+
+
 class EngineDeadError(InfernoError):
     """The engine process ended with requests pending. A new one is being started: send the request
     again."""
