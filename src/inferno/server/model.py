@@ -12,10 +12,10 @@ from attrs import asdict, frozen
 
 from inferno.errors import RequestError
 from inferno.server.errors import log, unsupported
-from inferno.server.output_parser import OutputFormat
 from inferno.server.schema import ChatRequest, Message, TokenizeRequest
 
 if TYPE_CHECKING:
+    from inferno.contracts import OutputFormat
     from inferno.llm.preprocessor import Preprocessor
     from inferno.server.pipeline import Pipeline
     from inferno.text import Tokenizer
@@ -51,8 +51,8 @@ class ServedModel:
         """Answers have the first one if the request names none."""
         self.reasoning_fields = tuple(reasoning_fields)
         """The fields of a message for the model's reasoning."""
-        self.output_format = OutputFormat()
-        """Read by `warm_up`; until then all output is content."""
+        self.output_format: OutputFormat | None = None
+        """Built by `warm_up`. None: all output is content."""
         self.created = int(time.time())
 
     @property
@@ -76,9 +76,13 @@ class ServedModel:
         return self.tokenizer
 
     async def encode_chat(
-        self, data: ChatRequest | TokenizeRequest, tools: Sequence[dict[str, Any]]
+        self,
+        data: ChatRequest | TokenizeRequest,
+        tools: Sequence[dict[str, Any]],
+        least: int = 0,
     ) -> ChatPrompt:
-        """Render the conversation with the model's chat template. Raises RequestError."""
+        """Render the conversation with the model's chat template. Raises RequestError, but not for
+        a length of up to `least` characters."""
         messages = [_message(m, i) for i, m in enumerate(data.messages or ())]
         tokenizer, preprocessor = self.needed_tokenizer("messages"), self.preprocessor
         source = preprocessor.template.source(tools=bool(tools))
@@ -86,23 +90,25 @@ class ServedModel:
         options = {**_effort(data, source), **variables, **_ending(data)}
         special = isinstance(data, TokenizeRequest) and bool(data.add_special_tokens)
 
+        characters = sum(len(str(m.get("content"))) for m in messages)
+        preprocessor.check_characters(characters, "messages", least)
+
         def work() -> tuple[str, tuple[int, ...]]:
             text = preprocessor.render_chat(messages, tools=tools or None, **options)
+            preprocessor.check_characters(len(text), "messages", least)
             return text, tuple(tokenizer.encode(text, add_special_tokens=special))
 
-        text, ids = await in_time(work, sum(len(str(m.get("content"))) for m in messages))
+        text, ids = await in_time(work, characters)
         unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]
         return ChatPrompt(text, ids, tuple(unknown[:20]))
 
     def warm_up(self) -> None:
         """Import and compile what would otherwise delay every stream at the first chat."""
         try:
-            self.output_format = OutputFormat.of(
-                self.preprocessor.response_template, self.tokenizer
-            )
+            self.output_format = self.preprocessor.chat_format()
         except ValueError as error:
             log.warning(
-                "tool calls and reasoning are not parsed: the response_template is invalid: %s",
+                "tool calls and reasoning are not parsed: the chat format is invalid: %s",
                 error,
             )
         # A template may refuse this conversation but accept others.
@@ -133,9 +139,7 @@ def _message(message: Message, i: int) -> dict[str, Any]:
                 param=f"messages[{i}].content[{j}]",
                 code="unsupported_parameter",
             )
-    # Templates know one of the two names; clients send back either.
-    reasoning = plain.pop("reasoning", None) or plain.get("reasoning_content")
-    return plain | ({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {})
+    return plain
 
 
 def _ending(data: ChatRequest | TokenizeRequest) -> dict[str, bool]:
