@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import GrammarSpec
+from inferno.contracts import GrammarSpec, ReasoningMarkers
 from inferno.errors import RequestError
 from inferno.structured_outputs import grammar_spec
 
@@ -280,6 +280,23 @@ class SamplingParams:
             "What the output must match: one of `json` (a JSON schema), `regex`, `choice`, "
             "`grammar` (Lark or GBNF), `json_object` and `structural_tag`; for JSON also "
             "`disable_any_whitespace` and `whitespace_pattern`.",
+            flag=False,
+        ),
+    )
+    thinking_token_budget: int | None = field(
+        default=None,
+        validator=_Between(0),
+        metadata=_described(
+            "The most tokens of reasoning: then its closing marker follows. In chats with models "
+            "whose chat format has reasoning.",
+            flag=False,
+        ),
+    )
+    reasoning: ReasoningMarkers | None = field(
+        default=None,
+        metadata=_described(
+            "Where reasoning begins and ends, for `thinking_token_budget`. Chats set it.",
+            in_body=False,
             flag=False,
         ),
     )

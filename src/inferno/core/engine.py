@@ -87,8 +87,7 @@ class Engine:
         grammars = Grammars.of(opened)
 
         def constrain(request: Request) -> Constraint | None:
-            spec = request.params.structured_outputs
-            return grammars.compile(spec) if spec is not None else None
+            return grammars.constraint(request.params)
 
         plan, free = opened.plan, free or free_memory(opened.plan.device)
         before = free() if free is not None else 0
