@@ -332,6 +332,13 @@ class SamplingParams:
         ),
     )
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar or a budget of reasoning restricts its tokens."""
+        return self.structured_outputs is not None or (
+            self.thinking_token_budget is not None and self.reasoning is not None
+        )
+
     def __attrs_post_init__(self) -> None:
         if self.allowed_token_ids == ():
             raise RequestError(

@@ -89,6 +89,18 @@ class Grammars:
 
         return cls(opened.parts.grammars, read, partial(hint_for, plan))
 
+    def constraint_of(self, params: SamplingParams) -> Constraint | None:
+        """Return what holds a request's output to its grammar and its budget of reasoning, or None
+        if it has neither. Raises GrammarError."""
+        spec, markers = params.structured_outputs, params.reasoning
+        found = self.compile(spec) if spec is not None else None
+        if params.thinking_token_budget is None or markers is None:
+            return found
+        marks = self._marks_of(markers)
+        close = tuple(self._known().encode(markers.close))
+        budget = params.thinking_token_budget
+        return BudgetConstraint(found, marks, close, budget, markers.is_open)
+
     def compile(self, spec: GrammarSpec) -> Constraint:
         """Return the constraint of a spec. Raises GrammarError."""
         compiler = self._compiler(spec.kind)
@@ -104,18 +116,6 @@ class Grammars:
             return GrammarConstraint(matcher, compiler)
         marks = self._marks_of(spec.reasoning)
         return ReasoningConstraint(matcher, compiler, spec.reasoning, marks)
-
-    def constraint(self, params: SamplingParams) -> Constraint | None:
-        """Return what holds a request's output to its grammar and its budget of reasoning; None if
-        it has neither. Raises GrammarError."""
-        spec, markers = params.structured_outputs, params.reasoning
-        found = self.compile(spec) if spec is not None else None
-        if params.thinking_token_budget is None or markers is None:
-            return found
-        marks = self._marks_of(markers)
-        close = tuple(self._known().encode(markers.close))
-        budget = params.thinking_token_budget
-        return BudgetConstraint(found, marks, close, budget, markers.is_open)
 
     def prepare(self) -> None:
         """Build all compilers now."""
