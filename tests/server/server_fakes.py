@@ -167,6 +167,7 @@ class FakeLLM:
         cache_salt: str = "",
         pooling: Pooling | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
+        self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
         self.seen += [(ids, params) for ids in encoded]
         if pooling is not None:

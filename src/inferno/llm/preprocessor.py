@@ -201,7 +201,7 @@ class Preprocessor:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
         token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
-        self._check_params(params)
+        self.check_params(params)
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
@@ -257,7 +257,8 @@ class Preprocessor:
                 param=param,
             )
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError for parameters that this model cannot honour."""
         if params.stop and self.tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, which this model lacks",
