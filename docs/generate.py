@@ -281,6 +281,13 @@ def index() -> str:
         "kernels": _declared(catalog, "inferno_kernels"),
         "attention": _declared(catalog, "inferno_attention_backends"),
         "cache policy": _declared(catalog, "inferno_cache_policies"),
+        "chat format": _chat_formats(catalog),
+        "grammar": {
+            kind: offer.distribution
+            for offer in catalog.of("inferno_grammars")
+            if _is_ours(offer.distribution)
+            for kind in offer.item.kinds
+        },
         "model": {
             ref: offer.distribution
             for offer in catalog.of("inferno_sources")
@@ -298,6 +305,12 @@ def _is_ours(distribution: str) -> bool:
 
 def _declared(catalog: Catalog, hook: str) -> dict[str, str]:
     return {o.item.name: o.distribution for o in catalog.of(hook) if _is_ours(o.distribution)}
+
+
+def _chat_formats(catalog: Catalog) -> dict[str, str]:
+    """By name, and `*` for any that no installed plugin knows."""
+    names = _declared(catalog, "inferno_chat_formats")
+    return {**names, "*": next(iter(names.values()))} if names else {}
 
 
 def _quant_methods() -> dict[str, str]:

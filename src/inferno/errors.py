@@ -10,7 +10,15 @@ from typing import ClassVar, Literal, Self
 from attrs import frozen
 
 MissingKind = Literal[
-    "architecture", "format", "scheme", "kernels", "attention", "cache policy", "model"
+    "architecture",
+    "format",
+    "scheme",
+    "kernels",
+    "attention",
+    "cache policy",
+    "chat format",
+    "model",
+    "grammar",
 ]
 """Kinds of things that a distribution may provide."""
 
@@ -155,6 +163,10 @@ class ModelUnavailableError(InfernoError):
     code = "model_unavailable"
 
 
+class RemoteError(InfernoError):
+    """A remote server cannot be reached, refused a request, or broke off its answer."""
+
+
 class EngineDeadError(InfernoError):
     """The engine process ended with requests pending. A new one is being started: send the request
     again."""
@@ -189,6 +201,18 @@ class AddressError(InfernoError):
     """The server cannot listen on the given address."""
 
 
+class GrammarError(InfernoError):
+    """A grammar that cannot be compiled. `path` leads to the part at fault, as in
+    "properties.a.pattern"; it is empty if that is not known."""
+
+    exit_code = 2
+    status = 400
+
+    def __init__(self, cause: str, remedy: str = "", *, path: str = "", detail: str = "") -> None:
+        super().__init__(cause, remedy, detail=detail)
+        self.path = path
+
+
 ERRORS: dict[str, type[InfernoError]] = {
     cls.__name__: cls
     for cls in (
@@ -210,6 +234,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         QueueFullError,
         ShuttingDownError,
         AddressError,
+        GrammarError,
     )
 }
 """Error classes by name, for errors that cross a process boundary."""

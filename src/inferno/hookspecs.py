@@ -21,11 +21,15 @@ if TYPE_CHECKING:
         Architecture,
         AttentionBackend,
         CachePolicy,
+        ChatFormat,
         CheckpointFormat,
+        GrammarProvider,
         Hint,
         KernelProvider,
+        LogitsProcessor,
         Proposer,
         QuantScheme,
+        RequestField,
         Source,
     )
 
@@ -39,6 +43,10 @@ API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_attention_backends": (1, 1),
     "inferno_cache_policies": (1, 1),
     "inferno_proposers": (1, 1),
+    "inferno_chat_formats": (1, 1),
+    "inferno_grammars": (1, 1),
+    "inferno_logits_processors": (1, 1),
+    "inferno_request_fields": (1, 1),
     "inferno_sources": (1, 1),
     "inferno_hints": (1, 1),
 }
@@ -97,6 +105,35 @@ class ProvidesProposers(Protocol):
         ...
 
 
+class ProvidesChatFormats(Protocol):
+    @hookspec
+    def inferno_chat_formats(self) -> list[ChatFormat]:
+        """Chat formats: how models write reasoning and tool calls."""
+        ...
+
+
+class ProvidesGrammars(Protocol):
+    @hookspec
+    def inferno_grammars(self) -> list[GrammarProvider]:
+        """Compilers of grammars, which hold outputs to JSON schemas, regular expressions and other
+        grammars."""
+        ...
+
+
+class ProvidesLogitsProcessors(Protocol):
+    @hookspec
+    def inferno_logits_processors(self) -> list[LogitsProcessor]:
+        """Logits processors, which requests name and which change their logits before each draw."""
+        ...
+
+
+class ProvidesRequestFields(Protocol):
+    @hookspec
+    def inferno_request_fields(self) -> list[RequestField]:
+        """Fields of request bodies, each with what it changes in its request."""
+        ...
+
+
 class ProvidesSources(Protocol):
     @hookspec
     def inferno_sources(self) -> list[Source]:
@@ -119,6 +156,10 @@ PROTOCOLS: tuple[type, ...] = (
     ProvidesAttentionBackends,
     ProvidesCachePolicies,
     ProvidesProposers,
+    ProvidesChatFormats,
+    ProvidesGrammars,
+    ProvidesLogitsProcessors,
+    ProvidesRequestFields,
     ProvidesSources,
     ProvidesHints,
 )
@@ -136,11 +177,15 @@ if TYPE_CHECKING:
         Architecture,
         AttentionBackend,
         CachePolicy,
+        ChatFormat,
         CheckpointFormat,
+        GrammarProvider,
         Hint,
         KernelProvider,
+        LogitsProcessor,
         Proposer,
         QuantScheme,
+        RequestField,
         Source,
     )
     _Hook = Callable[[], list[_D]]
@@ -174,6 +219,18 @@ if TYPE_CHECKING:
         ) -> _Mark[CachePolicy]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_proposers"]) -> _Mark[Proposer]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_chat_formats"]) -> _Mark[ChatFormat]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_grammars"]) -> _Mark[GrammarProvider]: ...
+        @overload
+        def __call__(
+            self, *, specname: Literal["inferno_logits_processors"]
+        ) -> _Mark[LogitsProcessor]: ...
+        @overload
+        def __call__(
+            self, *, specname: Literal["inferno_request_fields"]
+        ) -> _Mark[RequestField]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_sources"]) -> _Mark[Source]: ...
         @overload

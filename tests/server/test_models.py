@@ -35,6 +35,10 @@ def states(models: Models) -> dict[str, str]:
     return {slot.name: slot.status for slot in models.slots}
 
 
+def _starting(models: Models) -> bool:
+    return models.starting
+
+
 async def use(models: Models, name: str | None) -> str:
     async with models.lease(name) as model:
         return model.llm.model_id
@@ -241,7 +245,7 @@ def test_each_models_start_and_the_servers_end() -> None:
         c.plan_error = CheckpointError("torn", "Download it again.")
         models = models_of(a, b, c)
         async with models.running():
-            while models.starting:
+            while _starting(models):
                 await asyncio.sleep(0.001)
             assert states(models) == {"a": "loaded", "b": "unloaded", "c": "failed"}
         assert not a.running

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from inferno.catalog.choice import choose, single, weigh
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
@@ -21,13 +21,19 @@ from inferno.contracts import (
     AttentionBackend,
     AttentionNeed,
     CachePolicy,
+    ChatFormat,
+    ChatNeed,
     Checkpoint,
     CheckpointFormat,
+    GrammarKind,
+    GrammarProvider,
     Hint,
     KernelNeed,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
     TensorInfo,
 )
@@ -50,6 +56,10 @@ _NOUNS: Mapping[type, str] = {
     AttentionBackend: "attention backend",
     CachePolicy: "cache policy",
     Proposer: "proposer",
+    ChatFormat: "chat format",
+    GrammarProvider: "grammar provider",
+    LogitsProcessor: "logits processor",
+    RequestField: "request field",
     Source: "source",
     Hint: "hint",
 }
@@ -59,6 +69,7 @@ _MISSING: Mapping[type, MissingKind] = {
     QuantScheme: "scheme",
     AttentionBackend: "attention",
     CachePolicy: "cache policy",
+    ChatFormat: "chat format",
 }
 """Kinds that users refer to by name, and their kinds in hints."""
 
@@ -110,6 +121,11 @@ class Catalog:
         if off:
             return f"{off[0]} has it and is switched off: see --disable and --only."
         return f"Try {' or '.join(f'`pip install {d}`' for d in found)}." if found else ""
+
+    def missing_hint(self, kind: MissingKind, name: str) -> str:
+        """Return `hint` unless the distribution is installed and in use."""
+        running = {p.distribution for p in self.plugins if not p.disabled}
+        return "" if running & {*self._hinted(kind, name)} else self.hint(kind, name)
 
     def _hinted(self, kind: MissingKind, name: str) -> list[str]:
         """Return the distributions that are known to have it."""
@@ -227,6 +243,41 @@ class Catalog:
             "cache policy",
             lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for",
         )
+
+    def chat_format(
+        self, need: ChatNeed
+    ) -> tuple[Offer[ChatFormat] | None, str, tuple[Refusal, ...]]:
+        """Choose the chat format of a checkpoint, and say why. None: no format matches. The
+        refusals are the others that match."""
+        offers = self.of("inferno_chat_formats")
+        reasons = {id(o): reason for o in offers if (reason := o.item.matches(need)) is not None}
+        found = [o for o in offers if id(o) in reasons]
+        if not found:
+            return None, "", ()
+        choice = choose(found, "this chat format")
+        refusals = [
+            evolve(refusal, reason=f"{reasons[id(offer)]}; {refusal.reason}")
+            for refusal in choice.refusals
+            for offer in found
+            if (offer.item.name, offer.distribution) == (refusal.name, refusal.distribution)
+        ]
+        return choice.offer, reasons[id(choice.offer)], tuple(refusals)
+
+    def grammars(self) -> tuple[dict[str, Offer[GrammarProvider]], tuple[Refusal, ...]]:
+        """Choose a provider for each kind of grammar. Kinds that none compiles are left out."""
+        offers = self.of("inferno_grammars")
+        found, refusals = dict[str, Offer[GrammarProvider]](), list[Refusal]()
+        for kind in get_args(GrammarKind):
+            willing = [o for o in offers if kind in o.item.kinds]
+
+            def refuses(offer: Offer[GrammarProvider], kind: str = kind) -> str | None:
+                return offer.item.refuses(kind)
+
+            offer, refused = weigh(willing, f"grammars of kind {kind}", refuses)
+            refusals += refused
+            if offer is not None:
+                found[kind] = offer
+        return found, tuple(dict.fromkeys(refusals))
 
     def source_of(self, ref: str) -> Choice[Source]:
         offers = self.of("inferno_sources")

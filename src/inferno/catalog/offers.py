@@ -11,11 +11,15 @@ from inferno.contracts import (
     Architecture,
     AttentionBackend,
     CachePolicy,
+    ChatFormat,
     CheckpointFormat,
+    GrammarProvider,
     Hint,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
 )
 
@@ -24,11 +28,15 @@ T = TypeVar(
     Architecture,
     AttentionBackend,
     CachePolicy,
+    ChatFormat,
     CheckpointFormat,
+    GrammarProvider,
     Hint,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
 )
 
@@ -40,6 +48,10 @@ KINDS: Mapping[str, type] = {
     "inferno_attention_backends": AttentionBackend,
     "inferno_cache_policies": CachePolicy,
     "inferno_proposers": Proposer,
+    "inferno_chat_formats": ChatFormat,
+    "inferno_grammars": GrammarProvider,
+    "inferno_logits_processors": LogitsProcessor,
+    "inferno_request_fields": RequestField,
     "inferno_sources": Source,
     "inferno_hints": Hint,
 }

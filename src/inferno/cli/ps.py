@@ -7,7 +7,7 @@ from typing import Any
 import rich_click as click
 
 from inferno.cli.options import debug_option, declare
-from inferno.cli.remote import call, server_options
+from inferno.cli.running_server import call, server_options
 
 
 @declare

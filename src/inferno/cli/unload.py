@@ -5,7 +5,7 @@ from __future__ import annotations
 import rich_click as click
 
 from inferno.cli.options import debug_option, declare
-from inferno.cli.remote import call, server_options
+from inferno.cli.running_server import call, server_options
 
 
 @declare

@@ -26,6 +26,15 @@ from inferno.contracts.attention import (
     DType,
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
+from inferno.contracts.chat import (
+    AddedToken,
+    ChatFormat,
+    ChatNeed,
+    Delta,
+    OutputFormat,
+    OutputParser,
+    ToolChoice,
+)
 from inferno.contracts.checkpoints import (
     BareDecoder,
     Checkpoint,
@@ -38,6 +47,16 @@ from inferno.contracts.checkpoints import (
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.formats import CheckpointFormat
+from inferno.contracts.grammars import (
+    GrammarCompiler,
+    GrammarKind,
+    GrammarProvider,
+    GrammarSpec,
+    MaskRequest,
+    Matcher,
+    ReasoningMarkers,
+    Vocabulary,
+)
 from inferno.contracts.hints import Hint
 from inferno.contracts.kernels import (
     EXPERT_OPS,
@@ -51,6 +70,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
+from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.proposers import (
     Drafter,
     DraftParts,
@@ -59,11 +79,13 @@ from inferno.contracts.proposers import (
     Proposer,
     Span,
 )
+from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
 
 __all__ = [
+    "AddedToken",
     "Architecture",
     "Attend",
     "AttentionBackend",
@@ -76,11 +98,14 @@ __all__ = [
     "CacheTensor",
     "Capture",
     "Captured",
+    "ChatFormat",
+    "ChatNeed",
     "Checkpoint",
     "CheckpointFormat",
     "CheckpointView",
     "DTYPE_BYTES",
     "DType",
+    "Delta",
     "Device",
     "DeviceKind",
     "Dialect",
@@ -89,21 +114,36 @@ __all__ = [
     "Drafter",
     "EXPERT_OPS",
     "FetchOptions",
+    "FieldEffect",
     "GROUPED",
+    "GrammarCompiler",
+    "GrammarKind",
+    "GrammarProvider",
+    "GrammarSpec",
     "Hint",
+    "JSONType",
     "KernelNeed",
     "KernelProvider",
     "LINEAR",
+    "LogitsProcessor",
     "Lookahead",
     "MTP",
     "MTPModelConfig",
+    "MaskRequest",
+    "Matcher",
     "Model",
     "ModelConfig",
     "OPS",
+    "OutputFormat",
+    "OutputParser",
     "PrefixCache",
+    "Processor",
+    "ProcessorContext",
     "Proposer",
     "QuantScheme",
+    "ReasoningMarkers",
     "Recording",
+    "RequestField",
     "Reranker",
     "RowJoin",
     "RowRange",
@@ -114,7 +154,9 @@ __all__ = [
     "StateSpec",
     "TensorInfo",
     "TextAssets",
+    "ToolChoice",
     "Uncaptured",
+    "Vocabulary",
     "expert_rows",
     "with_head",
 ]

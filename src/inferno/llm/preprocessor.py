@@ -6,20 +6,21 @@ import difflib
 import operator
 import random
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import TextAssets
+from inferno.contracts import LogitsProcessor, OutputFormat, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
-from inferno.sampling_params import SamplingParams, parameters
-from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
+from inferno.sampling_params import ProcessorCall, SamplingParams, parameters
+from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
@@ -75,11 +76,13 @@ class Preprocessor:
     eos_token_ids: tuple[int, ...] = ()
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """For requests without parameters: from the checkpoint's `generation_config.json`."""
-    response_template: Mapping[str, Any] | None = None
-    """The checkpoint's description of how its model writes tool calls and reasoning
-    (`tokenizer_config.json`)."""
+    chat_format: Callable[[], OutputFormat | None] = lambda: None
+    """Builds the model's output format; None if all output is content. Raises ValueError if the
+    checkpoint's own description of it is wrong."""
     pooling: PoolingConfig = PoolingConfig()
     """How prompts become embeddings."""
+    logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
+    """Those that requests may name."""
     seeds: random.Random = field(factory=random.Random)
     """Draws the seeds of requests that name none, in the order in which they come."""
 
@@ -87,12 +90,13 @@ class Preprocessor:
     def open(cls, opened: Opened, chat_template: str | None = None) -> Preprocessor:
         """Read the tokenizer and the chat template of an opened model."""
         plan, assets, config = opened.plan, opened.text(), opened.plan.config
+        override = None if chat_template is None else read_template(chat_template)
         stop_tokens = opened.parts.architecture.stop_tokens
         tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
         if opened.draft is not None:
             _check_vocabulary(opened.draft, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
-        template = ChatTemplate.from_assets(assets, chat_template)
+        template = ChatTemplate.from_assets(assets, override)
         reranker = opened.parts.architecture.reranker
         vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(
@@ -102,19 +106,23 @@ class Preprocessor:
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
-            response_template=assets.tokenizer_config.get("response_template"),
+            chat_format=partial(opened.chat_format, override),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
+            logits_processors=opened.parts.logits_processors,
             seeds=random.Random(plan.seed),
         )
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the prompt's token ids, checked: valid, not empty, and with room for an answer."""
+        return self._checked_length(self._encoded(prompt))
+
+    def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
         if isinstance(prompt, str):
             self.check_characters(len(prompt), "prompt")
-            return self._checked_length(tuple(self._tokenizer("prompt").encode(prompt)))
-        ids = self._checked_length(_integers(prompt))
+            return tuple(self._tokenizer("prompt").encode(prompt))
+        ids = _integers(prompt)
         self.check_ids("prompt", ids)
         return ids
 
@@ -130,6 +138,15 @@ class Preprocessor:
                 param=param,
                 code="context_length_exceeded",
             )
+
+    def truncated(self, token_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+        """Return the tokens of a prompt that `params.truncate_prompt_tokens` keeps: the last."""
+        kept = params.truncate_prompt_tokens
+        if kept is None:
+            return token_ids
+        if kept < 0:
+            kept = max(1, self.max_model_len - (params.max_tokens or 1))
+        return token_ids[-kept:]
 
     def render_chat(
         self,
@@ -166,12 +183,13 @@ class Preprocessor:
     ) -> ParentRequest:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
-        token_ids = self.encode_prompt(prompt)
+        token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
         self._check_params(params)
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
+        bad_words = self._bad_words(params)
         requests = [
             Request(
                 id=request_id if params.n == 1 else f"{request_id}#{i}",
@@ -180,6 +198,7 @@ class Preprocessor:
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                bad_words=bad_words,
                 pooling=pooling,
                 unseeded=self.seeds.getrandbits(64),
             )
@@ -229,8 +248,40 @@ class Preprocessor:
                 param="stop",
             )
         self.check_ids("logit_bias", params.logit_bias)
+        for i, call in enumerate(params.logits_processors):
+            self._check_processor(call, f"logits_processors[{i}]")
+        self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self.check_ids("stop_token_ids", params.stop_token_ids)
         self.check_ids("logprob_token_ids", params.logprob_token_ids)
+
+    def _check_processor(self, call: ProcessorCall, param: str) -> None:
+        known = self.logits_processors
+        if call.name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise RequestError(
+                f"there is no logits processor {call.name[:80]!r}",
+                f"Installed: {names}.",
+                param=f"{param}.name",
+            )
+        try:
+            known[call.name].check(call.values)
+        except ValueError as error:
+            help = known[call.name].help or "Correct the arguments."
+            raise RequestError(f"{param}.args: {error}", help, param=f"{param}.args") from error
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of `bad_words`, at the begin of a string and after a space, as in
+        vLLM."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            encode = self._tokenizer("bad_words").encode
+            plain = tuple(encode(word.lstrip(), add_special_tokens=False))
+            spaced = tuple(encode(" " + word.lstrip(), add_special_tokens=False))
+            # A space of its own, as of a tokenizer without one in its tokens, bans nothing more.
+            for ids in (plain, spaced if len(spaced) == len(plain) else plain):
+                if ids:
+                    found[ids] = None
+        return tuple(found)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
         """Limit `max_tokens` to the context: an answer that fills it finishes with "length", as in

@@ -22,12 +22,19 @@ from inferno.contracts import (
     FetchOptions,
     ModelConfig,
 )
-from inferno.plan.backends import choose_attention, choose_capture, choose_kernels
+from inferno.plan.backends import (
+    choose_all,
+    choose_attention,
+    choose_capture,
+    choose_grammars,
+    choose_kernels,
+)
 from inferno.plan.cache_groups import state_uses
+from inferno.plan.chat_formats import chat_need, choose_chat_format
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
-from inferno.plan.opened import Opened, Parts, adapted, model_config
+from inferno.plan.opened import Opened, Parts, adapted, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.plan import Plan
 from inferno.plan.schemes import choose_isq, choose_schemes
@@ -110,6 +117,8 @@ def _decide(
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
+    assets = text_assets(checkpoint, architecture.value)
+    chat_format = choose_chat_format(catalog, chat_need(assets, name), options.chat_format)
     limit = memory_limit(options, device, elsewhere=machine is not None and machine.elsewhere)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     drafting = None
@@ -144,9 +153,14 @@ def _decide(
         max_blocks=-(-cache.value.max_model_len // block_size),
         reads_hidden=proposer.item.name if proposer is not None and mtp.specs else None,
     )
+    grammars = choose_grammars(catalog)
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]
-    decisions += [kernels, capture, limit, cache]
+    decisions += [kernels, capture, chat_format, limit, cache, grammars]
+    decisions += [
+        choose_all(catalog, "inferno_logits_processors", "logits processor"),
+        choose_all(catalog, "inferno_request_fields", "request field"),
+    ]
     notes = [note for decision in decisions for note in decision.notes]
     notes += _rotary_notes(model, cache.value.max_model_len)
     plan = Plan(
@@ -165,6 +179,8 @@ def _decide(
         attention=uses,
         states=states,
         speculation=drafting.value.speculation if drafting is not None else None,
+        chat_format=chat_format.value,
+        grammars=grammars.value,
         cache_policy=policy.value.name,
         dtype=dtype,
         device=device,
@@ -188,6 +204,7 @@ def _decide(
         plan=plan,
         parts=Parts.of(plan, catalog),
         config=model,
+        assets=assets,
         checkpoint=checkpoint,
         draft=drafting.value.opened if drafting is not None else None,
     )

@@ -7,18 +7,20 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import admin, openai, pooling, routes
+from inferno.server import admin, ollama, openai, pooling, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *openai.HANDLERS,
     *pooling.HANDLERS,
+    *ollama.HANDLERS,
     *admin.HANDLERS,
     *routes.HANDLERS,
 )
 BODIES: tuple[type[Any], ...] = (
     *openai.BODIES,
     *pooling.BODIES,
+    *ollama.BODIES,
     *admin.BODIES,
     *routes.BODIES,
 )

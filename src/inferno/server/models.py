@@ -25,6 +25,7 @@ from inferno.server.record import current
 from inferno.server.slot import Slot, State, load_error
 
 if TYPE_CHECKING:
+    from inferno.contracts import RequestField
     from inferno.llm import AsyncLLM
 
 log = logging.getLogger("inferno.server")
@@ -75,6 +76,11 @@ class Models:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
+
+    @property
+    def request_fields(self) -> Mapping[str, RequestField]:
+        """The fields of bodies that plugins of the loaded models understand."""
+        return {n: field for model in self.served for n, field in model.llm.request_fields.items()}
 
     @property
     def busy(self) -> bool:

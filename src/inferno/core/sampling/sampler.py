@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from inferno.constraints.rules import LogitsRules, apply_masks, processed
+from inferno.contracts import LogitsProcessor
 from inferno.core.sampling.draw import (
     UNDECIDED,
     draw_full,
@@ -69,7 +70,9 @@ class Sampler:
         *,
         device: torch.device | str = "cpu",
         argmax: Callable[[Tensor], Tensor] = ops.argmax,
+        processors: Mapping[str, LogitsProcessor] | None = None,
     ) -> None:
+        self._processors = processors or {}
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._argmax = argmax
@@ -92,10 +95,13 @@ class Sampler:
         """
         params = request.params
         generated = len(token_ids) - len(request.token_ids)
-        state = RowState.of(request, self._vocab_size, self._device, generated)
+        output = token_ids[len(request.token_ids) :]
+        known, device = self._processors, self._device
+        rules = LogitsRules.of(request, output, self._vocab_size, known, device)
+        state = RowState.of(request, self._vocab_size, self._device, generated, rules)
         self._rows[row] = state
         if state.counts_output:
-            self._generated.fill(row, token_ids[len(request.token_ids) :])
+            self._generated.fill(row, output)
         if state.penalty_window:
             recent = token_ids if state.penalty_window < 0 else token_ids[-state.penalty_window :]
             state.recent.extend(recent if state.penalty_window > 0 else ())
@@ -119,10 +125,11 @@ class Sampler:
     ) -> Drawn:
         """Draw one token per logits row; `rows[i]` is row i's resident row, each named once.
 
-        `masks` has the bitmask of allowed tokens (`engine.Mask`) of some resident rows: it is
-        applied after the bias. Counts the tokens as generated. Does not change the logits.
+        `masks` has the bitmask of allowed tokens (W,) of some resident rows: it is applied after
+        the bias. Counts the tokens as generated. Does not change the logits.
         """
         states = [self._rows[row] for row in rows]
+        own_SV, logits_SV = logits_SV, processed(logits_SV, [s.rules for s in states])
         if not masks and all(state.is_argmax for state in states):
             token_ids = self._argmax(logits_SV).tolist()
         else:
@@ -138,12 +145,17 @@ class Sampler:
             )
             if num_candidates == self._vocab_size:
                 x_BV.clamp_(min=torch.finfo(x_BV.dtype).min)  # no mask excludes all tokens
-                self._mask(x_BV, rows_again, masks)
+                apply_masks(x_BV, [masks.get(row) for row in rows_again])
                 ids_B = torch.where(ids_B == UNDECIDED, x_BV.argmax(-1), ids_B)
             for i, token_id in zip(again, ids_B.tolist(), strict=True):
                 token_ids[i] = token_id
         self._count(rows, states, token_ids)
-        return Drawn(token_ids, wanted_logprobs(logits_SV, states, token_ids))
+        return Drawn(token_ids, wanted_logprobs(own_SV, states, token_ids))
+
+    def failures(self, rows: Sequence[int]) -> dict[str, str]:
+        """Return the errors of these rows' logits processors, by request id."""
+        states = [self._rows[row] for row in rows]
+        return {s.request_id: s.rules.error for s in states if s.rules and s.rules.error}
 
     @torch.inference_mode()
     def verify(
@@ -158,8 +170,8 @@ class Sampler:
 
         `logits_LV` has 1 + len(drafts[i]) rows for rows[i]. Each draw is the one that a step
         without drafts would make: it has its own position's uniform number, and sees the penalties
-        of the tokens before it. Rows with masks take no drafts. Returns each row's tokens, and the
-        log-probabilities that are wanted, by position in all rows' tokens.
+        of the tokens before it. `masks` have a row of words for each of them. Returns each row's
+        tokens, and the log-probabilities that are wanted, by position in all rows' tokens.
         """
         first = [0, *accumulate(1 + len(ids) for ids in drafts)]
         token_ids: list[list[int]] = [[] for _ in rows]
@@ -177,7 +189,8 @@ class Sampler:
         members, offset = list(range(len(rows))), 0
         while members:
             at = torch.tensor([first[i] + offset for i in members], device=self._device)
-            drawn = self.sample(logits_LV[at], [rows[i] for i in members], masks)
+            here = {row: mask_NW[offset] for row, mask_NW in masks.items() if offset < len(mask_NW)}
+            drawn = self.sample(logits_LV[at], [rows[i] for i in members], here)
             for at_member, (i, token_id) in enumerate(zip(members, drawn.token_ids, strict=True)):
                 token_ids[i].append(token_id)
                 if at_member in drawn.logprobs:
@@ -204,17 +217,6 @@ class Sampler:
         drawn: list[int] = torch.where(ids_S == UNDECIDED, logits_SV.argmax(-1), ids_S).tolist()
         return drawn
 
-    def _mask(self, x_BV: Tensor, rows: Sequence[int], masks: Mapping[int, Any]) -> None:
-        """Set the logits of tokens that a row's mask excludes to -inf."""
-        for x_V, row in zip(x_BV.unbind(), rows, strict=True):
-            if (words := masks.get(row)) is not None:
-                bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")[
-                    : self._vocab_size
-                ]
-                excluded = np.ones(self._vocab_size, np.bool_)
-                excluded[: len(bits)] = bits == 0
-                x_V.masked_fill_(torch.from_numpy(excluded).to(self._device), -math.inf)
-
     def _draw(
         self,
         logits_SV: Tensor,
@@ -235,9 +237,10 @@ class Sampler:
             at = index_of(part, self._device)
             rows_B, members = rows_S[at], [states[i] for i in part]
             x_BV = self._adjusted(logits_SV[at], rows_B, members)
-            if masks and not masks.keys().isdisjoint(own := [rows[i] for i in part]):
+            own = [masks.get(rows[i]) for i in part] if masks else []
+            if any(mask_W is not None for mask_W in own):
                 x_BV = x_BV.to(torch.float32, copy=True)
-                self._mask(x_BV, own, masks)
+                apply_masks(x_BV, own)
             if strategy is Strategy.GREEDY:
                 ids_S[at] = self._argmax(x_BV)
                 continue
@@ -294,6 +297,8 @@ class Sampler:
         for x_V, state in zip(x_BV.unbind(), states, strict=True):
             if state.bias is not None:
                 x_V.index_add_(0, *state.bias)
+            if state.rules is not None:
+                state.rules.exclude(x_V)
             if state.forbidden is not None:  # last, so that no bias can allow an end token again
                 x_V.index_fill_(0, state.forbidden, -math.inf)
         return x_BV
@@ -307,6 +312,8 @@ class Sampler:
             if state.is_argmax:
                 continue
             state.advance()
+            if state.rules is not None:
+                state.rules.output.append(token_id)
             if state.counts_output:
                 generated.append((row, token_id, 1))
             if state.penalty_window:
