@@ -58,6 +58,12 @@ from inferno.cli.options import (
     help="Path that needs no API key, such as /metrics; may be repeated.",
 )
 @click.option("--page/--no-page", default=True, help="Serve the chat page at /.")
+@click.option(
+    "--prompt-history",
+    type=click.IntRange(0),
+    default=64,
+    help="Number of requests that /v1/debug/cache can explain.",
+)
 @click.option("--seed", type=int, help="Engine seed: makes requests without a seed reproducible.")
 @click.option(
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
@@ -73,6 +79,7 @@ def command(
     strict_params: bool,
     open_paths: tuple[str, ...],
     max_waiting: int | None,
+    prompt_history: int,
     shutdown_timeout: float,
     reasoning: str,
     page: bool,
@@ -113,6 +120,7 @@ def command(
         "served_names": names,
         "strict_params": strict_params,
         "max_waiting": max_waiting,
+        "prompt_history": prompt_history,
         "reasoning": reasoning,
         "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),

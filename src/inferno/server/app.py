@@ -18,6 +18,7 @@ from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
 from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.generation import Limiter
+from inferno.server.history import LIMIT as PROMPT_HISTORY
 from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
@@ -27,6 +28,7 @@ from inferno.server.page import page_handlers
 from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Recorded
+from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -57,6 +59,7 @@ def create_app(
     page: bool = True,
     allowed_hosts: Sequence[str] = (ANY,),
     cors_origins: Sequence[str] = (),
+    prompt_history: int = PROMPT_HISTORY,
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
@@ -64,13 +67,14 @@ def create_app(
     beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
     no key. `page` serves the chat page at `/`, which needs none either. `allowed_hosts` are the
     names by which clients may call the server, and `cors_origins` the web pages that may use it,
-    besides its own; `*` is any.
+    besides its own; `*` is any. `prompt_history` is the number of requests that
+    /v1/debug/cache knows.
     """
     origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
-    pipeline = Pipeline(llm, limiter, metrics, ping_seconds)
+    pipeline = Pipeline(llm, limiter, metrics, ping_seconds, Memory(prompt_history))
     model = ServedModel(pipeline, served_names, REASONING_FIELDS[reasoning])
     models = Models(model)
 

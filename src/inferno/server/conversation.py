@@ -45,6 +45,7 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
         prompts=[prompt.token_ids],
         params=params,
         ignored=(*ignored_tools, *prompt.ignored),
+        rendered=prompt.rendered,
     )
     parallel = body.parallel_tool_calls is not False
     parsers = [output_format.parser(prompt.text, tools, parallel=parallel) for _ in range(params.n)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import ollama, openai, pooling, routes
+from inferno.server import debug, ollama, openai, pooling, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
@@ -15,6 +15,7 @@ HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *pooling.HANDLERS,
     *ollama.HANDLERS,
     *routes.HANDLERS,
+    *debug.HANDLERS,
 )
 BODIES: tuple[type[Any], ...] = (*openai.BODIES, *pooling.BODIES, *ollama.BODIES, *routes.BODIES)
 """The class of each endpoint's request body, with its path (`endpoint`) and the support of each

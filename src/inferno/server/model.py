@@ -13,6 +13,7 @@ from attrs import asdict, frozen
 from inferno.errors import RequestError
 from inferno.server.errors import log, unsupported
 from inferno.server.output_parser import OutputFormat
+from inferno.server.rendered import Rendered
 from inferno.server.schema import ChatRequest, Message, TokenizeRequest
 
 if TYPE_CHECKING:
@@ -29,12 +30,16 @@ _LONG = 20_000
 
 @frozen
 class ChatPrompt:
-    """A rendered conversation."""
+    """A conversation that is rendered and tokenized."""
 
-    text: str
+    rendered: Rendered
     token_ids: tuple[int, ...]
     ignored: tuple[str, ...]
     """Template variables in the request that the template does not use."""
+
+    @property
+    def text(self) -> str:
+        return self.rendered.text
 
 
 class ServedModel:
@@ -86,13 +91,17 @@ class ServedModel:
         options = {**_effort(data, source), **variables, **_ending(data)}
         special = isinstance(data, TokenizeRequest) and bool(data.add_special_tokens)
 
-        def work() -> tuple[str, tuple[int, ...]]:
+        def work() -> tuple[Rendered, tuple[int, ...]]:
             text = preprocessor.render_chat(messages, tools=tools or None, **options)
-            return text, tuple(tokenizer.encode(text, add_special_tokens=special))
+            rendered = Rendered.of(text, messages)
+            if isinstance(data, TokenizeRequest):
+                return rendered, tuple(tokenizer.encode(text, add_special_tokens=special))
+            turns, salt = self.pipeline.memory.turns, data.cache_salt or ""
+            return rendered, tuple(turns.encode(tokenizer, text, salt))
 
-        text, ids = await in_time(work, sum(len(str(m.get("content"))) for m in messages))
+        rendered, ids = await in_time(work, sum(len(str(m.get("content"))) for m in messages))
         unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]
-        return ChatPrompt(text, ids, tuple(unknown[:20]))
+        return ChatPrompt(rendered, ids, tuple(unknown[:20]))
 
     def warm_up(self) -> None:
         """Import and compile what would otherwise delay every stream at the first chat."""

@@ -15,6 +15,7 @@ from litestar.types import Receive, Scope, Send
 
 from inferno.server.generation import Generation, Limiter, Prepared
 from inferno.server.shape import Shape
+from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -35,9 +36,12 @@ class Pipeline:
         limiter: Limiter,
         metrics: Metrics,
         ping_seconds: float = PING_SECONDS,
+        memory: Memory | None = None,
     ) -> None:
         self.llm, self.limiter, self.metrics = llm, limiter, metrics
         self.ping_seconds = ping_seconds
+        self.memory = memory or Memory()
+        """What is remembered of its requests."""
 
     async def respond(
         self, prepared: Prepared, shape: Shape[Any], receive: Receive
@@ -46,6 +50,7 @@ class Pipeline:
         Raises errors that become a status code."""
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open()
+        self.memory.watch(generation, self.llm)
         shape.open(generation)
         if prepared.stream:
             return Stream(

@@ -78,6 +78,7 @@ class GenerationRequest(SamplingFields):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    session_id: str | None = None
     return_token_ids: bool | None = None
 
 

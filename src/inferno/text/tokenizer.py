@@ -92,16 +92,15 @@ class Tokenizer:
         """Encode a string. The special tokens are those the tokenizer itself adds, such as a
         leading BOS; a string that already begins with BOS, as rendered chats do, gets no second.
         Raises RequestError if the string is not valid Unicode."""
-        try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(
-                "the prompt is not valid Unicode text",
-                "Remove lone surrogates (\\ud800 to \\udfff).",
-                param="prompt",
-            ) from error
+        ids: list[int] = self._encoded(text, add_special_tokens).ids
         doubled = add_special_tokens and self._bos is not None and ids[:2] == [self._bos, self._bos]
         return ids[1:] if doubled else ids
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encode a string without adding special tokens. Returns the ids, and the start and end of
+        each token in `text`, in characters. Raises RequestError as `encode`."""
+        found = self._encoded(text, add_special_tokens=False)
+        return found.ids, found.offsets
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decode ids. Ids without a token, such as padding rows of an embedding, are skipped."""
@@ -139,6 +138,16 @@ class Tokenizer:
         """The id of a token as it is written in the vocabulary."""
         found: int | None = self._backend.token_to_id(token)
         return found
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(
+                "the prompt is not valid Unicode text",
+                "Remove lone surrogates (\\ud800 to \\udfff).",
+                param="prompt",
+            ) from error
 
     def _token(self, token_id: int) -> str | None:
         return self._backend.id_to_token(token_id) if 0 <= token_id < _MAX_ID else None
