@@ -169,9 +169,14 @@ def test_a_streamed_request_is_explained_by_its_header(client: Start) -> None:
     assert start.get("/v1/debug/cache/mine").json()["compared"] == 0
 
 
+def keys(*names: str) -> list[dict[str, Any]]:
+    """The keyword arguments of requests with these keys."""
+    return [{"headers": {"Authorization": f"Bearer {name}"}} for name in names]
+
+
 def test_prompts_of_other_keys_are_not_shown(client: Start) -> None:
     start = client(api_keys=["one", "two"])
-    one, two = ({"headers": {"Authorization": f"Bearer {key}"}} for key in ("one", "two"))
+    one, two = keys("one", "two")
     first = chat(start, USER, **one).json()["id"]
     second = chat(start, USER, **two).json()["id"]
     assert start.get(f"/v1/debug/cache/{first}", **two).status_code == 404
@@ -188,7 +193,7 @@ def test_an_unknown_request_is_a_404(client: Start) -> None:
 
 def test_usage_of_keys_and_sessions(client: Start) -> None:
     start = client(api_keys=["one", "two"])
-    one, two = ({"headers": {"Authorization": f"Bearer {key}"}} for key in ("one", "two"))
+    one, two = keys("one", "two")
     for session in ("s", "s", None):
         sent = {} if session is None else {"session_id": session}
         assert "x_inferno" not in chat(start, USER, body=sent, **one).json()
