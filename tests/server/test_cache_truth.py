@@ -40,7 +40,7 @@ def explain(made: History, request: Seen) -> dict[str, Any]:
 
 
 def test_positions_belong_to_messages() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": " be brief "},
         {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
         {"role": "assistant", "content": None},

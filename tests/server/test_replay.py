@@ -33,7 +33,9 @@ def merging_backend() -> tokenizers.Tokenizer:
 
 def merging() -> Tokenizer:
     backend = merging_backend()
-    return Tokenizer(backend, eos_token_ids=[backend.token_to_id(END)])
+    end = backend.token_to_id(END)
+    assert end is not None
+    return Tokenizer(backend, eos_token_ids=[end])
 
 
 MERGING = merging()

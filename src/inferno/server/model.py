@@ -81,9 +81,13 @@ class ServedModel:
         return self.tokenizer
 
     async def encode_chat(
-        self, data: ChatRequest | TokenizeRequest, tools: Sequence[dict[str, Any]]
+        self,
+        data: ChatRequest | TokenizeRequest,
+        tools: Sequence[dict[str, Any]],
+        least: int = 0,
     ) -> ChatPrompt:
-        """Render the conversation with the model's chat template. Raises RequestError."""
+        """Render the conversation with the model's chat template. Raises RequestError, but not for
+        a length of up to `least` characters."""
         messages = [_message(m, i) for i, m in enumerate(data.messages or ())]
         tokenizer, preprocessor = self.needed_tokenizer("messages"), self.preprocessor
         source = preprocessor.template.source(tools=bool(tools))
@@ -91,15 +95,19 @@ class ServedModel:
         options = {**_effort(data, source), **variables, **_ending(data)}
         special = isinstance(data, TokenizeRequest) and bool(data.add_special_tokens)
 
+        characters = sum(len(str(m.get("content"))) for m in messages)
+        preprocessor.check_characters(characters, "messages", least)
+
         def work() -> tuple[Rendered, tuple[int, ...]]:
             text = preprocessor.render_chat(messages, tools=tools or None, **options)
+            preprocessor.check_characters(len(text), "messages", least)
             rendered = Rendered.of(text, messages)
             if isinstance(data, TokenizeRequest):
                 return rendered, tuple(tokenizer.encode(text, add_special_tokens=special))
             turns, salt = self.pipeline.memory.turns, data.cache_salt or ""
             return rendered, tuple(turns.encode(tokenizer, text, salt))
 
-        rendered, ids = await in_time(work, sum(len(str(m.get("content"))) for m in messages))
+        rendered, ids = await in_time(work, characters)
         unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]
         return ChatPrompt(rendered, ids, tuple(unknown[:20]))
 

@@ -19,7 +19,7 @@ from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
-    from inferno.server.metrics import Metrics
+    from inferno.server.metrics import ModelMetrics
 
 PING_SECONDS = 10.0
 """Silence before a keep-alive comment, which stops proxies from closing the connection during a
@@ -34,12 +34,13 @@ class Pipeline:
         self,
         llm: AsyncLLM,
         limiter: Limiter,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         ping_seconds: float = PING_SECONDS,
+        request_timeout: float | None = None,
         memory: Memory | None = None,
     ) -> None:
         self.llm, self.limiter, self.metrics = llm, limiter, metrics
-        self.ping_seconds = ping_seconds
+        self.ping_seconds, self.request_timeout = ping_seconds, request_timeout
         self.memory = memory or Memory()
         """What is remembered of its requests."""
 
@@ -48,8 +49,9 @@ class Pipeline:
     ) -> Response[Any]:
         """Generate, and answer in that shape: as a stream if the client asks for one, else whole.
         Raises errors that become a status code."""
+        await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
-        generation.open()
+        generation.open(self.request_timeout)
         self.memory.watch(generation, self.llm)
         shape.open(generation)
         if prepared.stream:

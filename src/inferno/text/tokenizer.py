@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -15,6 +16,8 @@ from inferno.errors import CheckpointError, RequestError
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_ID = 2**32
 """The library's ids are unsigned 32-bit integers."""
+_LONG = 10_000
+"""Characters from which a string is encoded as a batch of one: that lets other threads run."""
 _ANCHOR = "x"
 """A first token that no decoder changes: the token after it is decoded as in mid-string."""
 
@@ -53,6 +56,12 @@ class Tokenizer:
         kinds = _kinds(backend.decoder)
         self._byte_level, self._byte_fallback = "ByteLevel" in kinds, "ByteFallback" in kinds
         self._known: dict[int, bytes] = {}
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters that a token stands for: those of the longest entry of the
+        vocabulary, which has one for each byte or character."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
         """Whether every token id that both have is the same string."""
@@ -99,7 +108,7 @@ class Tokenizer:
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Encode a string without adding special tokens. Returns the ids, and the start and end of
         each token in `text`, in characters. Raises RequestError as `encode`."""
-        found = self._encoded(text, add_special_tokens=False)
+        found = self._encoded(text, add_special_tokens=False, spans=True)
         return found.ids, found.offsets
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -139,9 +148,15 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
-    def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+    def _encoded(
+        self, text: str, add_special_tokens: bool, *, spans: bool = False
+    ) -> tokenizers.Encoding:
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            if len(text) < _LONG:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            encode = self._backend.encode_batch if spans else self._backend.encode_batch_fast
+            [found] = encode([text], add_special_tokens=add_special_tokens)
+            return found
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "the prompt is not valid Unicode text",
