@@ -31,6 +31,8 @@ from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
 from inferno.server.pipeline import PING_SECONDS, Pipeline
+from inferno.server.responses.running import Running
+from inferno.server.responses.store import Store
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -60,18 +62,20 @@ def create_app(
     reasoning: Literal["both", "reasoning", "reasoning_content"] = "both",
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
+    store: Store | None = None,
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
     beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
-    no key.
+    no key. `store` keeps responses and conversations, by default in memory; the app closes it.
     """
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
     pipeline = Pipeline(llm, limiter, metrics, ping_seconds)
     model = ServedModel(pipeline, served_names, REASONING_FIELDS[reasoning])
     models = Models(model)
+    kept, running = store or Store(), Running()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -83,6 +87,7 @@ def create_app(
         finally:
             if own_llm:
                 await llm.close()
+            await asyncio.to_thread(kept.close)
 
     async def stamp(message: Message, scope: Scope) -> None:
         if message["type"] == "http.response.start":
@@ -96,7 +101,11 @@ def create_app(
         HANDLERS,
         lifespan=[lifespan],
         state=State({"limiter": limiter, "strict_params": strict_params}),
-        dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
+        dependencies={
+            "models": Provide(lambda: models, sync_to_thread=False),
+            "store": Provide(lambda: kept, sync_to_thread=False),
+            "running": Provide(lambda: running, sync_to_thread=False),
+        },
         guards=[_key_guard(api_keys, open_paths)] if api_keys else [],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[stamp],
@@ -130,6 +139,7 @@ def _key_guard(api_keys: Sequence[str], open_paths: Sequence[str]) -> Guard:
             raise AuthenticationError(
                 "the API key is missing or wrong", "Send it as a header: Authorization: Bearer KEY"
             )
+        connection.scope.setdefault("state", {})["key_digest"] = given.hex()
 
     return guard
 

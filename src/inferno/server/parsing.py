@@ -51,6 +51,11 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
         ) from error
     if not isinstance(raw, dict):
         raise RequestError(f"the body is {_kind(raw)}", "Send one JSON object.")
+    return read(raw, cls, strict=strict)
+
+
+def read(raw: dict[str, Any], cls: type[T], *, strict: bool = False) -> Parsed[T]:
+    """Read a decoded JSON object as `cls`, as `decode` does."""
     ignored = _judge(raw, cls, strict)
     try:
         value = _CONVERTER.structure(raw, cls)
@@ -58,7 +63,7 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
         raise
     except Exception as error:
         raise _refusal(error) from error
-    return Parsed(value, (*ignored, *_unknown_in_messages(raw, strict)))
+    return Parsed(value, (*ignored, *_unknown_in_messages(raw, cls, strict)))
 
 
 class CattrsDTO(AbstractDTO[T], Generic[T]):
@@ -128,7 +133,9 @@ def _harmless(value: Any, row: Field) -> bool:
     return any(value == h and isinstance(value, bool) == isinstance(h, bool) for h in row.harmless)
 
 
-def _unknown_in_messages(raw: dict[str, Any], strict: bool) -> list[str]:
+def _unknown_in_messages(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
+    if "messages" not in fields_dict(cls):
+        return []
     known = fields_dict(Message)
     found = {
         k: None

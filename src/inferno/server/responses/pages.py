@@ -1,0 +1,28 @@
+"""Lists of items, page by page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from litestar import Response
+from litestar.params import Parameter
+
+from inferno.server.responses.database import Page
+
+Limit: TypeAlias = Annotated[int, Parameter(ge=1, le=100)]
+Order: TypeAlias = Literal["asc", "desc"]
+
+
+def page_of(page: Page) -> dict[str, Any]:
+    """OpenAI's list object."""
+    return {
+        "object": "list",
+        "data": page.items,
+        "first_id": page.items[0]["id"] if page.items else "",
+        "last_id": page.items[-1]["id"] if page.items else "",
+        "has_more": page.more,
+    }
+
+
+def answer(body: dict[str, Any]) -> Response[Any]:
+    return Response(body, media_type="application/json")
