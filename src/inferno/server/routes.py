@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Response, get, post
+from litestar import Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 import inferno
 from inferno.errors import RequestError
+from inferno.server.anthropic import models as anthropic
 from inferno.server.errors import RETRY_AFTER
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
@@ -20,18 +21,24 @@ from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRe
 
 
 @get("/v1/models", sync_to_thread=False)
-def list_models(models: NamedDependency[Models]) -> dict[str, Any]:
-    """List the served models under each of their names."""
+def list_models(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
+    """List the served models under each of their names. With the header anthropic-version, in
+    Anthropic's format."""
     cards = [_card(model, name) for model in models.served for name in model.names]
+    if anthropic.VERSION_HEADER in request.headers:
+        return anthropic.page(cards)
     return {"object": "list", "data": cards}
 
 
 @get("/v1/models/{name:path}", sync_to_thread=False)
-def get_model(name: FromPath[str], models: NamedDependency[Models]) -> dict[str, Any]:
+def get_model(
+    name: FromPath[str], request: Request[Any, Any, Any], models: NamedDependency[Models]
+) -> dict[str, Any]:
     """Describe a served model under one of its names, which may have slashes."""
     wanted = name.removeprefix("/")
     wanted = wanted if f"/{wanted}" not in models.names else f"/{wanted}"
-    return _card(models.named(wanted), wanted)
+    found = _card(models.named(wanted), wanted)
+    return anthropic.card(found) if anthropic.VERSION_HEADER in request.headers else found
 
 
 @get(["/health", "/ping"], sync_to_thread=False)
