@@ -20,6 +20,7 @@ from inferno.core.types import EngineOutput, FinishReason, Request
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import EngineClient
+from inferno.process.heartbeat import Watchdog
 from inferno.sampling_params import SamplingParams
 
 pytest.importorskip("inferno_demo")
@@ -145,6 +146,83 @@ def test_a_killed_engine_fails_who_waits_and_comes_back(with_client: WithClient)
         )
 
     with_client(body)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="only POSIX systems stop processes")
+def test_a_stopped_engine_is_not_alive_and_goes_on_when_it_is_continued(plan: Plan) -> None:
+    async def run() -> None:
+        client = EngineClient(plan, timeout=1000, beat=0.1)
+        await client.start()
+        stream = client.submit(request("a", SamplingParams(max_tokens=40, ignore_eos=True)))
+        reader = asyncio.create_task(collect(stream))
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        await until(lambda: not client.alive)
+        with pytest.raises(EngineDeadError, match="does not respond"):
+            client.submit(request("b"))
+        os.kill(client.pid, signal.SIGCONT)
+        assert len(await reader) == 40
+        await until(lambda: client.alive)
+        assert client.restarts == 0
+        await client.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="only POSIX systems stop processes")
+def test_an_engine_that_stays_stopped_is_replaced(plan: Plan) -> None:
+    async def run() -> None:
+        client = EngineClient(plan, timeout=1, beat=0.1)
+        await client.start()
+        reader = asyncio.create_task(collect(client.submit(request("a"))))
+        stopped = client.pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match="no sign of life for 1 s"):
+            await reader
+        await until(lambda: client.alive)
+        assert client.pid != stopped and client.restarts == 1
+        await client.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("beats", "verdict"),
+    [
+        ((b"\0", b"\1"), None),  # a slow step
+        ((b"\0",), "was busy with one step for 2 s"),
+        ((), "gave no sign of life for 0.1 s"),
+    ],
+)
+def test_a_long_step_is_no_silence_but_an_endless_one_is_noticed(
+    beats: tuple[bytes, ...], verdict: str | None
+) -> None:
+    """The process's threads send beats during a step; the loop marks them when it comes round."""
+
+    async def run() -> None:
+        watchdog = Watchdog(timeout=0.1, beat=0.01)
+        killed = asyncio.Event()
+        watching = asyncio.create_task(watchdog.watch(killed.set))
+        for i in range(400):
+            if killed.is_set():
+                break
+            if beats:
+                os.write(watchdog.pipe_of_process, beats[i % len(beats)])
+            await asyncio.sleep(0.005)
+        watching.cancel()
+        watchdog.started()
+        watchdog.close()
+        assert (watchdog.verdict and watchdog.verdict.split(" for ")[0]) == (
+            verdict and verdict.split(" for ")[0]
+        )
+
+    asyncio.run(run())
 
 
 def test_closing_fails_who_waits(plan: Plan) -> None:

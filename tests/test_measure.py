@@ -305,7 +305,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Plan
     monkeypatch.setattr("inferno.core.measure.free_memory", lambda device: free)
     socket = Socket()
     try:
-        Worker(socket, parent=-1).run(tmp_path / "plan.json")  # type: ignore[arg-type]
+        Worker(socket, -1, heart=None).run(tmp_path / "plan.json")  # type: ignore[arg-type]
     finally:
         gc.unfreeze()
     [(kind, body)] = socket.sent

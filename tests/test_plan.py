@@ -37,6 +37,7 @@ from inferno.plan import (
     CaptureUse,
     Chosen,
     KernelUse,
+    Machine,
     Options,
     Plan,
     open_model,
@@ -188,15 +189,20 @@ def test_memory_that_does_not_hold_the_weights_is_refused_with_the_figures(
         ("100%", 100 << 30),
         ("12345", 12345),
         ("7B", 7),
-        ("0.5TiB", None),
+        ("0.5TiB", 512 << 30),
     ],
 )
-def test_amounts_of_memory(text: str, nbytes: int | None) -> None:
-    if nbytes is None:
-        with pytest.raises(OutOfMemoryError, match="exceeds the device"):
-            host.parse_memory(text, 100 << 30)
-    else:
-        assert host.parse_memory(text, 100 << 30) == nbytes
+def test_amounts_of_memory(text: str, nbytes: int) -> None:
+    assert host.parse_memory(text, 100 << 30) == nbytes
+
+
+def test_only_a_plan_for_another_machine_may_have_more_memory_than_this_one(write: Write) -> None:
+    asked = on_cpu(memory="900TiB")
+    with pytest.raises(OutOfMemoryError, match="exceeds the"):
+        resolve(write(), asked)
+    plan = resolve(write(), asked, machine=Machine(elsewhere=True))
+    assert plan.memory_limit == 900 << 40
+    assert any("another machine" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +255,16 @@ def test_an_option_that_cannot_be_honoured_is_refused_with_a_way_out(
     with pytest.raises(OptionError, match=complaint) as caught:
         resolve(ref, on_cpu(**options))
     assert caught.value.remedy and caught.value.exit_code == 2
+
+
+def test_a_scheme_misspelt_lists_those_that_quantize_while_loading_similar_ones_first(
+    write: Write,
+) -> None:
+    pytest.importorskip("inferno_gguf")
+    with pytest.raises(OptionError) as caught:
+        resolve(write(), on_cpu(isq="q80"))
+    assert caught.value.remedy.startswith("Those that quantize while loading: q8_0, ")
+    assert "q4_k" not in caught.value.remedy and "dense" not in caught.value.remedy
 
 
 def test_an_architecture_that_is_not_installed_names_the_package_that_has_it(write: Write) -> None:

@@ -3,6 +3,8 @@ status."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal, Self
 
 from attrs import frozen
@@ -33,6 +35,8 @@ class InfernoError(Exception):
     exit_code: ClassVar[int] = 1
     status: ClassVar[int] = 500
     code: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+    """HTTP headers of the response, besides the usual ones."""
 
     missing: Missing | None = None
 
@@ -143,6 +147,28 @@ class AuthenticationError(InfernoError):
     code = "invalid_api_key"
 
 
+class PermissionDeniedError(InfernoError):
+    """The API key may not do this."""
+
+    status = 403
+    code = "permission_denied"
+
+
+class LimitError(InfernoError):
+    """The API key has used up its limit: too many requests at once, or in a minute, or too many
+    tokens. `Retry-After` says when there is room again."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+
+class NoRoomError(InfernoError):
+    """The model cannot be loaded now: other models use the memory, or its last load failed."""
+
+    status = 503
+    code = "model_unavailable"
+
+
 class EngineDeadError(InfernoError):
     """The engine process ended with requests pending. A new one is being started: send the request
     again."""
@@ -185,6 +211,9 @@ ERRORS: dict[str, type[InfernoError]] = {
         NotFoundError,
         StoreError,
         AuthenticationError,
+        PermissionDeniedError,
+        LimitError,
+        NoRoomError,
         EngineDeadError,
         QueueFullError,
         ShuttingDownError,

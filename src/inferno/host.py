@@ -7,7 +7,7 @@ import platform
 import re
 from pathlib import Path
 
-from inferno.errors import OptionError, OutOfMemoryError
+from inferno.errors import OptionError
 
 UNITS = {
     "": 1,
@@ -43,8 +43,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def parse_memory(text: str, total: int) -> int:
-    """Parse `8GiB`, `500MB` or `60%` (of `total`) into bytes. Raises OptionError,
-    OutOfMemoryError."""
+    """Parse `8GiB`, `500MB` or `60%` (of `total`) into bytes. Raises OptionError."""
     if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
         share = float(match[1]) / 100
         if not 0 < share <= 1:
@@ -56,10 +55,6 @@ def parse_memory(text: str, total: int) -> int:
     nbytes = int(float(match[1]) * UNITS[match[2]]) if match[2] in UNITS else 0
     if nbytes <= 0:
         raise OptionError(f"invalid --memory {text!r}", "Write it as 8GiB, 500MB or 60%.")
-    if nbytes > total:
-        raise OutOfMemoryError(
-            f"--memory {text} exceeds the device's {format_bytes(total)}", "Lower it."
-        )
     return nbytes
 
 

@@ -194,6 +194,16 @@ class SamplingParams:
             flag=False,
         ),
     )
+    logprob_token_ids: tuple[int, ...] = field(
+        default=(),
+        converter=_ids,
+        metadata=_described(
+            "With `logprobs`: return the log-probabilities of these tokens instead of those of the "
+            "most likely ones.",
+            in_body=False,
+            flag=False,
+        ),
+    )
     prompt_logprobs: int | None = field(
         default=None,
         validator=_Between(0, MAX_LOGPROBS),

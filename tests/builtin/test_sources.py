@@ -336,6 +336,16 @@ def test_a_broken_hub_is_no_missing_model_once_the_model_is_here(hub: Hub) -> No
     hub.broken = True
 
     assert fetch("toys/bear") == path
+    for ref in ("toys/other", "toys/other/model.gguf"):
+        with pytest.raises(InfernoError, match="answered 502 for toys/other") as caught:
+            fetch(ref)
+        assert not isinstance(caught.value, ModelNotFoundError)
+
+
+def test_a_hub_without_an_address_is_one_that_cannot_be_reached(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelNotFoundError, match="cannot be reached"):
         fetch("toys/other")
 

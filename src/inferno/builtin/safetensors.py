@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from mmap import ALLOCATIONGRANULARITY, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
@@ -41,6 +42,9 @@ DTYPES: Mapping[str, str] = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
 }
+
+_FOLDER = re.compile(r"\w[\w.-]*")
+"""A module's folder in modules.json: never outside of the checkpoint."""
 
 DAMAGED = "The file is damaged or incomplete: download it again."
 
@@ -132,6 +136,8 @@ class SafetensorsCheckpoint:
             tokenizer_config=tokenizer_config,
             chat_template=self._chat_template(tokenizer_config),
             generation_config=_read_json(self.folder / "generation_config.json") or {},
+            modules=_modules(self.folder),
+            prompts=_prompts(self.folder),
         )
 
     def _chat_template(self, tokenizer_config: Mapping[str, Any]) -> str | None:
@@ -253,10 +259,36 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     """Return the object in the file, or None if there is no file."""
     if not file.exists():
         return None
-    try:
-        value = json.loads(_read_text(file))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file.name} is not JSON: {error}", DAMAGED) from error
+    value = _parsed(file)
     if not isinstance(value, dict):
         raise CheckpointError(f"{file.name} is not a JSON object", DAMAGED)
     return value
+
+
+def _parsed(file: Path) -> Any:
+    try:
+        return json.loads(_read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file.name} is not JSON: {error}", DAMAGED) from error
+
+
+def _modules(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return the entries of sentence-transformers' modules.json, each with its own config."""
+    file = folder / "modules.json"
+    entries = _parsed(file) if file.exists() else []
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise CheckpointError(f"{file.name} is not a list of JSON objects", DAMAGED)
+    found: list[Mapping[str, Any]] = []
+    for entry in entries:
+        path = entry.get("path")
+        own = path if isinstance(path, str) and _FOLDER.fullmatch(path) else None
+        config = _read_json(folder / own / "config.json") if own is not None else None
+        found.append({**entry, "config": config or {}})
+    return tuple(found)
+
+
+def _prompts(folder: Path) -> Mapping[str, str]:
+    prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts")
+    if not isinstance(prompts, dict):
+        return {}
+    return {name: text for name, text in prompts.items() if isinstance(text, str)}

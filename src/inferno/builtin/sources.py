@@ -21,8 +21,9 @@ from inferno.errors import InfernoError, ModelNotFoundError, OptionError
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 """Configs, tokenizer and weights; a repository often has the same weights in other formats too."""
-UNWANTED = ("*/*", "consolidated*")
-"""Folders (onnx, original) and Mistral's second copy of the weights."""
+UNWANTED = ("[!0-9]*/*", "consolidated*")
+"""Folders (onnx, original), but not those of sentence-transformers' modules (1_Pooling), and
+Mistral's second copy of the weights."""
 
 _PART = r"[A-Za-z0-9][\w.-]*"
 _REF = re.compile(
@@ -163,16 +164,16 @@ def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
             f"Its branches and tags are listed at {hub}/{repo}/tree/main.",
         ) from error
     except errors.LocalEntryNotFoundError as error:
+        answer = error.__cause__  # what kept the client from asking for the files
+        if isinstance(answer, errors.HfHubHTTPError) and not options.offline:
+            raise _answered(wanted, answer.response.status_code) from error
         raise _not_here(wanted, options) from error
     except errors.EntryNotFoundError as error:
         raise ModelNotFoundError(
             f"{repo} has no file {wanted.file}", _other_weights(wanted, options)
         ) from error
     except errors.HfHubHTTPError as error:
-        raise ModelNotFoundError(
-            f"{hub} answered {error.response.status_code} for {repo}",
-            "Try again later; for 401 and 403, set HF_TOKEN or run `hf auth login`.",
-        ) from error
+        raise _answered(wanted, error.response.status_code) from error
     except errors.HFValidationError as error:
         raise ModelNotFoundError(
             f"{repo} is not a model id: {error}", "Write it as OWNER/NAME."
@@ -187,6 +188,20 @@ def _explained(wanted: _HubRef, options: FetchOptions) -> Iterator[None]:
         raise InfernoError(
             f"Fetching {repo} failed: {error}", "Run it again: completed files are kept."
         ) from error
+
+
+def _answered(wanted: _HubRef, status: int) -> InfernoError:
+    """The error for an unexpected answer. A hub at fault does not say that the model is missing."""
+    from huggingface_hub import constants
+
+    cause = f"{constants.ENDPOINT} answered {status} for {wanted.repo}"
+    if status >= 500:
+        return InfernoError(
+            cause, "Try again later: the hub has a fault. Or name a model on this machine."
+        )
+    return ModelNotFoundError(
+        cause, "Try again later; for 401 and 403, set HF_TOKEN or run `hf auth login`."
+    )
 
 
 def _not_here(wanted: _HubRef, options: FetchOptions) -> ModelNotFoundError:

@@ -24,11 +24,13 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 )
 @engine_options
 def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **values: Any) -> None:
-    """Show which plugins would run REF, in how much memory, and why."""
+    """Show which plugins would run REF, in how much memory, and why. --memory may be another
+    machine's."""
     from inferno.cli import lock, render
-    from inferno.plan import open_model, plan_to_json
+    from inferno.plan import Machine, open_model, plan_to_json
 
-    with open_model(chosen(ref), plan_options(values)) as opened:
+    machine = Machine(elsewhere=not locked)
+    with open_model(chosen(ref), plan_options(values), machine=machine) as opened:
         plan = opened.plan
         click.echo(plan_to_json(plan) if as_json else render.explained(plan))
         if checked:

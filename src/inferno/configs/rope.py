@@ -77,6 +77,13 @@ class RopeConfig:
         merged.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
         return read_config(cls, {k: v for k, v in merged.items() if v is not None})
 
+    def outgrown(self, max_position_embeddings: int, max_model_len: int) -> int | None:
+        """Return the original context length if contexts of `max_model_len` tokens exceed it and
+        longrope has other factors for them, else None."""
+        original = self.original_max_position_embeddings or max_position_embeddings
+        same = self.rope_type != "longrope" or self.short_factor == self.long_factor
+        return None if same or max_model_len <= original else original
+
     def check_width(self, head_dim: int) -> None:
         """Raise CheckpointError unless `head_dim` gives an even rotary dimension, with one longrope
         factor per pair."""

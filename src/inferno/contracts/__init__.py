@@ -12,6 +12,7 @@ from inferno.contracts.architectures import (
     Model,
     ModelConfig,
     MTPModelConfig,
+    Reranker,
 )
 from inferno.contracts.attention import (
     COMPUTE_DTYPES,
@@ -26,11 +27,13 @@ from inferno.contracts.attention import (
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
 from inferno.contracts.checkpoints import (
+    BareDecoder,
     Checkpoint,
     CheckpointView,
     QuantScheme,
     TensorInfo,
     TextAssets,
+    with_head,
 )
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
@@ -67,6 +70,7 @@ __all__ = [
     "AttentionNeed",
     "AttentionSpec",
     "COMPUTE_DTYPES",
+    "BareDecoder",
     "CacheDType",
     "CachePolicy",
     "CacheTensor",
@@ -100,6 +104,7 @@ __all__ = [
     "Proposer",
     "QuantScheme",
     "Recording",
+    "Reranker",
     "RowJoin",
     "RowRange",
     "RowSplit",
@@ -111,4 +116,5 @@ __all__ = [
     "TextAssets",
     "Uncaptured",
     "expert_rows",
+    "with_head",
 ]

@@ -88,6 +88,21 @@ class MTP(Protocol):
 
 
 @frozen(kw_only=True)
+class Reranker:
+    """How models of a family judge whether a document answers a query: by the probability of one
+    token against another's. For checkpoints that do not say it themselves (`modules.json`)."""
+
+    template: str
+    """Jinja template over messages of the roles system (the instruction, optional), query and
+    document."""
+    yes: str
+    """Token that means relevant, as written in the vocabulary."""
+    no: str
+    instruction: str = ""
+    """What the query asks for, unless the request says it."""
+
+
+@frozen(kw_only=True)
 class Architecture:
     """A model the kernel can build.
 
@@ -116,6 +131,8 @@ class Architecture:
     may lack them."""
     chat_template: str | None = None
     """Jinja template for chat checkpoints that store none."""
+    reranker: Reranker | None = None
+    """How its rerankers judge."""
     checkpoints: tuple[str, ...] = field(default=(), converter=_texts)
     """Published models of this architecture, for listings: "Qwen/Qwen3-0.6B"."""
     note: str = ""

@@ -39,6 +39,12 @@ class TextAssets:
     chat_template: str | None = None
     generation_config: Mapping[str, Any] = field(factory=dict)
     """`generation_config.json`: default sampling and `eos_token_id`."""
+    modules: tuple[Mapping[str, Any], ...] = ()
+    """The entries of sentence-transformers' `modules.json`, which embedding models and rerankers
+    have, each with its own configuration under `config`."""
+    prompts: Mapping[str, str] = field(factory=dict)
+    """`prompts` of `config_sentence_transformers.json`: what is written before a kind of string,
+    by its name ("query")."""
 
 
 class Checkpoint(Protocol):
@@ -79,6 +85,30 @@ class CheckpointView:
 
     def close(self) -> None:
         self.checkpoint.close()
+
+
+@frozen(eq=False)
+class BareDecoder(CheckpointView):
+    """A decoder saved without its head, as embedding models are, under the names of a model with
+    one. Its head is tied: nothing reads it unless the model generates."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return {**self.checkpoint.config, "tie_word_embeddings": True}
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return {f"model.{name}": info for name, info in self.checkpoint.tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self.checkpoint.read(name.removeprefix("model."))
+
+
+def with_head(checkpoint: Checkpoint) -> Checkpoint:
+    """View a checkpoint whose decoder is not under `model` as a `BareDecoder`; others as they are.
+    An `Architecture.adapt`."""
+    bare = not any(name.startswith(("model.", "lm_head.")) for name in checkpoint.tensors)
+    return BareDecoder(checkpoint) if bare else checkpoint
 
 
 @frozen(kw_only=True)

@@ -86,6 +86,9 @@ class Dialect:
     {"output_norm": 1.0}."""
     single_rows: tuple[str, ...] = ()
     """Modules, by path in the file, whose one-row matrix is stored as a vector."""
+    strip_after: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    """Tokenizers, by their name in files, whose added tokens also match the whitespace after them,
+    which files do not say -> those that do not: {"llama": ("<s>", "<unk>")}."""
     priority: int = 0
     """If two architectures claim one name, the one with the higher priority reads the file."""
 

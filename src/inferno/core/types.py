@@ -16,8 +16,8 @@ from attrs import define, field, frozen
 from inferno.core.drafts import Acceptance
 from inferno.sampling_params import SamplingParams
 
-Pooling = Literal["last", "mean"]
-"""How a prompt becomes one embedding: the last token's hidden state, or the mean of all."""
+Pooling = Literal["last", "first", "mean", "max"]
+"""How a prompt becomes one embedding: a token's hidden state, or the mean or maximum of all."""
 
 
 @frozen(kw_only=True)

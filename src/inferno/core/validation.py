@@ -30,6 +30,7 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
         ("prompt", request.token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", params.logit_bias),
+        ("logprob_token_ids", params.logprob_token_ids),
     ):
         lowest = min(ids, default=0)
         bad = lowest if lowest < 0 else max(ids, default=0)

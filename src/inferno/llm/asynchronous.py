@@ -13,12 +13,14 @@ from typing import Any, Protocol, Self
 
 from attrs import evolve
 
-from inferno.core.types import EngineOutput, EngineStats, Request
+from inferno.core.types import EngineOutput, EngineStats, Pooling, Request
 from inferno.errors import RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
 from inferno.plan import Opened, Plan
 from inferno.sampling_params import SamplingParams
+
+_ONE = SamplingParams(max_tokens=1)
 
 
 class _Tokens(Protocol):
@@ -44,7 +46,9 @@ class _Client(Protocol):
 
 class AsyncLLM:
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
-    `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet."""
+    `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
+    engine without a sign of life for `engine_timeout` seconds is replaced (default 60; 0: never).
+    """
 
     def __init__(
         self,
@@ -52,15 +56,22 @@ class AsyncLLM:
         *,
         model: str | None = None,
         chat_template: str | None = None,
+        engine_timeout: float | None = None,
         **options: Any,
     ) -> None:
-        self._begin(open_for(ref or model, options), chat_template)
+        self._begin(open_for(ref or model, options), chat_template, engine_timeout)
 
     @classmethod
-    def of_opened(cls, opened: Opened, chat_template: str | None = None) -> Self:
+    def of_opened(
+        cls,
+        opened: Opened,
+        chat_template: str | None = None,
+        *,
+        engine_timeout: float | None = None,
+    ) -> Self:
         """An AsyncLLM for an already opened model, which it closes once the tokenizer is read."""
         self = cls.__new__(cls)
-        self._begin(opened, chat_template)
+        self._begin(opened, chat_template, engine_timeout)
         return self
 
     @classmethod
@@ -71,10 +82,13 @@ class AsyncLLM:
         self._preprocessor = preprocessor
         return self
 
-    def _begin(self, opened: Opened, chat_template: str | None) -> None:
-        from inferno.process import EngineClient
+    def _begin(
+        self, opened: Opened, chat_template: str | None, engine_timeout: float | None
+    ) -> None:
+        from inferno.process import ENGINE_TIMEOUT, EngineClient
 
-        self._client: _Client = EngineClient(opened.plan)
+        timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
+        self._client: _Client = EngineClient(opened.plan, timeout=timeout)
         self._opened: Opened | None = opened
         self._chat_template = chat_template
         self._live: dict[str, Sequence[OutputBuilder]] = {}
@@ -165,13 +179,14 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        pooling: Pooling | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answers to several prompts as one request, like `stream`. Output j of prompt i
-        has index i * n + j."""
+        has index i * n + j. With `pooling`, an output is the prompt's embedding."""
         self._check_unused(request_id)
         request_id = request_id or uuid.uuid4().hex
         parents = [
-            self._prepare(prompt, params, f"{request_id}-{i}", priority, cache_salt)
+            self._prepare(prompt, params, f"{request_id}-{i}", priority, cache_salt, pooling)
             for i, prompt in enumerate(prompts)
         ]
         builders = [builder for parent in parents for builder in parent.builders]
@@ -201,6 +216,23 @@ class AsyncLLM:
             deltas = [d async for some in stream for d in some]
         return parent.output(deltas)
 
+    async def embed(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+    ) -> list[list[float]]:
+        """Return an embedding of each prompt, like `LLM.embed`."""
+        config = self._preprocessor.pooling
+        vectors: dict[int, list[float]] = {}
+        stream = self.stream_all(prompts, _ONE, pooling=pooling or config.pooling)
+        async with aclosing(stream) as deltas:
+            async for some in deltas:
+                for delta in some:
+                    vectors[delta.index] = config.finish(delta.embedding or (), normalize=normalize)
+        return [vectors[i] for i in range(len(prompts))]
+
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any
     ) -> RequestOutput:
@@ -215,10 +247,16 @@ class AsyncLLM:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        pooling: Pooling | None = None,
     ) -> ParentRequest:
         self._check_unused(request_id)
         return self._preprocessor.prepare(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            pooling=pooling,
         )
 
     def _check_unused(self, request_id: str | None) -> None:

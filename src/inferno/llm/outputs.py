@@ -38,6 +38,8 @@ class TextDelta:
     """How many of them were accepted."""
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     """Set once, on the first delta of output 0, if asked for."""
+    embedding: tuple[float, ...] | None = None
+    """The prompt's embedding, if asked for: as pooled, neither cut nor normalized."""
 
 
 @frozen
@@ -182,6 +184,7 @@ class OutputBuilder:
             num_drafts=self._num_drafts,
             num_accepted=self._num_accepted,
             prompt_logprobs=self._prompt_logprobs,
+            embedding=self.embedding,
         )
         self._reported = self._finish is not None
         self._pieces, self._ids, self._logprobs, self._prompt_logprobs = [], [], [], None

@@ -16,6 +16,7 @@ from inferno.contracts import TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
+from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
 from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
@@ -77,6 +78,8 @@ class Preprocessor:
     response_template: Mapping[str, Any] | None = None
     """The checkpoint's description of how its model writes tool calls and reasoning
     (`tokenizer_config.json`)."""
+    pooling: PoolingConfig = PoolingConfig()
+    """How prompts become embeddings."""
     seeds: random.Random = field(factory=random.Random)
     """Draws the seeds of requests that name none, in the order in which they come."""
 
@@ -89,15 +92,18 @@ class Preprocessor:
         if opened.draft is not None:
             _check_vocabulary(opened.draft, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
+        template = ChatTemplate.from_assets(assets, chat_template)
+        reranker = opened.parts.architecture.reranker
         vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(
             tokenizer=tokenizer,
-            template=ChatTemplate.from_assets(assets, chat_template),
+            template=template,
             max_model_len=plan.max_model_len,
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
             response_template=assets.tokenizer_config.get("response_template"),
+            pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
             seeds=random.Random(plan.seed),
         )
 
@@ -209,6 +215,7 @@ class Preprocessor:
             )
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logprob_token_ids", params.logprob_token_ids)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
         """Limit `max_tokens` to the context: an answer that fills it finishes with "length", as in

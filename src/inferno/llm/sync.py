@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from numbers import Integral
 from types import TracebackType
@@ -117,18 +116,21 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         *,
-        pooling: Pooling = "last",
-        normalize: bool = True,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
     ) -> list[list[float]]:
-        """Return an embedding of each prompt: the final hidden state of its last token, or the mean
-        of all tokens'. `normalize` scales it to length 1."""
+        """Return an embedding of each prompt. `pooling` makes it of the tokens' final hidden
+        states: "last" or "first" token, "mean" or "max" of all; `normalize` scales it to length 1.
+        By default both are the checkpoint's (`modules.json`), else the last token's, normalized."""
+        config = self._preprocessor.pooling
         params = SamplingParams(max_tokens=1)
         parents = [
-            self._preprocessor.prepare(p, params, pooling=pooling) for p in _prompts(prompts)
+            self._preprocessor.prepare(p, params, pooling=pooling or config.pooling)
+            for p in _prompts(prompts)
         ]
         builders = [parent.builders[0] for parent in parents]
         self._run(parents)
-        return [_scaled(b.embedding or (), normalize) for b in builders]
+        return [config.finish(b.embedding or (), normalize=normalize) for b in builders]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -204,11 +206,6 @@ class LLM:
         for builder in builders:
             if self._live.pop(builder.request.id, None) is not None and not builder.ended:
                 self._engine.abort(builder.request.id)
-
-
-def _scaled(vector: Sequence[float], normalize: bool) -> list[float]:
-    length = math.hypot(*vector) if normalize else 1.0
-    return [x / length for x in vector] if length else list(vector)
 
 
 def _raise_first(builders: Sequence[OutputBuilder]) -> None:

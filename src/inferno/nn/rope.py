@@ -179,8 +179,8 @@ def _longrope(
     exponents_E: Tensor, scaling: RopeConfig, max_positions: int, max_model_len: int
 ) -> tuple[Tensor, float]:
     original = scaling.original_max_position_embeddings or max_positions
-    factors = scaling.long_factor if max_model_len > original else scaling.short_factor
-    factor_E = torch.tensor(factors)
+    is_long = scaling.outgrown(max_positions, max_model_len) is not None
+    factor_E = torch.tensor(scaling.long_factor if is_long else scaling.short_factor)
     attention = scaling.attention_factor
     if attention is None:
         ratio = scaling.factor if scaling.factor != 1.0 else max_positions / original

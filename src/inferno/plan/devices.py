@@ -48,6 +48,8 @@ class Machine:
     """The folder with `proc` and `sys`."""
     system: tuple[str, str] = field(factory=lambda: (platform.system(), platform.machine()))
     """Operating system and architecture: every arm64 Mac has an Apple GPU."""
+    elsewhere: bool = False
+    """The plan is for a machine with the same devices, but perhaps more memory."""
 
     def cpu(self) -> Device:
         total, free = host.memory(self.root)

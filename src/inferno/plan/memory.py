@@ -25,8 +25,9 @@ responses (torch 2.13, Linux x86-64); the rest is for thread stacks and the scra
 steps."""
 
 
-def memory_limit(options: Options, device: Device) -> int:
-    """Return the bytes that the engine may use. Raises OptionError, OutOfMemoryError."""
+def memory_limit(options: Options, device: Device, *, elsewhere: bool = False) -> Decided[int]:
+    """Return the bytes that the engine may use. `elsewhere`: the plan is for another machine, so
+    it may have more than `device`. Raises OptionError, OutOfMemoryError."""
     if (share := options.gpu_memory_utilization) is not None:
         if device.kind == "cpu":
             raise OptionError(
@@ -40,16 +41,27 @@ def memory_limit(options: Options, device: Device) -> int:
     elif options.memory is not None:
         limit = host.parse_memory(options.memory, device.total)
     elif device.kind == "cpu":
-        return device.total * CPU_PERCENT // 100
+        return Decided(device.total * CPU_PERCENT // 100)
     else:
-        return device.free * GPU_PERCENT // 100
+        return Decided(device.free * GPU_PERCENT // 100)
+    if limit > device.total:
+        exceeds = (
+            f"--memory {options.memory} exceeds the {host.format_bytes(device.total)} of {device}"
+        )
+        if elsewhere:
+            return Decided(limit, notes=(f"{exceeds}: the plan is for another machine",))
+        raise OutOfMemoryError(
+            exceeds, "Lower it; `inferno explain` plans for a machine that has more."
+        )
+    if elsewhere:
+        return Decided(limit)
     if device.kind != "cpu" and limit > device.free:
         raise OutOfMemoryError(
             f"{host.format_bytes(limit)} were asked for, but {host.format_bytes(device.free)} of "
             f"{host.format_bytes(device.total)} are free on {device}",
             "Lower --memory or --gpu-memory-utilization, or stop what else uses the device.",
         )
-    return limit
+    return Decided(limit)
 
 
 def fixed_memory(

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from inferno import host
 from inferno.catalog import ANY, Catalog, load_catalog
+from inferno.configs import RopeConfig
 from inferno.contracts import (
     COMPUTE_DTYPES,
     Architecture,
@@ -19,6 +20,7 @@ from inferno.contracts import (
     Checkpoint,
     DType,
     FetchOptions,
+    ModelConfig,
 )
 from inferno.plan.backends import choose_attention, choose_capture, choose_kernels
 from inferno.plan.cache_groups import state_uses
@@ -108,7 +110,7 @@ def _decide(
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
-    limit = memory_limit(options, device)
+    limit = memory_limit(options, device, elsewhere=machine is not None and machine.elsewhere)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     drafting = None
     if proposer is not None:
@@ -125,7 +127,13 @@ def _decide(
         uses += drafting.value.attention
         fixed += drafting.value.memory
     cache = size_cache(
-        options, model, uses, states, block_size, limit=limit, fixed=sum(i.nbytes for i in fixed)
+        options,
+        model,
+        uses,
+        states,
+        block_size,
+        limit=limit.value,
+        fixed=sum(i.nbytes for i in fixed),
     )
     num_drafts = drafting.value.speculation.num_drafts if drafting is not None else 0
     capture = choose_capture(
@@ -138,8 +146,9 @@ def _decide(
     )
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]
-    decisions += [kernels, capture, cache]
+    decisions += [kernels, capture, limit, cache]
     notes = [note for decision in decisions for note in decision.notes]
+    notes += _rotary_notes(model, cache.value.max_model_len)
     plan = Plan(
         ref=ref,
         path=str(path),
@@ -167,7 +176,7 @@ def _decide(
         max_num_batched_tokens=options.max_num_batched_tokens,
         block_size=block_size,
         groups=cache.value.groups,
-        memory_limit=limit,
+        memory_limit=limit.value,
         memory=(*fixed, cache.value.memory),
         chosen=chosen_of(decisions, catalog.plugins),
         considered=refusals_of(decisions),
@@ -189,6 +198,19 @@ def _architecture_notes(catalog: Catalog, offered: Architecture, wanted: str) ->
     if offered.name == ANY and (hint := catalog.hint("architecture", wanted)):
         notes.append(f"a plugin made for {wanted} is not installed: {hint}")
     return notes
+
+
+def _rotary_notes(model: ModelConfig, max_model_len: int) -> list[str]:
+    rope = getattr(model, "rope", None)
+    if not isinstance(rope, RopeConfig):
+        return []
+    original = rope.outgrown(model.max_position_embeddings, max_model_len)
+    if original is None:
+        return []
+    return [
+        f"contexts may exceed the original {original} tokens, so all prompts, short ones too, are "
+        f"computed with longrope's long factors; --max-model-len {original} uses the short ones"
+    ]
 
 
 def _dtype(asked: str, checkpoint: Checkpoint) -> DType:

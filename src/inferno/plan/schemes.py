@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -72,12 +73,21 @@ def choose_schemes(
 
 
 def choose_isq(catalog: Catalog, name: str) -> Decided[QuantScheme]:
-    """Choose the scheme that quantizes while loading. Raises OptionError if it cannot."""
-    offer = catalog.named(QuantScheme, name)
-    if offer.item.pack is None:
+    """Choose the scheme that quantizes while loading. Raises OptionError, which lists those that
+    can, similar names first."""
+    able = {o.item.name for o in catalog.of("inferno_quant_schemes") if o.item.pack is not None}
+    if name not in able:
+        known = {offer.item.name for offer in catalog.of("inferno_quant_schemes")}
+        near = difflib.get_close_matches(name, sorted(able), n=len(able), cutoff=0.5)
+        names = ", ".join(dict.fromkeys([*near, *sorted(able)]))
         raise OptionError(
-            f"scheme {name!r} cannot quantize while loading", "Choose another scheme."
+            f"scheme {name!r} cannot quantize while loading"
+            if name in known
+            else f"there is no quantization scheme {name!r}",
+            f"{catalog.hint('scheme', name)} Those that quantize while loading: "
+            f"{names or 'none is installed'}.".lstrip(),
         )
+    offer = catalog.named(QuantScheme, name)
     note = f"memory is planned for the weights before they become {name}: less will be used"
     return Decided(offer.item, (("in-situ scheme", offer),), notes=(note,))
 

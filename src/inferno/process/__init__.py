@@ -6,5 +6,6 @@ Importing the client loads no torch.
 from __future__ import annotations
 
 from inferno.process.client import EngineClient, TokenStream
+from inferno.process.heartbeat import ENGINE_TIMEOUT
 
-__all__ = ["EngineClient", "TokenStream"]
+__all__ = ["ENGINE_TIMEOUT", "EngineClient", "TokenStream"]

@@ -12,6 +12,7 @@ from inferno.core.types import EngineOutput, EngineStats, FinishReason, Request
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
+from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT
 from inferno.process.supervisor import Supervisor
 
 
@@ -63,9 +64,13 @@ class EngineClient:
     """Sends requests to the engine process, and gives each one's tokens to its stream. If the
     process ends, pending requests fail and another is started."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(
+        self, plan: Plan, *, timeout: float = ENGINE_TIMEOUT, beat: float = BEAT_SECONDS
+    ) -> None:
+        """`timeout` is the silence in seconds after which a hung process is replaced, 0 for never;
+        `beat` the time between its signs of life."""
         self.stats = EngineStats()
-        self._engine = Supervisor(plan, self._take, self._fail_all)
+        self._engine = Supervisor(plan, self._take, self._fail_all, timeout=timeout, beat=beat)
         self._streams: dict[str, TokenStream] = {}
         self._aborting: Counter[str] = Counter()
         """Ids whose tokens belong to an aborted request until the engine confirms the abort: the id
@@ -78,8 +83,13 @@ class EngineClient:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine takes requests."""
+        """Whether the engine takes requests and gives signs of life."""
         return self._engine.alive
+
+    @property
+    def restarts(self) -> int:
+        """How many engine processes ended or hung."""
+        return self._engine.restarts
 
     @property
     def pid(self) -> int | None:
@@ -96,7 +106,9 @@ class EngineClient:
 
     def submit(self, request: Request, news: asyncio.Event | None = None) -> TokenStream:
         """Send a request to the engine. `news` is the stream's event, if several share one. Raises
-        EngineDeadError while the engine is not running."""
+        EngineDeadError while the engine is not running or gives no sign of life."""
+        if self._engine.running and not self._engine.alive:
+            raise EngineDeadError("the engine does not respond", "Try again in a moment.")
         self._engine.send(protocol.ADD, protocol.encode(request))
         stream = self._streams[request.id] = TokenStream(request.id, news or asyncio.Event())
         return stream
@@ -106,7 +118,7 @@ class EngineClient:
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
-        if self.alive:
+        if self._engine.running:
             self._engine.send(protocol.ABORT, protocol.encode(request_id))
             self._aborting[request_id] += 1
         stream.feed(EngineOutput(request_id, None, FinishReason.ABORT))

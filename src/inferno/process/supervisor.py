@@ -1,4 +1,4 @@
-"""Starts the engine process, watches it, and starts another when it ends."""
+"""Starts the engine process, watches it, and starts another when it ends or hangs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan, plan_to_json
 from inferno.process import protocol
 from inferno.process.connection import Connection
+from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT, Watchdog
 
 log = logging.getLogger("inferno.process")
 
@@ -31,7 +32,8 @@ class Supervisor:
     """Keeps one engine process running for a plan.
 
     `on_message(kind, body)` is called for each message of a running engine; `on_end(error)` when
-    the process has ended, with the error for the requests that it had.
+    the process has ended, with the error for the requests that it had. A process that gives no sign
+    of life for `timeout` seconds is killed, and never if that is 0.
     """
 
     def __init__(
@@ -39,13 +41,20 @@ class Supervisor:
         plan: Plan,
         on_message: Callable[[bytes, bytes], None],
         on_end: Callable[[EngineDeadError], None],
+        *,
+        timeout: float = ENGINE_TIMEOUT,
+        beat: float = BEAT_SECONDS,
     ) -> None:
-        self.alive = False
-        """Whether the process is ready for requests."""
+        self.running = False
+        """Whether the process takes requests."""
+        self.restarts = 0
+        """How many processes ended or hung."""
         self.plan, self._on_message, self._on_end = plan, on_message, on_end
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: asyncio.subprocess.Process | None = None
         self._connection: Connection | None = None
+        self._watchdog: Watchdog | None = None
+        self._timeout, self._beat = timeout, beat
         self._ready: asyncio.Future[None] | None = None
         self._last_words: InfernoError | None = None
         """The error that the process sent before it ended."""
@@ -53,6 +62,11 @@ class Supervisor:
         self._closing = False
         self._failure: EngineDeadError | None = None
         """Why the last start failed."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process takes requests and gives signs of life."""
+        return self.running and self._watchdog is not None and self._watchdog.responsive
 
     @property
     def pid(self) -> int | None:
@@ -67,7 +81,7 @@ class Supervisor:
     async def close(self) -> None:
         """Stop the process, and kill it if it has not ended after 5 s."""
         self._closing = True
-        self.alive = False
+        self.running = False
         if self._connection is not None and not self._connection.closed:
             self._connection.send(protocol.STOP, b"")
         if self._process is not None:
@@ -83,7 +97,7 @@ class Supervisor:
 
     def send(self, kind: bytes, body: bytes) -> None:
         """Send a message to the process. Raises EngineDeadError while there is none."""
-        if not self.alive or self._connection is None:
+        if not self.running or self._connection is None:
             raise self._failure or EngineDeadError(
                 "the engine process is being restarted", "Try again in a moment."
             )
@@ -95,6 +109,7 @@ class Supervisor:
         self._last_words, self._ready = None, asyncio.get_running_loop().create_future()
         self._connection = connection = Connection.bind(self._context, endpoint, self._take)
         self._process = None
+        self._watchdog = watchdog = Watchdog(timeout=self._timeout, beat=self._beat)
         try:
             # A file, because this process may be too busy to send it.
             plan.write_text(plan_to_json(self.plan), encoding="utf-8")
@@ -105,8 +120,11 @@ class Supervisor:
                 endpoint,
                 str(os.getpid()),
                 str(plan),
+                str(watchdog.pipe_of_process),
+                str(self._beat),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_fileno() else None,
+                pass_fds=(watchdog.pipe_of_process,),
             )
             ended = asyncio.ensure_future(process.wait())
             either: set[asyncio.Future[Any]] = {self._ready, ended}
@@ -121,6 +139,7 @@ class Supervisor:
                 )
         except BaseException:
             connection.close()
+            watchdog.close()
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()
                 await self._process.wait()
@@ -128,20 +147,26 @@ class Supervisor:
         finally:
             # The worker has read the plan, and both ends have the socket open.
             shutil.rmtree(folder, ignore_errors=True)
-        self.alive, self._failure = True, None
+            watchdog.started()
+        self.running, self._failure = True, None
 
     async def _watch(self) -> None:
         """Wait for the process to end; then report that and start another."""
         while True:
-            assert self._process is not None and self._connection is not None, "_spawn sets both"
-            await self._process.wait()
-            self._connection.receive()
-            self.alive = False
-            self._connection.close()
+            process, connection, watchdog = self._process, self._connection, self._watchdog
+            assert process and connection and watchdog, "_spawn sets them"
+            watching = asyncio.create_task(watchdog.watch(process.kill))
+            await process.wait()
+            watching.cancel()
+            connection.receive()
+            self.running = False
+            connection.close()
+            watchdog.close()
             if self._closing:
                 return
-            words = self._last_words
-            cause = words.cause if words else f"the engine process {_ending(self._process)}"
+            self.restarts += 1
+            words, ending = self._last_words, watchdog.verdict or _ending(process)
+            cause = words.cause if words else f"the engine process {ending}"
             log.error("%s; starting another", cause)
             if words and words.detail:
                 log.error("%s", words.detail)

@@ -1,6 +1,7 @@
-"""The engine process: `python -m inferno.process.worker ENDPOINT PARENT PLAN`.
+"""The engine process: `python -m inferno.process.worker ENDPOINT PARENT PLAN PIPE BEAT`.
 
-Runs the plan in that file, receives requests, sends tokens.
+Runs the plan in that file, receives requests, sends tokens, and a sign of life to the pipe every
+BEAT seconds.
 
 It ends when it receives a stop message, when its parent is gone, or after reporting a fatal
 error.
@@ -20,6 +21,7 @@ from inferno.core.types import EngineOutput, EngineStats, FinishReason
 from inferno.errors import RequestError
 from inferno.host import sleep_at_barriers
 from inferno.process import protocol
+from inferno.process.heartbeat import Heart
 
 _IDLE_MS = 1000
 """How long to wait for work before checking whether the parent is alive."""
@@ -28,8 +30,8 @@ _IDLE_MS = 1000
 class Worker:
     """One engine behind one socket."""
 
-    def __init__(self, socket: zmq.Socket[bytes], parent: int) -> None:
-        self._socket, self._parent = socket, parent
+    def __init__(self, socket: zmq.Socket[bytes], parent: int, heart: Heart) -> None:
+        self._socket, self._parent, self._heart = socket, parent, heart
         self._told = EngineStats()
 
     def run(self, plan: Path) -> None:
@@ -44,7 +46,7 @@ class Worker:
         gc.enable()
         self._send(protocol.READY, protocol.encode_plan(self._engine.plan))
         while self._serve():
-            pass
+            self._heart.moved()
 
     def _serve(self) -> bool:
         """Handle all messages, then run one step. Returns False to end the process."""
@@ -97,7 +99,8 @@ def main() -> None:
     socket.setsockopt(zmq.LINGER, 2000)
     socket.connect(endpoint)
     try:
-        Worker(socket, parent).run(Path(sys.argv[3]))
+        heart = Heart(int(sys.argv[4]), float(sys.argv[5]))
+        Worker(socket, parent, heart).run(Path(sys.argv[3]))
     except Exception as error:
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
     finally:

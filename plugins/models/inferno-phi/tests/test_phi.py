@@ -15,6 +15,7 @@ from inferno.testing import (
     generate,
     gguf_dialect,
     load_toy,
+    plan_of,
     ragged_prompts,
     write_gguf,
 )
@@ -128,6 +129,10 @@ class TestPhi35Mini(LongPromptsTests):
         "num_key_value_heads": 2,
         "rope_scaling": longrope(8),
     }
+
+    def test_the_plan_says_that_short_prompts_take_the_long_factors(self, checkpoint: Path) -> None:
+        assert "--max-model-len 32 uses the short" in "".join(plan_of(checkpoint).notes)
+        assert "long factors" not in "".join(plan_of(checkpoint, max_model_len=32).notes)
 
 
 class TestPhi4(ArchitectureTests):

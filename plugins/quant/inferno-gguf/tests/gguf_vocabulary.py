@@ -31,10 +31,17 @@ PIECES = sorted({*WORDS.split(" "), *"abcé ö世🚀\n\t\r ", *ODD})
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12).map("".join)
 
 
-def write(path: Path, model: str, tokens: Sequence[str], types: Sequence[int], **keys: Any) -> Path:
+def write(
+    path: Path,
+    model: str,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    architecture: str = "llama",
+    **keys: Any,
+) -> Path:
     """A file with that vocabulary; `keys` are of tokenizer.ggml, or whole ones where they have a
     dot."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_tokenizer_model(model)
     writer.add_token_list(list(tokens))
     writer.add_token_types([int(t) for t in types])

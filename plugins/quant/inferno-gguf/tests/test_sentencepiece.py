@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import tokenizers
 from gguf import TokenType
+from gguf_models import architectures
 from gguf_vocabulary import WORDS, assert_same, backend, tokens_of, write
 from tokenizers import Regex, decoders, models, normalizers, trainers
 
 from inferno.errors import CheckpointError
 from inferno.testing import Tokenizer
+from inferno_gguf.checkpoint import GgufCheckpoint
 from inferno_gguf.reader import GgufFile
 from inferno_gguf.text import read_text
 
@@ -207,3 +209,33 @@ def test_merges_that_are_stored_for_written_spaces(tmp_path: Path) -> None:
         "<0xAC>",
     ]
     assert ours.decode(ours.encode("a ab\n\na€").ids) == "a ab\n\na€"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokens"),
+    [
+        ("phi3", ["<|user|>", "▁H", "<|end|>", "<|user|>", "<s>", "▁", "▁H"]),
+        ("llama", ["<|user|>", "▁", "\n", "H", "<|end|>", "▁", "\n", "<|user|>", "<s>", "▁", "▁H"]),
+    ],
+)
+def test_added_tokens_strip_what_follows_where_the_dialect_says_so(
+    architecture: str, tokens: list[str], tmp_path: Path
+) -> None:
+    """Phi-3's do, in Hugging Face's tokenizer and in llama.cpp; no file says it."""
+    pieces = ["<unk>", "<s>", "</s>", "▁", "H", "\n", "▁H", "<|user|>", "<|end|>"]
+    types = [2, 3, 3, 1, 1, 1, 1, 3, 4]
+    path = write(
+        tmp_path / "model.gguf",
+        "llama",
+        pieces,
+        types,
+        architecture,
+        scores=[0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -0.5, 0.0, 0.0],
+        **{f"{architecture}.block_count": 0, f"{architecture}.context_length": 64},
+    )
+    checkpoint = GgufCheckpoint.open(path, architectures())
+    document = checkpoint.text().tokenizer_json
+    assert document is not None
+    ours = tokenizers.Tokenizer.from_buffer(document)
+    found = ours.encode("<|user|>\nH<|end|>\n<|user|><s> H", add_special_tokens=False).ids
+    assert [pieces[i] for i in found] == tokens

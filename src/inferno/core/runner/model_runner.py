@@ -27,7 +27,7 @@ from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.sampling import Sampler, logprobs_of
-from inferno.core.types import Logprobs, NewSequence, Sampled, Slice, Step, Verified
+from inferno.core.types import Logprobs, NewSequence, Pooling, Sampled, Slice, Step, Verified
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
@@ -146,7 +146,7 @@ class ModelRunner:
             with self._trusting():
                 self._drafter.admit(row, new.num_computed)
         if request.pooling is not None:
-            self._pooled[row] = _Pooled(len(new.token_ids), request.pooling == "mean")
+            self._pooled[row] = _Pooled(len(new.token_ids), request.pooling)
             return
         self._sampler.admit(row, request, new.token_ids)
         if (top := request.params.prompt_logprobs) is not None:
@@ -294,12 +294,10 @@ class ModelRunner:
                 continue
             first = int(arrays.slice_starts[i])
             hidden_ND = hidden_TD[first : first + count].float()
-            if pooled.mean:
-                pooled.sum_D = pooled.sum_D + hidden_ND.sum(0)
+            pooled.add(hidden_ND, first=start == 0)
             if start + count == pooled.num_tokens:
                 del self._pooled[row]
-                vector_D = pooled.sum_D / pooled.num_tokens if pooled.mean else hidden_ND[-1]
-                done[row] = tuple(vector_D.tolist())
+                done[row] = tuple(pooled.vector_D.tolist())
         return done
 
     def _prompt_logprobs(
@@ -334,5 +332,14 @@ class _PromptLogprobs:
 @define
 class _Pooled:
     num_tokens: int
-    mean: bool
-    sum_D: Tensor = field(factory=lambda: torch.zeros(()))
+    how: Pooling
+    vector_D: Tensor = field(factory=lambda: torch.zeros(()))
+
+    def add(self, hidden_ND: Tensor, *, first: bool) -> None:
+        if self.how == "mean":
+            self.vector_D = self.vector_D + hidden_ND.sum(0) / self.num_tokens
+        elif self.how == "max":
+            best_D = hidden_ND.amax(0)
+            self.vector_D = best_D if first else torch.maximum(self.vector_D, best_D)
+        elif first or self.how == "last":
+            self.vector_D = hidden_ND[0 if self.how == "first" else -1]

@@ -17,9 +17,11 @@ from inferno.core.sampling.state import RowState
 from inferno.core.types import Logprobs
 
 
-def logprobs_of(logits_SV: Tensor, token_ids: Sequence[int], top: int) -> list[Logprobs]:
-    """Score each row's token under the row's own distribution, with the `top` most likely ones. NaN
-    counts as -inf."""
+def logprobs_of(
+    logits_SV: Tensor, token_ids: Sequence[int], top: int, others: Sequence[int] = ()
+) -> list[Logprobs]:
+    """Score each row's token under the row's own distribution, with the `top` most likely ones, or
+    with `others` instead. NaN counts as -inf."""
     found: list[Logprobs] = []
     for start in range(0, len(token_ids), 16):  # float32 copies of all would not fit
         part = token_ids[start : start + 16]
@@ -27,7 +29,11 @@ def logprobs_of(logits_SV: Tensor, token_ids: Sequence[int], top: int) -> list[L
         norm_S1 = x_SV.logsumexp(-1, keepdim=True)
         x_S1 = x_SV.gather(-1, torch.tensor(part, device=x_SV.device)[:, None])
         rank_S = (x_SV > x_S1).sum(-1) + 1
-        best_SK, ids_SK = sort_best(x_SV, min(top, x_SV.shape[1]))
+        if others:
+            ids_SK = torch.tensor(others, device=x_SV.device).expand(len(part), -1)
+            best_SK = x_SV.gather(-1, ids_SK)
+        else:
+            best_SK, ids_SK = sort_best(x_SV, min(top, x_SV.shape[1]))
         found += map(
             _logprobs,
             part,
@@ -55,13 +61,14 @@ def wanted_logprobs(
     logits_SV: Tensor, states: Sequence[RowState], token_ids: Sequence[int]
 ) -> dict[int, Logprobs]:
     asked = sorted(
-        (state.logprobs, i) for i, state in enumerate(states) if state.logprobs is not None
+        (state.logprobs, state.logprob_ids, i)
+        for i, state in enumerate(states)
+        if state.logprobs is not None
     )
     wanted: dict[int, Logprobs] = {}
-    for top, pairs in groupby(asked, key=lambda pair: pair[0]):
-        part = [i for _, i in pairs]
+    for (top, others), rows in groupby(asked, key=lambda row: row[:2]):
+        part = [i for *_, i in rows]
         logits_BV = logits_SV[index_of(part, logits_SV.device)]
-        wanted.update(
-            zip(part, logprobs_of(logits_BV, [token_ids[i] for i in part], top), strict=True)
-        )
+        found = logprobs_of(logits_BV, [token_ids[i] for i in part], top, others)
+        wanted.update(zip(part, found, strict=True))
     return wanted

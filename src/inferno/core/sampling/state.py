@@ -56,6 +56,7 @@ class RowState:
     forbidden: Tensor | None
     """End and stop tokens, until `min_tokens` are generated."""
     logprobs: int | None
+    logprob_ids: tuple[int, ...]
     is_argmax: bool = False
     """Whether the next draw is an argmax of the logits as they are."""
     adjusts_logits: bool = False
@@ -84,6 +85,7 @@ class RowState:
             bias=_bias(params, device),
             forbidden=torch.tensor(stops, device=device) if stops else None,
             logprobs=params.logprobs,
+            logprob_ids=params.logprob_token_ids,
         )
         row._plan_draws()
         return row

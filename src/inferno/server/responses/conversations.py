@@ -9,6 +9,7 @@ from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from inferno.server.keys import owner_of
 from inferno.server.parsing import CattrsDTO, Parsed
 from inferno.server.responses.database import Database, Page
 from inferno.server.responses.history import resolved
@@ -19,7 +20,7 @@ from inferno.server.responses.schema import (
     ConversationUpdate,
     ItemsRequest,
 )
-from inferno.server.responses.store import Store, checked_id, not_found, owner_of
+from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.responses.translation import checked_metadata
 from inferno.server.schema import ERROR_RESPONSES
 

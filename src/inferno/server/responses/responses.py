@@ -9,6 +9,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from inferno.errors import RequestError
+from inferno.server.keys import owner_of
 from inferno.server.models import Models
 from inferno.server.parsing import CattrsDTO, Parsed
 from inferno.server.responses.database import Database
@@ -17,7 +18,7 @@ from inferno.server.responses.pages import Limit, Order, answer, page_of
 from inferno.server.responses.running import Running
 from inferno.server.responses.schema import InputTokensRequest, ResponsesRequest
 from inferno.server.responses.shape import Context, ResponsesShape
-from inferno.server.responses.store import Store, checked_id, not_found, owner_of
+from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.responses.translation import conversation_id, translate
 from inferno.server.schema import ERROR_RESPONSES
 

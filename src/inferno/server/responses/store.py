@@ -8,9 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-from litestar import Request
+from typing import Concatenate, ParamSpec, TypeVar
 
 from inferno.errors import NotFoundError, OptionError, StoreError
 from inferno.server.responses.database import Database
@@ -69,12 +67,6 @@ class Store:
         """Wait for what is being stored, and close the database."""
         self._thread.submit(self._database.close)
         self._thread.shutdown()
-
-
-def owner_of(request: Request[Any, Any, Any]) -> str:
-    """The owner of what a request stores: a digest of its API key; empty without keys."""
-    digest: str = request.scope.get("state", {}).get("key_digest", "")
-    return digest
 
 
 def checked_id(id: str, what: str) -> str:

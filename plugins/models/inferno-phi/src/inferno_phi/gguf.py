@@ -24,4 +24,5 @@ PHI3 = Dialect(
         "blk.{n}.ffn_up": f"{_LAYER}.mlp.gate_up_proj",
     },
     values={"sliding_window": {0: None}},
+    strip_after={"llama": ("<unk>", "<s>", "<|endoftext|>")},
 )

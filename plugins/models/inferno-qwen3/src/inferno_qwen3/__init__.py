@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import Architecture, Reranker
 from inferno_qwen3.gguf import QWEN3
+
+RERANKER = Reranker(
+    template=(
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+        'and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+        "<|im_start|>user\n"
+        "{% for m in messages %}"
+        "{% if m.role == 'system' %}<Instruct>: {{ m.content }}\n"
+        "{% elif m.role == 'query' %}<Query>: {{ m.content }}\n"
+        "{% elif m.role == 'document' %}<Document>: {{ m.content }}{% endif %}"
+        "{% endfor %}"
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    ),
+    yes="yes",
+    no="no",
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
+)
+"""The prompt of Qwen3-Reranker's model card."""
 
 
 @hookimpl
@@ -16,6 +34,8 @@ def inferno_architectures() -> list[Architecture]:
             build="inferno_qwen3.model:Qwen3ForCausalLM",
             dialects={"gguf": QWEN3},
             stop_tokens=("<|im_end|>",),
+            adapt="inferno.contracts:with_head",
+            reranker=RERANKER,
             checkpoints=(
                 "Qwen/Qwen3-0.6B",
                 "Qwen/Qwen3-1.7B",
@@ -26,6 +46,7 @@ def inferno_architectures() -> list[Architecture]:
                 "Qwen/Qwen3-4B-Instruct-2507",
                 "Qwen/Qwen3-4B-Thinking-2507",
                 "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+                "Qwen/Qwen3-Embedding-0.6B",
                 "Qwen/Qwen3-Reranker-0.6B",
             ),
         )

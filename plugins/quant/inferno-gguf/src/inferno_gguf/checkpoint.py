@@ -39,6 +39,7 @@ class GgufCheckpoint:
     _rows: RowsView
     _changes: Mapping[str, Change]
     _joins: Mapping[str, RowJoin]
+    _dialect: Dialect
 
     @classmethod
     def open(cls, path: Path, architectures: Sequence[Architecture] = ()) -> GgufCheckpoint:
@@ -49,10 +50,10 @@ class GgufCheckpoint:
         found = translate(stored, dialect, config)
         rows = RowsView(stored, found.ranges)
         tensors = {**rows.tensors, **found.infos}
-        return cls(config, tensors, stored, rows, found.changes, found.joins)
+        return cls(config, tensors, stored, rows, found.changes, found.joins, dialect)
 
     def text(self) -> TextAssets:
-        return self._stored.text()
+        return self._stored.text(self._dialect.strip_after)
 
     def read(self, name: str) -> Tensor:
         """Read a tensor: a view of the mapped file unless byte order or row order must change."""

@@ -46,10 +46,11 @@ class StoredTensors:
         """The header of a tensor."""
         return self._places[name][1]
 
-    def text(self) -> TextAssets:
+    def text(self, strip_after: Mapping[str, tuple[str, ...]] | None = None) -> TextAssets:
+        """Read the text files' content. `strip_after` is the dialect's."""
         from inferno_gguf.text import read_text
 
-        return read_text(self.files[0])
+        return read_text(self.files[0], strip_after)
 
     def read(self, name: str) -> Tensor:
         """Read a view of the mapped file, in its byte order. Each tensor has its own map, so

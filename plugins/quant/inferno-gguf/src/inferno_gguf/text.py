@@ -3,6 +3,7 @@ folder's files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -44,8 +45,11 @@ ENDS = frozenset(
 """Names of control tokens that end a turn. Files store at most one id, but models have several."""
 
 
-def read_text(file: GgufFile) -> TextAssets:
-    """Read the text files' content. Raises CheckpointError if the tokenizer cannot be read."""
+def read_text(
+    file: GgufFile, strip_after: Mapping[str, tuple[str, ...]] | None = None
+) -> TextAssets:
+    """Read the text files' content; `strip_after` is the dialect's. Raises CheckpointError if the
+    tokenizer cannot be read."""
     metadata = file.metadata
     model = metadata.get("tokenizer.ggml.model", "none")
     templates = _templates(file)
@@ -59,7 +63,7 @@ def read_text(file: GgufFile) -> TextAssets:
     return TextAssets(
         tokenizer_json=given.encode()
         if isinstance(given, str)
-        else msgspec.json.encode(tokenizer_json(vocabulary)),
+        else msgspec.json.encode(tokenizer_json(vocabulary, (strip_after or {}).get(model))),
         tokenizer_config=config,
         chat_template=templates.get("default") if "chat_template" not in config else None,
         generation_config=_generation_config(metadata, vocabulary),

@@ -154,24 +154,35 @@ def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
     return values
 
 
-def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Build the document, with the file's ids."""
+def tokenizer_json(
+    vocabulary: Vocabulary, not_stripping: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Build the document, with the file's ids. If `not_stripping` is given, all other added tokens
+    also match the whitespace after them."""
     document = _MODELS[vocabulary.model](vocabulary)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added_tokens(vocabulary),
+        "added_tokens": _added_tokens(vocabulary, not_stripping),
         "pre_tokenizer": None,
         **document,
     }
 
 
-def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+def _added_tokens(
+    vocabulary: Vocabulary, not_stripping: Collection[str] | None
+) -> list[dict[str, Any]]:
     """Tokens that are matched before normalization and pre-tokenization."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    flags = {"single_word": False, "lstrip": False, "normalized": False}
     return [
-        {"id": i, "content": vocabulary.tokens[i], **flags, "special": kind != USER_DEFINED}
+        {
+            "id": i,
+            "content": (token := vocabulary.tokens[i]),
+            **flags,
+            "rstrip": not_stripping is not None and token not in not_stripping,
+            "special": kind != USER_DEFINED,
+        }
         for i, kind in enumerate(vocabulary.types)
         if kind in _ADDED
     ]

@@ -1,0 +1,146 @@
+"""How a checkpoint turns strings into embeddings or judges pairs of them: read from the files of
+sentence-transformers (`modules.json`), else from its architecture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from inferno.contracts import Reranker, TextAssets
+from inferno.core.types import Pooling
+from inferno.text import ChatTemplate, Tokenizer
+
+_MODES: Mapping[str, Pooling] = {
+    "lasttoken": "last",
+    "cls": "first",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean",  # the same direction: told apart by the length only
+    "max": "max",
+}
+"""sentence-transformers' `pooling_mode`."""
+
+
+@frozen(kw_only=True)
+class Judge:
+    """A causal model that judges whether a document answers a query by its next token."""
+
+    template: ChatTemplate
+    """Renders the messages of the roles system (the instruction, optional), query, document."""
+    yes: int
+    no: int
+    """Token ids."""
+    instruction: str = ""
+
+
+@frozen(kw_only=True)
+class PoolingConfig:
+    """How embeddings are made, and pairs are judged."""
+
+    pooling: Pooling = "last"
+    normalize: bool = True
+    is_embedder: bool = False
+    """Whether the checkpoint says that it was trained for embeddings."""
+    reason: str = "the checkpoint has no modules.json: the last token's state, normalized"
+    """Where the pooling comes from."""
+    unsupported: str = ""
+    """Why no embeddings can be made, if so."""
+    dimensions: tuple[int, ...] | None = None
+    """Sizes to which vectors may be cut (Matryoshka); empty for any size, None for none."""
+    prompts: Mapping[str, str] = {}
+    """By kind of string, "query" and "document": what is written before it."""
+    judge: Judge | None = None
+
+    @classmethod
+    def of(
+        cls,
+        assets: TextAssets,
+        config: Mapping[str, Any],
+        tokenizer: Tokenizer | None,
+        template: ChatTemplate,
+        reranker: Reranker | None = None,
+    ) -> PoolingConfig:
+        """Read a checkpoint's. `reranker` is its architecture's, for checkpoints without one of
+        their own."""
+        modules = {_kind(module): module for module in assets.modules}
+        judge = None
+        if "LogitScore" in modules:
+            instruction = assets.prompts.get("query", "")
+            judge = _judge(modules["LogitScore"].get("config", {}), template, instruction)
+        elif reranker is not None and tokenizer is not None:
+            judge = _judge_of_family(reranker, tokenizer)
+        dimensions = _matryoshka(config)
+        prompts = {k: p for k, p in assets.prompts.items() if k in ("query", "document")}
+        if "Pooling" not in modules:
+            return cls(dimensions=dimensions, judge=judge)
+        settings = modules["Pooling"].get("config", {})
+        modes = _modes(settings)
+        unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+        unsupported = ""
+        if unknown:
+            unsupported = f"its modules.json has {', '.join(sorted(unknown))}"
+        elif len(modes) != 1 or modes[0] not in _MODES:
+            unsupported = f"its pooling is {' and '.join(modes) or 'not given'}"
+        return cls(
+            pooling=_MODES.get(modes[0], "last") if modes else "last",
+            normalize="Normalize" in modules,
+            is_embedder=True,
+            reason="the checkpoint's modules.json",
+            unsupported=unsupported,
+            dimensions=dimensions,
+            prompts=prompts if settings.get("include_prompt", True) else {},
+            judge=judge,
+        )
+
+    def finish(
+        self, vector: Sequence[float], *, normalize: bool | None = None, size: int | None = None
+    ) -> list[float]:
+        """Return the pooled vector cut to `size` and normalized. A cut one always is."""
+        cut = list(vector if size is None else vector[:size])
+        wanted = self.normalize if normalize is None else normalize
+        if not wanted and len(cut) == len(vector):
+            return cut
+        length = math.hypot(*cut)
+        return [x / length for x in cut] if length else cut
+
+
+def _kind(module: Mapping[str, Any]) -> str:
+    return str(module.get("type", "")).rpartition(".")[2]
+
+
+def _modes(settings: Mapping[str, Any]) -> list[str]:
+    """Return the pooling modes: `pooling_mode`, or in older files one switch for each."""
+    mode = settings.get("pooling_mode")
+    if mode is not None:
+        return [mode] if isinstance(mode, str) else [str(each) for each in mode]
+    prefix = "pooling_mode_"
+    on = [k.removeprefix(prefix) for k, v in settings.items() if k.startswith(prefix) and v is True]
+    return [{"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}.get(k, k) for k in on]
+
+
+def _matryoshka(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    sizes = config.get("matryoshka_dimensions")
+    if isinstance(sizes, list) and all(isinstance(size, int) for size in sizes):
+        return tuple(sizes)
+    return () if config.get("is_matryoshka") is True else None
+
+
+def _judge(settings: Mapping[str, Any], template: ChatTemplate, instruction: str) -> Judge | None:
+    yes, no = settings.get("true_token_id"), settings.get("false_token_id")
+    if not isinstance(yes, int) or not isinstance(no, int) or not template.exists:
+        return None
+    return Judge(template=template, yes=yes, no=no, instruction=instruction)
+
+
+def _judge_of_family(reranker: Reranker, tokenizer: Tokenizer) -> Judge | None:
+    yes, no = tokenizer.token_id(reranker.yes), tokenizer.token_id(reranker.no)
+    if yes is None or no is None:
+        return None
+    return Judge(
+        template=ChatTemplate({"default": reranker.template}),
+        yes=yes,
+        no=no,
+        instruction=reranker.instruction,
+    )

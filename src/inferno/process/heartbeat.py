@@ -1,0 +1,109 @@
+"""Signs of life of the engine process, over a pipe: one byte per beat.
+
+A thread of its own sends them, so that they go on during a long step. A process that is stopped, or
+whose threads cannot run, sends none. Each byte also says whether the engine's loop has moved since
+the beat before, so that a step that never ends is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+
+BEAT_SECONDS = 1.0
+UNRESPONSIVE_AFTER = 5
+"""Beats missed before the engine counts as unresponsive."""
+ENGINE_TIMEOUT = 60.0
+"""Seconds of silence after which the process is replaced."""
+STEP_FACTOR = 20
+"""A single step may take this many timeouts: a chunk of a prompt on a slow CPU takes minutes."""
+_STILL, _MOVED = b"\0", b"\1"
+
+
+class Heart:
+    """The engine process's end: sends a beat every `seconds` until the process ends."""
+
+    def __init__(self, pipe: int, seconds: float) -> None:
+        self._pipe, self._seconds = pipe, seconds
+        self._moved = True
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+
+    def moved(self) -> None:
+        """Note that the engine's loop has come round."""
+        self._moved = True
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone: the worker notices it too
+            while True:
+                moved, self._moved = self._moved, False
+                os.write(self._pipe, _MOVED if moved else _STILL)
+                time.sleep(self._seconds)
+
+
+class Watchdog:
+    """The parent's end: counts the beats that a process missed.
+
+    Silence is counted in ticks of this process and not by a clock: while the whole machine or this
+    process sleeps, none are missed. A beat is read before the next tick is counted, however late
+    both come.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float = ENGINE_TIMEOUT,
+        beat: float = BEAT_SECONDS,
+    ) -> None:
+        self.timeout, self.beat = timeout, beat
+        self.verdict: str | None = None
+        """Why the process was killed."""
+        self._silent = self._still = 0
+        self._pipe, self.pipe_of_process = os.pipe()
+        os.set_blocking(self._pipe, False)
+        asyncio.get_running_loop().add_reader(self._pipe, self._read)
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last beat."""
+        return self._silent * self.beat
+
+    @property
+    def responsive(self) -> bool:
+        return self._silent < UNRESPONSIVE_AFTER
+
+    async def watch(self, kill: Callable[[], object]) -> None:
+        """Kill the process when it has been silent for too long, and return. Without a timeout (0),
+        never."""
+        self._silent = self._still = 0
+        while True:
+            await asyncio.sleep(self.beat)
+            self._silent += 1
+            self._still += 1
+            if self.timeout and self.silence >= self.timeout:
+                self.verdict = f"gave no sign of life for {self.silence:g} s"
+            elif self.timeout and self._still * self.beat >= STEP_FACTOR * self.timeout:
+                self.verdict = f"was busy with one step for {self._still * self.beat:g} s"
+            if self.verdict:
+                kill()
+                return
+
+    def started(self) -> None:
+        """Close the process's end of the pipe here."""
+        os.close(self.pipe_of_process)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pipe)
+        os.close(self._pipe)
+
+    def _read(self) -> None:
+        beats = os.read(self._pipe, 4096)
+        if not beats:  # the process has ended
+            asyncio.get_running_loop().remove_reader(self._pipe)
+            return
+        self._silent = 0
+        if _MOVED in beats:
+            self._still = 0

@@ -1,0 +1,93 @@
+"""The chat page at `/`: static files beside this module, which talk to the API like any client."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from attrs import frozen
+from litestar import Request, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+
+from inferno.errors import NotFoundError
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_INDEX = "index.html"
+# What a model writes is shown as text. Should that ever fail, the browser runs no code, loads
+# nothing, and sends nothing anywhere but to this server.
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # A browser asks each time whether a file changed: the answer is a 304 until inferno is updated.
+    "Cache-Control": "no-cache",
+    "Vary": "Accept-Encoding",
+}
+
+
+@frozen
+class _File:
+    """A file as it is sent."""
+
+    media_type: str
+    content: bytes
+    packed: bytes
+    """`content`, compressed with gzip."""
+    etag: str
+
+    @classmethod
+    def of(cls, name: str, content: bytes) -> _File:
+        kind = _TYPES[name[name.rindex(".") :]]
+        etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+        return cls(kind, content, gzip.compress(content, mtime=0), etag)
+
+    def response(self, request: Request[Any, Any, Any]) -> Response[bytes]:
+        headers = {**_HEADERS, "ETag": self.etag}
+        if self.etag in request.headers.get("if-none-match", ""):
+            return Response(b"", status_code=304, headers=headers)
+        content = self.content
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            content, headers["Content-Encoding"] = self.packed, "gzip"
+        return Response(content, media_type=self.media_type, headers=headers)
+
+
+def page_handlers() -> list[HTTPRouteHandler]:
+    """Handlers of `/` and `/page/NAME`. They need no key; what the page asks of the API does."""
+    known = _read()
+
+    @get("/", include_in_schema=False, sync_to_thread=False)
+    def page(request: Request[Any, Any, Any]) -> Response[bytes]:
+        """The page."""
+        return known[_INDEX].response(request)
+
+    @get("/page/{name:str}", include_in_schema=False, sync_to_thread=False)
+    def page_file(name: FromPath[str], request: Request[Any, Any, Any]) -> Response[bytes]:
+        """A file that the page needs."""
+        if name not in known:
+            raise NotFoundError(f"the page has no file {name[:80]!r}", "Open / in a browser.")
+        return known[name].response(request)
+
+    return [page, page_file]
+
+
+def _read() -> Mapping[str, _File]:
+    """The page's files by name."""
+    return {
+        path.name: _File.of(path.name, path.read_bytes())
+        for path in files(__package__).iterdir()
+        if path.name[path.name.rfind(".") :] in _TYPES
+    }

@@ -1,0 +1,104 @@
+// The settings panel, and the request that the settings and a conversation make.
+
+import { $, el } from "./dom.js";
+import { values } from "./store.js";
+
+export const local = values("local");
+
+const NUMBERS = [
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: "any", hint: "0 takes the likeliest token." },
+  { name: "top_p", label: "Top p", min: 0, max: 1, step: "any", hint: "Of the likeliest tokens, this share." },
+  { name: "top_k", label: "Top k", min: -1, step: 1, hint: "This many of the likeliest tokens." },
+  { name: "min_p", label: "Min p", min: 0, max: 1, step: "any", hint: "Drop tokens below this share of the best." },
+  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "Longest answer." },
+  { name: "seed", label: "Seed", step: 1, hint: "Same seed, same answer." },
+];
+const CHOICES = [
+  { name: "thinking", label: "Thinking", options: [["", "Model’s default"], ["on", "On"], ["off", "Off"]] },
+  { name: "effort", label: "Effort", options: [["", "Model’s default"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]] },
+];
+
+const saved = JSON.parse(local.get("settings") ?? "{}");
+
+/** Build the form. What is entered holds from the next message on, in every conversation. */
+export function buildSettings() {
+  const change = ({ target }) => {
+    const wrong = target.name === "tools" ? toolsProblem(target.value) : "";
+    target.setCustomValidity(wrong);
+    $("tools-hint").textContent = wrong || TOOLS_HINT;
+    if (!target.checkValidity()) return;
+    saved[target.name] = target.value;
+    local.set("settings", JSON.stringify(saved));
+  };
+  const area = (name, label, rows, placeholder, hint) => {
+    const props = { id: `set-${name}`, name, rows, placeholder, value: saved[name] ?? "", "aria-describedby": hint && `${name}-hint` };
+    return el("div", { className: "item" }, el("label", { for: props.id }, label), el("textarea", props), hint && el("p", { id: `${name}-hint` }, hint));
+  };
+  const numbers = NUMBERS.map(({ name, label, hint, ...limits }) => {
+    const props = { id: `set-${name}`, name, type: "number", placeholder: "default", value: saved[name] ?? "", "aria-describedby": `hint-${name}`, ...limits };
+    return el("div", { className: "item" }, el("label", { for: props.id }, label), el("input", props), el("p", { id: `hint-${name}` }, hint));
+  });
+  const choices = CHOICES.map(({ name, label, options }) => {
+    const entries = options.map(([value, text]) => el("option", { value, selected: value === (saved[name] ?? "") }, text));
+    return el("div", { className: "item" }, el("label", { for: `set-${name}` }, label), el("select", { id: `set-${name}`, name }, ...entries));
+  });
+  const reset = () => {
+    for (const name of Object.keys(saved)) delete saved[name];
+    local.remove("settings");
+    buildSettings();
+  };
+  $("settings-form").onsubmit = (event) => event.preventDefault();
+  $("settings-form").onchange = change;
+  $("settings-form").replaceChildren(
+    area("system", "System prompt", 4, "None"),
+    el("div", { className: "grid" }, ...choices, ...numbers),
+    area("tools", "Tools", 3, '[{"type": "function", …}]', TOOLS_HINT),
+    el("div", { className: "buttons" }, el("button", { type: "button", id: "reset", onclick: reset }, "Back to the model’s defaults")),
+  );
+}
+
+const TOOLS_HINT = "A JSON list, as in OpenAI’s API. You give the results of calls by hand.";
+
+function toolsProblem(text) {
+  try {
+    return text.trim() === "" || Array.isArray(JSON.parse(text)) ? "" : "This must be a JSON list: [ … ]";
+  } catch (error) {
+    return `This is no JSON: ${error.message}`;
+  }
+}
+
+/** The body of the chat request that asks for a conversation's next message. */
+export function requestBody(model, messages) {
+  const body = { model, messages: history(messages), stream: true };
+  body.stream_options = { include_usage: true, continuous_usage_stats: true };
+  for (const { name } of NUMBERS) if (saved[name]) body[name] = Number(saved[name]);
+  if (saved.tools?.trim()) body.tools = JSON.parse(saved.tools);
+  if (saved.thinking) body.chat_template_kwargs = { enable_thinking: saved.thinking === "on" };
+  if (saved.effort) body.reasoning_effort = saved.effort;
+  return body;
+}
+
+/** The settings that are not defaults, for an export. */
+export function sampling() {
+  return Object.fromEntries(NUMBERS.filter(({ name }) => saved[name]).map(({ name }) => [name, Number(saved[name])]));
+}
+
+/** The messages as the API has them, after the system prompt. */
+export function history(messages) {
+  const system = saved.system?.trim() ? [{ role: "system", content: saved.system }] : [];
+  return [...system, ...messages.filter((message) => !isEmpty(message)).map(plain)];
+}
+
+/** An answer of which nothing arrived. */
+const isEmpty = (m) => m.role === "assistant" && !m.content && !m.calls?.length;
+
+function plain({ role, content, reasoning, calls, call_id }) {
+  if (role === "tool") return { role, tool_call_id: call_id, content };
+  const message = { role, content };
+  if (reasoning) message.reasoning_content = reasoning; // the template decides what it shows of it
+  if (calls?.length) {
+    message.content = content || null;
+    message.tool_calls = calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+  }
+  return message;
+}

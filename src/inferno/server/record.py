@@ -1,0 +1,152 @@
+"""What is known of one HTTP request, from its first byte to its last: for its log line, its key's
+limits, its trace, and the model that it holds."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from attrs import define, field
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from inferno.server.limits import Key
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_STATE = "inferno_record"
+"""Its name in the scope's state."""
+
+
+@define(eq=False)
+class Record:
+    """One HTTP request. Whatever handles the request adds to it."""
+
+    id: str
+    """The client's, from the header `X-Request-Id` or the body's `request_id`, if it is safe for a
+    header and a log line; else a new one."""
+    method: str
+    path: str
+    started: float = field(factory=time.monotonic)
+    key: Key | None = None
+    """The API key, once it is checked; None without keys."""
+    model: str | None = None
+    """The name of the model that answers."""
+    status: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_token: float | None = None
+    """Seconds from the request to its first token."""
+    finish_reasons: list[str] = field(factory=list)
+    prompts: list[str] = field(factory=list)
+    """Only with `--log-prompts`."""
+    error: str | None = None
+    """The cause of an error answer."""
+    attributes: dict[str, Any] = field(factory=dict)
+    """What only traces have."""
+    at_end: list[Callable[[], object]] = field(factory=list)
+    """Called in reverse order when the response has ended, whatever ended it."""
+    headers: Callable[[], dict[str, str]] = dict
+    """Headers of the response."""
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the request began."""
+        return time.monotonic() - self.started
+
+    @property
+    def key_name(self) -> str:
+        """The key's name for logs and metrics; empty without keys."""
+        return self.key.name if self.key is not None else ""
+
+    def prompt(self, tokens: int) -> None:
+        """Count prompt tokens before they are computed. Raises LimitError if the key has too few
+        left."""
+        if self.key is not None:
+            self.key.account.take_prompt(tokens)
+        self.prompt_tokens += tokens
+
+    def generated(self, tokens: int) -> None:
+        """Count generated tokens."""
+        if self.first_token is None:
+            self.first_token = self.seconds
+        if self.key is not None:
+            self.key.account.take_generated(tokens)
+        self.completion_tokens += tokens
+
+    def cached(self, tokens: int) -> None:
+        """Count prompt tokens that were found in the cache."""
+        if self.key is not None:
+            self.key.account.usage.cached_tokens += tokens
+        self.cached_tokens += tokens
+
+    def priority(self, wanted: int) -> int:
+        """Return the request's priority, no better than its key may have. Lower runs first."""
+        best = self.key.priority if self.key is not None else None
+        return wanted if best is None else max(wanted, best)
+
+    def end(self) -> None:
+        """Release what the request holds."""
+        while self.at_end:
+            self.at_end.pop()()
+
+
+_current: ContextVar[Record | None] = ContextVar("inferno_record", default=None)
+
+
+def current() -> Record | None:
+    """The record of the HTTP request that this task handles; None outside of one."""
+    return _current.get()
+
+
+def record_of(scope: Scope) -> Record | None:
+    """The record of a connection; None if its app keeps none."""
+    record: Record | None = scope.get("state", {}).get(_STATE)
+    return record
+
+
+class Recorded:
+    """ASGI app that gives each request of `app` a record, and reports it to `ended` when the
+    response has been sent, or the client is gone."""
+
+    def __init__(self, app: ASGIApp, ended: Callable[[Record], object]) -> None:
+        self._app, self._ended = app, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != ScopeType.HTTP:
+            await self._app(scope, receive, send)
+            return
+        state: dict[str, Any] = scope.setdefault("state", {})
+        sent = next((v for k, v in scope["headers"] if k == b"x-request-id"), b"")
+        header = _safe(sent.decode("latin-1"))
+        record = Record(header or uuid.uuid4().hex, scope["method"], scope["path"])
+        state[_STATE] = record
+
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                record.id = header or _safe(state.get("request_id")) or record.id
+                headers = {"x-request-id": record.id, **record.headers()}
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name.encode(), value.encode()) for name, value in headers.items()),
+                ]
+            await send(message)
+
+        token = _current.set(record)
+        try:
+            await self._app(scope, receive, stamped)
+        finally:
+            _current.reset(token)
+            try:
+                record.end()
+            finally:
+                self._ended(record)
+
+
+def _safe(request_id: str | None) -> str | None:
+    return request_id if request_id and _REQUEST_ID.fullmatch(request_id) else None
