@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import rich_click as click
@@ -57,6 +58,24 @@ from inferno.cli.options import (
     multiple=True,
     help="Path that needs no API key, such as /metrics; may be repeated.",
 )
+@click.option(
+    "--store",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="SQLite file for stored responses and conversations. [default: in memory]",
+)
+@click.option(
+    "--store-size",
+    type=click.IntRange(0),
+    metavar="MIB",
+    default=256,
+    help="MiB of the store; the least recently used is deleted first. 0 stores nothing.",
+)
+@click.option(
+    "--store-days",
+    type=click.FloatRange(0, min_open=True),
+    help="Days after its last use when a stored response is deleted. [default: never]",
+)
 @click.option("--seed", type=int, help="Engine seed: makes requests without a seed reproducible.")
 @click.option(
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
@@ -74,6 +93,9 @@ def command(
     max_waiting: int | None,
     shutdown_timeout: float,
     reasoning: str,
+    store: Path | None,
+    store_size: int,
+    store_days: float | None,
     locked: bool,
     chat_template: str | None,
     **values: Any,
@@ -91,7 +113,9 @@ def command(
     clock.lap("plan")
     from inferno.server import run_server
     from inferno.server.app import OPEN_PATHS
+    from inferno.server.responses.store import Store
 
+    stored = Store(store, days=store_days, max_bytes=store_size * 2**20)
     clock.lap("imports")
     llm = AsyncLLM.of_opened(opened, chat_template)
 
@@ -112,6 +136,7 @@ def command(
         "max_waiting": max_waiting,
         "reasoning": reasoning,
         "open_paths": (*OPEN_PATHS, *open_paths),
+        "store": stored,
     }
     run_server(
         llm, host=host, port=port, ready=ready, app_options=app, shutdown_seconds=shutdown_timeout

@@ -14,7 +14,7 @@ from inferno.server.parsing import CattrsDTO, Parsed
 from inferno.server.responses.database import Database, Page
 from inferno.server.responses.history import resolved
 from inferno.server.responses.items import Item, new_id, read_items
-from inferno.server.responses.pages import Limit, Order, answer, page_of
+from inferno.server.responses.pages import After, Limit, Order, answer, page_of
 from inferno.server.responses.schema import (
     ConversationRequest,
     ConversationUpdate,
@@ -115,7 +115,7 @@ async def list_items(
     id: FromPath[str],
     request: Asked,
     store: NamedDependency[Store],
-    after: str | None = None,
+    after: After = None,
     limit: Limit = 20,
     order: Order = "desc",
 ) -> Response[Any]:

@@ -252,7 +252,8 @@ def _parts(value: Any, param: str, kinds: Sequence[str]) -> list[Item]:
         raise RequestError(
             f"{param} is neither a string nor a list", "Send a string or text parts.", param=param
         )
-    return [{**part, "text": text_of(part, f"{param}[{i}]", kinds)} for i, part in enumerate(value)]
+    # The text first: it checks that the part is an object.
+    return [{"text": text_of(part, f"{param}[{i}]", kinds), **part} for i, part in enumerate(value)]
 
 
 def _string(item: Item, name: str, param: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 from litestar import Response
-from litestar.params import Parameter
+from litestar.params import FromQuery, QueryParameter
 
 from inferno.server.responses.database import Page
 
-Limit: TypeAlias = Annotated[int, Parameter(ge=1, le=100)]
-Order: TypeAlias = Literal["asc", "desc"]
+After: TypeAlias = FromQuery[str | None]
+Limit: TypeAlias = Annotated[int, QueryParameter(ge=1, le=100)]
+Order: TypeAlias = FromQuery[Literal["asc", "desc"]]
 
 
 def page_of(page: Page) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 
 from inferno.errors import RequestError
 from inferno.server.keys import owner_of
@@ -14,7 +14,7 @@ from inferno.server.models import Models
 from inferno.server.parsing import CattrsDTO, Parsed
 from inferno.server.responses.database import Database
 from inferno.server.responses.history import history
-from inferno.server.responses.pages import Limit, Order, answer, page_of
+from inferno.server.responses.pages import After, Limit, Order, answer, page_of
 from inferno.server.responses.running import Running
 from inferno.server.responses.schema import InputTokensRequest, ResponsesRequest
 from inferno.server.responses.shape import Context, ResponsesShape
@@ -84,7 +84,7 @@ async def get_response(
     request: Asked,
     store: NamedDependency[Store],
     running: NamedDependency[Running],
-    stream: bool = False,
+    stream: FromQuery[bool] = False,
 ) -> Response[Any]:
     """Return a response, stored or being generated."""
     if stream:
@@ -142,7 +142,7 @@ async def list_input_items(
     id: FromPath[str],
     request: Asked,
     store: NamedDependency[Store],
-    after: str | None = None,
+    after: After = None,
     limit: Limit = 20,
     order: Order = "desc",
 ) -> Response[Any]:
