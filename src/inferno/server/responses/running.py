@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from inferno.server.responses.shape import ResponsesShape
+
+class RunningResponse(Protocol):
+    """A response that is being generated."""
+
+    stores: bool
+    """Whether it will be stored."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def owner(self) -> str:
+        """Digest of its API key."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the response object as of now."""
+
+    def cancel(self) -> dict[str, Any]:
+        """Stop generating, and return the response as it is."""
 
 
 class Running:
     """(Not an attrs class: Litestar would inspect it.)"""
 
     def __init__(self) -> None:
-        self._shapes: dict[str, ResponsesShape] = {}
+        self._responses: dict[str, RunningResponse] = {}
 
-    def add(self, shape: ResponsesShape) -> None:
-        self._shapes[shape.id] = shape
+    def add(self, response: RunningResponse) -> None:
+        self._responses[response.id] = response
 
-    def remove(self, shape: ResponsesShape) -> None:
-        self._shapes.pop(shape.id, None)
+    def remove(self, response: RunningResponse) -> None:
+        self._responses.pop(response.id, None)
 
-    def find(self, owner: str, id: str) -> ResponsesShape | None:
+    def find(self, owner: str, id: str) -> RunningResponse | None:
         """Return a response that its owner started."""
-        found = self._shapes.get(id)
-        return found if found is not None and found.context.owner == owner else None
+        found = self._responses.get(id)
+        return found if found is not None and found.owner == owner else None

@@ -118,6 +118,10 @@ class ResponsesShape(Shape[_Choice]):
     def id(self) -> str:
         return f"resp_{self.generation.id}"
 
+    @property
+    def owner(self) -> str:
+        return self.context.owner
+
     def open(self, generation: Generation) -> None:
         super().open(generation)
         self.context.running.add(self)

@@ -44,7 +44,7 @@ class Store:
             raise OptionError(
                 f"cannot open {path}: {error}", "Give the path of a file: --store PATH"
             ) from error
-        self._thread = ThreadPoolExecutor(1, "inferno-store")
+        self._thread = ThreadPoolExecutor(1, "store")
 
     async def run(
         self, method: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs
