@@ -374,7 +374,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
     if path is not None:
         # Only its user may read the file; SQLite gives its own files the same permissions.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    return sqlite3.connect(path or ":memory:", timeout=2, check_same_thread=False)
+    return sqlite3.connect(path or ":memory:", timeout=1, check_same_thread=False)
 
 
 def _explained(path: Path | None, error: Exception) -> tuple[str, str]:
