@@ -249,6 +249,8 @@ class Parameter:
     """Its Python type, without None: JSON and the command line derive theirs from it."""
     limits: str
     """Its range in words, or an empty string."""
+    bounds: tuple[float, float] | None
+    """The same as numbers, both included, or None; the second may be infinite."""
     help: str
     in_body: bool
     """Whether request bodies have it, in this form, at every endpoint that generates."""
@@ -271,10 +273,15 @@ def parameters(cls: type[SamplingParams] = SamplingParams) -> tuple[Parameter, .
             name=each.name,
             type=_without_none(types[each.name]),
             limits=str(each.validator) if isinstance(each.validator, _Between) else "",
+            bounds=_bounds(each.validator),
             **each.metadata,
         )
         for each in attrs.fields(cls)
     )
+
+
+def _bounds(validator: Any) -> tuple[float, float] | None:
+    return (validator.low, validator.high) if isinstance(validator, _Between) else None
 
 
 def _without_none(kind: Any) -> Any:

@@ -15,19 +15,26 @@ from litestar.testing import TestClient
 from tests.server.server_fakes import FakeLLM
 
 from inferno.server import create_app
+from inferno.server.transport import Door, Limits
 
 
 class Live:
     """A real server on a real socket: what a test client would buffer, this streams."""
 
-    def __init__(self, llm: FakeLLM, **options: Any) -> None:
+    def __init__(self, llm: FakeLLM, *, limits: Limits | None = None, **options: Any) -> None:
         self.llm = llm
         self.app = create_app(llm, **options)  # type: ignore[arg-type]
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._server = uvicorn.Server(
-            uvicorn.Config(self.app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                self.app,
+                http=Door(limits or Limits()).protocol,  # type: ignore[arg-type]
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=1,
+            )
         )
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._listener]}

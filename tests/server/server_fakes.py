@@ -10,9 +10,10 @@ from typing import Any
 from attrs import define, field, frozen
 from tests.fake_engine import TOKENIZER
 
-from inferno.core.types import EngineStats, Logprobs
+from inferno.core.types import EngineStats, Logprobs, Pooling
 from inferno.errors import EngineDeadError
 from inferno.llm import TextDelta
+from inferno.llm.pooling import PoolingConfig
 from inferno.llm.preprocessor import Preprocessor
 from inferno.sampling_params import SamplingParams
 from inferno.text import ChatTemplate, Tokenizer
@@ -83,6 +84,9 @@ class FakeLLM:
     aborted: list[str] = field(factory=list)
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
     prompts: list[str] = field(factory=list)
+    pooling: PoolingConfig = PoolingConfig()
+    poolings: list[Pooling] = field(factory=list)
+    """Of the requests for embeddings."""
     started: int = 0
     made: int = 0
     """Tokens drawn so far."""
@@ -110,6 +114,7 @@ class FakeLLM:
             default_params=self.default_params,
             response_template=self.response_template,
             prompts=self.prompts,
+            pooling=self.pooling,
         )
 
     def stream_all(
@@ -120,10 +125,27 @@ class FakeLLM:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        pooling: Pooling | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
         self.seen += [(ids, params) for ids in encoded]
+        if pooling is not None:
+            return self._embed(encoded, pooling, request_id)
         return self._run(encoded, params, request_id)
+
+    async def _embed(
+        self, prompts: list[tuple[int, ...]], pooling: Pooling, name: str
+    ) -> AsyncGenerator[list[TextDelta], None]:
+        """Each prompt's vector is (3, 4, its first token, its length)."""
+        self.poolings.append(pooling)
+        self.live[name] = asyncio.Event()
+        try:
+            for i, ids in reversed(list(enumerate(prompts))):  # as they end, not as they came
+                await asyncio.sleep(self.delay)
+                vector = (3.0, 4.0, float(ids[0]), float(len(ids)))
+                yield [TextDelta(index=i, finish_reason="stop", embedding=vector)]
+        finally:
+            self.live.pop(name, None)
 
     def abort(self, request_id: str) -> None:
         if request_id in self.live:

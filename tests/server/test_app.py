@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -54,13 +53,8 @@ def test_a_wrong_method_is_a_405_that_names_the_right_one(client: Any) -> None:
     [b"", b"{", b"[]", b"\xff\xfe", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'],
 )
 def test_a_broken_body_is_a_400(client: Any, body: bytes) -> None:
-    assert error(client().post(CHAT, content=body), 400)["type"] == "invalid_request_error"
-
-
-def test_a_body_without_its_content_type_is_read_all_the_same(client: Any) -> None:
-    body = json.dumps({"messages": MESSAGES}).encode()
-    headers = {"content-type": "application/x-www-form-urlencoded"}  # curl -d
-    assert client().post(CHAT, content=body, headers=headers).status_code == 200
+    answer = client().post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert error(answer, 400)["type"] == "invalid_request_error"
 
 
 def test_a_body_too_large_is_a_413(client: Any) -> None:
@@ -107,6 +101,7 @@ def test_a_message_is_never_long() -> None:
 )
 def test_without_a_key_nothing_is_answered(client: Any, header: str | None) -> None:
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+    headers["Content-Type"] = b"application/json"
     http = client(api_keys=["one", "two"])
     for method, path in [
         ("GET", "/v1/models"),

@@ -18,6 +18,9 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 SMALLEST: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "hi"},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["ho"]},
+    "/v1/score": {"text_1": "hi", "text_2": "ho"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
     "/v1/responses": {"input": "hi"},

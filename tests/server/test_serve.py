@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import ssl
+import stat
 import subprocess
 import sys
 import textwrap
@@ -16,6 +19,7 @@ import httpx
 import pytest
 from tests.server.server_fakes import FakeLLM
 
+from inferno.errors import OptionError
 from inferno.server import AddressError, run_server
 
 SCRIPT = """
@@ -29,7 +33,10 @@ class Closes(FakeLLM):
         print("closed", flush=True)
 
 llm = Closes(endless=True, delay=0.005)
-run_server(llm, port=0, shutdown_seconds={seconds}, ready=lambda url, _: print(url, flush=True))
+def ready(url, _):
+    print(url, flush=True)
+
+run_server(llm, port=0, shutdown_seconds={seconds}, ready=ready, **{options!r})
 """
 
 
@@ -37,10 +44,9 @@ run_server(llm, port=0, shutdown_seconds={seconds}, ready=lambda url, _: print(u
 def process() -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(seconds: float) -> tuple[subprocess.Popen[str], str]:
-        script = textwrap.dedent(
-            SCRIPT.format(root=str(Path(__file__).parents[2]), seconds=seconds)
-        )
+    def start(seconds: float, **options: Any) -> tuple[subprocess.Popen[str], str]:
+        root = str(Path(__file__).parents[2])
+        script = textwrap.dedent(SCRIPT.format(root=root, seconds=seconds, options=options))
         child = subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=os.environ
         )
@@ -90,6 +96,83 @@ def test_a_stopping_server_lets_streams_end_or_tells_them(
         rest = list(lines)
     assert ending in rest[-2]
     assert child.wait(20) == -signal.SIGTERM
+
+
+def test_a_server_that_drains_answers_new_connections_with_503(process: Any) -> None:
+    child, url = process(20)
+    long = {"prompt": "x", "stream": True, "max_tokens": 10**9}
+    with httpx.stream("POST", url + "/v1/completions", json=long, timeout=20) as running:
+        lines = running.iter_lines()
+        next(lines)
+        child.send_signal(signal.SIGTERM)
+        while httpx.get(url + "/health").status_code == 200:
+            pass
+        refused = httpx.post(url + "/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503 and refused.headers["Retry-After"]
+        assert refused.json()["error"]["code"] == "server_shutting_down"
+        assert refused.headers["Connection"] == "close"
+    # the client of the last stream has left: there is nothing to wait for
+    assert child.wait(20) == -signal.SIGTERM
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url + "/health")
+
+
+def test_a_unix_socket_is_for_its_user_and_is_removed(process: Any, tmp_path: Path) -> None:
+    path = tmp_path / "inferno.sock"
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(path))
+    child, url = process(5, uds=str(path))
+    assert url == f"unix:{path}"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+        body = {"prompt": "x", "max_tokens": 5}
+        assert client.post("http://localhost/v1/completions", json=body).status_code == 200
+    with pytest.raises(AddressError, match="another server"):
+        run_server(FakeLLM(), uds=path)  # type: ignore[arg-type]
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == -signal.SIGTERM
+    assert not path.exists()
+
+
+def test_a_file_is_not_replaced_by_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(AddressError, match="is a file"):
+        run_server(FakeLLM(), uds=path)  # type: ignore[arg-type]
+    assert path.read_text() == "mine"
+
+
+def test_tls(process: Any, tmp_path: Path) -> None:
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("openssl makes the certificate")
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    make = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        [openssl, *make.split(), *names, "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+    )
+    _, url = process(5, ssl_certfile=cert, ssl_keyfile=key)
+    assert url.startswith("https://127.0.0.1:")
+    trusted = ssl.create_default_context(cafile=cert)
+    assert httpx.get(url + "/health", verify=trusted).json() == {"status": "ok"}
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(url.replace("https", "http") + "/health")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"ssl_certfile": "/no/such/file.pem"},
+        {"ssl_certfile": __file__, "ssl_keyfile": __file__},
+        {"ssl_keyfile": __file__},
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_refused_before_loading(files: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        run_server("no such model", port=0, **files)
+    assert "certificate" in caught.value.cause or "certfile" in caught.value.cause
 
 
 def test_a_port_in_use_is_one_line_of_cause_and_one_of_remedy() -> None:

@@ -76,6 +76,7 @@ from inferno.cli.options import (
     type=click.FloatRange(0, min_open=True),
     help="Days after its last use when a stored response is deleted. [default: never]",
 )
+@click.option("--page/--no-page", default=True, help="Serve the chat page at /.")
 @click.option("--seed", type=int, help="Engine seed: makes requests without a seed reproducible.")
 @click.option(
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
@@ -96,6 +97,7 @@ def command(
     store: Path | None,
     store_size: int,
     store_days: float | None,
+    page: bool,
     locked: bool,
     chat_template: str | None,
     **values: Any,
@@ -122,8 +124,9 @@ def command(
     def ready(url: str, llm: AsyncLLM) -> None:
         clock.lap("engine")
         render.started(llm.plan, clock.laps)
+        chat = f" Chat at {url}/." if page else ""
         click.echo(
-            f"Serving at {url}/v1. "
+            f"Serving at {url}/v1.{chat} "
             f"Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}",
             err=True,
         )
@@ -135,6 +138,7 @@ def command(
         "strict_params": strict_params,
         "max_waiting": max_waiting,
         "reasoning": reasoning,
+        "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),
         "store": stored,
     }

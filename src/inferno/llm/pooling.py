@@ -47,6 +47,8 @@ class PoolingConfig:
     """Where the pooling comes from."""
     unsupported: str = ""
     """Why no embeddings can be made, if so."""
+    size: int | None = None
+    """The vectors' number of elements, if config.json says it."""
     dimensions: tuple[int, ...] | None = None
     """Sizes to which vectors may be cut (Matryoshka); empty for any size, None for none."""
     prompts: Mapping[str, str] = {}
@@ -71,10 +73,11 @@ class PoolingConfig:
             judge = _judge(modules["LogitScore"].get("config", {}), template, instruction)
         elif reranker is not None and tokenizer is not None:
             judge = _judge_of_family(reranker, tokenizer)
-        dimensions = _matryoshka(config)
+        dimensions, size = _matryoshka(config), config.get("hidden_size")
+        size = size if isinstance(size, int) else None
         prompts = {k: p for k, p in assets.prompts.items() if k in ("query", "document")}
         if "Pooling" not in modules:
-            return cls(dimensions=dimensions, judge=judge)
+            return cls(size=size, dimensions=dimensions, judge=judge)
         settings = modules["Pooling"].get("config", {})
         modes = _modes(settings)
         unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
@@ -89,6 +92,7 @@ class PoolingConfig:
             is_embedder=True,
             reason="the checkpoint's modules.json",
             unsupported=unsupported,
+            size=size,
             dimensions=dimensions,
             prompts=prompts if settings.get("include_prompt", True) else {},
             judge=judge,

@@ -12,18 +12,19 @@ from litestar import Litestar
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.types import Message, Scope
 
-import inferno
-from inferno.server.endpoints import HANDLERS
+from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
+from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.generation import Limiter
 from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
+from inferno.server.openapi import openapi_config
+from inferno.server.page import page_handlers
+from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Recorded
 from inferno.server.responses.running import Running
@@ -56,13 +57,20 @@ def create_app(
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
     store: Store | None = None,
+    page: bool = True,
+    allowed_hosts: Sequence[str] = (ANY,),
+    cors_origins: Sequence[str] = (),
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
     beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
     no key. `store` keeps responses and conversations, by default in memory; the app closes it.
+    `page` serves the chat page at `/`, which needs no key either. `allowed_hosts` are the names by
+    which clients may call the server, and `cors_origins` the web pages that may use it, besides its
+    own; `*` is any.
     """
+    origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
     limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
@@ -88,7 +96,7 @@ def create_app(
             metrics.answered(message["status"])
 
     app = Litestar(
-        HANDLERS,
+        [*HANDLERS, *(page_handlers() if page else ())],
         lifespan=[lifespan],
         state=State({"limiter": limiter, "strict_params": strict_params, "keys": keys}),
         dependencies={
@@ -100,15 +108,12 @@ def create_app(
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],
         request_max_body_size=max_body_bytes,
-        openapi_config=OpenAPIConfig(
-            title="inferno",
-            version=inferno.__version__,
-            path="/schema",
-            render_plugins=[JsonRenderPlugin()],
-        ),
+        openapi_config=openapi_config(BODIES),
         logging_config=None,
     )
-    app.asgi_handler = Recorded(app.asgi_handler, lambda record: None)
+    app.state.routes = routes = Routes.of(app)
+    gate = Gate(app.asgi_handler, routes, frozenset(allowed_hosts), origins)
+    app.asgi_handler = Recorded(gate, lambda record: None)
     return app
 
 

@@ -7,19 +7,21 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import anthropic, openai, responses, routes
+from inferno.server import anthropic, openai, pooling, responses, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *openai.HANDLERS,
     *responses.HANDLERS,
     *anthropic.HANDLERS,
+    *pooling.HANDLERS,
     *routes.HANDLERS,
 )
 BODIES: tuple[type[Any], ...] = (
     *openai.BODIES,
     *responses.BODIES,
     *anthropic.BODIES,
+    *pooling.BODIES,
     *routes.BODIES,
 )
 """The class of each endpoint's request body, with its path (`endpoint`) and the support of each

@@ -8,9 +8,15 @@ from typing import Any
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import (
+    HTTPException,
+    InternalServerException,
+    MethodNotAllowedException,
+    NotFoundException,
+)
 
 from inferno.errors import InfernoError, RequestError
+from inferno.server.paths import Routes
 
 log = logging.getLogger("inferno.server")
 
@@ -21,8 +27,11 @@ _TYPES = {
     429: "rate_limit_error",
     503: "unavailable_error",
 }
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 _MAX_MESSAGE = 2000
 """Maximum characters of a message: a validation error may quote a body of megabytes."""
+CLIENT_LEFT = 499
+"""nginx's status for a client that closed the connection, for metrics and logs."""
 RETRY_AFTER = 2
 """Seconds clients should wait before a retry: about an engine's restart."""
 
@@ -49,6 +58,7 @@ def body(error: BaseException) -> tuple[int, dict[str, Any]]:
         param = error.param if isinstance(error, RequestError) else None
     elif isinstance(error, HTTPException):
         status, message = error.status_code, error.detail
+        code = _CODES.get(status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return status, {
         "error": {"message": shorten(message), "type": kind, "param": param, "code": code}
@@ -64,19 +74,46 @@ def frame(error: BaseException) -> bytes:
 
 def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
     """Litestar's handler for all exceptions."""
+    if _has_left(error):
+        log.debug("%s %s: the client left before it sent its request", request.method, request.url)
+        return Response(b"", status_code=CLIENT_LEFT, media_type="application/json")
+    if isinstance(error, NotFoundException | MethodNotAllowedException):
+        error = _no_route(request, error)
     status, content = body(error)
     if status >= 500 and not isinstance(error, InfernoError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return Response(
-        content, status_code=status, media_type="application/json", headers=_headers(error, status)
+        content,
+        status_code=status,
+        media_type="application/json",
+        headers=headers_of(error, status),
     )
+
+
+def _no_route(request: Request[Any, Any, Any], error: HTTPException) -> HTTPException:
+    """Say which routes there are instead."""
+    routes: Routes = request.app.state.routes
+    path = shorten(request.url.path, 200)
+    if methods := routes.methods(request.url.path):
+        error.detail = f"{path} takes no {request.method}. Use {' or '.join(sorted(methods))}."
+    else:
+        near = routes.near(request.url.path)
+        remedy = f"Did you mean {' or '.join(near)}?" if near else "See /schema for all paths."
+        error.detail = f"There is no {path} here. {remedy}"
+    return error
+
+
+def _has_left(error: Exception) -> bool:
+    """Whether Litestar could not read a body because the client closed the connection."""
+    return isinstance(error, InternalServerException) and "disconnected" in error.detail
 
 
 def _parts(error: InfernoError) -> list[str]:
     return [" ".join(part.split()) for part in (error.cause, error.remedy) if part]
 
 
-def _headers(error: Exception, status: int) -> dict[str, str]:
+def headers_of(error: Exception, status: int) -> dict[str, str]:
+    """Return the headers of an error's answer."""
     # OpenAI's clients retry on 408, 409, 429 and every 5xx, unless this header says no.
     headers: dict[str, str] = {"x-should-retry": "true" if status in (429, 503) else "false"}
     if status in (429, 503):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from attrs import define, evolve, field, frozen
 
+from inferno.core.types import Pooling
 from inferno.errors import (
     EngineDeadError,
     InfernoError,
@@ -43,6 +44,8 @@ class Prepared:
     """Names of fields that have no effect."""
     prompt_only: bool = False
     """Score the prompt, and drop the one token that the engine always samples."""
+    pooling: Pooling | None = None
+    """Make an embedding of each prompt instead of generating."""
 
     @classmethod
     def of(
@@ -65,7 +68,7 @@ class Prepared:
             stream=bool(data.stream),
             stream_options=data.stream_options,
             priority=data.priority or 0,
-            cache_salt=_checked(data.cache_salt),
+            cache_salt=checked_salt(data.cache_salt),
             ignored=tuple(dict.fromkeys((*parsed.ignored, *ignored))),
             prompt_only=prompt_only,
         )
@@ -116,6 +119,7 @@ class Generation:
             request_id=self.id,
             priority=prepared.priority,
             cache_salt=prepared.cache_salt,
+            pooling=prepared.pooling,
         )
         if not self.llm.alive:
             raise EngineDeadError("the engine is restarting", "Try again in a moment.")
@@ -250,7 +254,8 @@ def _without_output(delta: TextDelta) -> TextDelta:
     return evolve(delta, text="", token_ids=(), logprobs=None, finish_reason=finish)
 
 
-def _checked(salt: str | None) -> str:
+def checked_salt(salt: str | None) -> str:
+    """Return the `cache_salt` of a body. Raises RequestError."""
     if salt is None:
         return ""
     if not 0 < len(salt) <= 128 or any(c in salt for c in "@/\\\0"):

@@ -96,12 +96,13 @@ class Keys:
         log.warning("%s was read again: %d keys", self._file, len(new))
 
     def guard(self, open_paths: Sequence[str]) -> Guard:
-        """Return a guard that demands a key on all but `open_paths`, counts the request, and puts
-        the key into the request's record."""
+        """Return a guard that demands a key on all but `open_paths` and handlers with the option
+        `needs_no_key`, counts the request, and puts the key into the request's record."""
         opened = frozenset(open_paths)
 
         async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
-            if handler.paths & opened or not self.needed:
+            free = handler.paths & opened or handler.opt.get("needs_no_key")
+            if free or not self.needed:
                 return
             key, record = self.find(connection), record_of(connection.scope)
             if record is None:  # mounted in an app without records

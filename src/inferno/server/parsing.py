@@ -259,6 +259,10 @@ def _one_or_many(value: Any, _: Any) -> Any:
     return _CONVERTER.structure(value, list[str])
 
 
+def _strings(value: Any, _: Any) -> Any:
+    return value if isinstance(value, str) else _CONVERTER.structure(value, list[str])
+
+
 def _content(value: Any, _: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
@@ -283,6 +287,12 @@ def _prompt(value: Any, _: Any) -> Any:
         else list[int]
     )
     return _CONVERTER.structure(value, kind)
+
+
+def _document(value: Any, _: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise ValueError(f"must be a string or an object, not {_kind(value)}")
+    return value
 
 
 def _choice(value: Any, _: Any) -> Any:
@@ -311,6 +321,9 @@ def _converter() -> cattrs.Converter:
         (list[list[int]], _list_of(list[int])),
         (list[dict[str, Any]], _list_of(dict[str, Any])),
         (list[Message], _list_of(Message)),
+        (str | dict[str, Any], _document),
+        (list[str | dict[str, Any]], _list_of(str | dict[str, Any])),
+        (str | list[str], _strings),
         (str | list[str] | None, _one_or_many),
         (str | list[dict[str, Any]] | None, _content),
         (str | dict[str, Any] | None, _choice),

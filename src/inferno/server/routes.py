@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response, get, post
+from litestar import MediaType, Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
@@ -62,7 +62,7 @@ def version() -> dict[str, str]:
     return {"version": inferno.__version__}
 
 
-@get("/metrics", sync_to_thread=False)
+@get("/metrics", media_type=MediaType.TEXT, sync_to_thread=False)
 def metrics(models: NamedDependency[Models]) -> Response[bytes]:
     """Export metrics in Prometheus' exposition format."""
     return Response(

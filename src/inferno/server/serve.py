@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from inferno.errors import AddressError
 from inferno.server.app import create_app, limiter_of
+from inferno.server.gate import ANY, hosts_of
+from inferno.server.generation import Limiter
+from inferno.server.listen import UDS_MODE, check_certificate, listening, url_of
+from inferno.server.transport import Door, Limits
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -33,32 +37,46 @@ def run_server(
     log_level: str = "warning",
     ready: Callable[[str, AsyncLLM], None] | None = None,
     app_options: dict[str, Any] | None = None,
+    uds: str | os.PathLike[str] | None = None,
+    uds_mode: int = UDS_MODE,
+    ssl_certfile: str | None = None,
+    ssl_keyfile: str | None = None,
+    limits: Limits | None = None,
     **options: Any,
 ) -> None:
     """Serve until a signal. `llm` is an AsyncLLM, or a model reference to make one from with
     `options`.
 
-    Port 0 picks a free one. `ready(url, llm)` is called once requests are served. `app_options` go
-    to `create_app`. Raises AddressError before loading, and any InfernoError from loading.
+    Port 0 picks a free one; `uds` is the path of a Unix socket to listen on instead, with the
+    permissions `uds_mode`. `ready(url, llm)` is called once requests are served. `app_options` go
+    to `create_app`, whose `allowed_hosts` are by default this machine's names if `host` is a
+    loopback address; `limits` are those of a connection. Raises AddressError and OptionError before
+    loading, and any InfernoError from loading.
     """
-    listener = _bind(host, port)
-    with contextlib.closing(listener):
+    check_certificate(ssl_certfile, ssl_keyfile)
+    with listening(host, port, None if uds is None else Path(uds), uds_mode) as listener:
         if llm is None or isinstance(llm, str):
             from inferno.llm import AsyncLLM
 
             llm = AsyncLLM(llm, **options)
         elif options:
             raise TypeError(f"an existing AsyncLLM takes no options: {', '.join(options)}")
-        app = create_app(llm, own_llm=False, **(app_options or {}))
+        hosts = (ANY,) if uds is not None else hosts_of(host)
+        app = create_app(llm, own_llm=False, **{"allowed_hosts": hosts, **(app_options or {})})
+        door = Door(limits or Limits())
         config = uvicorn.Config(
             app,
+            http=door.protocol,  # type: ignore[arg-type]  # any callable that makes a protocol
+            ws="none",
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile=ssl_keyfile,
             log_level=log_level,
             log_config=None,
             access_log=False,
             # longer than the drain, so that its error frames are still sent
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
         )
-        server = _Server(config, lambda: limiter_of(app).drain(shutdown_seconds))
+        server = _Server(config, door, limiter_of(app), shutdown_seconds)
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_run(server, listener, llm, ready))
     for number in server.signals:  # everything is closed: let the signal take effect
@@ -66,13 +84,22 @@ def run_server(
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, drain: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, door: Door, limiter: Limiter, drain_seconds: float
+    ) -> None:
         super().__init__(config)
-        self._drain = drain
+        self._door, self._limiter, self._drain_seconds = door, limiter, drain_seconds
         self.signals: list[int] = []
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._drain()
+        """Let running requests finish, and answer new ones with 503 meanwhile. Then close."""
+        self._door.draining = True
+        self._limiter.drain(self._drain_seconds)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self._limiter.running and not self.force_exit:
+            await asyncio.sleep(0.05)
+        self._door.closing = True
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -104,7 +131,8 @@ async def _run(
 ) -> None:
     async with llm:
         if ready is not None:
-            waiter = asyncio.create_task(_announce(server, lambda: ready(_url(listener), llm)))
+            url = url_of(listener, tls=server.config.is_ssl)
+            waiter = asyncio.create_task(_announce(server, lambda: ready(url, llm)))
         try:
             await server.serve(sockets=[listener])
         finally:
@@ -116,51 +144,3 @@ async def _announce(server: _Server, call: Callable[[], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.01)
     call()
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Bind the address before the model is loaded, to fail early if the port is in use. Raises
-    AddressError."""
-    if not 0 <= port <= 65535:
-        raise AddressError(
-            f"invalid port {port} for {host}", "Give a port from 0 to 65535; 0 picks a free one."
-        )
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise AddressError(
-            f"cannot listen on {host}:{port}: {error}",
-            "Give a host name or an address of this machine.",
-        ) from error
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise AddressError(*_explain(host, port, error)) from error
-    return listener
-
-
-def _explain(host: str, port: int, error: OSError) -> tuple[str, str]:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} on {host} is in use",
-            "Stop the process that uses it, or choose another: --port 0 picks a free one.",
-        )
-    if error.errno == errno.EACCES:
-        return (
-            f"port {port} needs privileges that this process lacks",
-            "Give a port above 1023: --port 8000",
-        )
-    return (
-        f"cannot listen on {host}:{port}: {error}",
-        "Give an address of this machine: --host 127.0.0.1",
-    )

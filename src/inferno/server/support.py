@@ -28,7 +28,8 @@ class Field:
     """Values that ask for nothing: never refused or listed."""
 
 
-def _honoured(**notes: str) -> tuple[Field, ...]:
+def honoured(**notes: str) -> tuple[Field, ...]:
+    """Make a row for each name and note."""
     return tuple(Field(name, "honoured", note) for name, note in notes.items())
 
 
@@ -46,9 +47,9 @@ def _limits(parameter: Parameter) -> str:
 
 
 _GENERATION = (
-    *_honoured(model="A served name; the served model when left out."),
+    *honoured(model="A served name; the served model when left out."),
     *sampling_rows(parameters()),
-    *_honoured(
+    *honoured(
         stream="Server-sent events.",
         stream_options="`include_usage` and `continuous_usage_stats`.",
         priority="Lower runs first.",
@@ -115,13 +116,13 @@ _REFUSED = (
 )
 
 CHAT = (
-    *_honoured(
+    *honoured(
         messages="Roles system, developer, user, assistant, tool; content is text, text parts "
         "or null. "
         "`reasoning` and `reasoning_content` are accepted in the history.",
     ),
     *_GENERATION,
-    *_honoured(
+    *honoured(
         max_completion_tokens="As max_tokens, and overrides it.",
         logprobs="Report the log-probability of each token.",
         top_logprobs="0 to 20 alternatives; needs logprobs.",
@@ -171,9 +172,9 @@ CHAT = (
 )
 
 COMPLETIONS = (
-    *_honoured(prompt="A string, a list of strings, token ids, or a list of those."),
+    *honoured(prompt="A string, a list of strings, token ids, or a list of those."),
     *_GENERATION,
-    *_honoured(
+    *honoured(
         logprobs="Number of alternatives to report at each position, 0 to 20.",
         echo="The answer begins with the prompt; with logprobs, so do its log-probabilities (not "
         "with `stream`).",
@@ -185,7 +186,7 @@ COMPLETIONS = (
     Field("suffix", "refused", "Write the model's own fill-in-the-middle prompt.", harmless=("",)),
 )
 
-TOKENIZE = _honoured(
+TOKENIZE = honoured(
     model="A served name; the served model when left out.",
     prompt="The string to tokenize.",
     content="The string, as llama.cpp names it.",
@@ -201,4 +202,4 @@ TOKENIZE = _honoured(
     with_pieces="llama.cpp's: tokens become objects of id and piece.",
 ) + (Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),)
 
-DETOKENIZE = _honoured(model="A served name; the served model when left out.", tokens="Token ids.")
+DETOKENIZE = honoured(model="A served name; the served model when left out.", tokens="Token ids.")

@@ -74,6 +74,14 @@ def test_recommended_sampling(tmp_path: Path) -> None:
     assert config == {"eos_token_id": [4], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
 
+@pytest.mark.parametrize(("kind", "mode"), [(0, None), (1, "mean"), (3, "lasttoken"), (4, None)])
+def test_pooling_of_an_embedding_model(tmp_path: Path, kind: int, mode: str | None) -> None:
+    path = write(tmp_path / "model.gguf", **{**PLAIN, "llama.pooling_type": kind})
+    modules = read_text(GgufFile.open(path)).modules
+    found = [m["config"]["pooling_mode"] for m in modules if m["type"] == "Pooling"]
+    assert found == ([] if mode is None else [mode])
+
+
 def test_a_tokenizer_that_the_file_holds_whole_is_taken(tmp_path: Path) -> None:
     whole = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
     path = write(tmp_path / "model.gguf", **{**PLAIN, "tokenizer.huggingface.json": whole})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from inferno.sampling_params import parameters
-from inferno.server.support import Field, sampling_rows
-from inferno.server.support import _honoured as honoured
+from inferno.server.support import Field, honoured, sampling_rows
 
 OTHER_NAMES = ("max_tokens", "stop", "n", "prompt_logprobs")
 """Sampling parameters that a message has no place for, or that have rows of their own."""

@@ -10,15 +10,17 @@ from typing import Any
 
 from attrs import frozen
 from litestar import Request, Response, get
+from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
-from inferno.errors import NotFoundError
+PATHS = ("/", "/page/{name:str}")
+"""The page's routes. They need no key; what the page asks of the API does."""
 
 _TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
 _INDEX = "index.html"
@@ -66,19 +68,19 @@ class _File:
 
 
 def page_handlers() -> list[HTTPRouteHandler]:
-    """Handlers of `/` and `/page/NAME`. They need no key; what the page asks of the API does."""
+    """The handlers of `PATHS`."""
     known = _read()
 
-    @get("/", include_in_schema=False, sync_to_thread=False)
+    @get(PATHS[0], needs_no_key=True, include_in_schema=False, sync_to_thread=False)
     def page(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The page."""
         return known[_INDEX].response(request)
 
-    @get("/page/{name:str}", include_in_schema=False, sync_to_thread=False)
+    @get(PATHS[1], needs_no_key=True, include_in_schema=False, sync_to_thread=False)
     def page_file(name: FromPath[str], request: Request[Any, Any, Any]) -> Response[bytes]:
         """A file that the page needs."""
         if name not in known:
-            raise NotFoundError(f"the page has no file {name[:80]!r}", "Open / in a browser.")
+            raise NotFoundException(f"The page has no file {name[:80]!r}. Open / in a browser.")
         return known[name].response(request)
 
     return [page, page_file]

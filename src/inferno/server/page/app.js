@@ -13,6 +13,7 @@ const state = {
   models: [],
   running: new Map(), // a conversation's id: the controller that stops its answer
   views: new Map(), // a shown message: its view
+  locked: new Set(), // what to do once there is a key
 };
 
 // Conversations
@@ -166,7 +167,7 @@ function retry(conversation, message) {
 function failure(error) {
   if (!(error instanceof api.ApiError)) console.error(error);
   const again = error.retryAfter ? ` It asks to try again in ${error.retryAfter} s.` : "";
-  return error.message + again;
+  return error.message[0].toUpperCase() + error.message.slice(1) + again;
 }
 
 async function receive(conversation, message, body, signal) {
@@ -265,12 +266,14 @@ async function loadModels() {
 
 /** Ask for a key, then do what needed it. */
 function askKey(then) {
+  state.locked.add(then);
   if ($("key").open) return;
   $("key").querySelector("form").onsubmit = () => {
     api.setKey($("key-input").value.trim());
     $("key-input").value = "";
-    if (!state.models.length && then !== loadModels) loadModels();
-    then();
+    const all = new Set([...state.locked, ...(state.models.length ? [] : [loadModels])]);
+    state.locked.clear();
+    all.forEach((each) => each());
   };
   $("key-cancel").onclick = () => $("key").close();
   $("key").showModal();
@@ -302,7 +305,7 @@ const closeSide = () => openSide(false);
 function togglePanel(open) {
   $("settings").hidden = !open;
   $("tune").ariaExpanded = String(open);
-  (open ? $("set-system") : $("tune")).focus();
+  (open ? $("settings-close") : $("tune")).focus();
 }
 
 const THEMES = { "": "System", light: "Light", dark: "Dark" };

@@ -4,6 +4,7 @@ import { copyButton, el, icon, iconButton } from "./dom.js";
 import { MarkdownView } from "./render.js";
 
 const count = new Intl.NumberFormat("en");
+const rate = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
 /** The view of a message. `actions` has `edit`, `again`, `remove`, `results` and `retry`. */
 export class MessageView {
@@ -12,7 +13,8 @@ export class MessageView {
     this.actions = actions;
     this.live = live;
     const name = { user: "You", assistant: "Answer", tool: "Result of a call" }[message.role];
-    this.node = el("article", { className: message.role, "aria-label": name });
+    this.head = el("h2", { className: "hidden" }, name);
+    this.node = el("article", { className: message.role }, this.head);
     if (message.role === "assistant") this.#answer();
     else this.#question();
   }
@@ -92,7 +94,7 @@ export class MessageView {
     if (!this.thought) {
       this.thought = new MarkdownView(text, this.live);
       this.summary = el("summary");
-      this.node.prepend(el("details", { className: "thinking" }, this.summary, this.thought.node));
+      this.head.after(el("details", { className: "thinking" }, this.summary, this.thought.node));
     }
     return this.thought;
   }
@@ -162,7 +164,7 @@ function statistics({ stats, finish, stopped }) {
   const parts = [];
   if (stats?.tokens) {
     parts.push(`${count.format(stats.tokens)} ${stats.tokens === 1 ? "token" : "tokens"}`);
-    if (stats.rate) parts.push(`${stats.rate.toFixed(1)} tokens/s`);
+    if (stats.rate) parts.push(`${rate.format(stats.rate)} tokens/s`);
     if (stats.first !== undefined) parts.push(`first after ${stats.first.toFixed(2)} s`);
     if (stats.prompt) parts.push(`${count.format(stats.cached)} of ${count.format(stats.prompt)} prompt tokens cached`);
   }

@@ -14,8 +14,8 @@ const NUMBERS = [
   { name: "seed", label: "Seed", step: 1, hint: "Same seed, same answer." },
 ];
 const CHOICES = [
-  { name: "thinking", label: "Thinking", options: [["", "Model’s default"], ["on", "On"], ["off", "Off"]] },
-  { name: "effort", label: "Effort", options: [["", "Model’s default"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]] },
+  { name: "thinking", label: "Thinking", options: [["", "Default"], ["on", "On"], ["off", "Off"]] },
+  { name: "effort", label: "Effort", options: [["", "Default"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]] },
 ];
 
 const saved = JSON.parse(local.get("settings") ?? "{}");
@@ -48,7 +48,7 @@ export function buildSettings() {
     buildSettings();
   };
   $("settings-form").onsubmit = (event) => event.preventDefault();
-  $("settings-form").onchange = change;
+  $("settings-form").oninput = change;
   $("settings-form").replaceChildren(
     area("system", "System prompt", 4, "None"),
     el("div", { className: "grid" }, ...choices, ...numbers),

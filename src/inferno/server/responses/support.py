@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from inferno.sampling_params import parameters
-from inferno.server.support import Field, sampling_rows
-from inferno.server.support import _honoured as honoured
+from inferno.server.support import Field, honoured, sampling_rows
 
 NOT_OFFERED = ("max_tokens", "n", "prompt_logprobs", "best_of")
 """Sampling parameters that a response has no place for, or calls otherwise."""

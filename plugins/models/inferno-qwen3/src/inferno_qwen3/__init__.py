@@ -16,7 +16,8 @@ RERANKER = Reranker(
         "{% elif m.role == 'query' %}<Query>: {{ m.content }}\n"
         "{% elif m.role == 'document' %}<Document>: {{ m.content }}{% endif %}"
         "{% endfor %}"
-        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        # an expression, because Jinja drops the last line break of a template's text
+        "{{ '<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n' }}"
     ),
     yes="yes",
     no="no",

@@ -24,6 +24,9 @@ SAMPLING = {
 }
 """Recommended sampling, `general.sampling.*` -> generation_config.json."""
 
+_POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
+"""`pooling_type` -> sentence-transformers' name; 0 is none, 4 a reranker's head."""
+
 ENDS = frozenset(
     {
         "<|eot_id|>",
@@ -67,6 +70,21 @@ def read_text(
         tokenizer_config=config,
         chat_template=templates.get("default") if "chat_template" not in config else None,
         generation_config=_generation_config(metadata, vocabulary),
+        modules=_modules(metadata),
+    )
+
+
+def _modules(metadata: Metadata) -> tuple[Mapping[str, Any], ...]:
+    """The modules of an embedding model, as sentence-transformers names them. llama.cpp normalizes
+    every embedding."""
+    kind = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    mode = _POOLING.get(kind) if isinstance(kind, int) else None
+    if mode is None:
+        return ()
+    return (
+        {"type": "Transformer", "config": {}},
+        {"type": "Pooling", "config": {"pooling_mode": mode}},
+        {"type": "Normalize", "config": {}},
     )
 
 

@@ -1,0 +1,178 @@
+"""Scores pairs of strings: a query and a document. A reranker judges each pair by its next token;
+an embedding model compares their vectors."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from inferno.errors import RequestError
+from inferno.llm.pooling import Judge
+from inferno.sampling_params import SamplingParams
+from inferno.server.generation import Prepared
+from inferno.server.model import ServedModel, in_time
+from inferno.server.parsing import Parsed
+from inferno.server.pooling.embeddings import ONE_TOKEN, check_embedding, encode_inputs
+from inferno.server.pooling.schema import PoolingRequest
+from inferno.server.pooling.shape import Pooled, WholeShape, prepared
+from inferno.server.shape import Choice
+
+if TYPE_CHECKING:
+    from inferno.text import Tokenizer
+
+Pair = tuple[str, str]
+
+
+async def prepare_pairs(
+    parsed: Parsed[Any],
+    model: ServedModel,
+    pairs: Sequence[Pair],
+    *,
+    instruction: str | None,
+    max_tokens_per_doc: int | None = None,
+    asymmetric: bool = False,
+) -> tuple[Prepared, PairScores]:
+    """Prepare the scoring of pairs. `asymmetric`: the first of each pair is a query, which some
+    embedding models want to be told. Raises RequestError."""
+    pooling = model.preprocessor.pooling
+    if pooling.judge is not None and not pooling.is_embedder:
+        return await _judged(parsed, model, pairs, pooling.judge, instruction, max_tokens_per_doc)
+    if not pooling.is_embedder:
+        raise RequestError(
+            "this model is neither a reranker nor an embedding model: its checkpoint has no "
+            "modules.json, and its architecture declares no way to judge",
+            "Serve a reranker or an embedding model.",
+            param="model",
+        )
+    if instruction is not None:
+        raise RequestError(
+            "instruction is for rerankers; this is an embedding model",
+            "Write it into the strings.",
+            param="instruction",
+        )
+    return await _compared(parsed, model, pairs, max_tokens_per_doc, asymmetric)
+
+
+async def _judged(
+    parsed: Parsed[PoolingRequest],
+    model: ServedModel,
+    pairs: Sequence[Pair],
+    judge: Judge,
+    instruction: str | None,
+    max_tokens_per_doc: int | None,
+) -> tuple[Prepared, PairScores]:
+    tokenizer = model.needed_tokenizer("query")
+    wanted = judge.instruction if instruction is None else instruction
+
+    def encode_one(query: str, document: str) -> tuple[int, ...]:
+        messages = [
+            *([{"role": "system", "content": wanted}] if wanted else ()),
+            {"role": "query", "content": query},
+            {"role": "document", "content": _cut(tokenizer, document, max_tokens_per_doc)},
+        ]
+        return tuple(tokenizer.encode(judge.template.render(messages), add_special_tokens=False))
+
+    work = lambda: [encode_one(*pair) for pair in pairs]  # noqa: E731
+    prompts = await in_time(work, sum(len(text) for pair in pairs for text in pair))
+    params = SamplingParams(
+        max_tokens=1, temperature=0, logprobs=0, logprob_token_ids=(judge.yes, judge.no)
+    )
+    return prepared(parsed, model, prompts, params=params), JudgedPairs(len(pairs))
+
+
+async def _compared(
+    parsed: Parsed[PoolingRequest],
+    model: ServedModel,
+    pairs: Sequence[Pair],
+    max_tokens_per_doc: int | None,
+    asymmetric: bool,
+) -> tuple[Prepared, PairScores]:
+    pooling = check_embedding(model, None, None)
+    tokenizer = model.needed_tokenizer("query")
+    prompts = model.preprocessor.pooling.prompts if asymmetric else {}
+    before_query, before_document = prompts.get("query", ""), prompts.get("document", "")
+    cut = await in_time(
+        lambda: [_cut(tokenizer, document, max_tokens_per_doc) for _, document in pairs],
+        sum(len(document) for _, document in pairs),
+    )
+    rows = [
+        (before_query + query, before_document + document)
+        for (query, _), document in zip(pairs, cut, strict=True)
+    ]
+    strings = list(dict.fromkeys(text for row in rows for text in row))
+    at = {text: i for i, text in enumerate(strings)}
+    ids = await encode_inputs(model, strings, param="documents")
+    ready = prepared(parsed, model, ids, params=ONE_TOKEN, pooling=pooling)
+    return ready, ComparedPairs(len(strings), [(at[query], at[text]) for query, text in rows])
+
+
+def _cut(tokenizer: Tokenizer, document: str, limit: int | None) -> str:
+    if limit is None:
+        return document
+    ids = tokenizer.encode(document, add_special_tokens=False)
+    return document if len(ids) <= limit else tokenizer.decode(ids[:limit])
+
+
+class PairScores(ABC):
+    """What is computed for pairs, and the score of each, 0 to 1 or a cosine."""
+
+    method: ClassVar[str]
+    choices: Sequence[Any]
+
+    @abstractmethod
+    def scores(self) -> list[float]:
+        """Return each pair's score."""
+
+
+class JudgedPairs(PairScores):
+    """One prompt for each pair."""
+
+    method = "probability of the token that means relevant"
+
+    def __init__(self, count: int) -> None:
+        self.choices = [Choice(i) for i in range(count)]
+
+    def scores(self) -> list[float]:
+        return [_probability(choice) for choice in self.choices]
+
+
+def _probability(choice: Choice) -> float:
+    """Return the probability of the first of the two tokens among both."""
+    (_, yes), (_, no) = choice.logprobs[0].top
+    if math.isinf(yes) and math.isinf(no):
+        return 0.5
+    difference = no - yes
+    return 0.0 if difference > 700 else 1 / (1 + math.exp(difference))
+
+
+class ComparedPairs(PairScores):
+    """One vector for each different string."""
+
+    method = "cosine similarity"
+
+    def __init__(self, count: int, pairs: Sequence[tuple[int, int]]) -> None:
+        self.choices: Sequence[Pooled] = [Pooled(i) for i in range(count)]
+        self._pairs = pairs
+
+    def scores(self) -> list[float]:
+        vectors = [choice.vector for choice in self.choices]
+        lengths = [math.hypot(*vector) for vector in vectors]
+        return [
+            sum(map(operator.mul, vectors[i], vectors[j])) / (lengths[i] * lengths[j])
+            if lengths[i] and lengths[j]
+            else 0.0
+            for i, j in self._pairs
+        ]
+
+
+class PairsShape(WholeShape[Any]):
+    """An answer made of the scores of pairs."""
+
+    def __init__(self, pairs: PairScores) -> None:
+        self.pairs, self.choices = pairs, pairs.choices
+
+    def notes(self) -> dict[str, Any]:
+        return {"method": self.pairs.method}
