@@ -281,6 +281,12 @@ def index() -> str:
         "kernels": _declared(catalog, "inferno_kernels"),
         "attention": _declared(catalog, "inferno_attention_backends"),
         "cache policy": _declared(catalog, "inferno_cache_policies"),
+        "grammar": {
+            kind: offer.distribution
+            for offer in catalog.of("inferno_grammars")
+            if _is_ours(offer.distribution)
+            for kind in offer.item.kinds
+        },
         "model": {
             ref: offer.distribution
             for offer in catalog.of("inferno_sources")

@@ -21,11 +21,13 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"llm", "testing"},
     {"process"},
     {"core"},
+    {"constraints"},
     {"loading", "text"},
     {"plan", "builtin"},
     {"nn", "catalog"},
-    {"configs"},
-    {"contracts", "hookspecs", "host", "sampling_params"},
+    {"configs", "sampling_params"},
+    {"structured_outputs"},
+    {"contracts", "hookspecs", "host"},
     {"errors", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}

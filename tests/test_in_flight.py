@@ -12,7 +12,7 @@ import pytest
 import torch
 from attrs import define, field
 from tests import test_engine
-from tests.test_engine import VOCAB, assert_same, ids, mixed_requests, prompt_of, run
+from tests.test_engine import assert_same, ids, mixed_requests, prompt_of, run
 
 from inferno import LLM
 from inferno.core.engine import Engine
@@ -79,18 +79,37 @@ class Cycle:
     classes: Sequence[Sequence[int]]
     position: int = 0
     seen: list[int] = field(factory=list)
+    is_done: bool = False
+    error: str = ""
+    compiler: Any = None
 
-    def mask(self) -> Any:
-        words = np.zeros(-(-VOCAB // 32), np.int32)
-        bits = words.view(np.uint32)
-        for token_id in self.classes[self.position % len(self.classes)]:
-            bits[token_id // 32] |= np.uint32(1 << token_id % 32)
-        return words
+    def allowed(self, offset: int = 0) -> Sequence[int]:
+        return self.classes[(self.position + offset) % len(self.classes)]
 
-    def accept(self, token_id: int) -> None:
-        assert token_id in self.classes[self.position % len(self.classes)]
+    def fill(self, drafts: Sequence[int], mask_NW: Any) -> None:
+        for offset, mask_W in enumerate(mask_NW):
+            for token_id in self.allowed(offset):
+                mask_W.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def finish_fill(self, mask_NW: Any) -> None:
+        assert mask_NW.any()
+
+    def fail(self, error: str) -> None:
+        self.error = error
+
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        held = [token_id in self.allowed(i) for i, token_id in enumerate(token_ids)]
+        return [*held, False].index(False)
+
+    def forced(self) -> Sequence[int]:
+        """Also where another token is possible: suggestions are verified."""
+        return [self.allowed(offset)[0] for offset in range(3)]
+
+    def accept(self, token_id: int) -> bool:
+        assert token_id in self.allowed()
         self.seen.append(token_id)
         self.position += 1
+        return True
 
 
 CLASSES = ((3, 5, 64, 119), (0, 31, 32), (77,))
@@ -122,7 +141,7 @@ def test_masks_hold_at_any_lag(checkpoint: Path, lag: int, speculative: str | No
         else:
             assert all(t in CLASSES[i % 3] for i, t in enumerate(ids(outputs)))
             assert len(outputs) == 9
-    assert not engine._constraints, "ended requests leave nothing"
+    assert not engine._constraints.held, "ended requests leave nothing"
     assert not {3, 5} & set(ids(found["held5"])), "the mask is applied after the bias"
 
 

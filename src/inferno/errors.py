@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 from attrs import frozen
 
 MissingKind = Literal[
-    "architecture", "format", "scheme", "kernels", "attention", "cache policy", "model"
+    "architecture", "format", "scheme", "kernels", "attention", "cache policy", "model", "grammar"
 ]
 """Kinds of things that a distribution may provide."""
 
@@ -162,7 +162,7 @@ class LimitError(InfernoError):
     code = "rate_limit_exceeded"
 
 
-class NoRoomError(InfernoError):
+class ModelUnavailableError(InfernoError):
     """The model cannot be loaded now: other models use the memory, or its last load failed."""
 
     status = 503
@@ -175,6 +175,13 @@ class EngineDeadError(InfernoError):
 
     status = 503
     code = "engine_restarting"
+
+
+class RequestTimeoutError(InfernoError):
+    """The answer took longer than the request or the server allows."""
+
+    status = 504
+    code = "request_timeout"
 
 
 class QueueFullError(InfernoError):
@@ -196,6 +203,18 @@ class AddressError(InfernoError):
     """The server cannot listen on the given address."""
 
 
+class GrammarError(InfernoError):
+    """A grammar that cannot be compiled. `path` leads to the part at fault, as in
+    "properties.a.pattern"; it is empty if that is not known."""
+
+    exit_code = 2
+    status = 400
+
+    def __init__(self, cause: str, remedy: str = "", *, path: str = "", detail: str = "") -> None:
+        super().__init__(cause, remedy, detail=detail)
+        self.path = path
+
+
 ERRORS: dict[str, type[InfernoError]] = {
     cls.__name__: cls
     for cls in (
@@ -213,11 +232,13 @@ ERRORS: dict[str, type[InfernoError]] = {
         AuthenticationError,
         PermissionDeniedError,
         LimitError,
-        NoRoomError,
+        ModelUnavailableError,
         EngineDeadError,
+        RequestTimeoutError,
         QueueFullError,
         ShuttingDownError,
         AddressError,
+        GrammarError,
     )
 }
 """Error classes by name, for errors that cross a process boundary."""

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
         AttentionBackend,
         CachePolicy,
         CheckpointFormat,
+        GrammarProvider,
         Hint,
         KernelProvider,
+        LogitsProcessor,
         Proposer,
         QuantScheme,
+        RequestField,
         Source,
     )
 
@@ -39,6 +42,9 @@ API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_attention_backends": (1, 1),
     "inferno_cache_policies": (1, 1),
     "inferno_proposers": (1, 1),
+    "inferno_grammars": (1, 1),
+    "inferno_logits_processors": (1, 1),
+    "inferno_request_fields": (1, 1),
     "inferno_sources": (1, 1),
     "inferno_hints": (1, 1),
 }
@@ -97,6 +103,28 @@ class ProvidesProposers(Protocol):
         ...
 
 
+class ProvidesGrammars(Protocol):
+    @hookspec
+    def inferno_grammars(self) -> list[GrammarProvider]:
+        """Compilers of grammars, which hold outputs to JSON schemas, regular expressions and other
+        grammars."""
+        ...
+
+
+class ProvidesLogitsProcessors(Protocol):
+    @hookspec
+    def inferno_logits_processors(self) -> list[LogitsProcessor]:
+        """Logits processors, which requests name and which change their logits before each draw."""
+        ...
+
+
+class ProvidesRequestFields(Protocol):
+    @hookspec
+    def inferno_request_fields(self) -> list[RequestField]:
+        """Fields of request bodies, each with what it changes in its request."""
+        ...
+
+
 class ProvidesSources(Protocol):
     @hookspec
     def inferno_sources(self) -> list[Source]:
@@ -119,6 +147,9 @@ PROTOCOLS: tuple[type, ...] = (
     ProvidesAttentionBackends,
     ProvidesCachePolicies,
     ProvidesProposers,
+    ProvidesGrammars,
+    ProvidesLogitsProcessors,
+    ProvidesRequestFields,
     ProvidesSources,
     ProvidesHints,
 )
@@ -137,10 +168,13 @@ if TYPE_CHECKING:
         AttentionBackend,
         CachePolicy,
         CheckpointFormat,
+        GrammarProvider,
         Hint,
         KernelProvider,
+        LogitsProcessor,
         Proposer,
         QuantScheme,
+        RequestField,
         Source,
     )
     _Hook = Callable[[], list[_D]]
@@ -174,6 +208,16 @@ if TYPE_CHECKING:
         ) -> _Mark[CachePolicy]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_proposers"]) -> _Mark[Proposer]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_grammars"]) -> _Mark[GrammarProvider]: ...
+        @overload
+        def __call__(
+            self, *, specname: Literal["inferno_logits_processors"]
+        ) -> _Mark[LogitsProcessor]: ...
+        @overload
+        def __call__(
+            self, *, specname: Literal["inferno_request_fields"]
+        ) -> _Mark[RequestField]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_sources"]) -> _Mark[Source]: ...
         @overload

@@ -7,16 +7,24 @@ field here, and its code in the sampler.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
 import attrs
 from attrs import field, frozen
 
+from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
+from inferno.structured_outputs import grammar_spec
 
 MAX_LOGPROBS = 20
 """Maximum number of alternatives at each position, as in OpenAI's API."""
+
+MAX_STOPS = 256
+"""Maximum number of stop strings, and of stop token ids."""
+MAX_STOP_CHARACTERS = 10_000
+"""Maximum of the stop strings' lengths together."""
 
 
 @frozen
@@ -70,13 +78,59 @@ def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
     return tuple(value or ())
 
 
+def _ids_or_none(value: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if value is None else tuple(value)
+
+
+@frozen
+class ProcessorCall:
+    """A logits processor that a request names, with its arguments in JSON."""
+
+    name: str
+    args: str = "{}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.args)
+        return found
+
+
+def _calls(value: Iterable[Any] | None) -> tuple[ProcessorCall, ...]:
+    """Convert [{"name": ..., "args": {...}}], or calls. Raises RequestError."""
+    return tuple(_call(each, f"logits_processors[{i}]") for i, each in enumerate(value or ()))
+
+
+def _call(given: Any, param: str) -> ProcessorCall:
+    if isinstance(given, ProcessorCall):
+        return given
+    args = given.get("args") or {} if isinstance(given, Mapping) else None
+    if (
+        args is None
+        or not isinstance(given.get("name"), str)
+        or not isinstance(args, Mapping)
+        or given.keys() - {"name", "args"}
+    ):
+        raise RequestError(
+            f"{param} is not a logits processor",
+            'Send {"name": string, "args": object}.',
+            param=param,
+        )
+    try:
+        return ProcessorCall(given["name"], json.dumps(args))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"{param}.args is not JSON: {error}", "Send plain values.", param=f"{param}.args"
+        ) from error
+
+
 @frozen(kw_only=True)
 class SamplingParams:
     """How one request's tokens are sampled, independent of the other requests in the batch.
     `max_tokens=None` generates until the context is full.
 
-    Order: penalties and `logit_bias`, then `min_tokens`, then `temperature`, then `top_k`, `top_p`,
-    `min_p`.
+    Order: `logits_processors`, penalties and `logit_bias`, then what excludes tokens (`bad_words`,
+    `allowed_token_ids`, `min_tokens`, `structured_outputs`), then `temperature`, then `top_k`,
+    `top_p`, `min_p`.
     """
 
     max_tokens: int | None = field(
@@ -224,12 +278,82 @@ class SamplingParams:
         ),
     )
 
+    structured_outputs: GrammarSpec | None = field(
+        default=None,
+        converter=grammar_spec,
+        metadata=_described(
+            "What the output must match: one of `json` (a JSON schema), `regex`, `choice`, "
+            "`grammar` (Lark or GBNF), `json_object` and `structural_tag`; for JSON also "
+            "`disable_any_whitespace` and `whitespace_pattern`.",
+            flag=False,
+        ),
+    )
+    allowed_token_ids: tuple[int, ...] | None = field(
+        default=None,
+        converter=_ids_or_none,
+        metadata=_described("Draw these token ids only.", flag=False),
+    )
+    bad_words: tuple[str, ...] = field(
+        default=(),
+        converter=_strings,
+        metadata=_described(
+            "Words that the output must not contain: the last token of each is never drawn after "
+            "the others.",
+            flag=False,
+        ),
+    )
+    truncate_prompt_tokens: int | None = field(
+        default=None,
+        validator=_Between(-1),
+        metadata=_described(
+            "Keep this many of the prompt's last tokens; -1 keeps as many as leave room for "
+            "`max_tokens`.",
+            flag=False,
+        ),
+    )
+    logits_processors: tuple[ProcessorCall, ...] = field(
+        default=(),
+        converter=_calls,
+        metadata=_described(
+            'Installed logits processors to apply, in order: `[{"name": ..., "args": {...}}]`.',
+            flag=False,
+        ),
+    )
+
     def __attrs_post_init__(self) -> None:
+        if self.allowed_token_ids == ():
+            raise RequestError(
+                "allowed_token_ids is empty",
+                "Name a token, or leave it out.",
+                param="allowed_token_ids",
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise RequestError(
+                "truncate_prompt_tokens is 0",
+                "Keep at least one token, or give -1.",
+                param="truncate_prompt_tokens",
+            )
+        if any(not word for word in self.bad_words):
+            raise RequestError(
+                "bad_words contains an empty string", "Remove it.", param="bad_words"
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens is {self.min_tokens}, but max_tokens is only {self.max_tokens}",
                 "Lower min_tokens, or raise max_tokens.",
                 param="min_tokens",
+            )
+        if len(self.stop) > MAX_STOPS or sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:
+            raise RequestError(
+                f"stop has {len(self.stop)} strings of {sum(map(len, self.stop))} characters",
+                f"Give at most {MAX_STOPS} strings of {MAX_STOP_CHARACTERS} characters together.",
+                param="stop",
+            )
+        if len(self.stop_token_ids) > MAX_STOPS:
+            raise RequestError(
+                f"stop_token_ids has {len(self.stop_token_ids)} ids",
+                f"Give at most {MAX_STOPS}.",
+                param="stop_token_ids",
             )
         if any(not s for s in self.stop):
             raise RequestError("stop contains an empty string", "Remove it.", param="stop")

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from attrs import define, field, frozen
 from tests.fake_engine import TOKENIZER
 
+from inferno.catalog import load_catalog
+from inferno.constraints import Grammars, vocabulary_of
+from inferno.contracts import RequestField
 from inferno.core.types import EngineStats, Logprobs, Pooling
-from inferno.errors import EngineDeadError
+from inferno.errors import EngineDeadError, GrammarError
 from inferno.llm import TextDelta
+from inferno.llm.grammars import refused_grammar
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.preprocessor import Preprocessor
 from inferno.sampling_params import SamplingParams
@@ -48,6 +53,24 @@ RESPONSE_TEMPLATE = {
 }
 
 
+@cache
+def grammars() -> Grammars:
+    found, _ = load_catalog().grammars()
+    providers = {kind: offer.item for kind, offer in found.items()}
+    return Grammars(providers, lambda: vocabulary_of(TOKENIZER, 257))
+
+
+PLAN = SimpleNamespace(
+    max_num_seqs=4,
+    architecture="FakeForCausalLM",
+    config={"model_type": "fake", "hidden_size": 4, "max_position_embeddings": 8192},
+    format="safetensors",
+    dtype="float32",
+    schemes=(SimpleNamespace(name="dense", layout="float32", nbytes=100),),
+    device=SimpleNamespace(torch_name="cpu"),
+)
+
+
 @frozen(kw_only=True)
 class RecordingPreprocessor(Preprocessor):
     """Remembers the conversations it wrote out."""
@@ -79,7 +102,7 @@ class FakeLLM:
     tokenizer: Tokenizer | None = TOKENIZER
     template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
     stats: EngineStats = field(factory=EngineStats)
-    plan: Any = field(factory=lambda: SimpleNamespace(max_num_seqs=4))
+    plan: Any = field(factory=lambda: PLAN)
     live: dict[str, asyncio.Event] = field(factory=dict)
     aborted: list[str] = field(factory=list)
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
@@ -87,6 +110,7 @@ class FakeLLM:
     pooling: PoolingConfig = PoolingConfig()
     poolings: list[Pooling] = field(factory=list)
     """Of the requests for embeddings."""
+    request_fields: Mapping[str, RequestField] = field(factory=dict)
     started: int = 0
     made: int = 0
     """Tokens drawn so far."""
@@ -116,6 +140,14 @@ class FakeLLM:
             prompts=self.prompts,
             pooling=self.pooling,
         )
+
+    async def check(self, params: SamplingParams) -> None:
+        """Compile with the installed plugins, in this process."""
+        if (spec := params.structured_outputs) is not None:
+            try:
+                grammars().compile(spec)
+            except GrammarError as error:
+                raise refused_grammar(spec, error) from error
 
     def stream_all(
         self,

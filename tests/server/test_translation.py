@@ -23,6 +23,7 @@ from inferno.server.parsing import decode
 from inferno.server.responses.items import read_items, to_messages
 from inferno.server.responses.output import Output
 
+unhurried = settings(deadline=None)
 TEXT = st.text(min_size=1, max_size=8)
 ARGUMENTS = st.dictionaries(TEXT, JSON, max_size=3)
 DELTAS = st.lists(
@@ -73,6 +74,7 @@ def calls_in(deltas: Sequence[Delta]) -> list[Any]:
 # --- what a model wrote comes back to it ----------------------------------------------------------
 
 
+@unhurried
 @given(DELTAS, st.booleans(), st.booleans())
 def test_a_responses_output_sent_back_is_what_the_model_wrote(
     deltas: list[Delta], summarized: bool, sealed: bool
@@ -85,6 +87,7 @@ def test_a_responses_output_sent_back_is_what_the_model_wrote(
     assert calls_of(messages) == calls_in(deltas)
 
 
+@unhurried
 @given(DELTAS)
 def test_sealed_reasoning_alone_is_enough(deltas: list[Delta]) -> None:
     items, _ = built(deltas, sealed=True)
@@ -93,6 +96,7 @@ def test_sealed_reasoning_alone_is_enough(deltas: list[Delta]) -> None:
     assert flat(to_messages(read_items(thoughts)), "reasoning") == joined(deltas, "reasoning")
 
 
+@unhurried
 @given(DELTAS)
 def test_a_messages_blocks_sent_back_are_what_the_model_wrote(deltas: list[Delta]) -> None:
     message = written(deltas)
@@ -105,6 +109,7 @@ def test_a_messages_blocks_sent_back_are_what_the_model_wrote(deltas: list[Delta
     assert calls_of(messages) == calls_in(deltas)
 
 
+@unhurried
 @given(DELTAS)
 def test_a_messages_events_rebuild_its_blocks(deltas: list[Delta]) -> None:
     message = written(deltas)
@@ -122,6 +127,7 @@ def test_a_messages_events_rebuild_its_blocks(deltas: list[Delta]) -> None:
     assert rebuilt == message.blocks
 
 
+@unhurried
 @given(DELTAS, st.booleans())
 def test_a_responses_events_rebuild_its_items(deltas: list[Delta], summarized: bool) -> None:
     items, events = built(deltas, summarized=summarized)
@@ -137,6 +143,7 @@ def test_a_responses_events_rebuild_its_items(deltas: list[Delta], summarized: b
         assert len(told) == len(text) * (2 if shown_twice else 1)
 
 
+@unhurried
 @given(DELTAS)
 def test_a_snapshot_of_an_unfinished_output_has_all_of_it(deltas: list[Delta]) -> None:
     output = Output()
@@ -161,6 +168,7 @@ ITEMS = st.lists(
 )
 
 
+@unhurried
 @given(ITEMS)
 def test_items_read_twice_are_the_same(items: list[Any]) -> None:
     once = read_items(items)
@@ -168,6 +176,7 @@ def test_items_read_twice_are_the_same(items: list[Any]) -> None:
     assert all(item["id"] for item in once)
 
 
+@unhurried
 @given(ITEMS)
 def test_no_item_is_lost_and_the_order_is_kept(items: list[Any]) -> None:
     def told(item: dict[str, Any]) -> str:
@@ -203,6 +212,7 @@ def test_leading_system_messages_are_one() -> None:
     ]
 
 
+@unhurried
 @given(st.lists(JSON, max_size=3) | JSON)
 def test_any_input_is_read_or_refused(value: Any) -> None:
     try:

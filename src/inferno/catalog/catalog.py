@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from attrs import frozen
 
@@ -23,11 +23,15 @@ from inferno.contracts import (
     CachePolicy,
     Checkpoint,
     CheckpointFormat,
+    GrammarKind,
+    GrammarProvider,
     Hint,
     KernelNeed,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
     TensorInfo,
 )
@@ -50,6 +54,9 @@ _NOUNS: Mapping[type, str] = {
     AttentionBackend: "attention backend",
     CachePolicy: "cache policy",
     Proposer: "proposer",
+    GrammarProvider: "grammar provider",
+    LogitsProcessor: "logits processor",
+    RequestField: "request field",
     Source: "source",
     Hint: "hint",
 }
@@ -227,6 +234,22 @@ class Catalog:
             "cache policy",
             lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for",
         )
+
+    def grammars(self) -> tuple[dict[str, Offer[GrammarProvider]], tuple[Refusal, ...]]:
+        """Choose a provider for each kind of grammar. Kinds that none compiles are left out."""
+        offers = self.of("inferno_grammars")
+        found, refusals = dict[str, Offer[GrammarProvider]](), list[Refusal]()
+        for kind in get_args(GrammarKind):
+            willing = [o for o in offers if kind in o.item.kinds]
+
+            def refuses(offer: Offer[GrammarProvider], kind: str = kind) -> str | None:
+                return offer.item.refuses(kind)
+
+            offer, refused = weigh(willing, f"grammars of kind {kind}", refuses)
+            refusals += refused
+            if offer is not None:
+                found[kind] = offer
+        return found, tuple(dict.fromkeys(refusals))
 
     def source_of(self, ref: str) -> Choice[Source]:
         offers = self.of("inferno_sources")

@@ -12,10 +12,13 @@ from inferno.contracts import (
     AttentionBackend,
     CachePolicy,
     CheckpointFormat,
+    GrammarProvider,
     Hint,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
 )
 
@@ -25,10 +28,13 @@ T = TypeVar(
     AttentionBackend,
     CachePolicy,
     CheckpointFormat,
+    GrammarProvider,
     Hint,
     KernelProvider,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
 )
 
@@ -40,6 +46,9 @@ KINDS: Mapping[str, type] = {
     "inferno_attention_backends": AttentionBackend,
     "inferno_cache_policies": CachePolicy,
     "inferno_proposers": Proposer,
+    "inferno_grammars": GrammarProvider,
+    "inferno_logits_processors": LogitsProcessor,
+    "inferno_request_fields": RequestField,
     "inferno_sources": Source,
     "inferno_hints": Hint,
 }

@@ -38,6 +38,16 @@ from inferno.contracts.checkpoints import (
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.formats import CheckpointFormat
+from inferno.contracts.grammars import (
+    GrammarCompiler,
+    GrammarKind,
+    GrammarProvider,
+    GrammarSpec,
+    MaskRequest,
+    Matcher,
+    ReasoningMarkers,
+    Vocabulary,
+)
 from inferno.contracts.hints import Hint
 from inferno.contracts.kernels import (
     EXPERT_OPS,
@@ -51,6 +61,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
+from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.proposers import (
     Drafter,
     DraftParts,
@@ -59,6 +70,7 @@ from inferno.contracts.proposers import (
     Proposer,
     Span,
 )
+from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
@@ -89,21 +101,34 @@ __all__ = [
     "Drafter",
     "EXPERT_OPS",
     "FetchOptions",
+    "FieldEffect",
     "GROUPED",
+    "GrammarCompiler",
+    "GrammarKind",
+    "GrammarProvider",
+    "GrammarSpec",
     "Hint",
+    "JSONType",
     "KernelNeed",
     "KernelProvider",
     "LINEAR",
+    "LogitsProcessor",
     "Lookahead",
     "MTP",
     "MTPModelConfig",
+    "MaskRequest",
+    "Matcher",
     "Model",
     "ModelConfig",
     "OPS",
     "PrefixCache",
+    "Processor",
+    "ProcessorContext",
     "Proposer",
     "QuantScheme",
+    "ReasoningMarkers",
     "Recording",
+    "RequestField",
     "Reranker",
     "RowJoin",
     "RowRange",
@@ -115,6 +140,7 @@ __all__ = [
     "TensorInfo",
     "TextAssets",
     "Uncaptured",
+    "Vocabulary",
     "expert_rows",
     "with_head",
 ]

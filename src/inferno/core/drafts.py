@@ -15,6 +15,8 @@ from attrs import define, frozen
 _STEPS = 64
 """Estimates are rounded to this many values, so that `_best_count` can be cached."""
 _DECAY = 0.9
+MOST_SUGGESTED = 8
+"""The most drafts that the engine suggests for one step of one sequence."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Tokens without drafts after none paid. The pause doubles each time."""
 

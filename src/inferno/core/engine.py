@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
+from inferno.constraints import Constraint, Constraints, Drafts, Grammars, Mask
 from inferno.core.drafts import DraftCost
 from inferno.core.kvcache import CacheGroups
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import EngineOutput, EngineStats, Request, Sampled, Step
+from inferno.core.types import (
+    EngineOutput,
+    EngineStats,
+    FinishReason,
+    Request,
+    Sampled,
+    Step,
+)
 from inferno.core.validation import validate_request
 from inferno.errors import RequestError
 from inferno.plan import Opened, Plan
 
-Mask = Any
-"""Which tokens a row may draw next: a bit per token in int32 words, as a numpy array. Bit i of word
-w is token 32 w + i; tokens past the array's end are not allowed."""
+_COMPILE_POLL = 0.02
+"""Seconds that an idle engine waits for a grammar before it looks for messages."""
 
 
 class Ticket(Protocol):
@@ -35,18 +42,11 @@ class Ticket(Protocol):
 class Runner(Protocol):
     """Computes steps: `runner.ModelRunner`, or a test's fake."""
 
-    def launch(self, step: Step) -> Ticket:
+    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> Ticket:
         """Start the forward pass. The runner knows the tokens that earlier steps drew, even before
-        their results are taken."""
+        their results are taken. `cut` is called before it with the step's drafts, and returns those
+        to verify."""
         ...
-
-
-class Constraint(Protocol):
-    """What a request's output must match, such as a grammar. Says after each token which ones may
-    follow."""
-
-    def mask(self) -> Mask: ...
-    def accept(self, token_id: int) -> None: ...
 
 
 class Engine:
@@ -55,7 +55,7 @@ class Engine:
     A step is planned and launched before the results of the `lag` steps before it are committed,
     so that a device can compute while the host plans. `load` sets no lag: on a CPU the host is the
     device, and draws on other devices still wait for their results. `constrain` returns a request's
-    constraint, or None. Constrained requests take no drafts.
+    constraint, or None; it may take long, and is then called in a thread.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class Engine:
         self.plan = plan
         self._scheduler, self._runner = scheduler, runner
         self._lag, self._constrain = lag, constrain
-        self._constraints: dict[str, Constraint] = {}
+        self._constraints = Constraints(plan.vocab_size)
+        self._compiling: dict[str, Request] = {}
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
 
     @classmethod
@@ -83,6 +84,12 @@ class Engine:
         from inferno.core.runner import ModelRunner
         from inferno.loading import begin_of, capture_of, load_drafter, load_model, ops_of
 
+        grammars = Grammars.of(opened)
+
+        def constrain(request: Request) -> Constraint | None:
+            spec = request.params.structured_outputs
+            return grammars.compile(spec) if spec is not None else None
+
         plan, free = opened.plan, free or free_memory(opened.plan.device)
         before = free() if free is not None else 0
 
@@ -91,9 +98,16 @@ class Engine:
             capture = None if trial else capture_of(opened)
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
             runner = ModelRunner(
-                model, plan, ops, capture, drafter, draft_capture, begin_of(opened)
+                model,
+                plan,
+                ops,
+                capture,
+                drafter,
+                draft_capture,
+                begin_of(opened),
+                opened.parts.logits_processors,
             )
-            return cls(plan, scheduler, runner)
+            return cls(plan, scheduler, runner, constrain=constrain)
 
         with memory_errors(plan):
             draft = load_model(opened.draft) if opened.draft is not None else None
@@ -106,23 +120,29 @@ class Engine:
                 plan = measure(plan, models, partial(start, trial=True), free, before)
             return start(plan)
 
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestError and changes nothing if it is invalid."""
+    def submit(self, request: Request, *, wait: bool = True) -> None:
+        """Queue a request. Raises RequestError or GrammarError and changes nothing if it is
+        invalid. Without `wait` its grammar is compiled in a thread, and an error in it is an output
+        of a later step."""
         plan = self.plan
         validate_request(request, vocab_size=plan.vocab_size, max_model_len=plan.max_model_len)
-        if self._scheduler.knows(request.id):
+        if self._scheduler.knows(request.id) or request.id in self._compiling:
             raise RequestError(
                 f"request id {request.id!r} is in use", "Choose another.", param="request_id"
             )
-        constraint = self._constrain(request)
-        if constraint is not None:
-            self._constraints[request.id] = constraint
-        self._scheduler.add(request, takes_drafts=constraint is None)
+        if not wait and request.params.structured_outputs is not None:
+            self._compiling[request.id] = request
+            self._constraints.start(request.id, partial(self._constrain, request))
+            return
+        if (constraint := self._constrain(request)) is not None:
+            self._constraints.held[request.id] = constraint
+        self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         """Drop a request. An unknown or finished one is ignored."""
         self._scheduler.abort(request_id)
-        self._constraints.pop(request_id, None)
+        self._constraints.drop(request_id)
+        self._compiling.pop(request_id, None)
 
     def step(self) -> list[EngineOutput]:
         """Launch the next step, and return the outputs of the one `lag` steps before it."""
@@ -134,47 +154,89 @@ class Engine:
             raise
 
     def _step(self) -> list[EngineOutput]:
-        step, outputs = self._scheduler.plan(), list[EngineOutput]()
+        outputs = self._add_compiled()
+        step, held = self._scheduler.plan(), self._constraints.held
         if not step.is_empty:
-            ticket = self._runner.launch(step)
-            masks: Mapping[int, Mask] = {}
-            if self._constraints:
-                outputs, masks = self._masks(step)
-            ticket.draw(masks)
-            self._in_flight.append((step, ticket))
+            if held:
+                outputs += self._launch_constrained(step)
+            else:
+                ticket = self._runner.launch(step)
+                ticket.draw({})
+                self._in_flight.append((step, ticket))
         if len(self._in_flight) > (0 if step.is_empty else self._lag):
             outputs += self._commit()
         return outputs
 
-    def _masks(self, step: Step) -> tuple[list[EngineOutput], dict[int, Mask]]:
-        """Return the masks of a launched step, by row. They depend on the tokens before it, so the
-        steps in flight are committed first, and their outputs are returned too."""
+    def _add_compiled(self) -> list[EngineOutput]:
+        """Queue the requests whose grammars have been compiled. Returns the errors of others."""
+        if not self._compiling:
+            return []
+        errors = []
+        seconds = 0 if self._scheduler.busy else _COMPILE_POLL
+        for request_id, error in self._constraints.ready(seconds).items():
+            request = self._compiling.pop(request_id)
+            if error is None:
+                self._scheduler.add(request)
+            else:
+                ended = FinishReason.ERROR
+                errors.append(EngineOutput(request_id, None, ended, error=str(error)))
+        return errors
+
+    def _launch_constrained(self, step: Step) -> list[EngineOutput]:
+        """Launch and draw a step with masks. They depend on the tokens before it, so the steps in
+        flight are committed first; their outputs are returned. Without such steps, the masks are
+        computed beside the forward pass."""
         request_of = self._scheduler.request_of
         ids = {s.row: request_of(s.row).id for s in step.slices if s.samples}
+        masks = self._constraints.masks(ids, beside=not self._in_flight)
+        ticket = self._runner.launch(step, masks.begin)
         outputs = list[EngineOutput]()
-        if self._constraints.keys() & ids.values():
-            while self._in_flight:
-                outputs += self._commit()
-        held = self._constraints
-        return outputs, {row: held[id].mask() for row, id in ids.items() if id in held}
+        while masks.rows and self._in_flight:
+            outputs += self._commit()
+        ticket.draw(masks.result())
+        self._in_flight.append((step, ticket))
+        return outputs
 
     def _commit(self) -> list[EngineOutput]:
         step, ticket = self._in_flight.popleft()
-        outputs = self._scheduler.commit(step, ticket.result())
-        if self._constraints:
-            for output in outputs:
-                if (constraint := self._constraints.get(output.request_id)) is None:
-                    continue
-                if output.finish is not None:
-                    del self._constraints[output.request_id]
-                elif output.token_id is not None:
-                    constraint.accept(output.token_id)
+        sampled = ticket.result()
+        outputs = self._scheduler.commit(step, sampled)
+        if self._constraints.held or sampled.failed:
+            return self._follow(outputs, sampled.failed)
         return outputs
+
+    def _follow(self, outputs: list[EngineOutput], failed: Mapping[str, str]) -> list[EngineOutput]:
+        """Let the constraints accept the outputs. One that is complete ends its request, and so
+        does an error, of the constraint or one of `failed`, by request id. The request's later
+        outputs are dropped."""
+        held, found, ended = self._constraints.held, list[EngineOutput](), set[str]()
+        for output in outputs:
+            request_id, constraint = output.request_id, held.get(output.request_id)
+            if request_id in ended:
+                continue
+            error = failed.get(request_id) or (_advance(constraint, output) if constraint else "")
+            stop = FinishReason.ERROR if error else FinishReason.STOP
+            last = EngineOutput(request_id, None, stop, error=error)
+            if error:
+                output = last
+            elif constraint and constraint.is_done and output.finish is not FinishReason.STOP:
+                output.finish = None  # its token is part of the text, unlike an end token
+                found.append(output)
+                output = last
+            if output.finish is not None:
+                ended.add(request_id)
+                self._scheduler.abort(request_id)
+                held.pop(request_id, None)
+            found.append(output)
+        for request_id in {output.request_id for output in found} - ended:
+            if (constraint := held.get(request_id)) is not None:
+                self._scheduler.suggest(request_id, constraint.forced())
+        return found
 
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return self._scheduler.busy
+        return self._scheduler.busy or bool(self._compiling)
 
     def stats(self) -> EngineStats:
         return self._scheduler.stats
@@ -191,7 +253,7 @@ class Engine:
 
 
 class _Closed:
-    def launch(self, step: Step) -> Ticket:
+    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> Ticket:
         raise RequestError("the engine is closed", "Load another one.")
 
 
@@ -206,3 +268,13 @@ def scheduler_of(plan: Plan, groups: CacheGroups) -> Scheduler:
         max_num_batched_tokens=plan.max_num_batched_tokens,
         drafts=drafts,
     )
+
+
+def _advance(constraint: Constraint, output: EngineOutput) -> str:
+    """Let a constraint accept a drawn token, unless it ended the request. Returns the error, or an
+    empty string."""
+    if constraint.error or output.token_id is None or output.finish is FinishReason.STOP:
+        return constraint.error
+    if constraint.accept(output.token_id):
+        return ""
+    return constraint.error or "a token was drawn that the grammar does not allow"

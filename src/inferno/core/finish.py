@@ -46,6 +46,13 @@ def output_of(
     return output
 
 
+def embedding_of(sequence: Sequence, embedding: tuple[float, ...]) -> EngineOutput:
+    """Return the only output of a request that pools."""
+    cached = sequence.num_cached or 0
+    request_id, stop = sequence.request.id, FinishReason.STOP
+    return EngineOutput(request_id, None, stop, num_cached=cached, embedding=embedding)
+
+
 def finish_of(
     request: Request, token_id: int, generated: int, is_full: bool
 ) -> FinishReason | None:

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence as SequenceOf
 from itertools import count as counter
 
-from inferno.core.drafts import Acceptance, DraftCost
-from inferno.core.finish import output_of, outputs_of
+from inferno.core.drafts import MOST_SUGGESTED, DraftCost
+from inferno.core.finish import embedding_of, output_of, outputs_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.types import (
     BlockUpdate,
     EngineOutput,
     EngineStats,
-    FinishReason,
     Move,
     NewSequence,
     Request,
@@ -58,13 +58,16 @@ class Scheduler:
             "too few blocks for one sequence"
         )
         self._groups = groups
-        self._max_model_len, self._max_num_batched_tokens = max_model_len, max_num_batched_tokens
+        self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._waiting: list[tuple[int, int, Sequence]] = []  # heap by priority, then arrival
         self._running: dict[int, Sequence] = {}  # by row, first admitted first
         self._by_id: dict[str, Sequence] = {}
         self._rows = list(range(max_num_seqs - 1, -1, -1))
         self._arrivals = 0
-        self._drafts = drafts
+        self._proposes = drafts is not None
+        self._cost = drafts or DraftCost(most=MOST_SUGGESTED)
+        self._suggestions: dict[int, tuple[int, ...]] = {}  # by row, for the step being planned
         self._in_flight: deque[list[Sequence | None]] = deque()
         """The sequence of each slice of each planned step; None once it has lost its row."""
         self._moves: list[Move] = []  # for the next step
@@ -79,19 +82,22 @@ class Scheduler:
         """Whether requests are unfinished or steps in flight."""
         return bool(self._by_id or self._in_flight)
 
-    def add(self, request: Request, *, takes_drafts: bool = True) -> None:
-        """Queue a request. Its steps verify no drafts unless it `takes_drafts`."""
+    def add(self, request: Request) -> None:
+        """Queue a request."""
         assert request.id not in self._by_id, "the engine refuses ids that are in use"
         self._by_id[request.id] = sequence = Sequence(
             request, list(request.token_ids), self._arrivals
         )
-        if takes_drafts and self._drafts is not None:
-            sequence.acceptance = Acceptance()
         self._arrivals += 1
         self._enqueue(sequence)
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._by_id
+
+    def suggest(self, request_id: str, token_ids: SequenceOf[int]) -> None:
+        """Replace a request's suggested drafts. Models with recurrent states take none."""
+        if not self._groups.has_states:
+            self._by_id[request_id].suggested = tuple(token_ids[:MOST_SUGGESTED])
 
     def request_of(self, row: int) -> Request:
         """Return the request of a running sequence."""
@@ -127,6 +133,7 @@ class Scheduler:
             return Step(())  # block updates wait for a step that is launched
         updates, self._updates = self._updates, []
         moves, self._moves = self._moves, []
+        drafts, self._suggestions = self._suggestions, {}
         groups, running = self._groups, self._running
         step = Step(
             tuple(slices),
@@ -140,6 +147,7 @@ class Scheduler:
             tuple(moves),
             tuple([copy for sequence in admitted for copy in groups.begin(sequence)]),
             groups.save_all((running[s.row], s.start + s.num_tokens) for s in slices),
+            {s.row: drafts[s.row] for s in slices if s.row in drafts} if drafts else drafts,
         )
         self._in_flight.append([running[s.row] for s in slices])
         return step
@@ -174,7 +182,7 @@ class Scheduler:
                     continue
             samples = count == pending and sequence.request.pooling is None
             drafts = 0
-            if samples and not unknown and sequence.acceptance is not None:
+            if samples and not unknown and (self._proposes or sequence.suggested):
                 drafts = self._draft(sequence, start + count, budget - count - later)
             slices.append(Slice(sequence.row, start, count, samples, drafts))
             sequence.num_planned = start + count
@@ -186,18 +194,20 @@ class Scheduler:
 
     def _pays_to_wait(self, sequence: Sequence) -> bool:
         """Return whether to wait until the last token is known, because drafts then pay."""
-        acceptance, cost = sequence.acceptance, self._drafts
-        if acceptance is None or cost is None or sequence.num_left(self._max_model_len) <= 1:
+        if not self._proposes or sequence.num_left(self._max_model_len) <= 1:
             return False
-        return acceptance.best(cost, len(self._running)) > 0
+        return sequence.acceptance.best(self._cost, len(self._running)) > 0
 
     def _draft(self, sequence: Sequence, stop: int, budget: int) -> int:
         """Return how many drafts a slice that ends at `stop` verifies, and acquire their blocks.
         Takes fewer drafts rather than preempt a sequence."""
-        assert sequence.acceptance is not None and self._drafts is not None
-        num_running = len(self._running)
+        num_running, suggested = len(self._running), sequence.suggested
         room = sequence.num_left(self._max_model_len)
-        count = min(sequence.acceptance.count(self._drafts, num_running), room - 1, budget)
+        count = min(sequence.acceptance.count(self._cost, num_running), room - 1, budget)
+        count = min(count, len(suggested) or count)
+        if not self._proposes:  # the plan has memory for the logits of max_num_seqs tokens
+            taken = sum(map(len, self._suggestions.values()))
+            count = min(count, self._max_num_seqs - num_running - taken)
         if count <= 0:
             return 0
         groups = self._groups
@@ -208,6 +218,8 @@ class Scheduler:
             else:
                 self._updates += groups.acquire(sequence, missing)
         sequence.is_verifying = count > 0
+        if count > 0 and suggested:
+            self._suggestions[sequence.held_row] = suggested[:count]
         return count
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> Sequence | None:
@@ -309,7 +321,8 @@ class Scheduler:
                     sequence.token_ids += token_ids[index:first]
                 else:
                     sequence.token_ids.append(token_ids[index])
-                if sequence.acceptance is not None:
+                sequence.suggested = ()
+                if sequence.is_verifying or self._proposes:
                     self._record_drafts(sequence, num_drafts, num_accepted)
             if stop // block_size > sequence.num_inserted:
                 self._updates += groups.insert(sequence)
@@ -324,15 +337,7 @@ class Scheduler:
                 if new[-1].finish is not None:
                     self._end(sequence)
             elif sequence.request.pooling is not None and row in sampled.embeddings:
-                outputs.append(
-                    EngineOutput(
-                        sequence.request.id,
-                        None,
-                        FinishReason.STOP,
-                        num_cached=sequence.num_cached or 0,
-                        embedding=sampled.embeddings[row],
-                    )
-                )
+                outputs.append(embedding_of(sequence, sampled.embeddings[row]))
                 self._end(sequence)
         self.stats.steps += 1
         self.stats.generated_tokens += sum(output.token_id is not None for output in outputs)
@@ -340,7 +345,6 @@ class Scheduler:
         return outputs
 
     def _record_drafts(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        assert sequence.acceptance is not None
         sequence.acceptance.update(num_drafts, num_accepted, wanted=sequence.is_verifying)
         if sequence.is_verifying:  # then no other step in flight has a slice of it
             sequence.is_verifying = False
@@ -377,8 +381,7 @@ class Scheduler:
         self._groups.release(sequence)
         del self._running[row]
         self._rows.append(row)
-        if self._updates:
-            self._updates = [update for update in self._updates if update.row != row]
+        self._updates = [update for update in self._updates if update.row != row]
         sequence.row = None
 
     def _gauge(self) -> None:

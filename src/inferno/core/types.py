@@ -33,6 +33,8 @@ class Request:
     """Lower runs first; among equals, first come first served."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """The tokens of `params.bad_words`."""
     pooling: Pooling | None = None
     """Return the prompt's embedding instead of generating."""
     unseeded: int = field(factory=lambda: secrets.randbits(64))
@@ -110,8 +112,10 @@ class Sequence:
     """Whether a step in flight verifies drafts: how many tokens it computes is not known yet."""
     arriving: int | None = None
     """Key of the move that it waits for, if any: until then its blocks are not complete."""
-    acceptance: Acceptance | None = None
-    """Decides how many drafts its steps verify; None if it takes none."""
+    acceptance: Acceptance = field(factory=Acceptance)
+    """Decides how many drafts its steps verify."""
+    suggested: tuple[int, ...] = ()
+    """Drafts of the engine for its next step, instead of the proposer's."""
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     keys: list[bytes] = field(factory=list)
@@ -212,6 +216,8 @@ class Step:
     """Before the forward pass: the initial states of new sequences."""
     copies_after: tuple[StateCopy, ...] = ()
     """After it: snapshots."""
+    drafts: Mapping[int, tuple[int, ...]] = field(factory=dict)
+    """Drafts by row, where they are not the proposer's."""
 
     @property
     def num_tokens(self) -> int:
@@ -246,6 +252,8 @@ class Sampled:
     """By row, once the row's prompt is complete."""
     moved: tuple[int, ...] = ()
     """Keys of the moves that are done."""
+    failed: Mapping[str, str] = field(factory=dict)
+    """By request id: why its logits processors failed."""
 
 
 @define

@@ -13,8 +13,10 @@ from typing import Any, Protocol, Self
 
 from attrs import evolve
 
+from inferno.contracts import GrammarSpec
 from inferno.core.types import EngineOutput, EngineStats, Pooling, Request
-from inferno.errors import RequestError
+from inferno.errors import GrammarError, RequestError
+from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
 from inferno.plan import Opened, Plan
@@ -36,6 +38,7 @@ class _Client(Protocol):
     async def close(self) -> None: ...
     def submit(self, request: Request, news: asyncio.Event) -> _Tokens: ...
     def abort(self, request_id: str) -> None: ...
+    async def check(self, spec: GrammarSpec) -> None: ...
     @property
     def plan(self) -> Plan: ...
     @property
@@ -79,6 +82,7 @@ class AsyncLLM:
         """An AsyncLLM around an existing client."""
         self = cls.__new__(cls)
         self._client, self._opened, self._live = client, None, {}
+        self.request_fields = {}
         self._preprocessor = preprocessor
         return self
 
@@ -90,6 +94,7 @@ class AsyncLLM:
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
         self._client: _Client = EngineClient(opened.plan, timeout=timeout)
         self._opened: Opened | None = opened
+        self.request_fields = opened.parts.request_fields
         self._chat_template = chat_template
         self._live: dict[str, Sequence[OutputBuilder]] = {}
 
@@ -265,6 +270,15 @@ class AsyncLLM:
                 f"request id {request_id!r} is in use", "Choose another one.", param="request_id"
             )
 
+    async def check(self, params: SamplingParams) -> None:
+        """Compile the request's grammar in another process, within limits of time and memory, and
+        raise RequestError if that fails. `stream` does so too, when it is first read."""
+        if (spec := params.structured_outputs) is not None:
+            try:
+                await self._client.check(spec)
+            except GrammarError as error:
+                raise refused_grammar(spec, error) from error
+
     async def _run(
         self, request_id: str, builders: Sequence[OutputBuilder]
     ) -> AsyncGenerator[list[TextDelta], None]:
@@ -273,6 +287,8 @@ class AsyncLLM:
         running: dict[OutputBuilder, _Tokens] = {}
         self._live[request_id] = builders
         try:
+            for builder in builders[:1]:
+                await self.check(builder.request.params)
             for builder in builders:
                 running[builder] = self._client.submit(builder.request, news)
             while running:

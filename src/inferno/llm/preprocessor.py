@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import TextAssets
+from inferno.contracts import LogitsProcessor, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
-from inferno.sampling_params import SamplingParams, parameters
+from inferno.sampling_params import ProcessorCall, SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -80,6 +80,8 @@ class Preprocessor:
     (`tokenizer_config.json`)."""
     pooling: PoolingConfig = PoolingConfig()
     """How prompts become embeddings."""
+    logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
+    """Those that requests may name."""
     seeds: random.Random = field(factory=random.Random)
     """Draws the seeds of requests that name none, in the order in which they come."""
 
@@ -104,19 +106,45 @@ class Preprocessor:
             default_params=default_params(assets),
             response_template=assets.tokenizer_config.get("response_template"),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
+            logits_processors=opened.parts.logits_processors,
             seeds=random.Random(plan.seed),
         )
 
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the prompt's token ids, checked: valid, not empty, and with room for an answer."""
+        return self._checked_length(self._encoded(prompt))
+
+    def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
         if isinstance(prompt, str):
-            ids = tuple(self._tokenizer("prompt").encode(prompt))
-        else:
-            ids = _integers(prompt)
-            self._check_ids("prompt", ids)
-        return self._checked_length(ids)
+            self.check_characters(len(prompt), "prompt")
+            return tuple(self._tokenizer("prompt").encode(prompt))
+        ids = _integers(prompt)
+        self.check_ids("prompt", ids)
+        return ids
+
+    def check_characters(self, count: int, param: str, least: int = 0) -> None:
+        """Raise RequestError for a string of so many characters that it exceeds the context
+        whatever they are: encoding takes a second per million. `least` are always allowed."""
+        longest = self._tokenizer(param).longest_token
+        if count > max(self.max_model_len * longest, least):
+            raise RequestError(
+                f"{param} has {count} characters, but the context holds {self.max_model_len} "
+                f"tokens, each of at most {longest} characters",
+                "Shorten it, or start with a larger --max-model-len if the model allows it.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def truncated(self, token_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
+        """Return the tokens of a prompt that `params.truncate_prompt_tokens` keeps: the last."""
+        kept = params.truncate_prompt_tokens
+        if kept is None:
+            return token_ids
+        if kept < 0:
+            kept = max(1, self.max_model_len - (params.max_tokens or 1))
+        return token_ids[-kept:]
 
     def render_chat(
         self,
@@ -136,6 +164,7 @@ class Preprocessor:
         """Return the token ids of `render_chat`, checked like a prompt's. No special tokens are
         added: the template writes them."""
         text = self.render_chat(messages, **template_kwargs)
+        self.check_characters(len(text), "messages")
         return self._checked_length(
             tuple(self._tokenizer("messages").encode(text, add_special_tokens=False))
         )
@@ -152,12 +181,13 @@ class Preprocessor:
     ) -> ParentRequest:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
-        token_ids = self.encode_prompt(prompt)
+        token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
         self._check_params(params)
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
+        bad_words = self._bad_words(params)
         requests = [
             Request(
                 id=request_id if params.n == 1 else f"{request_id}#{i}",
@@ -166,6 +196,7 @@ class Preprocessor:
                 eos_token_ids=() if params.ignore_eos else self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                bad_words=bad_words,
                 pooling=pooling,
                 unseeded=self.seeds.getrandbits(64),
             )
@@ -196,7 +227,8 @@ class Preprocessor:
             )
         return ids
 
-    def _check_ids(self, param: str, ids: Collection[int]) -> None:
+    def check_ids(self, param: str, ids: Collection[int]) -> None:
+        """Raise RequestError for an id that the model does not have."""
         end = float("inf") if self.vocab_size is None else self.vocab_size
         unknown = next((i for i in ids if not 0 <= i < end), None)
         if unknown is not None:
@@ -213,9 +245,41 @@ class Preprocessor:
                 "Use stop_token_ids.",
                 param="stop",
             )
-        self._check_ids("logit_bias", params.logit_bias)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logprob_token_ids", params.logprob_token_ids)
+        self.check_ids("logit_bias", params.logit_bias)
+        for i, call in enumerate(params.logits_processors):
+            self._check_processor(call, f"logits_processors[{i}]")
+        self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logprob_token_ids", params.logprob_token_ids)
+
+    def _check_processor(self, call: ProcessorCall, param: str) -> None:
+        known = self.logits_processors
+        if call.name not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise RequestError(
+                f"there is no logits processor {call.name[:80]!r}",
+                f"Installed: {names}.",
+                param=f"{param}.name",
+            )
+        try:
+            known[call.name].check(call.values)
+        except ValueError as error:
+            help = known[call.name].help or "Correct the arguments."
+            raise RequestError(f"{param}.args: {error}", help, param=f"{param}.args") from error
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of `bad_words`, at the begin of a string and after a space, as in
+        vLLM."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            encode = self._tokenizer("bad_words").encode
+            plain = tuple(encode(word.lstrip(), add_special_tokens=False))
+            spaced = tuple(encode(" " + word.lstrip(), add_special_tokens=False))
+            # A space of its own, as of a tokenizer without one in its tokens, bans nothing more.
+            for ids in (plain, spaced if len(spaced) == len(plain) else plain):
+                if ids:
+                    found[ids] = None
+        return tuple(found)
 
     def _bounded(self, params: SamplingParams, room: int) -> SamplingParams:
         """Limit `max_tokens` to the context: an answer that fills it finishes with "length", as in

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
 from inferno.core.types import EngineOutput, Pooling, Request
-from inferno.errors import RequestError
+from inferno.errors import GrammarError, RequestError
+from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
 from inferno.process.prepare import prepared
@@ -189,7 +190,12 @@ class LLM:
 
     def _submit(self, builders: Sequence[OutputBuilder]) -> None:
         for builder in builders:
-            self._engine.submit(builder.request)
+            try:
+                self._engine.submit(builder.request)
+            except GrammarError as error:
+                spec = builder.request.params.structured_outputs
+                assert spec is not None, "only a grammar can fail to compile"
+                raise refused_grammar(spec, error) from error
             self._live[builder.request.id] = builder
 
     def _step(self) -> None:

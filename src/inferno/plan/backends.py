@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from inferno.catalog import Catalog
@@ -19,7 +19,7 @@ from inferno.contracts import (
 )
 from inferno.plan.decided import Decided
 from inferno.plan.options import Options
-from inferno.plan.plan import AttentionUse, CaptureUse, KernelUse
+from inferno.plan.plan import AttentionUse, CaptureUse, GrammarUse, KernelUse
 
 BUILTIN = "inferno"
 """The distribution of what is built in: torch computes all of it."""
@@ -146,3 +146,26 @@ def _powers_of_two(least: int, most: int) -> tuple[int, ...]:
     """Return those from `least` that are less than `most`, and `most`."""
     exponents = range(least.bit_length() - 1, (most - 1).bit_length())
     return (*(1 << i for i in exponents), most)
+
+
+def choose_grammars(catalog: Catalog) -> Decided[tuple[GrammarUse, ...]]:
+    """Choose the provider of each kind of grammar, for structured output."""
+    found, refusals = catalog.grammars()
+    uses = tuple(
+        GrammarUse(kind, offer.item.name, offer.distribution) for kind, offer in found.items()
+    )
+    return Decided(uses, tuple(("grammars", offer) for offer in found.values()), refusals)
+
+
+def choose_all(catalog: Catalog, hook: str, kind: str) -> Decided[None]:
+    """Choose everything that a hook declares, for requests to name: all but the names that two
+    plugins offer."""
+    offers = catalog.of(hook)
+    names = Counter(offer.item.name for offer in offers)
+    single = [offer for offer in offers if names[offer.item.name] == 1]
+    notes = [
+        f"the {kind} {name} is offered by {count} plugins, so no request can use it"
+        for name, count in names.items()
+        if count > 1
+    ]
+    return Decided(None, tuple((kind, offer) for offer in single), notes=tuple(notes))

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.catalog.offers import T
@@ -17,10 +17,13 @@ from inferno.contracts import (
     AttentionBackend,
     CachePolicy,
     Checkpoint,
+    GrammarProvider,
     KernelProvider,
+    LogitsProcessor,
     ModelConfig,
     Proposer,
     QuantScheme,
+    RequestField,
     TextAssets,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
@@ -41,6 +44,12 @@ class Parts:
     kernels: Mapping[str, KernelProvider]
     proposer: Proposer | None = None
     """Of drafts, if the plan speculates."""
+    grammars: Mapping[str, GrammarProvider] = field(factory=dict)
+    """By kind of grammar."""
+    logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
+    """Those that requests may name."""
+    request_fields: Mapping[str, RequestField] = field(factory=dict)
+    """Fields of request bodies that plugins understand."""
 
     @classmethod
     def of(cls, plan: Plan, catalog: Catalog) -> Parts:
@@ -55,6 +64,7 @@ class Parts:
             }
 
         [architecture] = chosen(Architecture, "architecture").values()
+        compilers = chosen(GrammarProvider, "grammars")
         [cache_policy] = chosen(CachePolicy, "cache policy").values()
         return cls(
             architecture=architecture,
@@ -63,6 +73,9 @@ class Parts:
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
+            logits_processors=chosen(LogitsProcessor, "logits processor"),
+            request_fields=chosen(RequestField, "request field"),
+            grammars={use.kind: compilers[use.name] for use in plan.grammars},
         )
 
 

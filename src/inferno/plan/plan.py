@@ -70,6 +70,15 @@ class Speculation:
     """The draft model. Its cache is in this plan's groups, its layers after the model's."""
 
 
+@frozen
+class GrammarUse:
+    """A kind of grammar, and the provider that compiles it."""
+
+    kind: str
+    name: str
+    distribution: str
+
+
 @frozen(kw_only=True)
 class CaptureUse:
     """Which decode steps are captured, and the kernel provider that does it."""
@@ -136,6 +145,8 @@ class Plan:
     states: tuple[StateUse, ...] = ()
     """Layers with a recurrent state."""
     speculation: Speculation | None = None
+    grammars: tuple[GrammarUse, ...] = ()
+    """For structured output: kinds that are not listed cannot be compiled."""
     cache_policy: str
     dtype: str
     device: Device

@@ -22,7 +22,13 @@ from inferno.contracts import (
     FetchOptions,
     ModelConfig,
 )
-from inferno.plan.backends import choose_attention, choose_capture, choose_kernels
+from inferno.plan.backends import (
+    choose_all,
+    choose_attention,
+    choose_capture,
+    choose_grammars,
+    choose_kernels,
+)
 from inferno.plan.cache_groups import state_uses
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine, find_device
@@ -144,9 +150,14 @@ def _decide(
         max_blocks=-(-cache.value.max_model_len // block_size),
         reads_hidden=proposer.item.name if proposer is not None and mtp.specs else None,
     )
+    grammars = choose_grammars(catalog)
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]
-    decisions += [kernels, capture, limit, cache]
+    decisions += [kernels, capture, limit, cache, grammars]
+    decisions += [
+        choose_all(catalog, "inferno_logits_processors", "logits processor"),
+        choose_all(catalog, "inferno_request_fields", "request field"),
+    ]
     notes = [note for decision in decisions for note in decision.notes]
     notes += _rotary_notes(model, cache.value.max_model_len)
     plan = Plan(
@@ -165,6 +176,7 @@ def _decide(
         attention=uses,
         states=states,
         speculation=drafting.value.speculation if drafting is not None else None,
+        grammars=grammars.value,
         cache_policy=policy.value.name,
         dtype=dtype,
         device=device,

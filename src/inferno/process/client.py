@@ -8,10 +8,13 @@ from typing import Self
 
 from attrs import define, field
 
+from inferno.constraints import hint_for, uncompiled
+from inferno.contracts import GrammarSpec
 from inferno.core.types import EngineOutput, EngineStats, FinishReason, Request
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
+from inferno.process.grammar_check import GrammarChecker
 from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT
 from inferno.process.supervisor import Supervisor
 
@@ -71,6 +74,7 @@ class EngineClient:
         `beat` the time between its signs of life."""
         self.stats = EngineStats()
         self._engine = Supervisor(plan, self._take, self._fail_all, timeout=timeout, beat=beat)
+        self._checker = GrammarChecker(plan)
         self._streams: dict[str, TokenStream] = {}
         self._aborting: Counter[str] = Counter()
         """Ids whose tokens belong to an aborted request until the engine confirms the abort: the id
@@ -102,7 +106,16 @@ class EngineClient:
 
     async def close(self) -> None:
         """Stop the process. Pending requests fail with EngineDeadError."""
+        await self._checker.close()
         await self._engine.close()
+
+    async def check(self, spec: GrammarSpec) -> None:
+        """Raise GrammarError if a grammar cannot be compiled, in another process than the
+        engine's."""
+        if all(use.kind != spec.kind for use in self.plan.grammars):
+            hint = await asyncio.to_thread(hint_for, self.plan, spec.kind)
+            raise uncompiled(spec.kind, hint)
+        await self._checker.check(spec)
 
     def submit(self, request: Request, news: asyncio.Event | None = None) -> TokenStream:
         """Send a request to the engine. `news` is the stream's event, if several share one. Raises

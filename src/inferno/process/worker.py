@@ -68,7 +68,7 @@ class Worker:
         if kind == protocol.ADD:
             request = protocol.decode_request(body)
             try:
-                self._engine.submit(request)
+                self._engine.submit(request, wait=False)
             except RequestError as error:
                 refused = EngineOutput(request.id, None, FinishReason.ERROR, error=str(error))
                 self._send(protocol.TOKENS, protocol.encode([refused]))

@@ -39,6 +39,7 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
     tools, ignored_tools = _tools(body, model)
     params = _params(body, model)
     prompt = await model.encode_chat(body, tools)
+    prompt = evolve(prompt, token_ids=model.preprocessor.truncated(prompt.token_ids, params))
     prepared = Prepared.of(
         parsed,
         model=model.name(body.model),

@@ -7,7 +7,7 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import anthropic, openai, pooling, responses, routes
+from inferno.server import admin, anthropic, ollama, openai, pooling, responses, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
@@ -15,6 +15,8 @@ HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *responses.HANDLERS,
     *anthropic.HANDLERS,
     *pooling.HANDLERS,
+    *ollama.HANDLERS,
+    *admin.HANDLERS,
     *routes.HANDLERS,
 )
 BODIES: tuple[type[Any], ...] = (
@@ -22,6 +24,8 @@ BODIES: tuple[type[Any], ...] = (
     *responses.BODIES,
     *anthropic.BODIES,
     *pooling.BODIES,
+    *ollama.BODIES,
+    *admin.BODIES,
     *routes.BODIES,
 )
 """The class of each endpoint's request body, with its path (`endpoint`) and the support of each

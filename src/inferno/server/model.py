@@ -76,9 +76,13 @@ class ServedModel:
         return self.tokenizer
 
     async def encode_chat(
-        self, data: ChatRequest | TokenizeRequest, tools: Sequence[dict[str, Any]]
+        self,
+        data: ChatRequest | TokenizeRequest,
+        tools: Sequence[dict[str, Any]],
+        least: int = 0,
     ) -> ChatPrompt:
-        """Render the conversation with the model's chat template. Raises RequestError."""
+        """Render the conversation with the model's chat template. Raises RequestError, but not for
+        a length of up to `least` characters."""
         messages = [_message(m, i) for i, m in enumerate(data.messages or ())]
         tokenizer, preprocessor = self.needed_tokenizer("messages"), self.preprocessor
         source = preprocessor.template.source(tools=bool(tools))
@@ -86,11 +90,15 @@ class ServedModel:
         options = {**_effort(data, source), **variables, **_ending(data)}
         special = isinstance(data, TokenizeRequest) and bool(data.add_special_tokens)
 
+        characters = sum(len(str(m.get("content"))) for m in messages)
+        preprocessor.check_characters(characters, "messages", least)
+
         def work() -> tuple[str, tuple[int, ...]]:
             text = preprocessor.render_chat(messages, tools=tools or None, **options)
+            preprocessor.check_characters(len(text), "messages", least)
             return text, tuple(tokenizer.encode(text, add_special_tokens=special))
 
-        text, ids = await in_time(work, sum(len(str(m.get("content"))) for m in messages))
+        text, ids = await in_time(work, characters)
         unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]
         return ChatPrompt(text, ids, tuple(unknown[:20]))
 

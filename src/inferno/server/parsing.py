@@ -6,7 +6,7 @@ Nothing is converted: a number in quotes is an error that the client should see.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -18,8 +18,11 @@ from cattrs.errors import IterableValidationError, IterableValidationNote
 from litestar.dto import AbstractDTO, DTOConfig
 from litestar.typing import FieldDefinition
 
+from inferno.contracts import RequestField
 from inferno.errors import RequestError
+from inferno.server.bounds import check_shape, check_size
 from inferno.server.errors import shorten, unsupported
+from inferno.server.plugin_fields import applied
 from inferno.server.schema import Message, StreamOptions
 from inferno.server.support import Field
 
@@ -27,6 +30,7 @@ T = TypeVar("T")
 Body = TypeVar("Body", covariant=True)
 _MAX_PROBLEMS = 5
 """Maximum of errors listed in one answer."""
+NO_FIELDS: Mapping[str, RequestField] = {}
 _MAX_INT = 2**62
 """Limit of integers that can be sent to the engine."""
 
@@ -40,9 +44,16 @@ class Parsed(Generic[Body]):
     """Names of fields that have no effect; the answer lists them."""
 
 
-def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
+def decode(
+    body: bytes,
+    cls: type[T],
+    *,
+    strict: bool = False,
+    plugin_fields: Mapping[str, RequestField] = NO_FIELDS,
+) -> Parsed[T]:
     """Parse a body as `cls`. `strict` rejects unknown fields instead of listing them. Raises
     RequestError."""
+    check_size(body)
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -51,11 +62,19 @@ def decode(body: bytes, cls: type[T], *, strict: bool = False) -> Parsed[T]:
         ) from error
     if not isinstance(raw, dict):
         raise RequestError(f"the body is {_kind(raw)}", "Send one JSON object.")
-    return read(raw, cls, strict=strict)
+    check_shape(body, raw)
+    return read(raw, cls, strict=strict, plugin_fields=plugin_fields)
 
 
-def read(raw: dict[str, Any], cls: type[T], *, strict: bool = False) -> Parsed[T]:
+def read(
+    raw: dict[str, Any],
+    cls: type[T],
+    *,
+    strict: bool = False,
+    plugin_fields: Mapping[str, RequestField] = NO_FIELDS,
+) -> Parsed[T]:
     """Read a decoded JSON object as `cls`, as `decode` does."""
+    raw = applied(raw, cls, plugin_fields)
     ignored = _judge(raw, cls, strict)
     try:
         value = _CONVERTER.structure(raw, cls)
@@ -74,7 +93,13 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
 
     def decode_bytes(self, value: bytes) -> Any:
         connection = self.asgi_connection
-        parsed = decode(value, self.model_type, strict=connection.app.state.strict_params)
+        state = connection.app.state
+        parsed = decode(
+            value,
+            self.model_type,
+            strict=state.strict_params,
+            plugin_fields=state.models.request_fields,
+        )
         connection.state.request_id = getattr(parsed.body, "request_id", None)
         return parsed
 
@@ -230,6 +255,14 @@ def _list_of(item: Any) -> Callable[[Any, Any], list[Any]]:
     def hook(value: Any, _: Any) -> list[Any]:
         if not isinstance(value, list):
             raise ValueError(f"must be a list, not {_kind(value)}")
+        if item is str and set(map(type, value)) <= {str}:
+            return value
+        if (
+            item is int
+            and set(map(type, value)) <= {int}
+            and max(map(abs, value), default=0) <= _MAX_INT
+        ):
+            return value
         done = []
         for i, each in enumerate(value):
             try:
@@ -289,6 +322,12 @@ def _prompt(value: Any, _: Any) -> Any:
     return _CONVERTER.structure(value, kind)
 
 
+def _flag(value: Any, _: Any) -> Any:
+    if value is not None and not isinstance(value, str | bool):
+        raise ValueError(f"must be true, false or a string, not {_kind(value)}")
+    return value
+
+
 def _document(value: Any, _: Any) -> Any:
     if not isinstance(value, str | dict):
         raise ValueError(f"must be a string or an object, not {_kind(value)}")
@@ -324,6 +363,7 @@ def _converter() -> cattrs.Converter:
         (str | dict[str, Any], _document),
         (list[str | dict[str, Any]], _list_of(str | dict[str, Any])),
         (str | list[str], _strings),
+        (bool | str | None, _flag),
         (str | list[str] | None, _one_or_many),
         (str | list[dict[str, Any]] | None, _content),
         (str | dict[str, Any] | None, _choice),

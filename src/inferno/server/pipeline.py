@@ -18,7 +18,7 @@ from inferno.server.shape import Shape
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
-    from inferno.server.metrics import Metrics
+    from inferno.server.metrics import ModelMetrics
 
 PING_SECONDS = 10.0
 """Silence before a keep-alive comment, which stops proxies from closing the connection during a
@@ -33,19 +33,21 @@ class Pipeline:
         self,
         llm: AsyncLLM,
         limiter: Limiter,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         ping_seconds: float = PING_SECONDS,
+        request_timeout: float | None = None,
     ) -> None:
         self.llm, self.limiter, self.metrics = llm, limiter, metrics
-        self.ping_seconds = ping_seconds
+        self.ping_seconds, self.request_timeout = ping_seconds, request_timeout
 
     async def respond(
         self, prepared: Prepared, shape: Shape[Any], receive: Receive
     ) -> Response[Any]:
         """Generate, and answer in that shape: as a stream if the client asks for one, else whole.
         Raises errors that become a status code."""
+        await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
-        generation.open()
+        generation.open(self.request_timeout)
         shape.open(generation)
 
         def close() -> None:

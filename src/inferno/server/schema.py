@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attrs import field, frozen, make_class
 from litestar.openapi.datastructures import ResponseSpec
 
+from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
-from inferno.sampling_params import Parameter, parameters
+from inferno.sampling_params import Parameter, ProcessorCall, parameters
 from inferno.server import support
 from inferno.server.errors import unsupported
+from inferno.server.structured import StructuredFields
 from inferno.server.support import Field
 
 _PARAMETERS = parameters()
@@ -42,6 +44,8 @@ class Message:
 _JSON: dict[Any, Any] = {
     tuple[str, ...]: str | list[str],
     tuple[int, ...]: list[int],
+    tuple[ProcessorCall, ...]: list[dict[str, Any]],
+    GrammarSpec: dict[str, Any],
     Mapping[int, float]: dict[str, float],
 }
 """The type in a body for a parameter whose Python type JSON lacks."""
@@ -69,7 +73,7 @@ else:
 
 
 @frozen(kw_only=True)
-class GenerationRequest(SamplingFields):
+class GenerationRequest(SamplingFields, StructuredFields):
     """What chat and text completions have in common."""
 
     model: str | None = None
@@ -78,6 +82,7 @@ class GenerationRequest(SamplingFields):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    timeout: float | None = None
     return_token_ids: bool | None = None
 
 
@@ -86,11 +91,13 @@ def sampling_values(
 ) -> dict[str, Any]:
     """Return the sampling parameters given in a body, by `SamplingParams`' names. `SamplingParams`
     checks their values. Raises RequestError."""
-    found = {
+    found: dict[str, Any] = {
         p.name: _biases(p.name, value) if p.type == Mapping[int, float] else value
         for p in known
         if p.in_body and (value := getattr(data, p.name)) is not None
     }
+    if (spec := data.spec(found.pop("structured_outputs", None))) is not None:
+        found["structured_outputs"] = spec
     if data.stream and "prompt_logprobs" in found:
         raise unsupported("prompt_logprobs", "They are not streamed: leave stream out.")
     return found

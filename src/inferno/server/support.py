@@ -55,11 +55,23 @@ _GENERATION = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
+        timeout="Seconds that the answer may take; then it ends with the error request_timeout.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
+        response_format="text, json_object or json_schema: the answer, after any reasoning, "
+        "matches the schema, `strict` or not. Also vLLM's structural_tag, and llama.cpp's `schema` "
+        "with json_object.",
+        guided_json="vLLM's older name of `structured_outputs.json`.",
+        guided_regex="The same of `structured_outputs.regex`.",
+        guided_choice="The same of `structured_outputs.choice`.",
+        guided_grammar="The same of `structured_outputs.grammar`.",
+        guided_whitespace_pattern="The same of `structured_outputs.whitespace_pattern`.",
+        grammar="llama.cpp's name of `structured_outputs.grammar`: GBNF, or Lark.",
+        json_schema="llama.cpp's name of `structured_outputs.json`.",
     ),
 )
 
 _NO_EFFECT = (
+    Field("guided_decoding_backend", "accepted", "`inferno explain` shows what compiles grammars."),
     Field("user", "accepted", "The end user's name is not used."),
     Field("metadata", "accepted", "Nothing is stored.", harmless=({},)),
     Field("store", "accepted", "Nothing is stored.", harmless=(False,)),
@@ -82,34 +94,9 @@ _NO_EFFECT = (
     ),
 )
 
-_SCHEMA = "Describe the format in the prompt: output is not constrained yet."
 _REFUSED = (
-    Field("response_format", "refused", _SCHEMA, harmless=({"type": "text"},)),
-    Field("structured_outputs", "refused", _SCHEMA, harmless=({},)),
-    *(
-        Field(name, "refused", _SCHEMA)
-        for name in (
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "grammar",
-            "json_schema",
-        )
-    ),
-    Field("allowed_token_ids", "refused", "Use logit_bias.", harmless=([],)),
-    Field(
-        "bad_words",
-        "refused",
-        "Use logit_bias with the words' token ids (POST /tokenize).",
-        harmless=([],),
-    ),
-    Field(
-        "truncate_prompt_tokens", "refused", "Shorten the prompt before it is sent.", harmless=(-1,)
-    ),
     Field("use_beam_search", "refused", "Use n and choose among the outputs.", harmless=(False,)),
     Field("length_penalty", "refused", "Leave it out: it is for beam search.", harmless=(1, 0)),
-    Field("logits_processors", "refused", "Leave it out.", harmless=([],)),
     Field("spaces_between_special_tokens", "refused", "Leave it out.", harmless=(True,)),
     Field("kv_transfer_params", "refused", "Leave it out.", harmless=({},)),
     Field("mm_processor_kwargs", "refused", "Leave it out: input is text only.", harmless=({},)),
@@ -203,3 +190,10 @@ TOKENIZE = honoured(
 ) + (Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),)
 
 DETOKENIZE = honoured(model="A served name; the served model when left out.", tokens="Token ids.")
+
+LOAD = honoured(model="A name of the model.")
+
+UNLOAD = honoured(
+    model="A name of the model.",
+    seconds="How long its requests may take to end before they are aborted; 30 unless said.",
+)

@@ -23,6 +23,7 @@ from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
+from inferno.testing.grammars import GrammarProviderTests
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.mtp import MTPTests, proposals
 from inferno.testing.quant_scheme import QuantSchemeTests
@@ -51,6 +52,7 @@ __all__ = [
     "ChatTemplate",
     "CheckpointFormatTests",
     "FakeRunner",
+    "GrammarProviderTests",
     "KVCache",
     "KernelProviderTests",
     "MTPTests",

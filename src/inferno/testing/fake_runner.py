@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import define, field
 
+from inferno.constraints import Drafts
 from inferno.core.types import Move, Sampled, Slice, StateCopy, Step, Verified
 
 Tokens = tuple[int, ...]
@@ -79,7 +80,7 @@ class FakeRunner:
         ticket.draw({})
         return ticket.result()
 
-    def launch(self, step: Step) -> FakeTicket:
+    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> FakeTicket:
         assert self.launched == self.drawn, "a step is launched before the one before it has drawn"
         self.launched += 1
         for new in step.new_sequences:
@@ -95,21 +96,28 @@ class FakeRunner:
         rows = [s.row for s in step.slices]
         assert len(set(rows)) == len(rows), "a row has two slices"
         for piece in step.slices:
-            self._check(piece)
+            self._check(piece, step)
+        if cut is not None:
+            drafts = cut({row: ids for row, ids in self._drafts.items() if ids})
+            self._drafts = {row: tuple(drafts.get(row, ())) for row in rows}
         for group, window in enumerate((None, *self.windows)):
             self._store(step, group, window)
         self._copy(step.copies_after)
         self.computed.append(step.num_tokens)
         return FakeTicket(self, step)
 
-    def _check(self, piece: Slice) -> None:
+    def _check(self, piece: Slice, step: Step) -> None:
         row, start, count, samples, num_drafts = piece
         tokens = self._tokens[row]
         assert count > 0, "an empty slice"
         assert start + count <= len(tokens), "an unknown token is computed"
         assert samples or not num_drafts, "drafts are verified by the draw"
         self._drafts[row] = tuple(
-            self.propose(tokens, num_drafts)[:num_drafts] if num_drafts else ()
+            step.drafts[row]
+            if row in step.drafts
+            else self.propose(tokens, num_drafts)[:num_drafts]
+            if num_drafts
+            else ()
         )
         if self.has_states:
             assert self.states[row] == tuple(tokens[:start]), (

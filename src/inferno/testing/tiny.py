@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from attrs import define, evolve, frozen
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog, load_catalog
+from inferno.constraints import Drafts
 from inferno.contracts import Capture
 from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups, KVCache
@@ -81,10 +82,10 @@ class Recorder(ModelRunner):
         self._owners: dict[int, str] = {}
         self._latest_SV = torch.empty(0)
 
-    def launch(self, step: Step) -> LaunchedStep:
+    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
         self.cache.bind(self._model)  # another engine of the same toy may have bound its cache
         self._owners.update((a.row, a.request.id) for a in step.new_sequences)
-        launched = super().launch(step)
+        launched = super().launch(step, cut)
         rows = [s.row for s in step.slices if s.samples]
         for row, logits_V in zip(rows, self._latest_SV if rows else (), strict=True):
             self.seen.setdefault(self._owners[row], []).append(logits_V.float())

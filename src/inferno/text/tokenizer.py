@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -15,6 +16,8 @@ from inferno.errors import CheckpointError, RequestError
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_ID = 2**32
 """The library's ids are unsigned 32-bit integers."""
+_LONG = 10_000
+"""Characters from which a string is encoded as a batch of one: that lets other threads run."""
 _ANCHOR = "x"
 """A first token that no decoder changes: the token after it is decoded as in mid-string."""
 
@@ -53,6 +56,12 @@ class Tokenizer:
         kinds = _kinds(backend.decoder)
         self._byte_level, self._byte_fallback = "ByteLevel" in kinds, "ByteFallback" in kinds
         self._known: dict[int, bytes] = {}
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The most characters that a token stands for: those of the longest entry of the
+        vocabulary, which has one for each byte or character."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
         """Whether every token id that both have is the same string."""
@@ -93,13 +102,19 @@ class Tokenizer:
         leading BOS; a string that already begins with BOS, as rendered chats do, gets no second.
         Raises RequestError if the string is not valid Unicode."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < _LONG:
+                found = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                [found] = self._backend.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(
                 "the prompt is not valid Unicode text",
                 "Remove lone surrogates (\\ud800 to \\udfff).",
                 param="prompt",
             ) from error
+        ids: list[int] = found.ids
         doubled = add_special_tokens and self._bos is not None and ids[:2] == [self._bos, self._bos]
         return ids[1:] if doubled else ids
 

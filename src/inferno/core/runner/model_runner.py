@@ -21,7 +21,8 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from inferno.contracts import Capture, Drafter, DraftRequest, Model, Span
+from inferno.constraints import Drafts
+from inferno.contracts import Capture, Drafter, DraftRequest, LogitsProcessor, Model, Span
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
@@ -82,6 +83,7 @@ class ModelRunner:
         drafter: Drafter | None = None,
         draft_capture: Capture | None = None,
         begin: Callable[[Batch], None] | None = None,
+        processors: Mapping[str, LogitsProcessor] | None = None,
     ) -> None:
         self._model, self._drafter, self._begin = model, drafter, begin
         self._device, self._vocab_size = torch.device(plan.device.torch_name), plan.vocab_size
@@ -100,6 +102,7 @@ class ModelRunner:
             plan.vocab_size,
             device=self._device,
             argmax=ops.argmax,
+            processors=processors,
         )
         self._wants_prompt: dict[int, _PromptLogprobs] = {}
         self._pooled: dict[int, _Pooled] = {}
@@ -123,8 +126,9 @@ class ModelRunner:
         return Replays(compute, capture, use, self._input_spec, prepared, self._begin)
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> LaunchedStep:
-        """Compute the step's hidden states, and the logits that its draw needs."""
+    def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
+        """Compute the step's hidden states, and the logits that its draw needs. `cut` removes
+        drafts that need not be verified."""
         self._tables.update(step)
         for new in step.new_sequences:
             self._admit(new)
@@ -133,7 +137,9 @@ class ModelRunner:
             self.cache.copy_states(step.copies_before)
         launched = LaunchedStep(self, step)
         if step.slices:
-            self._compute_step(launched)
+            self._compute_step(launched, cut)
+        elif cut is not None:
+            cut({})
         if step.copies_after:
             self.cache.copy_states(step.copies_after)
         return launched
@@ -152,9 +158,11 @@ class ModelRunner:
         if (top := request.params.prompt_logprobs) is not None:
             self._wants_prompt[row] = _PromptLogprobs(request.token_ids, top)
 
-    def _compute_step(self, launched: LaunchedStep) -> None:
+    def _compute_step(self, launched: LaunchedStep, cut: Callable[[Drafts], Drafts] | None) -> None:
         step = launched.step
-        launched.arrays = arrays = self._tables.lay_out(step, self._drafts(step))
+        drafts: Drafts = self._drafts(step)
+        drafts = cut(drafts) if cut is not None else drafts
+        launched.arrays = arrays = self._tables.lay_out(step, drafts)
         if (logits_LV := self._replayed(arrays)) is None:
             inputs = self._input_spec.inputs_of(arrays)
             hidden_TD = self._model(self._begun(inputs.batch(arrays)))
@@ -177,9 +185,10 @@ class ModelRunner:
 
     def _drafts(self, step: Step) -> dict[int, Sequence[int]]:
         """Return the drafts of the slices that take some, by row."""
-        wanted = [s for s in step.slices if s.num_drafts]
+        given: dict[int, Sequence[int]] = dict(step.drafts)
+        wanted = [s for s in step.slices if s.num_drafts and s.row not in given]
         if not wanted or self._drafter is None:
-            return {}
+            return given
         known = self._tables.known
         requests = [
             DraftRequest(s.row, known(s.row, s.start + s.num_tokens), s.num_drafts) for s in wanted
@@ -191,7 +200,7 @@ class ModelRunner:
                 s.row: self._valid(ids[: s.num_drafts])
                 for s, ids in zip(wanted, proposed, strict=True)
             }
-        return {row: ids for row, ids in found.items() if ids}
+        return given | {row: ids for row, ids in found.items() if ids}
 
     @contextmanager
     def _trusting(self) -> Iterator[None]:
@@ -253,7 +262,8 @@ class ModelRunner:
             )
         rows, verified = arrays.sampling_rows, dict[int, Verified]()
         if arrays.drafts is None:
-            drawn = self._sampler.sample(logits_LV, rows, masks)
+            first = {row: mask_NW[0] for row, mask_NW in masks.items()}
+            drawn = self._sampler.sample(logits_LV, rows, first)
             self._tables.append(arrays, drawn.token_ids)
             token_ids, logprobs = drawn.token_ids, drawn.logprobs
         else:
@@ -266,7 +276,13 @@ class ModelRunner:
                 if len(drafts)
             }
         return Sampled(
-            token_ids, verified, logprobs, launched.prompt_logprobs, launched.embeddings, moved
+            token_ids,
+            verified,
+            logprobs,
+            launched.prompt_logprobs,
+            launched.embeddings,
+            moved,
+            self._sampler.failures(rows),
         )
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:

@@ -26,6 +26,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from inferno.constraints.rules import LogitsRules
+from inferno.contracts import LogitsProcessor, ProcessorContext
 from inferno.core.sampling.draw import (
     UNDECIDED,
     draw_full,
@@ -69,7 +71,9 @@ class Sampler:
         *,
         device: torch.device | str = "cpu",
         argmax: Callable[[Tensor], Tensor] = ops.argmax,
+        processors: Mapping[str, LogitsProcessor] | None = None,
     ) -> None:
+        self._processors = processors or {}
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._argmax = argmax
@@ -92,7 +96,19 @@ class Sampler:
         """
         params = request.params
         generated = len(token_ids) - len(request.token_ids)
-        state = RowState.of(request, self._vocab_size, self._device, generated)
+        rules = LogitsRules.of(
+            params,
+            request.bad_words,
+            token_ids[len(request.token_ids) :],
+            ProcessorContext(
+                prompt_token_ids=request.token_ids,
+                vocab_size=self._vocab_size,
+                eos_token_ids=request.eos_token_ids,
+            ),
+            self._processors,
+            self._device,
+        )
+        state = RowState.of(request, self._vocab_size, self._device, generated, rules)
         self._rows[row] = state
         if state.counts_output:
             self._generated.fill(row, token_ids[len(request.token_ids) :])
@@ -119,10 +135,11 @@ class Sampler:
     ) -> Drawn:
         """Draw one token per logits row; `rows[i]` is row i's resident row, each named once.
 
-        `masks` has the bitmask of allowed tokens (`engine.Mask`) of some resident rows: it is
-        applied after the bias. Counts the tokens as generated. Does not change the logits.
+        `masks` has the bitmask of allowed tokens (W,) of some resident rows: it is applied after
+        the bias. Counts the tokens as generated. Does not change the logits.
         """
         states = [self._rows[row] for row in rows]
+        own_SV, logits_SV = logits_SV, self._processed(logits_SV, states)
         if not masks and all(state.is_argmax for state in states):
             token_ids = self._argmax(logits_SV).tolist()
         else:
@@ -143,7 +160,22 @@ class Sampler:
             for i, token_id in zip(again, ids_B.tolist(), strict=True):
                 token_ids[i] = token_id
         self._count(rows, states, token_ids)
-        return Drawn(token_ids, wanted_logprobs(logits_SV, states, token_ids))
+        return Drawn(token_ids, wanted_logprobs(own_SV, states, token_ids))
+
+    def _processed(self, logits_SV: Tensor, states: Sequence[RowState]) -> Tensor:
+        """Apply the logits processors, on a float32 copy if a row has any."""
+        found = {i: s.rules for i, s in enumerate(states) if s.rules and s.rules.processors}
+        if not found:
+            return logits_SV
+        copy_SV = logits_SV.to(torch.float32, copy=True)
+        for i, rules in found.items():
+            copy_SV[i] = rules.process(logits_SV[i])
+        return copy_SV
+
+    def failures(self, rows: Sequence[int]) -> dict[str, str]:
+        """Return the errors of these rows' logits processors, by request id."""
+        states = [self._rows[row] for row in rows]
+        return {s.request_id: s.rules.error for s in states if s.rules and s.rules.error}
 
     @torch.inference_mode()
     def verify(
@@ -158,8 +190,8 @@ class Sampler:
 
         `logits_LV` has 1 + len(drafts[i]) rows for rows[i]. Each draw is the one that a step
         without drafts would make: it has its own position's uniform number, and sees the penalties
-        of the tokens before it. Rows with masks take no drafts. Returns each row's tokens, and the
-        log-probabilities that are wanted, by position in all rows' tokens.
+        of the tokens before it. `masks` have a row of words for each of them. Returns each row's
+        tokens, and the log-probabilities that are wanted, by position in all rows' tokens.
         """
         first = [0, *accumulate(1 + len(ids) for ids in drafts)]
         token_ids: list[list[int]] = [[] for _ in rows]
@@ -177,7 +209,8 @@ class Sampler:
         members, offset = list(range(len(rows))), 0
         while members:
             at = torch.tensor([first[i] + offset for i in members], device=self._device)
-            drawn = self.sample(logits_LV[at], [rows[i] for i in members], masks)
+            here = {row: mask_NW[offset] for row, mask_NW in masks.items() if offset < len(mask_NW)}
+            drawn = self.sample(logits_LV[at], [rows[i] for i in members], here)
             for at_member, (i, token_id) in enumerate(zip(members, drawn.token_ids, strict=True)):
                 token_ids[i].append(token_id)
                 if at_member in drawn.logprobs:
@@ -206,14 +239,17 @@ class Sampler:
 
     def _mask(self, x_BV: Tensor, rows: Sequence[int], masks: Mapping[int, Any]) -> None:
         """Set the logits of tokens that a row's mask excludes to -inf."""
-        for x_V, row in zip(x_BV.unbind(), rows, strict=True):
-            if (words := masks.get(row)) is not None:
-                bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little")[
-                    : self._vocab_size
-                ]
-                excluded = np.ones(self._vocab_size, np.bool_)
-                excluded[: len(bits)] = bits == 0
-                x_V.masked_fill_(torch.from_numpy(excluded).to(self._device), -math.inf)
+        masked = [i for i, row in enumerate(rows) if row in masks]
+        if not masked:
+            return
+        words_MW = np.stack([masks[rows[i]] for i in masked])
+        bits_MV = np.unpackbits(words_MW.view(np.uint8), axis=1, bitorder="little") == 0
+        missing = self._vocab_size - bits_MV.shape[1]
+        excluded_MV = torch.from_numpy(bits_MV[:, : self._vocab_size])
+        if missing > 0:
+            excluded_MV = torch.nn.functional.pad(excluded_MV, (0, missing), value=True)
+        for i, excluded_V in zip(masked, excluded_MV.to(self._device).unbind(), strict=True):
+            x_BV[i].masked_fill_(excluded_V, -math.inf)
 
     def _draw(
         self,
@@ -294,6 +330,8 @@ class Sampler:
         for x_V, state in zip(x_BV.unbind(), states, strict=True):
             if state.bias is not None:
                 x_V.index_add_(0, *state.bias)
+            if state.rules is not None:
+                state.rules.exclude(x_V)
             if state.forbidden is not None:  # last, so that no bias can allow an end token again
                 x_V.index_fill_(0, state.forbidden, -math.inf)
         return x_BV
@@ -307,6 +345,8 @@ class Sampler:
             if state.is_argmax:
                 continue
             state.advance()
+            if state.rules is not None:
+                state.rules.output.append(token_id)
             if state.counts_output:
                 generated.append((row, token_id, 1))
             if state.penalty_window:

@@ -14,6 +14,7 @@ import torch
 from attrs import define
 from torch import Tensor
 
+from inferno.constraints.rules import LogitsRules
 from inferno.core.types import Request
 from inferno.sampling_params import SamplingParams
 
@@ -57,6 +58,8 @@ class RowState:
     """End and stop tokens, until `min_tokens` are generated."""
     logprobs: int | None
     logprob_ids: tuple[int, ...]
+    request_id: str
+    rules: LogitsRules | None
     is_argmax: bool = False
     """Whether the next draw is an argmax of the logits as they are."""
     adjusts_logits: bool = False
@@ -64,7 +67,12 @@ class RowState:
 
     @classmethod
     def of(
-        cls, request: Request, vocab_size: int, device: torch.device, generated: int
+        cls,
+        request: Request,
+        vocab_size: int,
+        device: torch.device,
+        generated: int,
+        rules: LogitsRules | None = None,
     ) -> RowState:
         params = request.params
         strategy, width = _strategy(params, vocab_size)
@@ -85,6 +93,8 @@ class RowState:
             bias=_bias(params, device),
             forbidden=torch.tensor(stops, device=device) if stops else None,
             logprobs=params.logprobs,
+            request_id=request.id,
+            rules=rules,
             logprob_ids=params.logprob_token_ids,
         )
         row._plan_draws()
@@ -106,7 +116,11 @@ class RowState:
         if self.generated >= self.min_tokens:
             self.forbidden = None
         self.adjusts_logits = bool(
-            self.counts_output or self.penalty_window or self.bias or self.forbidden is not None
+            self.counts_output
+            or self.penalty_window
+            or self.bias
+            or self.forbidden is not None
+            or self.rules
         )
         self.is_argmax = (
             self.strategy is Strategy.GREEDY and self.logprobs is None and not self.adjusts_logits

@@ -17,8 +17,8 @@ def card(shown: Mapping[str, Any]) -> dict[str, Any]:
         "display_name": shown["id"],
         "created_at": datetime.fromtimestamp(shown["created"], UTC).isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": shown["max_model_len"],
-        "max_tokens": shown["max_model_len"],
+        "max_input_tokens": shown.get("max_model_len"),
+        "max_tokens": shown.get("max_model_len"),
     }
 
 

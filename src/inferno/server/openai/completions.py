@@ -41,24 +41,30 @@ async def completions(
     """Continue a string, or token ids."""
     body = data.body
     model = await models.find(body.model)
+    prepared, texts = await prepare_text(data, model)
+    reports_prompt = "prompt_logprobs" in sampling_values(body)
+    n = prepared.params.n
+    shape = TextShape(model, body, texts, list(prepared.prompts), n, reports_prompt=reports_prompt)
+    return await model.pipeline.respond(prepared, shape, request.receive)
+
+
+async def prepare_text(
+    parsed: Parsed[CompletionRequest], model: ServedModel
+) -> tuple[Prepared, list[str]]:
+    """Check the request and tokenize its prompts; return them as strings too (empty unless
+    echoed). Raises RequestError."""
+    body = parsed.body
     sent = sampling_values(body)
     params = _params(body, sent, model)
-    texts, prompts = await _prompts(body, model)
-    if len(prompts) * params.n > _MAX_OUTPUTS:
-        raise RequestError(
-            "too many prompts", f"Prompts times n must be at most {_MAX_OUTPUTS}.", param="prompt"
-        )
+    texts, prompts = await _prompts(body, model, params)
     prepared = Prepared.of(
-        data,
+        parsed,
         model=model.name(body.model),
         prompts=prompts,
         params=params,
         prompt_only=sent.get("max_tokens") == 0,
     )
-    shape = TextShape(
-        model, body, texts, prompts, params.n, reports_prompt="prompt_logprobs" in sent
-    )
-    return await model.pipeline.respond(prepared, shape, request.receive)
+    return prepared, texts
 
 
 def _params(data: CompletionRequest, sent: Mapping[str, Any], model: ServedModel) -> SamplingParams:
@@ -77,13 +83,20 @@ def _params(data: CompletionRequest, sent: Mapping[str, Any], model: ServedModel
 
 
 async def _prompts(
-    data: CompletionRequest, model: ServedModel
+    data: CompletionRequest, model: ServedModel, params: SamplingParams
 ) -> tuple[list[str], list[tuple[int, ...]]]:
     """Return each prompt as a string (empty unless echoed) and as unchecked token ids. Raises
     RequestError."""
     raw: Any = data.prompt
     prompts = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
     special = data.add_special_tokens is not False
+    if len(prompts) * params.n > _MAX_OUTPUTS:
+        raise RequestError(
+            "too many prompts", f"Prompts times n must be at most {_MAX_OUTPUTS}.", param="prompt"
+        )
+    for prompt in prompts:
+        if isinstance(prompt, str) and model.tokenizer is not None:
+            model.preprocessor.check_characters(len(prompt), "prompt")
 
     def encode_one(prompt: str | list[int]) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, str):
@@ -94,4 +107,13 @@ async def _prompts(
         return model.tokenizer.decode(prompt, skip_special_tokens=False), tuple(prompt)
 
     pairs = await in_time(lambda: [encode_one(p) for p in prompts], sum(map(len, prompts)))
+    if params.truncate_prompt_tokens is not None:
+        pairs = [_truncated(ids, model, params) for _, ids in pairs]
     return [text for text, _ in pairs], [ids for _, ids in pairs]
+
+
+def _truncated(
+    ids: tuple[int, ...], model: ServedModel, params: SamplingParams
+) -> tuple[str, tuple[int, ...]]:
+    kept, tokenizer = model.preprocessor.truncated(ids, params), model.tokenizer
+    return "" if tokenizer is None else tokenizer.decode(kept, skip_special_tokens=False), kept

@@ -49,7 +49,7 @@ _WITHOUT_EFFECT = (
 )
 """Types of what OpenAI's own tools did: no model here has these tools."""
 _MAY_BE_EMPTY = ("arguments", "input")
-_MAX_ID = 128
+_MAX_ID, _MAX_ITEMS = 128, 10_000
 _TEXT = ("input_text", "output_text", "text")
 _SEALED = "inferno1:"
 """Begins `encrypted_content`, which is the reasoning in base64: clients send back what they cannot
@@ -65,6 +65,10 @@ def read_items(value: str | Sequence[Any], param: str = "input") -> list[Item]:
     as they are. Raises RequestError."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
+    if len(value) > _MAX_ITEMS:
+        raise RequestError(
+            f"{param} has {len(value)} items", f"Send at most {_MAX_ITEMS}.", param=param
+        )
     return [_item(each, f"{param}[{i}]") for i, each in enumerate(value)]
 
 

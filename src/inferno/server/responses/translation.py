@@ -20,6 +20,7 @@ _NAMES = {
     "prompt": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
     "logprobs": "top_logprobs",
 }

@@ -1,0 +1,21 @@
+"""Constrained output in the engine process: grammars are compiled, followed token by token, and
+turned into masks for the sampler. Imports no torch."""
+
+from __future__ import annotations
+
+from inferno.constraints.constraint import Constraint, Mask, allow_all
+from inferno.constraints.constraints import Constraints, Drafts, MaskJob
+from inferno.constraints.grammars import Grammars, hint_for, uncompiled, vocabulary_of
+
+__all__ = [
+    "Constraint",
+    "Constraints",
+    "Drafts",
+    "Grammars",
+    "Mask",
+    "MaskJob",
+    "allow_all",
+    "hint_for",
+    "uncompiled",
+    "vocabulary_of",
+]

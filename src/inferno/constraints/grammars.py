@@ -1,0 +1,135 @@
+"""Compiles the grammars of requests, with the providers that the plan chose."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from attrs import define, evolve, field
+
+from inferno.catalog import load_catalog
+from inferno.constraints.constraint import (
+    Constraint,
+    GrammarConstraint,
+    ReasoningConstraint,
+    ReasoningTokens,
+)
+from inferno.contracts import (
+    GrammarCompiler,
+    GrammarProvider,
+    GrammarSpec,
+    ReasoningMarkers,
+    Vocabulary,
+)
+from inferno.errors import GrammarError
+from inferno.plan import Opened, Plan
+from inferno.text import Tokenizer
+
+
+def hint_for(plan: Plan, kind: str) -> str:
+    """Return a sentence on how to install what compiles this kind of grammars, or an empty
+    string."""
+    return load_catalog(disable=plan.disable, only=plan.only).hint("grammar", kind)
+
+
+def uncompiled(kind: str, hint: str) -> GrammarError:
+    """Return the error for a kind that nothing compiles."""
+    return GrammarError(
+        f"nothing installed compiles grammars of kind {kind}",
+        hint or "Install a plugin that does: `inferno plugins` lists those that are installed.",
+    )
+
+
+_MOST_MARKERS = 8
+"""Markers whose tokens are kept. A server has one or two."""
+
+
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
+    """Return what compilers know of a tokenizer, for a model with that many tokens. Takes a second
+    for a large vocabulary."""
+    ids = range(vocab_size)
+    return Vocabulary(
+        tokens=[tokenizer.token_bytes(i) for i in ids],
+        special=frozenset(i for i in ids if tokenizer.is_special(i)),
+        end=tuple(i for i in tokenizer.eos_token_ids if i in ids),
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+    )
+
+
+@define(eq=False)
+class Grammars:
+    """The compilers of one model, built when they are first used. Safe to call in any thread."""
+
+    providers: Mapping[str, GrammarProvider]
+    """By kind of grammar."""
+    read: Callable[[], Vocabulary | None]
+    """read() -> the model's `Vocabulary`, or None if it has no tokenizer."""
+    hint: Callable[[str], str] = lambda kind: ""
+    """hint(kind) -> how to install what compiles it, as a sentence, or an empty string."""
+    _vocabulary: Vocabulary | None = None
+    _compilers: dict[str, GrammarCompiler] = field(factory=dict)
+    _marks: OrderedDict[ReasoningMarkers, ReasoningTokens] = field(factory=OrderedDict)
+    _lock: Any = field(factory=threading.Lock)
+
+    @classmethod
+    def of(cls, opened: Opened) -> Grammars:
+        """Return the compilers that a plan chose. Reads the checkpoint's tokenizer files now, but
+        not the tokens in them."""
+        assets, config, plan = opened.text(), opened.plan.config, opened.plan
+        stop_tokens = opened.parts.architecture.stop_tokens
+
+        def read() -> Vocabulary | None:
+            tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
+            return vocabulary_of(tokenizer, plan.vocab_size) if tokenizer is not None else None
+
+        return cls(opened.parts.grammars, read, partial(hint_for, plan))
+
+    def compile(self, spec: GrammarSpec) -> Constraint:
+        """Return the constraint of a spec. Raises GrammarError."""
+        compiler = self._compiler(spec.kind)
+        try:
+            matcher = compiler.compile(spec)
+        except GrammarError:
+            raise
+        except BaseException as error:  # a provider's native code may raise anything
+            raise GrammarError(
+                f"the grammar cannot be compiled: {type(error).__name__}: {error}"
+            ) from error
+        if spec.reasoning is None:
+            return GrammarConstraint(matcher, compiler)
+        marks = self._marks_of(spec.reasoning)
+        return ReasoningConstraint(matcher, compiler, spec.reasoning, marks)
+
+    def prepare(self) -> None:
+        """Build all compilers now."""
+        for kind in self.providers:
+            self._compiler(kind)
+
+    def _compiler(self, kind: str) -> GrammarCompiler:
+        if (provider := self.providers.get(kind)) is None:
+            raise uncompiled(kind, self.hint(kind))
+        with self._lock:
+            if provider.name not in self._compilers:
+                self._compilers[provider.name] = provider.build(self._known())
+            return self._compilers[provider.name]
+
+    def _known(self) -> Vocabulary:
+        if self._vocabulary is None:
+            self._vocabulary = self.read()
+        if self._vocabulary is None:
+            raise GrammarError(
+                "this model has no tokenizer", "Add its tokenizer.json to the checkpoint."
+            )
+        return self._vocabulary
+
+    def _marks_of(self, markers: ReasoningMarkers) -> ReasoningTokens:
+        key = evolve(markers, is_open=False)
+        with self._lock:
+            if key not in self._marks:
+                if len(self._marks) >= _MOST_MARKERS:
+                    self._marks.popitem(last=False)
+                self._marks[key] = ReasoningTokens.of(self._known(), key)
+            return self._marks[key]

@@ -1,0 +1,141 @@
+"""Grammars: what an output must match, and the plugins that compile it to masks of tokens.
+
+A request carries a `GrammarSpec`, a plain value. The engine process compiles it with a provider and
+gets a `Matcher`, which follows the output token by token.
+
+Suffixes: M masks, W words of 32 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from attrs import field, frozen
+
+from inferno.contracts import lazy
+
+GrammarKind = Literal[
+    "json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"
+]
+"""How a `GrammarSpec`'s text is written: a JSON schema; nothing (any JSON object); a regular
+expression that the whole output matches; a JSON list of strings; a grammar in the dialect of Lark
+that llguidance documents; a GBNF grammar; a structural tag in JSON."""
+
+
+@frozen(kw_only=True)
+class ReasoningMarkers:
+    """Where the reasoning before an answer begins and ends. The grammar applies to what follows."""
+
+    open: str
+    close: str
+    is_open: bool
+    """Whether the prompt has opened it. If not, the output may begin with `open`, or with the
+    answer."""
+
+
+@frozen(kw_only=True)
+class GrammarSpec:
+    """What an output must match."""
+
+    kind: GrammarKind
+    text: str = ""
+    whitespace: str | None = None
+    """For JSON: a regular expression of the whitespace between tokens; empty for none. None leaves
+    it to the provider, which allows what models write but no endless runs."""
+    reasoning: ReasoningMarkers | None = None
+    """The kernel handles it: a provider can ignore it."""
+    param: str = field(default="structured_outputs", eq=False)
+    """The field of the request that the text comes from, for errors."""
+
+
+class Matcher(Protocol):
+    """Follows one output. Calls for one matcher are never concurrent."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing can follow, except an end token."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the matcher gave up, such as a limit that was exceeded; empty if it did not. Then its
+        request ends with this error."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Add a token to the output. Returns False if it is not allowed."""
+        ...
+
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        """Return how many leading ones of these tokens may follow. Changes nothing."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Return the tokens of the only text that can follow, if they are certain. Changes
+        nothing."""
+        ...
+
+
+class MaskRequest(NamedTuple):
+    """Asks for the masks of one matcher's next positions."""
+
+    matcher: Matcher
+    drafts: Sequence[int]
+    """Draft tokens, which `count_valid` allows: there is a mask for the next token, and one after
+    each draft."""
+    index: int  # type: ignore[assignment]  # tuple.index is not needed here
+    """Index in M of the first one's mask."""
+
+
+class GrammarCompiler(Protocol):
+    """Compiles grammars for one vocabulary."""
+
+    def compile(self, spec: GrammarSpec) -> Matcher:
+        """Return a matcher at the begin of the output. May be called in several threads. Raises
+        GrammarError, also for a grammar that exceeds the provider's limits."""
+        ...
+
+    def fill(self, requests: Sequence[MaskRequest], masks_MW: Any) -> None:
+        """Write masks into a numpy array of int32, all zero: bit i of word w allows token 32 w + i.
+        An end token is allowed where the output may end. Runs beside the model's step, so it should
+        release the interpreter's lock. Leaves the matchers as they were."""
+        ...
+
+
+@frozen(kw_only=True, eq=False)
+class Vocabulary:
+    """What a compiler knows of a tokenizer."""
+
+    tokens: Sequence[bytes]
+    """The bytes of each token id, empty for ids without a token. Those of a special token are its
+    name, as `<|im_end|>`."""
+    special: frozenset[int]
+    """Ids of special tokens, which are not text."""
+    end: tuple[int, ...]
+    """Ids of the model's end tokens."""
+    encode: Callable[[str], Sequence[int]]
+    """Tokenizes a string, without adding special tokens."""
+
+
+def _kinds(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
+
+
+def _willing(kind: str) -> str | None:
+    return None
+
+
+@frozen(kw_only=True)
+class GrammarProvider:
+    """A plugin's compiler of grammars."""
+
+    name: str
+    kinds: frozenset[str] = field(converter=_kinds)
+    """The kinds of specs that it compiles (`GrammarKind`)."""
+    build: Callable[[Vocabulary], GrammarCompiler] = field(converter=lazy.function)
+    """Called when the first constrained request comes, once per process."""
+    refuses: Callable[[str], str | None] = field(default=_willing, converter=lazy.function)
+    """refuses(kind) -> why it cannot compile this kind here, or None. Imports no torch."""
+    priority: int = 0
+    api_version: int = 1

@@ -1,0 +1,167 @@
+"""Checks grammars before their requests are admitted, in a process of its own:
+`python -m inferno.process.grammar_check PLAN`.
+
+A hostile grammar may take minutes or gigabytes to compile, in native code that cannot be
+interrupted. A process can: it is killed at the deadline, and has a memory limit. It starts with the
+first grammar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import resource
+import sys
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from attrs import evolve, frozen
+
+from inferno.contracts import GrammarSpec
+from inferno.errors import EngineDeadError, GrammarError, InfernoError
+from inferno.plan import Plan, plan_from_json, plan_to_json
+
+SECONDS = 2.0
+"""Time for one grammar. Most take milliseconds."""
+_START_SECONDS = 60.0
+MEMORY = 4 * 2**30
+"""Bytes that the process may allocate."""
+_REMEMBERED = 1024
+"""Verdicts that are kept: clients send the same schema again and again."""
+
+
+@frozen
+class Verdict:
+    """Whether a grammar compiles, and if not, why."""
+
+    cause: str = ""
+    remedy: str = ""
+    path: str = ""
+
+    def raise_error(self) -> None:
+        """Raise GrammarError unless it compiles."""
+        if self.cause:
+            raise GrammarError(self.cause, self.remedy, path=self.path)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_spec = msgspec.msgpack.Decoder(GrammarSpec).decode
+_decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
+
+
+class GrammarChecker:
+    """Checks grammars for a plan, one at a time."""
+
+    def __init__(self, plan: Plan, *, seconds: float = SECONDS) -> None:
+        self._plan, self._seconds = plan, seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    async def check(self, spec: GrammarSpec) -> None:
+        """Raise GrammarError if the grammar does not compile, or takes too much to compile."""
+        body = _encode(evolve(spec, param=""))
+        key = hashlib.sha256(body).digest()
+        if key not in self._known:
+            async with self._lock:
+                if key not in self._known:
+                    self._known[key] = await self._ask(body)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        self._known[key].raise_error()
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+    async def _ask(self, body: bytes) -> Verdict:
+        process = await self._started()
+        try:
+            found = await asyncio.wait_for(_exchange(process, body), self._seconds)
+        except TimeoutError:
+            await self.close()
+            return Verdict(
+                f"the grammar takes more than {self._seconds:g} s to compile", "Simplify it."
+            )
+        except asyncio.IncompleteReadError:
+            await self.close()
+            return Verdict("the grammar takes too much memory to compile", "Simplify it.")
+        except BaseException:  # cancelled: the answer would be taken for the next one's
+            await self.close()
+            raise
+        return _decode_verdict(found)
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        with tempfile.TemporaryDirectory(prefix="inferno-") as folder:
+            plan = Path(folder) / "plan.json"
+            plan.write_text(plan_to_json(self._plan), encoding="utf-8")
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "inferno.process.grammar_check", str(plan)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            try:
+                await asyncio.wait_for(_exchange(process, b""), _START_SECONDS)
+            except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+                await self.close()
+                raise EngineDeadError(
+                    "the process that checks grammars did not start",
+                    "See the server's log for the reason, and try again.",
+                ) from error
+            except BaseException:
+                await self.close()
+                raise
+        return process
+
+
+async def _exchange(process: asyncio.subprocess.Process, body: bytes) -> bytes:
+    """Send a message, unless it is empty, and return the answer."""
+    assert process.stdin is not None and process.stdout is not None, "both are pipes"
+    if body:
+        process.stdin.write(len(body).to_bytes(4, "big") + body)
+    size = int.from_bytes(await process.stdout.readexactly(4), "big")
+    return await process.stdout.readexactly(size)
+
+
+def main() -> None:
+    """Answer each grammar with a verdict, until the pipe is closed. The first answer says that the
+    process is ready."""
+    from inferno.constraints import Grammars
+    from inferno.plan import reopen
+
+    answers, sys.stdout = sys.stdout.buffer, sys.stderr
+    with reopen(plan_from_json(Path(sys.argv[1]).read_bytes())) as opened:
+        grammars = Grammars.of(opened)
+        grammars.prepare()
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    _write(answers, Verdict())
+    while head := sys.stdin.buffer.read(4):
+        spec = _decode_spec(sys.stdin.buffer.read(int.from_bytes(head, "big")))
+        try:
+            grammars.compile(spec)
+            verdict = Verdict()
+        except GrammarError as error:
+            verdict = Verdict(error.cause, error.remedy, error.path)
+        except InfernoError as error:
+            verdict = Verdict(error.cause, error.remedy)
+        _write(answers, verdict)
+
+
+def _write(stream: BinaryIO, verdict: Verdict) -> None:
+    body = _encode(verdict)
+    stream.write(len(body).to_bytes(4, "big") + body)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Structured output as callers ask for it, with vLLM's names, and as the one value that requests
+carry: `contracts.GrammarSpec`."""
+
+from __future__ import annotations
+
+import json as _json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from inferno.contracts import GrammarSpec
+from inferno.errors import RequestError
+
+MAX_CHARACTERS = 256 * 1024
+"""Limit of a grammar's text. The largest schemas in use have a tenth of it."""
+MAX_DEPTH = 64
+"""Limit of nested objects and lists in a schema."""
+PARAM = "structured_outputs"
+
+
+@frozen(kw_only=True)
+class StructuredOutputsParams:
+    """What an output must match: exactly one of `json`, `regex`, `choice`, `grammar`, `json_object`
+    and `structural_tag`."""
+
+    json: str | Mapping[str, Any] | bool | None = None
+    """A JSON schema, as an object or as text."""
+    regex: str | None = None
+    """A regular expression that the whole output matches."""
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    """A grammar: GBNF if it has `::=`, else Lark."""
+    json_object: bool | None = None
+    """Any JSON object."""
+    structural_tag: str | Mapping[str, Any] | None = None
+    """Free text with structures that triggers begin, as in vLLM."""
+    disable_any_whitespace: bool = False
+    """Write JSON without whitespace."""
+    whitespace_pattern: str | None = None
+    """The whitespace between JSON tokens, as a regular expression."""
+
+    def spec(self, param: str = PARAM) -> GrammarSpec:
+        """Return the value that requests carry. Raises RequestError, which names fields as parts of
+        `param`."""
+        kinds = [name for name in _KINDS if getattr(self, name) not in (None, False)]
+        if self.json is False:
+            kinds = ["json", *kinds]
+        if len(kinds) != 1:
+            raise RequestError(
+                f"{param} has {' and '.join(kinds) or 'nothing to match'}",
+                f"Give exactly one of {', '.join(_KINDS)}.",
+                param=param,
+            )
+        [name] = kinds
+        spec = _KINDS[name](getattr(self, name), f"{param}.{name}")
+        space = "" if self.disable_any_whitespace else self.whitespace_pattern
+        if space is not None and not isinstance(space, str):
+            raise _wrong(f"{param}.whitespace_pattern", "a string")
+        return attrs.evolve(spec, whitespace=space)
+
+
+def grammar_spec(given: object, param: str = PARAM) -> GrammarSpec | None:
+    """Convert what a caller gave: a spec, `StructuredOutputsParams`, or its fields. Raises
+    RequestError."""
+    if given is None or isinstance(given, GrammarSpec):
+        return given
+    if isinstance(given, StructuredOutputsParams):
+        return given.spec(param)
+    if not isinstance(given, Mapping):
+        raise _wrong(param, "an object")
+    known = {each.name for each in attrs.fields(StructuredOutputsParams)}
+    found = {name: value for name, value in given.items() if value is not None}
+    if unknown := sorted(map(str, found.keys() - known - _NO_EFFECT)):
+        raise RequestError(
+            f"{param} has the unknown field {unknown[0][:80]!r}",
+            f"Known: {', '.join(sorted(known))}.",
+            param=f"{param}.{unknown[0][:80]}",
+        )
+    if not found.keys() & known:
+        return None
+    return StructuredOutputsParams(**{k: v for k, v in found.items() if k in known}).spec(param)
+
+
+_NO_EFFECT = {"disable_fallback", "disable_additional_properties", "backend"}
+"""vLLM's own, which choose among its backends."""
+
+
+def schema_spec(schema: object, param: str) -> GrammarSpec:
+    """Return the spec of a JSON schema, as a value or as text. Raises RequestError."""
+    if isinstance(schema, str):
+        try:
+            schema_value = _json.loads(_short(schema, param))
+        except (ValueError, RecursionError) as error:
+            raise RequestError(
+                f"{param} is not valid JSON: {error}", "Send a JSON schema.", param=param
+            ) from error
+    else:
+        schema_value = schema
+    if not isinstance(schema_value, Mapping | bool):
+        raise _wrong(param, "an object")
+    _check_depth(schema_value, param)
+    text = schema if isinstance(schema, str) else _dumped(schema_value, param)
+    return GrammarSpec(kind="json_schema", text=_short(text, param), param=param)
+
+
+def _regex(value: object, param: str) -> GrammarSpec:
+    return GrammarSpec(kind="regex", text=_short(value, param), param=param)
+
+
+def _choice(value: object, param: str) -> GrammarSpec:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise _wrong(param, "a list of strings")
+    for i, each in enumerate(value):
+        if not isinstance(each, str) or not each:
+            raise _wrong(f"{param}[{i}]", "a string that is not empty")
+    text = _short(_dumped(list(value), param), param)
+    return GrammarSpec(kind="choice", text=text, param=param)
+
+
+def _grammar(value: object, param: str) -> GrammarSpec:
+    text = _short(value, param)
+    kind = "gbnf" if re.search(r"^\s*[\w-]+\s*::=", text, re.MULTILINE) else "lark"
+    return GrammarSpec(kind=kind, text=text, param=param)  # type: ignore[arg-type]  # one of the two
+
+
+def _json_object(value: object, param: str) -> GrammarSpec:
+    if value is not True:
+        raise _wrong(param, "true or false")
+    return GrammarSpec(kind="json_object", param=param)
+
+
+def _structural_tag(value: object, param: str) -> GrammarSpec:
+    if isinstance(value, Mapping):
+        _check_depth(value, param)
+        value = _dumped(value, param)
+    return GrammarSpec(kind="structural_tag", text=_short(value, param), param=param)
+
+
+_KINDS: dict[str, Any] = {
+    "json": schema_spec,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "json_object": _json_object,
+    "structural_tag": _structural_tag,
+}
+
+
+def _dumped(value: Any, param: str) -> str:
+    try:
+        return _json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"{param} is not JSON: {error}", "Send plain values.", param=param
+        ) from error
+
+
+def _short(value: object, param: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(param, "a string")
+    if len(value) > MAX_CHARACTERS:
+        raise RequestError(
+            f"{param} has {len(value)} characters",
+            f"The limit is {MAX_CHARACTERS}.",
+            param=param,
+        )
+    return value
+
+
+def _check_depth(value: object, param: str) -> None:
+    """Raise RequestError if a value is nested too deeply. Does not recurse."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        level = [
+            part
+            for each in level
+            if isinstance(each, Mapping | list | tuple)
+            for part in (each.values() if isinstance(each, Mapping) else each)
+        ]
+    raise RequestError(
+        f"{param} is nested more than {MAX_DEPTH} levels deep",
+        "Use $defs and $ref, or a flatter schema.",
+        param=param,
+    )
+
+
+def _wrong(param: str, expected: str) -> RequestError:
+    return RequestError(f"{param} must be {expected}", "Correct its type.", param=param)
