@@ -11,6 +11,8 @@ import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
+from inferno.text import ChatTemplate
+
 anthropic = pytest.importorskip("anthropic")
 from anthropic import types  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
@@ -310,6 +312,27 @@ def test_what_claude_code_sends_is_answered(llm: FakeLLM, served: Live) -> None:
     assert prompt.index("tool\na.py") < prompt.index("tool\ndenied") < prompt.index("user\nGo on.")
     assert "TOOLS 20" in prompt
     assert llm.seen[-1][1].max_tokens == 32_000, "the preprocessor limits it to the context"
+
+
+STRICT = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    "{% if not loop.first and loop.previtem.role == m.role %}{{ raise_exception('twice') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+
+
+def test_late_system_messages_are_the_users_where_a_template_refuses_them(client: Any) -> None:
+    llm = FakeLLM(template=ChatTemplate({"default": STRICT}))
+    http = client(llm)
+    late: Any = [*USER, {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
+    body: Any = {"max_tokens": 5, "system": "Help.", "messages": late}
+    assert http.post("/v1/messages", json=body).status_code == 200
+    assert llm.prompts[-1] == "<system>Help.<user>hi\n\nBe brief."
+    late += [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
+    refused = http.post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert "system first" in refused.json()["error"]["message"]
 
 
 def test_thinking_is_switched_where_the_template_can(llm: FakeLLM, sdk: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from inferno.errors import RequestError
 from inferno.server.errors import shorten
-from inferno.server.translate import function_call, text_of
+from inferno.server.translate import function_call, joined, text_of
 
 Item: TypeAlias = dict[str, Any]
 """A JSON object with a `type` and an `id`."""
@@ -137,7 +137,7 @@ class _Turns:
             turn = self._turn("content")
             turn["content"] = _content(texts)
         elif role in ("system", "developer") and len(self.messages) == 1 and _is_system(last):
-            last["content"] = "\n\n".join([_joined(last["content"]), "\n".join(texts)])
+            last["content"] = "\n\n".join([joined(last["content"]), "\n".join(texts)])
         else:
             self.messages.append({"role": role, "content": _content(texts)})
 
@@ -176,10 +176,6 @@ def _content(texts: Sequence[str]) -> str | list[dict[str, Any]]:
     if len(texts) == 1:
         return texts[0]
     return [{"type": "text", "text": text} for text in texts]
-
-
-def _joined(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 # --- checks ---------------------------------------------------------------------------------------
