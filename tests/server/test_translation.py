@@ -13,12 +13,12 @@ from litestar.testing import TestClient
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 from tests.server.test_schema import JSON
 
+from inferno.contracts import Delta
 from inferno.errors import RequestError
 from inferno.server import create_app
 from inferno.server.anthropic.schema import MessagesRequest
 from inferno.server.anthropic.shape import _Choice as Message
 from inferno.server.anthropic.translation import _messages
-from inferno.server.output_parser import Delta
 from inferno.server.parsing import decode
 from inferno.server.responses.items import read_items, to_messages
 from inferno.server.responses.output import Output

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from attrs import define, field
 
+from inferno.contracts import Delta
 from inferno.errors import InfernoError
 from inferno.server.anthropic.errors import error_body
 from inferno.server.conversation import Conversation, ParsedChoice
 from inferno.server.errors import log
 from inferno.server.model import ServedModel
-from inferno.server.output_parser import Delta
 from inferno.server.shape import Shape, encode
 
 if TYPE_CHECKING:

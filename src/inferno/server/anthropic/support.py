@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferno.sampling_params import parameters
 from inferno.server.support import Field, honoured, sampling_rows
 
-OTHER_NAMES = ("max_tokens", "stop", "n", "prompt_logprobs")
+OTHER_NAMES = ("max_tokens", "stop", "n", "prompt_logprobs", "thinking_token_budget")
 """Sampling parameters that a message has no place for, or that have rows of their own."""
 
 _SAMPLING = [p for p in parameters() if p.name not in OTHER_NAMES]

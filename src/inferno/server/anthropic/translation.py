@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from attrs import fields_dict
 
 from inferno.errors import RequestError
 from inferno.server.anthropic.schema import SAMPLING, CountTokensRequest, MessagesRequest
 from inferno.server.errors import shorten
 from inferno.server.model import ServedModel
 from inferno.server.parsing import Parsed
-from inferno.server.schema import ChatRequest
 from inferno.server.translate import (
     Translation,
     function_call,
@@ -30,10 +28,11 @@ _NAMES = {
     "reasoning_effort": "output_config.effort",
     "thinking_token_budget": "thinking.budget_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-    "chat_template_kwargs.enable_thinking": "thinking",
+    "enable_thinking": "thinking",
 }
 _SAME = ("model", "max_tokens", "stream", "priority", "cache_salt", "request_id")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 _SERVER_BLOCKS = ("server_tool_use", "container_upload", "mcp_tool_use")
 """Blocks of Anthropic's own tools, besides their results."""
 
@@ -54,6 +53,7 @@ def translate(
         # A choice without a tool that can be chosen asks for nothing.
         **(choice if tools else {}),
         **thinking,
+        "chat_template_kwargs": body.chat_template_kwargs,
         "continue_final_message": _is_begun(messages) or None,
     }
     if isinstance(body, MessagesRequest):
@@ -246,32 +246,23 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
 def _thinking(body: CountTokensRequest, model: ServedModel) -> tuple[dict[str, Any], list[str]]:
     """Return chat's fields for `thinking` and `effort`, and what the template has no switch for:
     agents send both to every model."""
-    thinking, config = body.thinking or {}, body.output_config or {}
-    kind, budget, effort = thinking.get("type"), thinking.get("budget_tokens"), config.get("effort")
-    variables, ignored = dict(body.chat_template_kwargs or {}), []
-    fields: dict[str, Any] = {}
-    if kind not in (None, "enabled", "adaptive", "between_tools", "disabled"):
+    thinking, effort = body.thinking or {}, (body.output_config or {}).get("effort")
+    kind, ignored = thinking.get("type"), []
+    if kind not in (None, *_THINKING):
         raise RequestError(
             f"thinking has the unknown type {shorten(str(kind), 40)!r}",
             "Use enabled, adaptive or disabled.",
             param="thinking.type",
         )
-    source = model.preprocessor.template.source(tools=bool(body.tools))
-    if effort is not None:
-        if "reasoning_effort" in source:
-            fields["reasoning_effort"] = effort
-        else:
-            ignored.append("output_config.effort")
-    if kind is not None and "enable_thinking" in source:
-        variables["enable_thinking"] = kind != "disabled"
-    elif kind is not None:
-        ignored.append("thinking")
-    if kind == "enabled" and budget is not None:
-        if "thinking_token_budget" in fields_dict(ChatRequest):
-            fields["thinking_token_budget"] = budget
-        else:
-            ignored.append("thinking.budget_tokens")
-    return fields | {"chat_template_kwargs": variables or None}, ignored
+    fields: dict[str, Any] = {"enable_thinking": None if kind is None else kind != "disabled"}
+    if kind == "enabled":
+        fields["thinking_token_budget"] = thinking.get("budget_tokens")
+    template = model.preprocessor.template
+    if "reasoning_effort" in template.variables(template.source(tools=bool(body.tools))):
+        fields["reasoning_effort"] = effort
+    elif effort is not None:
+        ignored.append("output_config.effort")
+    return fields, ignored
 
 
 def _format(config: Mapping[str, Any]) -> dict[str, Any] | None:

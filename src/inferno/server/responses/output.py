@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from attrs import define, field
 
-from inferno.server.output_parser import Delta
+from inferno.contracts import Delta
 from inferno.server.responses.items import Item, new_id, seal
 
 Event: TypeAlias = tuple[str, dict[str, Any]]
