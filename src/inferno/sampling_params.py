@@ -14,12 +14,17 @@ from typing import Any, get_args, get_type_hints
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import GrammarSpec
+from inferno.contracts import GrammarSpec, ReasoningMarkers
 from inferno.errors import RequestError
 from inferno.structured_outputs import grammar_spec
 
 MAX_LOGPROBS = 20
 """Maximum number of alternatives at each position, as in OpenAI's API."""
+
+MAX_STOPS = 256
+"""Maximum number of stop strings, and of stop token ids."""
+MAX_STOP_CHARACTERS = 10_000
+"""Maximum of the stop strings' lengths together."""
 
 
 @frozen
@@ -283,6 +288,23 @@ class SamplingParams:
             flag=False,
         ),
     )
+    thinking_token_budget: int | None = field(
+        default=None,
+        validator=_Between(0),
+        metadata=_described(
+            "The most tokens of reasoning: then its closing marker follows. In chats with models "
+            "whose chat format has reasoning.",
+            flag=False,
+        ),
+    )
+    reasoning: ReasoningMarkers | None = field(
+        default=None,
+        metadata=_described(
+            "Where reasoning begins and ends, for `thinking_token_budget`. Chats set it.",
+            in_body=False,
+            flag=False,
+        ),
+    )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
         converter=_ids_or_none,
@@ -315,6 +337,13 @@ class SamplingParams:
         ),
     )
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar or a budget of reasoning restricts its tokens."""
+        return self.structured_outputs is not None or (
+            self.thinking_token_budget is not None and self.reasoning is not None
+        )
+
     def __attrs_post_init__(self) -> None:
         if self.allowed_token_ids == ():
             raise RequestError(
@@ -338,6 +367,18 @@ class SamplingParams:
                 "Lower min_tokens, or raise max_tokens.",
                 param="min_tokens",
             )
+        if len(self.stop) > MAX_STOPS or sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:
+            raise RequestError(
+                f"stop has {len(self.stop)} strings of {sum(map(len, self.stop))} characters",
+                f"Give at most {MAX_STOPS} strings of {MAX_STOP_CHARACTERS} characters together.",
+                param="stop",
+            )
+        if len(self.stop_token_ids) > MAX_STOPS:
+            raise RequestError(
+                f"stop_token_ids has {len(self.stop_token_ids)} ids",
+                f"Give at most {MAX_STOPS}.",
+                param="stop_token_ids",
+            )
         if any(not s for s in self.stop):
             raise RequestError("stop contains an empty string", "Remove it.", param="stop")
 
@@ -356,6 +397,8 @@ class Parameter:
     """Its Python type, without None: JSON and the command line derive theirs from it."""
     limits: str
     """Its range in words, or an empty string."""
+    bounds: tuple[float, float] | None
+    """The same as numbers, both included, or None; the second may be infinite."""
     help: str
     in_body: bool
     """Whether request bodies have it, in this form, at every endpoint that generates."""
@@ -378,10 +421,15 @@ def parameters(cls: type[SamplingParams] = SamplingParams) -> tuple[Parameter, .
             name=each.name,
             type=_without_none(types[each.name]),
             limits=str(each.validator) if isinstance(each.validator, _Between) else "",
+            bounds=_bounds(each.validator),
             **each.metadata,
         )
         for each in attrs.fields(cls)
     )
+
+
+def _bounds(validator: Any) -> tuple[float, float] | None:
+    return (validator.low, validator.high) if isinstance(validator, _Between) else None
 
 
 def _without_none(kind: Any) -> Any:

@@ -11,9 +11,10 @@ from typing import Any
 from attrs import define, field, frozen
 from tests.fake_engine import TOKENIZER
 
+from inferno.builtin import response_template
 from inferno.catalog import load_catalog
 from inferno.constraints import Grammars, vocabulary_of
-from inferno.contracts import RequestField
+from inferno.contracts import ChatNeed, OutputFormat, RequestField
 from inferno.core.types import EngineStats, Logprobs, Pooling
 from inferno.errors import EngineDeadError, GrammarError
 from inferno.llm import TextDelta
@@ -60,6 +61,18 @@ def grammars() -> Grammars:
     return Grammars(providers, lambda: vocabulary_of(TOKENIZER, 257))
 
 
+PLAN = SimpleNamespace(
+    max_num_seqs=4,
+    block_size=16,
+    architecture="FakeForCausalLM",
+    config={"model_type": "fake", "hidden_size": 4, "max_position_embeddings": 8192},
+    format="safetensors",
+    dtype="float32",
+    schemes=(SimpleNamespace(name="dense", layout="float32", nbytes=100),),
+    device=SimpleNamespace(torch_name="cpu"),
+)
+
+
 @frozen(kw_only=True)
 class RecordingPreprocessor(Preprocessor):
     """Remembers the conversations it wrote out."""
@@ -84,14 +97,17 @@ class FakeLLM:
     fails_after: int | None = None
     """Raise what no handler expects after this many deltas."""
     max_model_len: int = 4096
+    vocab_size: int = 257
     alive: bool = True
     response_template: Mapping[str, Any] | None = None
+    output_format: OutputFormat | None = None
+    """Instead of a response template's."""
     default_params: SamplingParams = SamplingParams(max_tokens=256)
     model_id: str = "fake"
     tokenizer: Tokenizer | None = TOKENIZER
     template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
     stats: EngineStats = field(factory=EngineStats)
-    plan: Any = field(factory=lambda: SimpleNamespace(max_num_seqs=4))
+    plan: Any = field(factory=lambda: PLAN)
     live: dict[str, asyncio.Event] = field(factory=dict)
     aborted: list[str] = field(factory=list)
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
@@ -123,12 +139,17 @@ class FakeLLM:
             tokenizer=self.tokenizer,
             template=self.template,
             max_model_len=self.max_model_len,
-            vocab_size=257,
+            vocab_size=self.vocab_size,
             default_params=self.default_params,
-            response_template=self.response_template,
+            chat_format=self.chat_format,
             prompts=self.prompts,
             pooling=self.pooling,
         )
+
+    def chat_format(self) -> OutputFormat | None:
+        if self.output_format is not None or self.response_template is None:
+            return self.output_format
+        return response_template.build(ChatNeed(response_template=self.response_template))
 
     async def check(self, params: SamplingParams) -> None:
         """Compile with the installed plugins, in this process."""

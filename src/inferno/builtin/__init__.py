@@ -7,6 +7,7 @@ from inferno.builtin.sources import HUB, LOCAL
 from inferno.contracts import (
     AttentionBackend,
     CachePolicy,
+    ChatFormat,
     CheckpointFormat,
     LogitsProcessor,
     Proposer,
@@ -79,6 +80,18 @@ def inferno_proposers() -> list[Proposer]:
             num_drafts=3,
             cost=0.05,
         ),
+    ]
+
+
+@hookimpl
+def inferno_chat_formats() -> list[ChatFormat]:
+    return [
+        ChatFormat(
+            name="response-template",
+            matches="inferno.builtin.response_template:matches",
+            build="inferno.builtin.response_template:build",
+            priority=100,  # the checkpoint's own word
+        )
     ]
 
 

@@ -44,7 +44,8 @@ def declare(function: Callable[..., Any]) -> click.Command:
     for option in command.params:
         if isinstance(option, click.Option) and option.expose_value:
             flag = next(o for o in option.opts if o.startswith("--"))
-            option.envvar = "INFERNO_" + flag[2:].replace("-", "_").upper()
+            own, other = "INFERNO_" + flag[2:].replace("-", "_").upper(), option.envvar
+            option.envvar = own if other is None else [own, str(other)]
     return command
 
 
@@ -163,6 +164,12 @@ engine_options = together(
             "--num-speculative-tokens",
             type=int,
             help="Most draft tokens per step. [default: the proposer's]",
+        ),
+        _engine(
+            "--chat-format",
+            metavar="NAME",
+            help="How the model writes tool calls and reasoning; none: do not parse. "
+            "[default: as its chat template shows]",
         ),
         _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
         source_options,
