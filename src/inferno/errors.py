@@ -10,7 +10,15 @@ from typing import ClassVar, Literal, Self
 from attrs import frozen
 
 MissingKind = Literal[
-    "architecture", "format", "scheme", "kernels", "attention", "cache policy", "model", "grammar"
+    "architecture",
+    "format",
+    "scheme",
+    "kernels",
+    "attention",
+    "cache policy",
+    "chat format",
+    "model",
+    "grammar",
 ]
 """Kinds of things that a distribution may provide."""
 
@@ -126,6 +134,13 @@ class RequestError(InfernoError):
         self.code = code or type(self).code
 
 
+class NotFoundError(InfernoError):
+    """No stored response, conversation or item of that id, for this API key."""
+
+    status = 404
+    code = "not_found"
+
+
 class AuthenticationError(InfernoError):
     """No API key, or an unknown one."""
 
@@ -153,6 +168,10 @@ class ModelUnavailableError(InfernoError):
 
     status = 503
     code = "model_unavailable"
+
+
+class RemoteError(InfernoError):
+    """A remote server cannot be reached, refused a request, or broke off its answer."""
 
 
 class EngineDeadError(InfernoError):
@@ -213,6 +232,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         OptionError,
         DeviceError,
         RequestError,
+        NotFoundError,
         AuthenticationError,
         PermissionDeniedError,
         LimitError,

@@ -156,11 +156,10 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
         "object": "model",
         "created": slot.created,
         "owned_by": "inferno",
-        "root": slot.spec.ref,
+        "root": slot.spec.ref or slot.name,
         "status": slot.status,
     }
     if slot.served is not None:
-        card["root"] = slot.served.llm.model_id
         card["max_model_len"] = slot.served.preprocessor.max_model_len
     if slot.state is State.FAILED and slot.error is not None:
         card["error"] = slot.error.cause
