@@ -94,7 +94,7 @@ class FakeLLM:
     tokenizer: Tokenizer | None = TOKENIZER
     template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
     stats: EngineStats = field(factory=EngineStats)
-    plan: Any = field(factory=lambda: SimpleNamespace(max_num_seqs=4))
+    plan: Any = field(factory=lambda: SimpleNamespace(max_num_seqs=4, grammars=()))
     live: dict[str, asyncio.Event] = field(factory=dict)
     aborted: list[str] = field(factory=list)
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
