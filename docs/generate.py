@@ -395,10 +395,9 @@ def _flags(option: click.Option, context: click.Context) -> str:
 
 
 def _variable(option: click.Option) -> str:
-    """The environment variable, where it is not the flag's name."""
-    assert option.name is not None, "click derives one from the flag"
-    names = {flag.lstrip("-").replace("-", "_") for flag in option.opts}
-    return "" if option.name in names else f" Environment: `INFERNO_{option.name.upper()}`."
+    """The environment's variables besides the one that is named as the flag."""
+    others = option.envvar[1:] if isinstance(option.envvar, list) else ()
+    return "".join(f" Environment: `{name}` as well." for name in others)
 
 
 def _option_default(option: click.Option, context: click.Context) -> str:

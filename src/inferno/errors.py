@@ -134,6 +134,13 @@ class RequestError(InfernoError):
         self.code = code or type(self).code
 
 
+class NotFoundError(InfernoError):
+    """No stored response, conversation or item of that id, for this API key."""
+
+    status = 404
+    code = "not_found"
+
+
 class AuthenticationError(InfernoError):
     """No API key, or an unknown one."""
 
@@ -156,11 +163,15 @@ class LimitError(InfernoError):
     code = "rate_limit_exceeded"
 
 
-class NoRoomError(InfernoError):
+class ModelUnavailableError(InfernoError):
     """The model cannot be loaded now: other models use the memory, or its last load failed."""
 
     status = 503
     code = "model_unavailable"
+
+
+class RemoteError(InfernoError):
+    """A remote server cannot be reached, refused a request, or broke off its answer."""
 
 
 class EngineDeadError(InfernoError):
@@ -169,6 +180,13 @@ class EngineDeadError(InfernoError):
 
     status = 503
     code = "engine_restarting"
+
+
+class RequestTimeoutError(InfernoError):
+    """The answer took longer than the request or the server allows."""
+
+    status = 504
+    code = "request_timeout"
 
 
 class QueueFullError(InfernoError):
@@ -214,11 +232,13 @@ ERRORS: dict[str, type[InfernoError]] = {
         OptionError,
         DeviceError,
         RequestError,
+        NotFoundError,
         AuthenticationError,
         PermissionDeniedError,
         LimitError,
-        NoRoomError,
+        ModelUnavailableError,
         EngineDeadError,
+        RequestTimeoutError,
         QueueFullError,
         ShuttingDownError,
         AddressError,

@@ -21,6 +21,11 @@ from inferno.structured_outputs import grammar_spec
 MAX_LOGPROBS = 20
 """Maximum number of alternatives at each position, as in OpenAI's API."""
 
+MAX_STOPS = 256
+"""Maximum number of stop strings, and of stop token ids."""
+MAX_STOP_CHARACTERS = 10_000
+"""Maximum of the stop strings' lengths together."""
+
 
 @frozen
 class _Between:
@@ -341,6 +346,18 @@ class SamplingParams:
                 f"min_tokens is {self.min_tokens}, but max_tokens is only {self.max_tokens}",
                 "Lower min_tokens, or raise max_tokens.",
                 param="min_tokens",
+            )
+        if len(self.stop) > MAX_STOPS or sum(map(len, self.stop)) > MAX_STOP_CHARACTERS:
+            raise RequestError(
+                f"stop has {len(self.stop)} strings of {sum(map(len, self.stop))} characters",
+                f"Give at most {MAX_STOPS} strings of {MAX_STOP_CHARACTERS} characters together.",
+                param="stop",
+            )
+        if len(self.stop_token_ids) > MAX_STOPS:
+            raise RequestError(
+                f"stop_token_ids has {len(self.stop_token_ids)} ids",
+                f"Give at most {MAX_STOPS}.",
+                param="stop_token_ids",
             )
         if any(not s for s in self.stop):
             raise RequestError("stop contains an empty string", "Remove it.", param="stop")

@@ -61,6 +61,19 @@ def grammars() -> Grammars:
     return Grammars(providers, lambda: vocabulary_of(TOKENIZER, 257))
 
 
+PLAN = SimpleNamespace(
+    grammars=(),
+    max_num_seqs=4,
+    block_size=16,
+    architecture="FakeForCausalLM",
+    config={"model_type": "fake", "hidden_size": 4, "max_position_embeddings": 8192},
+    format="safetensors",
+    dtype="float32",
+    schemes=(SimpleNamespace(name="dense", layout="float32", nbytes=100),),
+    device=SimpleNamespace(torch_name="cpu"),
+)
+
+
 @frozen(kw_only=True)
 class RecordingPreprocessor(Preprocessor):
     """Remembers the conversations it wrote out."""
@@ -85,6 +98,7 @@ class FakeLLM:
     fails_after: int | None = None
     """Raise what no handler expects after this many deltas."""
     max_model_len: int = 4096
+    vocab_size: int = 257
     alive: bool = True
     response_template: Mapping[str, Any] | None = None
     output_format: OutputFormat | None = None
@@ -94,7 +108,7 @@ class FakeLLM:
     tokenizer: Tokenizer | None = TOKENIZER
     template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
     stats: EngineStats = field(factory=EngineStats)
-    plan: Any = field(factory=lambda: SimpleNamespace(max_num_seqs=4, grammars=()))
+    plan: Any = field(factory=lambda: PLAN)
     live: dict[str, asyncio.Event] = field(factory=dict)
     aborted: list[str] = field(factory=list)
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
@@ -126,7 +140,7 @@ class FakeLLM:
             tokenizer=self.tokenizer,
             template=self.template,
             max_model_len=self.max_model_len,
-            vocab_size=257,
+            vocab_size=self.vocab_size,
             default_params=self.default_params,
             chat_format=self.chat_format,
             prompts=self.prompts,
@@ -156,6 +170,7 @@ class FakeLLM:
         cache_salt: str = "",
         pooling: Pooling | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
+        self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
         self.seen += [(ids, params) for ids in encoded]
         if pooling is not None:

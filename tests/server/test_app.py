@@ -14,7 +14,7 @@ from tests.server.test_schema import JSON
 from inferno.core.types import EngineStats
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.server import create_app
-from inferno.server.app import limiter_of
+from inferno.server.app import MAX_WAITING, limiter_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -245,11 +245,14 @@ def test_metrics_have_vllms_names(client: Any) -> None:
     http.post(CHAT, json={})
     response = http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(response.text))
     samples = {
-        (s.name, *s.labels.values()): s.value
-        for f in text_string_to_metric_families(response.text)
+        (s.name, *(v for k, v in s.labels.items() if k != "model_name")): s.value
+        for f in families
         for s in f.samples
     }
+    models = {s.labels.get("model_name", "fake") for f in families for s in f.samples}
+    assert models == {"fake"}
     assert samples["inferno_num_requests_running",] == 3
     assert samples["inferno_num_requests_waiting",] == 2
     assert samples["inferno_kv_cache_usage_perc",] == 0.5
@@ -260,6 +263,10 @@ def test_metrics_have_vllms_names(client: Any) -> None:
     assert samples["inferno_time_to_first_token_seconds_count",] == 2
     assert samples["inferno_e2e_request_latency_seconds_count",] == 2
     assert samples["inferno_inter_token_latency_seconds_count",] == 2 * (11 - 3)
+    assert samples["inferno_request_time_per_output_token_seconds_count",] == 2
+    assert samples["inferno_request_decode_time_seconds_count",] == 2
+    assert samples["inferno_request_generation_tokens_sum",] == 2 * 11
+    assert samples["inferno_request_prompt_tokens_count",] == 1
     assert samples["inferno_http_requests_total", "200"] == 1
     assert samples["inferno_http_requests_total", "400"] == 1
     for name in (
@@ -323,7 +330,7 @@ def test_two_apps_in_a_process_know_nothing_of_each_other(client: Any) -> None:
         two.post(CHAT, json={"messages": MESSAGES}).json()["choices"][0]["message"]["content"]
         == "two"
     )
-    assert 'request_success_total{finished_reason="stop"} 1.0' in one.get("/metrics").text
+    assert 'finished_reason="stop",model_name="a"} 1.0' in one.get("/metrics").text
 
 
 def test_the_app_can_be_mounted_in_another() -> None:
@@ -424,3 +431,23 @@ def test_no_body_is_a_500(fuzzed: Any, sent: tuple[str, dict[str, Any]]) -> None
     assert response.status_code in (200, 400), response.text
     assert response.status_code == 200 or len(response.text) < 3000
     assert "server_error" not in response.text
+
+
+def test_by_default_the_queue_is_limited(client: Any) -> None:
+    http = client()
+    limiter_of(http.app).in_flight = 4 + MAX_WAITING
+    assert error(http.post(CHAT, json={"messages": MESSAGES}), 429)["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_timeout_must_be_positive(client: Any, seconds: float) -> None:
+    answer = client().post(CHAT, json={"messages": MESSAGES, "timeout": seconds})
+    assert error(answer, 400)["param"] == "timeout"
+
+
+@pytest.mark.parametrize(
+    "tokens", [[-1], [257], [2**40]], ids=["negative", "behind the vocabulary", "huge"]
+)
+def test_impossible_ids_are_a_400(client: Any, tokens: list[int]) -> None:
+    answer = client().post("/detokenize", json={"tokens": tokens})
+    assert error(answer, 400)["param"] == "tokens"

@@ -21,6 +21,13 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "hi"},
     "/v1/rerank": {"query": "hi", "documents": ["ho"]},
     "/v1/score": {"text_1": "hi", "text_2": "ho"},
+    "/api/chat": {"model": "m"},
+    "/api/chat#options": {},
+    "/api/generate": {"model": "m"},
+    "/api/embed": {"model": "m", "input": "hi"},
+    "/api/embeddings": {"model": "m", "prompt": "hi"},
+    "/api/show": {"model": "m"},
+    "/api/pull": {"model": "m"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
 }

@@ -75,7 +75,7 @@ def test_those_who_leave_are_counted(live: Any) -> None:
     leave(sock, "rst")
     wait_until(lambda: not server.llm.live)
     assert (
-        'request_success_total{finished_reason="abort"} 2.0'
+        'request_success_total{finished_reason="abort",model_name="fake"} 2.0'
         in httpx.get(server.url + "/metrics").text
     )
 
@@ -168,3 +168,24 @@ def test_who_still_runs_when_the_server_must_stop_is_told(live: Any, stream: boo
     asker.join(20)
     assert answers[0].status_code == (200 if stream else 503)
     assert "server_shutting_down" in answers[0].text
+
+
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [
+        ({"request_timeout": 0.1}, {}),
+        ({}, {"timeout": 0.1}),
+        ({"request_timeout": 0.1}, {"timeout": 60}),
+    ],
+)
+def test_an_answer_that_takes_too_long_ends_with_an_error(
+    live: Any, options: dict[str, Any], body: dict[str, Any]
+) -> None:
+    server = live(FakeLLM(endless=True, delay=0.02), **options)
+    asked = {"prompt": "x", "max_tokens": 10**6, **body}
+    whole = server.post("/v1/completions", **asked)
+    assert whole.status_code == 504 and whole.json()["error"]["code"] == "request_timeout"
+    assert whole.headers["x-should-retry"] == "false"
+    *_, last = server.events("/v1/completions", **asked)
+    assert last["error"]["code"] == "request_timeout"
+    assert len(server.llm.aborted) == 2

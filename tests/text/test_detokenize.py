@@ -1,8 +1,14 @@
+from typing import Any
+
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferno.errors import RequestError
+from inferno.sampling_params import SamplingParams
 from inferno.text import TextStream, Tokenizer
+from inferno.text.stops import StopStrings
 
 ids = st.lists(st.integers(0, 275), max_size=30)
 text = st.text(st.characters(codec="utf-8"), max_size=30)
@@ -122,3 +128,33 @@ def test_a_stop_string_across_characters_of_several_tokens_is_found(
     stream = TextStream(bytes_tokenizer, stop=["😀!"])
     assert "".join(fed(stream, bytes_tokenizer.encode("hi 😀! there"), 1)) == "hi "
     assert stream.stopped == "😀!"
+
+
+class Counting(tuple[int, ...]):
+    """A tuple that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def test_the_search_takes_as_long_for_many_stop_strings_as_for_one() -> None:
+    """However many strings there are, a search goes back to shorter prefixes at most as often as
+    it went on to longer ones."""
+    strings = tuple(f"{'ab' * (i % 20)}{i}" for i in range(256))
+    assert StopStrings.of(strings) is StopStrings.of(strings), "a request's outputs share it"
+    shorter = Counting(StopStrings.of(strings).shorter)
+    stops, state, text = evolve(StopStrings.of(strings), shorter=shorter), 0, "ab" * 10 + "b"
+    for char in text * 50:
+        state = stops.follow(state, char)
+    assert 0 < shorter.reads <= len(text * 50)
+
+
+@pytest.mark.parametrize(
+    "stop", [["x"] * 257, ["x" * 10_001], ["x" * 100] * 101], ids=["many", "long", "both"]
+)
+def test_too_many_stop_strings_are_refused(stop: list[str]) -> None:
+    with pytest.raises(RequestError, match="stop has"):
+        SamplingParams(stop=stop)

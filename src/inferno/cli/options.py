@@ -44,7 +44,8 @@ def declare(function: Callable[..., Any]) -> click.Command:
     for option in command.params:
         if isinstance(option, click.Option) and option.expose_value:
             flag = next(o for o in option.opts if o.startswith("--"))
-            option.envvar = "INFERNO_" + flag[2:].replace("-", "_").upper()
+            own, other = "INFERNO_" + flag[2:].replace("-", "_").upper(), option.envvar
+            option.envvar = own if other is None else [own, str(other)]
     return command
 
 

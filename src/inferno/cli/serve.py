@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from inferno.cli.network import Network, network_options
+from inferno.cli.operations import operation_options
 from inferno.cli.options import (
     chosen,
     declare,
     engine_options,
     plan_options,
-    ref_argument,
     template_option,
 )
+from inferno.errors import OptionError
+
+if TYPE_CHECKING:
+    from inferno.server.logs import LogFormat
+    from inferno.server.slot import ModelSpec
 
 
 @declare
-@ref_argument
+@click.argument("refs", nargs=-1, metavar="[REF]...")
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000)
 @click.option(
@@ -33,11 +40,6 @@ from inferno.cli.options import (
     "--strict-params",
     is_flag=True,
     help="Reject unknown request fields instead of listing them in the response.",
-)
-@click.option(
-    "--max-waiting",
-    type=click.IntRange(0),
-    help="Maximum number of waiting requests; more get a 429. [default: unlimited]",
 )
 @click.option(
     "--shutdown-timeout",
@@ -58,79 +60,152 @@ from inferno.cli.options import (
     help="Path that needs no API key, such as /metrics; may be repeated.",
 )
 @click.option("--page/--no-page", default=True, help="Serve the chat page at /.")
+@click.option(
+    "--prompt-history",
+    type=click.IntRange(0),
+    default=64,
+    help="Number of requests that /v1/debug/cache can explain.",
+)
 @click.option("--seed", type=int, help="Engine seed: makes requests without a seed reproducible.")
 @click.option(
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
 )
 @template_option
+@network_options
+@operation_options
 @engine_options
+@click.pass_context
 def command(
-    ref: str | None,
+    ctx: click.RichContext,
+    /,
+    refs: tuple[str, ...],
     host: str,
     port: int,
     api_keys: tuple[str, ...],
     names: tuple[str, ...],
     strict_params: bool,
     open_paths: tuple[str, ...],
-    max_waiting: int | None,
+    prompt_history: int,
     shutdown_timeout: float,
     reasoning: str,
     page: bool,
     locked: bool,
     chat_template: str | None,
+    config: str | None,
+    print_config: bool,
+    named: tuple[str, ...],
+    idle: str | None,
+    max_loaded: int | None,
+    keys_file: str | None,
+    key_metrics: bool,
+    log_format: LogFormat,
+    log_level: str,
+    log_prompts: bool,
+    otlp_endpoint: str | None,
     **values: Any,
 ) -> None:
-    """Serve REF with OpenAI's API at http://HOST:PORT/v1."""
+    """Serve REF with OpenAI's API at http://HOST:PORT/v1. Several models are loaded on demand, by
+    the name in the request."""
     from inferno.cli import lock, render
+    from inferno.cli.config import from_file, printed
     from inferno.cli.session import Clock
+    from inferno.cli.several import configured, several
     from inferno.llm import AsyncLLM
     from inferno.plan import open_model, reopen
 
-    clock = Clock()
-    opened = (
-        reopen(lock.read(ref, values)) if locked else open_model(chosen(ref), plan_options(values))
-    )
+    clock, network = Clock(), Network.taken(values)
+    models = configured(ctx, refs, named)
+    if print_config:
+        click.echo(printed(ctx, models))
+        return
+    is_one = len(refs) < 2 and not named and not from_file(ctx)
+    if is_one:
+        ref = refs[0] if refs else None
+        opened = (
+            reopen(lock.read(ref, values))
+            if locked
+            else open_model(chosen(ref), plan_options(values))
+        )
+    elif locked or names:
+        flag = "--locked" if locked else "--served-model-name"
+        raise OptionError(
+            f"{flag} is for one model", "Leave it out; name models by --model NAME=REF."
+        )
+    else:
+        engine = {**values, "chat_template": chat_template}
+        found = several(
+            ctx,
+            models,
+            engine,
+            idle=idle,
+            max_loaded=max_loaded,
+            engine_timeout=network.engine_timeout,
+        )
     clock.lap("plan")
     from inferno.server import run_server
     from inferno.server.app import OPEN_PATHS
+    from inferno.server.keys import Keys
+    from inferno.server.observers import observe
 
+    keys = Keys(api_keys, None if keys_file is None else Path(keys_file))
     clock.lap("imports")
-    llm = AsyncLLM.of_opened(opened, chat_template)
 
-    def ready(url: str, llm: AsyncLLM) -> None:
-        clock.lap("engine")
-        render.started(llm.plan, clock.laps)
-        chat = f" Chat at {url}/." if page else ""
-        click.echo(
-            f"Serving at {url}/v1.{chat} "
-            f"Try:\n{_curl(url, names[0] if names else llm.model_id, api_keys)}",
-            err=True,
-        )
+    def ready(url: str, app: Any) -> None:
+        chat = f" Chat at {url}/." if page and not url.startswith("unix:") else ""
+        if is_one:
+            clock.lap("engine")
+            render.started(llm.plan, clock.laps)
+            name = names[0] if names else llm.model_id
+        else:
+            name = found.specs[0].name
+            for spec in found.specs:
+                click.echo(f"  {', '.join(spec.names)}: {spec.ref}", err=True)
+        curl = _curl(url, name, keyed=keys.needed)
+        click.echo(f"Serving at {url}/v1.{chat} Try:\n{curl}", err=True)
 
-    _warn(host, api_keys)
+    if network.server["uds"] is None:
+        _warn(host, keyed=keys.needed)
     app = {
-        "api_keys": api_keys,
+        "api_keys": keys,
+        "key_metrics": key_metrics,
         "served_names": names,
         "strict_params": strict_params,
-        "max_waiting": max_waiting,
+        "prompt_history": prompt_history,
         "reasoning": reasoning,
         "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),
+        **network.app,
     }
-    run_server(
-        llm, host=host, port=port, ready=ready, app_options=app, shutdown_seconds=shutdown_timeout
-    )
+    if is_one:
+        served: AsyncLLM | tuple[ModelSpec, ...] = (
+            llm := AsyncLLM.of_opened(opened, chat_template, engine_timeout=network.engine_timeout)
+        )
+    else:
+        served = found.specs
+        app |= {"budgets": found.budgets, "max_loaded": max_loaded}
+    with observe(log_format, log_level, otlp_endpoint, prompts=log_prompts) as observers:
+        run_server(
+            served,
+            host=host,
+            port=port,
+            ready=ready,
+            app_options=app | observers,
+            shutdown_seconds=shutdown_timeout,
+            **network.server,
+        )
 
 
-def _warn(host: str, api_keys: tuple[str, ...]) -> None:
-    if host not in ("127.0.0.1", "localhost", "::1") and not api_keys:
+def _warn(host: str, *, keyed: bool) -> None:
+    if host not in ("127.0.0.1", "localhost", "::1") and not keyed:
         click.echo(
             f"Listening on {host} without --api-key: anyone who can connect can use it.", err=True
         )
 
 
-def _curl(url: str, model: str, api_keys: tuple[str, ...]) -> str:
+def _curl(url: str, model: str, *, keyed: bool) -> str:
     messages = '[{"role": "user", "content": "What does math.gcd do?"}]'
     body = f'{{"model": "{model}", "messages": {messages}}}'
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if api_keys else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
+    if url.startswith("unix:"):
+        url = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
     return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"

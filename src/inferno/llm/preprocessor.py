@@ -122,10 +122,24 @@ class Preprocessor:
         if isinstance(prompt, Mapping):
             prompt = _unwrapped(prompt)
         if isinstance(prompt, str):
+            self.check_characters(len(prompt), "prompt")
             return tuple(self._tokenizer("prompt").encode(prompt))
         ids = _integers(prompt)
-        self._check_ids("prompt", ids)
+        self.check_ids("prompt", ids)
         return ids
+
+    def check_characters(self, count: int, param: str, least: int = 0) -> None:
+        """Raise RequestError for a string of so many characters that it exceeds the context
+        whatever they are: encoding takes a second per million. `least` are always allowed."""
+        longest = self._tokenizer(param).longest_token
+        if count > max(self.max_model_len * longest, least):
+            raise RequestError(
+                f"{param} has {count} characters, but the context holds {self.max_model_len} "
+                f"tokens, each of at most {longest} characters",
+                "Shorten it, or start with a larger --max-model-len if the model allows it.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def truncated(self, token_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
         """Return the tokens of a prompt that `params.truncate_prompt_tokens` keeps: the last."""
@@ -182,6 +196,7 @@ class Preprocessor:
         """Return the token ids of `render_chat`, checked like a prompt's. No special tokens are
         added: the template writes them."""
         text = self.render_chat(messages, **template_kwargs)
+        self.check_characters(len(text), "messages")
         return self._checked_length(
             tuple(self._tokenizer("messages").encode(text, add_special_tokens=False))
         )
@@ -199,7 +214,7 @@ class Preprocessor:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
         token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
-        self._check_params(params)
+        self.check_params(params)
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
@@ -244,7 +259,8 @@ class Preprocessor:
             )
         return ids
 
-    def _check_ids(self, param: str, ids: Collection[int]) -> None:
+    def check_ids(self, param: str, ids: Collection[int]) -> None:
+        """Raise RequestError for an id that the model does not have."""
         end = float("inf") if self.vocab_size is None else self.vocab_size
         unknown = next((i for i in ids if not 0 <= i < end), None)
         if unknown is not None:
@@ -254,19 +270,20 @@ class Preprocessor:
                 param=param,
             )
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError for parameters that this model cannot honour."""
         if params.stop and self.tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, which this model lacks",
                 "Use stop_token_ids.",
                 param="stop",
             )
-        self._check_ids("logit_bias", params.logit_bias)
+        self.check_ids("logit_bias", params.logit_bias)
         for i, call in enumerate(params.logits_processors):
             self._check_processor(call, f"logits_processors[{i}]")
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logprob_token_ids", params.logprob_token_ids)
+        self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self.check_ids("stop_token_ids", params.stop_token_ids)
+        self.check_ids("logprob_token_ids", params.logprob_token_ids)
 
     def _check_processor(self, call: ProcessorCall, param: str) -> None:
         known = self.logits_processors

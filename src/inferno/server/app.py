@@ -1,11 +1,11 @@
-"""The Litestar app: one model behind OpenAI's endpoints. No global state: two apps in one process
+"""The Litestar app: models behind OpenAI's endpoints. No global state: two apps in one process
 share nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from litestar import Litestar
@@ -18,20 +18,24 @@ from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
 from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.generation import Limiter
+from inferno.server.history import LIMIT as PROMPT_HISTORY
 from inferno.server.keys import Keys
-from inferno.server.metrics import Metrics
+from inferno.server.metrics import Metrics, ModelView
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
 from inferno.server.openapi import openapi_config
 from inferno.server.page import page_handlers
 from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
-from inferno.server.record import Recorded
+from inferno.server.record import Record, Recorded
+from inferno.server.slot import ModelSpec, Slot
+from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
 
 MAX_BODY_BYTES = 64 * 2**20
+MAX_WAITING = 1024
 OPEN_PATHS = ("/health", "/ping")
 """Routes that need no key."""
 REASONING_FIELDS = {
@@ -43,47 +47,81 @@ REASONING_FIELDS = {
 
 
 def create_app(
-    llm: AsyncLLM,
+    llm: AsyncLLM | Sequence[ModelSpec],
     *,
     api_keys: Sequence[str] | Keys = (),
     served_names: Sequence[str] = (),
     strict_params: bool = False,
     own_llm: bool = True,
-    max_waiting: int | None = None,
+    max_waiting: int | None = MAX_WAITING,
     max_body_bytes: int = MAX_BODY_BYTES,
     reasoning: Literal["both", "reasoning", "reasoning_content"] = "both",
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
     page: bool = True,
+    budgets: Mapping[str, int] | None = None,
+    max_loaded: int | None = None,
+    key_metrics: bool = False,
+    on_end: Callable[[Record], object] = lambda record: None,
+    log_prompts: bool = False,
     allowed_hosts: Sequence[str] = (ANY,),
     cors_origins: Sequence[str] = (),
+    prompt_history: int = PROMPT_HISTORY,
+    request_timeout: float | None = None,
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
 
     With `own_llm` its lifespan starts and closes `llm`. `max_waiting` limits the outputs that wait
-    beyond those that run; more get a 429. `strict_params` rejects unknown fields. `open_paths` need
-    no key. `page` serves the chat page at `/`, which needs none either. `allowed_hosts` are the
-    names by which clients may call the server, and `cors_origins` the web pages that may use it,
-    besides its own; `*` is any.
+    beyond those that run; more get a 429. An answer may take `request_timeout` seconds.
+    `strict_params` rejects unknown fields. `open_paths` need no key. `page` serves the chat page at
+    `/`, which needs none either. `allowed_hosts` are the names by which clients may call the
+    server, and `cors_origins` the web pages that may use it, besides its own; `*` is any.
+
+    Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
+    `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
+    of each request once its response has been sent; `log_prompts` keeps prompts in it.
+    `prompt_history` is the number of requests that /v1/debug/cache knows of each model.
     """
     origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
-    metrics = Metrics(lambda: llm.stats, lambda: llm.alive)
-    limiter = Limiter(None if max_waiting is None else llm.plan.max_num_seqs + max_waiting)
-    pipeline = Pipeline(llm, limiter, metrics, ping_seconds)
-    model = ServedModel(pipeline, served_names, REASONING_FIELDS[reasoning])
-    models = Models(model)
+    fields = REASONING_FIELDS[reasoning]
+
+    def serve(llm: AsyncLLM, names: Sequence[str], limiter: Limiter) -> ServedModel:
+        limiter.limit = None if max_waiting is None else llm.plan.max_num_seqs + max_waiting
+        names = tuple(names) or (llm.model_id,)
+        memory, measured = Memory(prompt_history), metrics.of(names[0])
+        pipeline = Pipeline(llm, limiter, measured, ping_seconds, request_timeout, memory)
+        return ServedModel(pipeline, names, fields)
+
+    metrics = Metrics(lambda: map(_view, models.slots), (lambda: keys.all) if key_metrics else None)
+    if isinstance(llm, Sequence):
+        only = None
+        slots = [Slot(spec) for spec in llm]
+    else:
+        only = llm
+        limiter = Limiter()
+        slots = [Slot.loaded(serve(llm, served_names, limiter), limiter)]
+    models = Models(
+        slots,
+        lambda slot, llm: serve(llm, slot.spec.names, slot.limiter),
+        budgets=budgets,
+        max_loaded=max_loaded,
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        if only is None:
+            async with models.running():
+                yield
+            return
         if own_llm:
-            await llm.start()
+            await only.start()
         try:
-            await asyncio.to_thread(model.warm_up)
+            await asyncio.to_thread(models.named(None).warm_up)
             yield
         finally:
             if own_llm:
-                await llm.close()
+                await only.close()
 
     async def count(message: Message, _: Scope) -> None:
         if message["type"] == "http.response.start":
@@ -93,12 +131,7 @@ def create_app(
         [*HANDLERS, *(page_handlers() if page else ())],
         lifespan=[lifespan],
         state=State(
-            {
-                "limiter": limiter,
-                "strict_params": strict_params,
-                "keys": keys,
-                "plugin_fields": llm.request_fields,
-            }
+            {"models": models, "metrics": metrics, "strict_params": strict_params, "api_keys": keys}
         ),
         dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
         guards=[keys.guard(open_paths)],
@@ -110,11 +143,33 @@ def create_app(
     )
     app.state.routes = routes = Routes.of(app)
     gate = Gate(app.asgi_handler, routes, frozenset(allowed_hosts), origins)
-    app.asgi_handler = Recorded(gate, lambda record: None)
+    app.asgi_handler = Recorded(gate, on_end, prompts=log_prompts)
     return app
 
 
 def limiter_of(app: Litestar) -> Limiter:
-    """The app's limiter, which knows what runs and can drain it."""
-    limiter: Limiter = app.state.limiter
-    return limiter
+    """The limiter of the app's first model, which knows what runs and can drain it."""
+    return models_of(app).slots[0].limiter
+
+
+def models_of(app: Litestar) -> Models:
+    """The app's models, which can be drained together."""
+    models: Models = app.state.models
+    return models
+
+
+def keys_of(app: Litestar) -> Keys:
+    """The app's keys, which can be read again."""
+    keys: Keys = app.state.api_keys
+    return keys
+
+
+def _view(slot: Slot) -> ModelView:
+    llm = slot.served.llm if slot.served is not None else None
+    return ModelView(
+        slot.name,
+        slot.status,
+        alive=llm is not None and llm.alive,
+        nbytes=slot.nbytes,
+        stats=llm.stats if llm is not None else None,
+    )

@@ -7,15 +7,24 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import openai, pooling, routes
+from inferno.server import admin, debug, ollama, openai, pooling, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *openai.HANDLERS,
     *pooling.HANDLERS,
+    *ollama.HANDLERS,
+    *admin.HANDLERS,
     *routes.HANDLERS,
+    *debug.HANDLERS,
 )
-BODIES: tuple[type[Any], ...] = (*openai.BODIES, *pooling.BODIES, *routes.BODIES)
+BODIES: tuple[type[Any], ...] = (
+    *openai.BODIES,
+    *pooling.BODIES,
+    *ollama.BODIES,
+    *admin.BODIES,
+    *routes.BODIES,
+)
 """The class of each endpoint's request body, with its path (`endpoint`) and the support of each
 field (`rows`)."""
 FIELDS: Mapping[str, tuple[Field, ...]] = {body.endpoint: body.rows for body in BODIES}

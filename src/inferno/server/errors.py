@@ -17,6 +17,7 @@ from litestar.exceptions import (
 
 from inferno.errors import InfernoError, RequestError
 from inferno.server.paths import Routes
+from inferno.server.record import current
 
 log = logging.getLogger("inferno.server")
 
@@ -60,6 +61,8 @@ def body(error: BaseException) -> tuple[int, dict[str, Any]]:
         status, message = error.status_code, error.detail
         code = _CODES.get(status)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    if (record := current()) is not None:
+        record.error = code or kind
     return status, {
         "error": {"message": shorten(message), "type": kind, "param": param, "code": code}
     }

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from attrs import define, evolve, field, frozen
 
@@ -15,17 +15,34 @@ from inferno.core.types import Pooling
 from inferno.errors import (
     EngineDeadError,
     InfernoError,
+    ModelUnavailableError,
     QueueFullError,
     RequestError,
+    RequestTimeoutError,
     ShuttingDownError,
 )
 from inferno.sampling_params import SamplingParams
 from inferno.server.parsing import Parsed
+from inferno.server.record import Record, current
+from inferno.server.rendered import Rendered
 from inferno.server.schema import GenerationRequest, StreamOptions
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM, TextDelta
-    from inferno.server.metrics import Metrics
+    from inferno.server.metrics import ModelMetrics
+
+Ending = Literal["client", "shutdown", "unload", "timeout"]
+"""Why a generation is aborted: its client is gone, the server stops, its model is unloaded, or it
+took too long."""
+
+
+class Watch(Protocol):
+    """What follows a generation (`server.watch`)."""
+
+    def take(self, deltas: Sequence[TextDelta]) -> None: ...
+
+    def end(self) -> None:
+        """Called when the generation is closed, perhaps more than once."""
 
 
 @frozen(kw_only=True)
@@ -46,6 +63,12 @@ class Prepared:
     """Score the prompt, and drop the one token that the engine always samples."""
     pooling: Pooling | None = None
     """Make an embedding of each prompt instead of generating."""
+    rendered: Rendered | None = None
+    """The conversation that the prompt was made of, if it was."""
+    session: str | None = None
+    """The session in whose usage the request counts."""
+    timeout: float | None = None
+    """Seconds that the answer may take."""
 
     @classmethod
     def of(
@@ -57,6 +80,7 @@ class Prepared:
         params: SamplingParams,
         ignored: Sequence[str] = (),
         prompt_only: bool = False,
+        rendered: Rendered | None = None,
     ) -> Self:
         """Prepare a parsed body with the values its endpoint derived. `ignored` is added to the
         names from parsing. Raises RequestError."""
@@ -71,11 +95,25 @@ class Prepared:
             cache_salt=checked_salt(data.cache_salt),
             ignored=tuple(dict.fromkeys((*parsed.ignored, *ignored))),
             prompt_only=prompt_only,
+            rendered=rendered,
+            session=data.session_id,
+            timeout=_positive(data.timeout),
         )
 
     @property
     def num_outputs(self) -> int:
         return len(self.prompts) * self.params.n
+
+
+@define
+class Times:
+    """When one output's tokens came."""
+
+    first: float
+    """Seconds from the request to the first token."""
+    last: float
+    """Monotonic time of the latest token."""
+    tokens: int = 0
 
 
 @define(eq=False)
@@ -88,54 +126,94 @@ class Generation:
 
     llm: AsyncLLM
     limiter: Limiter
-    metrics: Metrics
+    metrics: ModelMetrics
     prepared: Prepared
     id: str = field(factory=lambda: uuid.uuid4().hex)
     created: int = field(factory=lambda: int(time.time()))
     completion_tokens: int = 0
+    watch: Watch | None = None
+    """Is given what the generation yields, and its end."""
+    record: Record | None = field(factory=current)
+    """Of the HTTP request, if it is one."""
     _started: float = field(factory=time.monotonic)
-    _last: dict[int, float] = field(factory=dict)
-    """Time of each output's latest token."""
+    _times: dict[int, Times] = field(factory=dict)
+    """Of each output that has begun."""
     _cached: dict[int, int] = field(factory=dict)
     """Each prompt's number of cached tokens."""
     _num_drafts: int = 0
     _num_accepted: int = 0
-    _aborted: Literal["client", "shutdown"] | None = None
+    _aborted: Ending | None = None
     _ended: bool = False
     _stream: AsyncGenerator[list[TextDelta], None] | None = None
     """Once open."""
+    _deadline: asyncio.TimerHandle | None = None
 
     @property
     def num_outputs(self) -> int:
         return self.prepared.num_outputs
 
-    def open(self) -> None:
-        """Check the request and admit it. Raises errors that become a status code: an invalid
-        parameter, a full queue, a restarting engine."""
-        prepared = self.prepared
+    def open(self, timeout: float | None = None) -> None:
+        """Check the request and admit it. It is aborted after `timeout` seconds, or fewer if the
+        request says so. Raises errors that become a status code: an invalid parameter, a full
+        queue, a restarting engine."""
+        prepared, record = self.prepared, self.record
         self._stream = self.llm.stream_all(
             prepared.prompts,
             prepared.params,
             request_id=self.id,
-            priority=prepared.priority,
+            priority=prepared.priority if record is None else record.priority(prepared.priority),
             cache_salt=prepared.cache_salt,
             pooling=prepared.pooling,
         )
         if not self.llm.alive:
-            raise EngineDeadError("the engine is restarting", "Try again in a moment.")
+            raise EngineDeadError(
+                "the engine is restarting, or does not respond", "Try again in a moment."
+            )
         self.limiter.admit(self)
+        if record is not None:
+            try:
+                self._describe(record)
+            except BaseException:
+                self.limiter.release(self)
+                raise
+        limits = [each for each in (prepared.timeout, timeout) if each]
+        if limits:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(min(limits), self.abort, "timeout")
+
+    def _describe(self, record: Record) -> None:
+        """Add the generation to its request's record. Raises LimitError."""
+        prepared, params = self.prepared, self.prepared.params
+        record.prompt(sum(map(len, prepared.prompts)))
+        record.streamed |= prepared.stream
+        record.attributes |= {
+            "gen_ai.response.id": self.id,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+        }
+        tokenizer = self.llm.preprocessor.tokenizer
+        if record.keeps_prompts and tokenizer is not None:
+            record.prompts += [
+                tokenizer.decode(ids, skip_special_tokens=False) for ids in prepared.prompts
+            ]
 
     def close(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
         if not self._ended:
             self.abort()
         self.limiter.release(self)
+        if self.watch is not None:
+            self.watch.end()
 
-    def abort(self, why: Literal["client", "shutdown"] = "client") -> None:
-        """End `deltas`: normally if the client has disconnected, with ShuttingDownError if the
-        server shuts down."""
+    def abort(self, why: Ending = "client") -> None:
+        """End `deltas`: normally if the client has disconnected, else with an error."""
         if self._aborted is None:
             self._aborted = why
-            self.metrics.finished("abort", self.num_outputs)
+            self.metrics.aborted(self.num_outputs)
+            if self.record is not None:
+                self.record.finish_reasons.append("abort")
         self.llm.abort(self.id)
 
     async def deltas(self) -> AsyncGenerator[list[TextDelta], None]:
@@ -155,6 +233,8 @@ class Generation:
                     )
                 if self.prepared.prompt_only:
                     deltas = [_without_output(delta) for delta in deltas]
+                if self.watch is not None:
+                    self.watch.take(deltas)
                 yield deltas
         self._ended = not self._gone()
 
@@ -178,33 +258,60 @@ class Generation:
         return usage
 
     def _gone(self) -> bool:
-        """Whether the client has disconnected. Raises ShuttingDownError if the server shuts
-        down."""
+        """Whether the client has disconnected. Raises the error for another reason to abort."""
+        if self._aborted == "timeout":
+            raise RequestTimeoutError(
+                f"the answer took longer than {time.monotonic() - self._started:.3g} s",
+                "Ask for fewer tokens, or allow more time: timeout, --request-timeout.",
+            )
         if self._aborted == "shutdown":
             raise ShuttingDownError(
                 "the server shut down before the answer was complete", "Try again."
+            )
+        if self._aborted == "unload":
+            raise ModelUnavailableError(
+                "the model was unloaded before the answer was complete", "Try again."
             )
         return self._aborted is not None
 
     def _count(self, deltas: list[TextDelta]) -> None:
         """Count new tokens, and measure their latencies."""
-        now = time.monotonic()
+        now, record = time.monotonic(), self.record
         for delta in deltas:
             index, count = delta.index, len(delta.token_ids)
+            times = self._times.get(index)
             self._num_drafts += delta.num_drafts
             self._num_accepted += delta.num_accepted
             if not self.prepared.prompt_only:
                 self.completion_tokens += count
+                if record is not None and count:
+                    record.generated(count)
             prompt, output = divmod(index, self.prepared.params.n)
             if output == 0:  # the others reuse the prompt that the first computed
-                self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached)
-            if count:
-                self.metrics.tokens(
-                    count, now - self._last.get(index, self._started), first=index not in self._last
-                )
-                self._last[index] = now
+                before = self._cached.get(prompt, 0)
+                self._cached[prompt] = now_cached = max(before, delta.num_cached)
+                if record is not None:
+                    record.cached(now_cached - before)
+            if times is None and count:
+                times = self._times[index] = Times(now - self._started, now)
+                self.metrics.first_token(times.first)
+            elif times is not None and count:
+                self.metrics.next_tokens(count, now - times.last)
+                times.last = now
+            if times is not None:
+                times.tokens += count
             if delta.finish_reason and delta.finish_reason != "abort":
-                self.metrics.finished(delta.finish_reason, 1, now - self._started)
+                self._ended_output(delta.finish_reason, index, now)
+
+    def _ended_output(self, reason: str, index: int, now: float) -> None:
+        times = self._times.get(index)
+        tokens = times.tokens if times is not None else 0
+        first = times.first if times is not None else None
+        self.metrics.finished(reason, now - self._started, first, tokens)
+        if index % self.prepared.params.n == 0:
+            self.metrics.prompt(len(self.prepared.prompts[index // self.prepared.params.n]))
+        if self.record is not None:
+            self.record.finish_reasons.append(reason)
 
 
 @define(eq=False)
@@ -244,9 +351,10 @@ class Limiter:
         self.draining = True
         asyncio.get_running_loop().call_later(seconds, self.expire)
 
-    def expire(self) -> None:
+    def expire(self, why: Ending = "shutdown") -> None:
+        """Abort what runs."""
         for generation in list(self.running):
-            generation.abort("shutdown")
+            generation.abort(why)
 
 
 def _without_output(delta: TextDelta) -> TextDelta:
@@ -265,3 +373,11 @@ def checked_salt(salt: str | None) -> str:
             param="cache_salt",
         )
     return salt
+
+
+def _positive(seconds: float | None) -> float | None:
+    if seconds is not None and not seconds > 0:
+        raise RequestError(
+            f"timeout is {seconds:g}", "Give a positive number of seconds.", param="timeout"
+        )
+    return seconds

@@ -101,8 +101,9 @@ class Keys:
         opened = frozenset(open_paths)
 
         async def guard(connection: Connection, handler: BaseRouteHandler) -> None:
-            free = handler.paths & opened or handler.opt.get("needs_no_key")
-            if free or not self.needed:
+            # A handler's own paths are relative to its router's.
+            path = connection.scope.get("path_template")
+            if path in opened or handler.opt.get("needs_no_key") or not self.needed:
                 return
             key, record = self.find(connection), record_of(connection.scope)
             if record is None:  # mounted in an app without records
@@ -115,24 +116,6 @@ class Keys:
 
         return guard
 
-    async def admin(self, connection: Connection, handler: BaseRouteHandler) -> None:
-        """Guard that lets only an admin pass: a key with `admin = true`, or, if there is none, a
-        client on this machine that no proxy forwards. Raises PermissionDeniedError."""
-        if any(key.admin for key in self._keys):
-            record = record_of(connection.scope)
-            if record is not None and record.key is not None and record.key.admin:
-                return
-            raise PermissionDeniedError(
-                "this needs an admin key", "Use a key that has `admin = true` in the keys' file."
-            )
-        client = connection.scope.get("client")
-        forwarded = any(name in connection.headers for name in _FORWARDED)
-        if forwarded or (client is not None and client[0] and client[0] not in _LOOPBACK):
-            raise PermissionDeniedError(
-                "only clients on the server's machine may do this",
-                "Run it there, or give a key `admin = true` in the keys' file.",
-            )
-
     @staticmethod
     def _check_distinct(keys: Sequence[Key]) -> None:
         seen: dict[bytes, str] = {}
@@ -143,11 +126,30 @@ class Keys:
                 )
 
 
+async def admin_only(connection: Connection, _: BaseRouteHandler) -> None:
+    """Guard that lets only an admin pass: a key with `admin = true`, or, if there is none, a client
+    on this machine whose request no proxy forwards. Raises PermissionDeniedError."""
+    keys: Keys = connection.app.state.api_keys
+    if any(key.admin for key in keys.all):
+        record = record_of(connection.scope)
+        if record is not None and record.key is not None and record.key.admin:
+            return
+        raise PermissionDeniedError(
+            "this needs an admin key", "Use a key that has `admin = true` in the keys' file."
+        )
+    client = connection.scope.get("client")
+    forwarded = any(name in connection.headers for name in _FORWARDED)
+    if forwarded or (client is not None and client[0] and client[0] not in _LOOPBACK):
+        raise PermissionDeniedError(
+            "only clients on the server's machine may do this",
+            "Run it there, or give a key `admin = true` in the keys' file.",
+        )
+
+
 def owner_of(connection: Connection) -> str:
-    """The owner of what a request stores: its key's digest, so that a renamed key keeps what it
-    has; empty without keys."""
+    """The owner of what a request stores (`Record.owner`)."""
     record = record_of(connection.scope)
-    return "" if record is None or record.key is None else record.key.digest.hex()
+    return "" if record is None else record.owner
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:

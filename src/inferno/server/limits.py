@@ -161,9 +161,13 @@ class Key:
     """Whether it may load and unload models."""
     account: Account
 
+    def may_use(self, names: Sequence[str]) -> bool:
+        """Whether the key may use the model of these names."""
+        return not self.models or bool(set(self.models) & set(names))
+
     def check_model(self, names: Sequence[str]) -> None:
         """Raise PermissionDeniedError if the key may not use the model of these names."""
-        if self.models and not set(self.models) & set(names):
+        if not self.may_use(names):
             raise PermissionDeniedError(
                 f"the key {self.name!r} may not use the model {names[0]!r}",
                 f"It may use: {', '.join(self.models)}.",

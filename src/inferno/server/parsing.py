@@ -20,6 +20,7 @@ from litestar.typing import FieldDefinition
 
 from inferno.contracts import RequestField
 from inferno.errors import RequestError
+from inferno.server.bounds import check_shape, check_size
 from inferno.server.errors import shorten, unsupported
 from inferno.server.plugin_fields import applied
 from inferno.server.schema import Message, StreamOptions
@@ -52,6 +53,7 @@ def decode(
 ) -> Parsed[T]:
     """Parse a body as `cls`. `strict` rejects unknown fields instead of listing them. Raises
     RequestError."""
+    check_size(body)
     try:
         raw = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -60,6 +62,18 @@ def decode(
         ) from error
     if not isinstance(raw, dict):
         raise RequestError(f"the body is {_kind(raw)}", "Send one JSON object.")
+    check_shape(body, raw)
+    return read(raw, cls, strict=strict, plugin_fields=plugin_fields)
+
+
+def read(
+    raw: dict[str, Any],
+    cls: type[T],
+    *,
+    strict: bool = False,
+    plugin_fields: Mapping[str, RequestField] = NO_FIELDS,
+) -> Parsed[T]:
+    """Read a decoded JSON object as `cls`, as `decode` does."""
     raw = applied(raw, cls, plugin_fields)
     ignored = _judge(raw, cls, strict)
     try:
@@ -68,7 +82,7 @@ def decode(
         raise
     except Exception as error:
         raise _refusal(error) from error
-    return Parsed(value, (*ignored, *_unknown_in_messages(raw, strict)))
+    return Parsed(value, (*ignored, *_unknown_in_messages(raw, cls, strict)))
 
 
 class CattrsDTO(AbstractDTO[T], Generic[T]):
@@ -84,7 +98,7 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
             value,
             self.model_type,
             strict=state.strict_params,
-            plugin_fields=state.plugin_fields,
+            plugin_fields=state.models.request_fields,
         )
         connection.state.request_id = getattr(parsed.body, "request_id", None)
         return parsed
@@ -144,7 +158,9 @@ def _harmless(value: Any, row: Field) -> bool:
     return any(value == h and isinstance(value, bool) == isinstance(h, bool) for h in row.harmless)
 
 
-def _unknown_in_messages(raw: dict[str, Any], strict: bool) -> list[str]:
+def _unknown_in_messages(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:
+    if "messages" not in fields_dict(cls):
+        return []
     known = fields_dict(Message)
     found = {
         k: None
@@ -239,6 +255,14 @@ def _list_of(item: Any) -> Callable[[Any, Any], list[Any]]:
     def hook(value: Any, _: Any) -> list[Any]:
         if not isinstance(value, list):
             raise ValueError(f"must be a list, not {_kind(value)}")
+        if item is str and set(map(type, value)) <= {str}:
+            return value
+        if (
+            item is int
+            and set(map(type, value)) <= {int}
+            and max(map(abs, value), default=0) <= _MAX_INT
+        ):
+            return value
         done = []
         for i, each in enumerate(value):
             try:
@@ -298,6 +322,12 @@ def _prompt(value: Any, _: Any) -> Any:
     return _CONVERTER.structure(value, kind)
 
 
+def _flag(value: Any, _: Any) -> Any:
+    if value is not None and not isinstance(value, str | bool):
+        raise ValueError(f"must be true, false or a string, not {_kind(value)}")
+    return value
+
+
 def _document(value: Any, _: Any) -> Any:
     if not isinstance(value, str | dict):
         raise ValueError(f"must be a string or an object, not {_kind(value)}")
@@ -333,6 +363,7 @@ def _converter() -> cattrs.Converter:
         (str | dict[str, Any], _document),
         (list[str | dict[str, Any]], _list_of(str | dict[str, Any])),
         (str | list[str], _strings),
+        (bool | str | None, _flag),
         (str | list[str] | None, _one_or_many),
         (str | list[dict[str, Any]] | None, _content),
         (str | dict[str, Any] | None, _choice),

@@ -15,10 +15,11 @@ from litestar.types import Receive, Scope, Send
 
 from inferno.server.generation import Generation, Limiter, Prepared
 from inferno.server.shape import Shape
+from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
-    from inferno.server.metrics import Metrics
+    from inferno.server.metrics import ModelMetrics
 
 PING_SECONDS = 10.0
 """Silence before a keep-alive comment, which stops proxies from closing the connection during a
@@ -33,11 +34,15 @@ class Pipeline:
         self,
         llm: AsyncLLM,
         limiter: Limiter,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         ping_seconds: float = PING_SECONDS,
+        request_timeout: float | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.llm, self.limiter, self.metrics = llm, limiter, metrics
-        self.ping_seconds = ping_seconds
+        self.ping_seconds, self.request_timeout = ping_seconds, request_timeout
+        self.memory = memory or Memory()
+        """What is remembered of its requests."""
 
     async def respond(
         self, prepared: Prepared, shape: Shape[Any], receive: Receive
@@ -46,7 +51,8 @@ class Pipeline:
         Raises errors that become a status code."""
         await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
-        generation.open()
+        generation.open(self.request_timeout)
+        self.memory.watch(generation, self.llm)
         shape.open(generation)
         if prepared.stream:
             return Stream(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +17,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from inferno.server.limits import Key
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACE = (b"traceparent", b"tracestate")
 _STATE = "inferno_record"
 """Its name in the scope's state."""
 
@@ -36,16 +37,21 @@ class Record:
     model: str | None = None
     """The name of the model that answers."""
     status: int | None = None
+    streamed: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     first_token: float | None = None
     """Seconds from the request to its first token."""
     finish_reasons: list[str] = field(factory=list)
+    keeps_prompts: bool = False
+    """Whether prompts are to be logged."""
     prompts: list[str] = field(factory=list)
-    """Only with `--log-prompts`."""
+    """Texts of the prompts, if they are to be logged."""
+    trace_headers: Mapping[str, str] = field(factory=dict)
+    """The client's trace, if it has one."""
     error: str | None = None
-    """The cause of an error answer."""
+    """The code of an error answer; its text may quote the request."""
     attributes: dict[str, Any] = field(factory=dict)
     """What only traces have."""
     at_end: list[Callable[[], object]] = field(factory=list)
@@ -57,6 +63,12 @@ class Record:
     def seconds(self) -> float:
         """How long ago the request began."""
         return time.monotonic() - self.started
+
+    @property
+    def owner(self) -> str:
+        """The owner of what the request stores: its key's digest, so that a renamed key keeps what
+        it has; empty without keys."""
+        return self.key.digest.hex() if self.key is not None else ""
 
     @property
     def key_name(self) -> str:
@@ -113,8 +125,11 @@ class Recorded:
     """ASGI app that gives each request of `app` a record, and reports it to `ended` when the
     response has been sent, or the client is gone."""
 
-    def __init__(self, app: ASGIApp, ended: Callable[[Record], object]) -> None:
-        self._app, self._ended = app, ended
+    def __init__(
+        self, app: ASGIApp, ended: Callable[[Record], object], *, prompts: bool = False
+    ) -> None:
+        """`prompts` keeps the prompts' texts in the records."""
+        self._app, self._ended, self._prompts = app, ended, prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -124,6 +139,12 @@ class Recorded:
         sent = next((v for k, v in scope["headers"] if k == b"x-request-id"), b"")
         header = _safe(sent.decode("latin-1"))
         record = Record(header or uuid.uuid4().hex, scope["method"], scope["path"])
+        record.keeps_prompts = self._prompts
+        record.trace_headers = {
+            name.decode(): value.decode("latin-1")
+            for name, value in scope["headers"]
+            if name in _TRACE
+        }
         state[_STATE] = record
 
         async def stamped(message: Message) -> None:

@@ -5,48 +5,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import MediaType, Response, get, post
+from litestar import MediaType, Request, Response, get, post
+from litestar.datastructures import State as AppState
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 import inferno
 from inferno.errors import RequestError
 from inferno.server.errors import RETRY_AFTER
-from inferno.server.model import ServedModel
+from inferno.server.metrics import Metrics
+from inferno.server.model import in_time
 from inferno.server.models import Models
 from inferno.server.openai.logprobs import token_text
 from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.record import record_of
 from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
+from inferno.server.slot import Slot, State
+
+_MIN_CHARACTERS = 2**18
+"""Strings and lists up to this length are (de)tokenized even if the context is shorter."""
 
 
 @get("/v1/models", sync_to_thread=False)
-def list_models(models: NamedDependency[Models]) -> dict[str, Any]:
-    """List the served models under each of their names."""
-    cards = [_card(model, name) for model in models.served for name in model.names]
+def list_models(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
+    """List the models that the key may use, loaded or not, under each of their names."""
+    record = record_of(request.scope)
+    key = record.key if record is not None else None
+    slots = [slot for slot in models.slots if key is None or key.may_use(slot.spec.names)]
+    cards = [_card(slot, name) for slot in slots for name in slot.spec.names]
     return {"object": "list", "data": cards}
 
 
 @get("/v1/models/{name:path}", sync_to_thread=False)
 def get_model(name: FromPath[str], models: NamedDependency[Models]) -> dict[str, Any]:
-    """Describe a served model under one of its names, which may have slashes."""
+    """Describe a model under one of its names, which may have slashes."""
     wanted = name.removeprefix("/")
     wanted = wanted if f"/{wanted}" not in models.names else f"/{wanted}"
-    return _card(models.named(wanted), wanted)
+    return _card(models.slot(wanted), wanted)
 
 
 @get(["/health", "/ping"], sync_to_thread=False)
 def health(models: NamedDependency[Models]) -> Response[Any]:
-    """Report 200 while requests can be served, else 503: the engine is restarting, or the server is
-    shutting down."""
-    pipeline = models.named(None).pipeline
-    stopping = pipeline.limiter.draining
-    state = "shutting down" if stopping else "ok" if pipeline.llm.alive else "restarting"
+    """Report 200 while requests can be served, else 503: the only model's engine is restarting,
+    models are loaded at the start, or the server is shutting down."""
+    state = _health(models)
+    content: dict[str, Any] = {"status": state}
+    if len(models.slots) > 1:
+        content["models"] = {slot.name: slot.status for slot in models.slots}
     if state == "ok":
-        return Response({"status": state}, media_type="application/json")
+        return Response(content, media_type="application/json")
     headers = {"Retry-After": str(RETRY_AFTER)}
-    return Response(
-        {"status": state}, status_code=503, headers=headers, media_type="application/json"
-    )
+    return Response(content, status_code=503, headers=headers, media_type="application/json")
 
 
 @get("/version", sync_to_thread=False)
@@ -56,11 +65,10 @@ def version() -> dict[str, str]:
 
 
 @get("/metrics", media_type=MediaType.TEXT, sync_to_thread=False)
-def metrics(models: NamedDependency[Models]) -> Response[bytes]:
+def metrics(state: AppState) -> Response[bytes]:
     """Export metrics in Prometheus' exposition format."""
-    return Response(
-        models.named(None).pipeline.metrics.text(), media_type="text/plain; version=0.0.4"
-    )
+    exported: Metrics = state.metrics
+    return Response(exported.text(), media_type="text/plain; version=0.0.4")
 
 
 @post(
@@ -85,27 +93,29 @@ async def tokenize(
             param="prompt",
         )
     tokenizer, ignored = model.needed_tokenizer(), data.ignored
-    ids: Sequence[int]
     if body.messages is not None:
-        prompt = await model.encode_chat(body, body.tools or [])
-        ids, ignored = prompt.token_ids, (*ignored, *prompt.ignored)
-    elif body.content is not None:
-        special = body.add_special_tokens if body.add_special is None else body.add_special
-        ids = tokenizer.encode(body.content, add_special_tokens=bool(special))
+        prompt = await model.encode_chat(body, body.tools or [], _MIN_CHARACTERS)
+        ids: Sequence[int] = prompt.token_ids
+        ignored = (*ignored, *prompt.ignored)
     else:
-        special = body.add_special_tokens is not False
-        ids = tokenizer.encode(body.prompt or "", add_special_tokens=special)
-    tokens: Any = ids
-    if body.with_pieces:
-        tokens = [{"id": i, "piece": token_text(tokenizer, i)} for i in ids]
-    answer = {
-        "tokens": tokens,
-        "count": len(ids),
-        "max_model_len": model.preprocessor.max_model_len,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [token_text(tokenizer, i) for i in ids]
-    return _answer(answer, ignored)
+        text, special = body.prompt or "", body.add_special_tokens is not False
+        if body.content is not None:
+            text, asked = body.content, body.add_special
+            special = bool(body.add_special_tokens if asked is None else asked)
+        model.preprocessor.check_characters(len(text), given[0], _MIN_CHARACTERS)
+        ids = await in_time(lambda: tokenizer.encode(text, add_special_tokens=special), len(text))
+
+    def write() -> dict[str, Any]:
+        pieces = [token_text(tokenizer, i) for i in ids] if wants_pieces else []
+        tokens: Any = ids
+        if body.with_pieces:
+            tokens = [{"id": i, "piece": piece} for i, piece in zip(ids, pieces, strict=True)]
+        longest = model.preprocessor.max_model_len
+        answer = {"tokens": tokens, "count": len(ids), "max_model_len": longest}
+        return answer | ({"token_strs": pieces} if body.return_token_strs else {})
+
+    wants_pieces = body.with_pieces or body.return_token_strs
+    return _answer(await in_time(write, len(ids) if wants_pieces else 0), ignored)
 
 
 @post(
@@ -120,19 +130,40 @@ async def detokenize(
 ) -> Response[Any]:
     """Decode token ids, under vLLM's and llama.cpp's names for the field."""
     model = await models.find(data.body.model)
-    text = model.needed_tokenizer().decode(data.body.tokens, skip_special_tokens=False)
+    tokens, tokenizer = data.body.tokens, model.needed_tokenizer()
+    most = max(_MIN_CHARACTERS, model.preprocessor.max_model_len)
+    if len(tokens) > most:
+        raise RequestError(
+            f"there are {len(tokens)} tokens", f"Send at most {most}.", param="tokens"
+        )
+    model.preprocessor.check_ids("tokens", tokens)
+    text = await in_time(lambda: tokenizer.decode(tokens, skip_special_tokens=False), len(tokens))
     return _answer({"prompt": text, "content": text}, data.ignored)
 
 
-def _card(model: ServedModel, name: str) -> dict[str, Any]:
-    return {
-        "id": model.name(name),
+def _health(models: Models) -> str:
+    if models.draining or models.slots[0].limiter.draining:
+        return "shutting down"
+    if models.starting:
+        return "loading"
+    only = len(models.slots) == 1
+    return "restarting" if only and models.slots[0].status == "restarting" else "ok"
+
+
+def _card(slot: Slot, name: str) -> dict[str, Any]:
+    card = {
+        "id": name,
         "object": "model",
-        "created": model.created,
+        "created": slot.created,
         "owned_by": "inferno",
-        "root": model.llm.model_id,
-        "max_model_len": model.preprocessor.max_model_len,
+        "root": slot.spec.ref or slot.name,
+        "status": slot.status,
     }
+    if slot.served is not None:
+        card["max_model_len"] = slot.served.preprocessor.max_model_len
+    if slot.state is State.FAILED and slot.error is not None:
+        card["error"] = slot.error.cause
+    return card
 
 
 def _answer(body: dict[str, Any], ignored: Sequence[str]) -> Response[Any]:

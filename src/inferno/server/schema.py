@@ -82,6 +82,8 @@ class GenerationRequest(SamplingFields, StructuredFields):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    session_id: str | None = None
+    timeout: float | None = None
     return_token_ids: bool | None = None
 
 

@@ -8,17 +8,19 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from litestar import Litestar
 
-from inferno.server.app import create_app, limiter_of
+from inferno.server.app import create_app, keys_of, models_of
 from inferno.server.gate import ANY, hosts_of
-from inferno.server.generation import Limiter
 from inferno.server.listen import UDS_MODE, check_certificate, listening, url_of
+from inferno.server.models import Models
+from inferno.server.slot import ModelSpec
 from inferno.server.transport import Door, Limits
 
 if TYPE_CHECKING:
@@ -29,13 +31,13 @@ SHUTDOWN_SECONDS = 30.0
 
 
 def run_server(
-    llm: AsyncLLM | str | None = None,
+    llm: AsyncLLM | str | Sequence[ModelSpec] | None = None,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
     shutdown_seconds: float = SHUTDOWN_SECONDS,
     log_level: str = "warning",
-    ready: Callable[[str, AsyncLLM], None] | None = None,
+    ready: Callable[[str, Litestar], None] | None = None,
     app_options: dict[str, Any] | None = None,
     uds: str | os.PathLike[str] | None = None,
     uds_mode: int = UDS_MODE,
@@ -44,14 +46,15 @@ def run_server(
     limits: Limits | None = None,
     **options: Any,
 ) -> None:
-    """Serve until a signal. `llm` is an AsyncLLM, or a model reference to make one from with
-    `options`.
+    """Serve until a signal. `llm` is an AsyncLLM, a model reference to make one from with
+    `options`, or several models to load on demand.
 
     Port 0 picks a free one; `uds` is the path of a Unix socket to listen on instead, with the
-    permissions `uds_mode`. `ready(url, llm)` is called once requests are served. `app_options` go
+    permissions `uds_mode`. `ready(url, app)` is called once requests are served. `app_options` go
     to `create_app`, whose `allowed_hosts` are by default this machine's names if `host` is a
-    loopback address; `limits` are those of a connection. Raises AddressError and OptionError before
-    loading, and any InfernoError from loading.
+    loopback address; `limits` are those of a connection. SIGHUP reads the file of keys again.
+    Raises AddressError and OptionError before loading, and any InfernoError from loading; several
+    models are loaded later.
     """
     check_certificate(ssl_certfile, ssl_keyfile)
     with listening(host, port, None if uds is None else Path(uds), uds_mode) as listener:
@@ -76,28 +79,28 @@ def run_server(
             # longer than the drain, so that its error frames are still sent
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
         )
-        server = _Server(config, door, limiter_of(app), shutdown_seconds)
+        server = _Server(config, door, models_of(app), shutdown_seconds)
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(_run(server, listener, llm, ready))
+            runner.run(_run(server, listener, app, llm, ready))
     for number in server.signals:  # everything is closed: let the signal take effect
         signal.raise_signal(number)
 
 
 class _Server(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, door: Door, limiter: Limiter, drain_seconds: float
+        self, config: uvicorn.Config, door: Door, models: Models, drain_seconds: float
     ) -> None:
         super().__init__(config)
-        self._door, self._limiter, self._drain_seconds = door, limiter, drain_seconds
+        self._door, self._models, self._drain_seconds = door, models, drain_seconds
         self.signals: list[int] = []
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running requests finish, and answer new ones with 503 meanwhile. Then close."""
         self._door.draining = True
-        self._limiter.drain(self._drain_seconds)
+        self._models.drain(self._drain_seconds)
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        while self._limiter.running and not self.force_exit:
+        while self._models.busy and not self.force_exit:
             await asyncio.sleep(0.05)
         self._door.closing = True
         await super().shutdown(sockets)
@@ -126,18 +129,22 @@ class _Server(uvicorn.Server):
 async def _run(
     server: _Server,
     listener: socket.socket,
-    llm: AsyncLLM,
-    ready: Callable[[str, AsyncLLM], None] | None,
+    app: Litestar,
+    llm: AsyncLLM | Sequence[ModelSpec],
+    ready: Callable[[str, Litestar], None] | None,
 ) -> None:
-    async with llm:
+    async with contextlib.AsyncExitStack() as stack:
+        if not isinstance(llm, Sequence):
+            await stack.enter_async_context(llm)
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, keys_of(app).reload)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         if ready is not None:
             url = url_of(listener, tls=server.config.is_ssl)
-            waiter = asyncio.create_task(_announce(server, lambda: ready(url, llm)))
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            if ready is not None:
-                waiter.cancel()
+            waiter = asyncio.create_task(_announce(server, lambda: ready(url, app)))
+            stack.callback(waiter.cancel)
+        await server.serve(sockets=[listener])
 
 
 async def _announce(server: _Server, call: Callable[[], None]) -> None:

@@ -55,6 +55,9 @@ _GENERATION = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
+        session_id="Counts the request in `GET /v1/usage?session_id=...`. Shared prefixes are "
+        "found by content, without a session.",
+        timeout="Seconds that the answer may take; then it ends with the error request_timeout.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
         response_format="text, json_object or json_schema: the answer, after any reasoning, "
         "matches the schema, `strict` or not. Also vLLM's structural_tag, and llama.cpp's `schema` "
@@ -85,11 +88,6 @@ _NO_EFFECT = (
         "prompt_cache_retention",
         "accepted",
         "The prefix cache keeps the most recently used prefixes that fit.",
-    ),
-    Field(
-        "session_id",
-        "accepted",
-        "Shared prefixes are found by content, without a session.",
     ),
 )
 
@@ -192,3 +190,10 @@ TOKENIZE = honoured(
 ) + (Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),)
 
 DETOKENIZE = honoured(model="A served name; the served model when left out.", tokens="Token ids.")
+
+LOAD = honoured(model="A name of the model.")
+
+UNLOAD = honoured(
+    model="A name of the model.",
+    seconds="How long its requests may take to end before they are aborted; 30 unless said.",
+)

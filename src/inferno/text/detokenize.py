@@ -5,31 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
+from inferno.text.stops import StopStrings
 from inferno.text.tokenizer import Tokenizer
-
-
-class _StopString:
-    """Finds one string in a stream of characters (Knuth, Morris and Pratt)."""
-
-    def __init__(self, wanted: str) -> None:
-        self.wanted = wanted
-        self.matched = 0
-        """Length of the longest suffix of the text that is a prefix of `wanted`."""
-        self._shorter = [0] * len(wanted)
-        """Per position: length of the next shorter prefix of `wanted` that also ends there."""
-        length = 0
-        for i in range(1, len(wanted)):
-            length = self._advance(length, wanted[i])
-            self._shorter[i] = length
-
-    def _advance(self, length: int, char: str) -> int:
-        while length and self.wanted[length] != char:
-            length = self._shorter[length - 1]
-        return length + (self.wanted[length] == char)
-
-    def push(self, char: str) -> bool:
-        self.matched = self._advance(self.matched, char)
-        return self.matched == len(self.wanted)
 
 
 class TextStream:
@@ -54,7 +31,9 @@ class TextStream:
         continues: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._stops = [_StopString(s) for s in stop]
+        self._stops = StopStrings.of(tuple(stop)) if stop else None
+        self._state = 0
+        """Of the search for stop strings."""
         self._unwatched = min_tokens
         self._include_stop, self._skip_special, self._continues = (
             include_stop,
@@ -75,7 +54,7 @@ class TextStream:
                 break
             text = self._utf8.decode(self._bytes(token_id))
             self._unwatched -= 1
-            sure.append(self._watch(text) if self._stops and self._unwatched < 0 else text)
+            sure.append(self._watch(text) if self._unwatched < 0 else text)
         return "".join(sure)
 
     def finish(self) -> str:
@@ -83,7 +62,7 @@ class TextStream:
         if self.stopped is not None:
             return ""
         tail = self._utf8.decode(b"", final=True)
-        sure = self._watch(tail) if self._stops and self._unwatched < 0 else tail
+        sure = self._watch(tail) if self._unwatched < 0 else tail
         held, self._held = self._held, ""
         return sure + held
 
@@ -98,15 +77,19 @@ class TextStream:
 
     def _watch(self, text: str) -> str:
         """Return the text that can no longer be part of a stop string."""
+        stops, state = self._stops, self._state
+        if stops is None:
+            return text
         for end, char in enumerate(text, start=1):
-            found = [s for s in self._stops if s.push(char)]
-            if found:
-                self.stopped = max((s.wanted for s in found), key=len)
-                cut = 0 if self._include_stop else len(self.stopped)
+            state = stops.follow(state, char)
+            if (found := stops.found[state]) is not None:
+                self.stopped = found
+                cut = 0 if self._include_stop else len(found)
                 whole = self._held + text[:end]
                 self._held = ""
                 return whole[: len(whole) - cut]
+        self._state = state
         whole = self._held + text
-        keep = max(s.matched for s in self._stops)
+        keep = stops.length[state]
         self._held = whole[len(whole) - keep :]
         return whole[: len(whole) - keep]

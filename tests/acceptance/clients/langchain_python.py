@@ -23,7 +23,12 @@ from words import add as add_numbers
 from words import get_weather as ask_weather
 
 model = ChatOpenAI(
-    model=MODEL, base_url=f"{URL}/v1", api_key=SecretStr("none"), max_retries=0, timeout=30
+    model=MODEL,
+    base_url=f"{URL}/v1",
+    api_key=SecretStr("none"),
+    stream_usage=True,  # else a stream of another server than OpenAI's has no counts
+    max_retries=0,
+    timeout=30,
 )
 
 

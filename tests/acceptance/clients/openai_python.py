@@ -16,7 +16,6 @@ from words import (
     ASK_PERSON,
     ASK_THOUGHT,
     ASK_TOOLS,
-    BOTH,
     COUNT,
     HELLO,
     MODEL,
@@ -124,19 +123,16 @@ def flow_tools() -> None:
 
 def flow_tools_null_content() -> None:
     """The same turn as other clients write it: content null, empty or left out."""
-    answer = client.chat.completions.create(model=MODEL, messages=user(ASK_BOTH), tools=TOOLS)
-    calls = [call.model_dump() for call in answer.choices[0].message.tool_calls or ()]
-    equal(len(calls), 2)
-    assert calls[0]["id"] != calls[1]["id"]
-    results = [{"role": "tool", "tool_call_id": c["id"], "content": "21 degrees"} for c in calls]
-    for turn in ({"content": None}, {"content": ""}, {}):
-        messages = [
-            *user(ASK_BOTH),
-            {"role": "assistant", "tool_calls": calls, **turn},
-            *results,
-        ]
+    answer = client.chat.completions.create(model=MODEL, messages=user(ASK_TOOLS), tools=TOOLS)
+    [call] = [call.model_dump() for call in answer.choices[0].message.tool_calls or ()]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "21 degrees"}
+    for content in ({"content": None}, {"content": ""}, {}):
+        turn = {"role": "assistant", "tool_calls": [call], **content}
+        messages: list[Any] = [*user(ASK_TOOLS), turn, result]
         answer = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
-        equal(answer.choices[0].message.content, BOTH)
+        [next_] = answer.choices[0].message.tool_calls or []
+        assert next_.type == "function" and next_.id != call["id"]
+        equal(next_.function.name, "add")
 
 
 def flow_tools_stream() -> None:

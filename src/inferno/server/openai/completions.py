@@ -41,24 +41,30 @@ async def completions(
     """Continue a string, or token ids."""
     body = data.body
     model = await models.find(body.model)
+    prepared, texts = await prepare_text(data, model)
+    reports_prompt = "prompt_logprobs" in sampling_values(body)
+    n = prepared.params.n
+    shape = TextShape(model, body, texts, list(prepared.prompts), n, reports_prompt=reports_prompt)
+    return await model.pipeline.respond(prepared, shape, request.receive)
+
+
+async def prepare_text(
+    parsed: Parsed[CompletionRequest], model: ServedModel
+) -> tuple[Prepared, list[str]]:
+    """Check the request and tokenize its prompts; return them as strings too (empty unless
+    echoed). Raises RequestError."""
+    body = parsed.body
     sent = sampling_values(body)
     params = _params(body, sent, model)
     texts, prompts = await _prompts(body, model, params)
-    if len(prompts) * params.n > _MAX_OUTPUTS:
-        raise RequestError(
-            "too many prompts", f"Prompts times n must be at most {_MAX_OUTPUTS}.", param="prompt"
-        )
     prepared = Prepared.of(
-        data,
+        parsed,
         model=model.name(body.model),
         prompts=prompts,
         params=params,
         prompt_only=sent.get("max_tokens") == 0,
     )
-    shape = TextShape(
-        model, body, texts, prompts, params.n, reports_prompt="prompt_logprobs" in sent
-    )
-    return await model.pipeline.respond(prepared, shape, request.receive)
+    return prepared, texts
 
 
 def _params(data: CompletionRequest, sent: Mapping[str, Any], model: ServedModel) -> SamplingParams:
@@ -84,6 +90,13 @@ async def _prompts(
     raw: Any = data.prompt
     prompts = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
     special = data.add_special_tokens is not False
+    if len(prompts) * params.n > _MAX_OUTPUTS:
+        raise RequestError(
+            "too many prompts", f"Prompts times n must be at most {_MAX_OUTPUTS}.", param="prompt"
+        )
+    for prompt in prompts:
+        if isinstance(prompt, str) and model.tokenizer is not None:
+            model.preprocessor.check_characters(len(prompt), "prompt")
 
     def encode_one(prompt: str | list[int]) -> tuple[str, tuple[int, ...]]:
         if isinstance(prompt, str):

@@ -1,0 +1,113 @@
+"""POST /api/embed and /api/embeddings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+from inferno.server.generation import Prepared
+from inferno.server.model import ServedModel
+from inferno.server.models import Models
+from inferno.server.ollama import errors
+from inferno.server.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from inferno.server.ollama.translation import find
+from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.pooling.embeddings import ONE_TOKEN, check_embedding, encode_inputs
+from inferno.server.pooling.shape import Pooled, WholeShape, blaming
+
+
+@post(
+    "/api/embed",
+    status_code=200,
+    dto=CattrsDTO[OllamaEmbedRequest],
+    return_dto=None,
+    responses=errors.RESPONSES,
+    exception_handlers=errors.HANDLERS,
+)
+async def embed(
+    data: JSONBody[Parsed[OllamaEmbedRequest]],
+    request: Request[Any, Any, Any],
+    models: NamedDependency[Models],
+) -> Response[Any]:
+    """Make an embedding of each input, as Ollama does: normalized."""
+    body = data.body
+    model = await find(models, body.model)
+    inputs = [body.input] if isinstance(body.input, str) else body.input
+    with blaming("input"):
+        prepared = await _prepare(model, inputs, data.ignored, body.dimensions, body.truncate)
+        shape = _EmbedShape(model, body, len(inputs))
+        return await model.pipeline.respond(prepared, shape, request.receive)
+
+
+@post(
+    "/api/embeddings",
+    status_code=200,
+    dto=CattrsDTO[OllamaEmbeddingsRequest],
+    return_dto=None,
+    responses=errors.RESPONSES,
+    exception_handlers=errors.HANDLERS,
+)
+async def embeddings(
+    data: JSONBody[Parsed[OllamaEmbeddingsRequest]],
+    request: Request[Any, Any, Any],
+    models: NamedDependency[Models],
+) -> Response[Any]:
+    """Make an embedding of a prompt, as older versions of Ollama do."""
+    model = await find(models, data.body.model)
+    prepared = await _prepare(model, [data.body.prompt], data.ignored)
+    return await model.pipeline.respond(prepared, _EmbeddingShape(model), request.receive)
+
+
+async def _prepare(
+    model: ServedModel,
+    inputs: Sequence[str],
+    ignored: tuple[str, ...],
+    dimensions: int | None = None,
+    truncate: bool | None = None,
+) -> Prepared:
+    pooling = check_embedding(model, None, dimensions)
+    limit = None if truncate is False else model.preprocessor.max_model_len - 1
+    prompts = await encode_inputs(model, inputs, limit=limit)
+    return Prepared(
+        model=model.names[0], prompts=prompts, params=ONE_TOKEN, pooling=pooling, ignored=ignored
+    )
+
+
+class _EmbedShape(WholeShape[Pooled]):
+    def __init__(self, model: ServedModel, body: OllamaEmbedRequest, count: int) -> None:
+        self._config, self._body = model.preprocessor.pooling, body
+        self._started = time.monotonic()
+        self.choices = [Pooled(i) for i in range(count)]
+
+    def body(self) -> dict[str, Any]:
+        vectors = [
+            self._config.finish(choice.vector, normalize=True, size=self._body.dimensions)
+            for choice in self.choices
+        ]
+        return {
+            "model": self._body.model,
+            "embeddings": vectors,
+            "total_duration": round((time.monotonic() - self._started) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": sum(map(len, self.generation.prepared.prompts)),
+        }
+
+    def notes(self) -> dict[str, Any]:
+        return {"pooling": self.generation.prepared.pooling}
+
+
+class _EmbeddingShape(WholeShape[Pooled]):
+    def __init__(self, model: ServedModel) -> None:
+        self._config = model.preprocessor.pooling
+        self.choices = [Pooled(0)]
+
+    def body(self) -> dict[str, Any]:
+        return {"embedding": self._config.finish(self.choices[0].vector)}
+
+    def notes(self) -> dict[str, Any]:
+        return {"pooling": self.generation.prepared.pooling}

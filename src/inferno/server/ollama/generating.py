@@ -1,0 +1,111 @@
+"""POST /api/chat and /api/generate."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+from inferno.errors import RequestError
+from inferno.server.generation import Prepared
+from inferno.server.model import ServedModel
+from inferno.server.models import Models
+from inferno.server.ollama import errors
+from inferno.server.ollama.schema import Generating, OllamaChatRequest, OllamaGenerateRequest
+from inferno.server.ollama.shape import GenerateShape, OllamaShape, timestamp
+from inferno.server.ollama.translation import find, translate_chat, translate_prompt
+from inferno.server.openai.completions import prepare_text
+from inferno.server.parsing import CattrsDTO, Parsed, read
+from inferno.server.schema import CompletionRequest
+
+
+@post(
+    "/api/chat",
+    status_code=200,
+    dto=CattrsDTO[OllamaChatRequest],
+    return_dto=None,
+    responses=errors.RESPONSES,
+    exception_handlers=errors.HANDLERS,
+)
+async def chat(
+    data: JSONBody[Parsed[OllamaChatRequest]],
+    request: Request[Any, Any, Any],
+    models: NamedDependency[Models],
+) -> Response[Any]:
+    """Generate the next message of a conversation, as Ollama does."""
+    body = data.body
+    model = await find(models, body.model)
+    if not body.messages:
+        return _loaded(body, {"message": {"role": "assistant", "content": ""}})
+    conversation = await translate_chat(data, model).prepare(model)
+    shape = OllamaShape(model, body.model, conversation.parsers[0], logprobs=bool(body.logprobs))
+    return await model.pipeline.respond(conversation.prepared, shape, request.receive)
+
+
+@post(
+    "/api/generate",
+    status_code=200,
+    dto=CattrsDTO[OllamaGenerateRequest],
+    return_dto=None,
+    responses=errors.RESPONSES,
+    exception_handlers=errors.HANDLERS,
+)
+async def generate(
+    data: JSONBody[Parsed[OllamaGenerateRequest]],
+    request: Request[Any, Any, Any],
+    models: NamedDependency[Models],
+) -> Response[Any]:
+    """Answer or continue a prompt, as Ollama does."""
+    body = data.body
+    model = await find(models, body.model)
+    if not body.prompt:
+        return _loaded(body, {"response": ""})
+    if body.raw or (body.system is None and not model.preprocessor.template.exists):
+        prepared, parser = await _raw(data, model), None
+    else:
+        conversation = await translate_prompt(data, model).prepare(model)
+        prepared, parser = conversation.prepared, conversation.parsers[0]
+    shape = GenerateShape(model, body.model, parser, logprobs=bool(body.logprobs))
+    return await model.pipeline.respond(prepared, shape, request.receive)
+
+
+async def _raw(parsed: Parsed[OllamaGenerateRequest], model: ServedModel) -> Prepared:
+    """Prepare a prompt that is continued as it is. Raises RequestError."""
+    body = parsed.body
+    if body.system or body.think:
+        name = "system" if body.system else "think"
+        raise RequestError(
+            f"{name} needs the chat template, which raw leaves out",
+            f"Leave {name} or raw out.",
+            param=name,
+        )
+    translation = translate_prompt(parsed, model)
+    chat = {
+        # the completion endpoint's own default is 16
+        "max_tokens": model.preprocessor.max_model_len,
+        **{name: value for name, value in translation.chat.items() if value is not None},
+        "prompt": body.prompt,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+    }
+    for name in ("messages", "top_logprobs", "reasoning_effort"):
+        chat.pop(name, None)
+    with translation.naming():
+        read_as = read(chat, CompletionRequest)
+        ignored = (*translation.ignored, *read_as.ignored)
+        prepared, _ = await prepare_text(Parsed(read_as.body, ignored), model)
+    return prepared
+
+
+def _loaded(body: Generating, part: dict[str, Any]) -> Response[Any]:
+    """Answer a request without a prompt: the model is loaded."""
+    answer = {
+        "model": body.model,
+        "created_at": timestamp(time.time()),
+        **part,
+        "done": True,
+        "done_reason": "load",
+    }
+    return Response(answer, media_type="application/json")

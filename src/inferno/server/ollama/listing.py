@@ -1,0 +1,187 @@
+"""What Ollama's clients ask before they generate: which models there are, and what they can do."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from litestar import Response, delete, get, post, route
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+import inferno
+from inferno.errors import RequestError, UnsupportedError
+from inferno.server.describe import Description
+from inferno.server.model import ServedModel
+from inferno.server.models import Models
+from inferno.server.ollama import errors
+from inferno.server.ollama.schema import OllamaNameRequest, OllamaPullRequest
+from inferno.server.ollama.shape import timestamp
+from inferno.server.ollama.translation import find, plain_name
+from inferno.server.parsing import CattrsDTO, Parsed
+
+_CAPABILITIES = {"tools": "tools", "reasoning": "thinking", "embeddings": "embedding"}
+_NEVER = "2318-01-01T00:00:00Z"
+"""When a model without `keep_alive` ends, as Ollama says it."""
+
+
+@get("/api/version", sync_to_thread=False)
+def version() -> dict[str, str]:
+    """Report inferno's version."""
+    return {"version": inferno.__version__}
+
+
+@get("/api/tags", sync_to_thread=False)
+def tags(models: NamedDependency[Models]) -> dict[str, Any]:
+    """List the models under each of their names."""
+    loaded = {name: model for model in models.served for name in model.names}
+    return {"models": [_entry(name, loaded.get(name)) for name in models.names]}
+
+
+@get("/api/ps", sync_to_thread=False)
+def processes(models: NamedDependency[Models]) -> dict[str, Any]:
+    """List the loaded models."""
+    return {"models": [_running(model) for model in models.served]}
+
+
+@post(
+    "/api/show",
+    status_code=200,
+    dto=CattrsDTO[OllamaNameRequest],
+    return_dto=None,
+    responses=errors.RESPONSES,
+    exception_handlers=errors.HANDLERS,
+)
+async def show(
+    data: JSONBody[Parsed[OllamaNameRequest]], models: NamedDependency[Models]
+) -> Response[Any]:
+    """Describe a model."""
+    model = await find(models, _name(data.body))
+    found = Description.of(model)
+    template = model.preprocessor.template
+    named: dict[str, int | None] = {
+        "context_length": found.max_model_len,
+        "embedding_length": found.hidden_size,
+        "original_context_length": found.trained_len,
+    }
+    info: dict[str, Any] = {
+        "general.architecture": found.family,
+        "general.basename": model.llm.model_id,
+    }
+    info |= {f"{found.family}.{k}": v for k, v in named.items() if v is not None}
+    body = {
+        "modelfile": f"FROM {model.llm.model_id}",
+        "parameters": _parameters(model),
+        "template": template.source() if template.exists else "",
+        "details": _details(found),
+        "model_info": info,
+        "capabilities": [
+            "completion",
+            *(name for each, name in _CAPABILITIES.items() if each in found.capabilities),
+        ],
+        "modified_at": timestamp(model.created),
+    }
+    return Response(body, media_type="application/json")
+
+
+@post(
+    "/api/pull",
+    status_code=200,
+    dto=CattrsDTO[OllamaPullRequest],
+    return_dto=None,
+    responses=errors.RESPONSES,
+    exception_handlers=errors.HANDLERS,
+)
+async def pull(
+    data: JSONBody[Parsed[OllamaPullRequest]], models: NamedDependency[Models]
+) -> Response[Any]:
+    """Report success for a model that is served. Nothing is fetched over HTTP."""
+    name = _name(data.body)
+    if plain_name(models, name) not in models.names:
+        raise UnsupportedError(
+            f"this server does not fetch models: {name[:200]!r} is not one of its own",
+            "Run `inferno pull` on its machine, and serve the model.",
+        )
+    kind = "application/json" if data.body.stream is False else "application/x-ndjson"
+    return Response(b'{"status":"success"}\n', media_type=kind)
+
+
+@route(
+    ["/api/push", "/api/create", "/api/copy", "/api/blobs/{digest:path}"],
+    http_method=["POST", "HEAD"],
+    status_code=400,
+    include_in_schema=False,
+    exception_handlers=errors.HANDLERS,
+    sync_to_thread=False,
+)
+def change() -> Response[Any]:
+    """Refuse what would change the models."""
+    raise _unchanging()
+
+
+@delete(
+    "/api/delete",
+    status_code=400,
+    include_in_schema=False,
+    exception_handlers=errors.HANDLERS,
+    sync_to_thread=False,
+)
+def remove() -> Response[Any]:
+    """Refuse to delete a model."""
+    raise _unchanging()
+
+
+def _unchanging() -> UnsupportedError:
+    return UnsupportedError(
+        "this server's models cannot be changed over HTTP",
+        "Start it with the models that it is to serve.",
+    )
+
+
+def _name(body: OllamaNameRequest | OllamaPullRequest) -> str:
+    name = body.model or body.name
+    if not name:
+        raise RequestError("no model is named", "Send its name as model.", param="model")
+    return name
+
+
+def _entry(name: str, model: ServedModel | None) -> dict[str, Any]:
+    found = None if model is None else Description.of(model)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(0 if model is None else model.created),
+        "size": 0 if found is None else found.nbytes,
+        "digest": hashlib.sha256(name.encode()).hexdigest(),
+        "details": _details(found),
+    }
+
+
+def _running(model: ServedModel) -> dict[str, Any]:
+    found = Description.of(model)
+    entry = _entry(model.names[0], model)
+    entry.pop("modified_at")
+    return {
+        **entry,
+        "expires_at": _NEVER,
+        "size_vram": 0 if found.device.startswith("cpu") else found.nbytes,
+        "context_length": found.max_model_len,
+    }
+
+
+def _details(found: Description | None) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "" if found is None else found.format,
+        "family": "" if found is None else found.family,
+        "families": [] if found is None else [found.family],
+        "parameter_size": "",
+        "quantization_level": "" if found is None else found.quantization.upper(),
+    }
+
+
+def _parameters(model: ServedModel) -> str:
+    """Return the default sampling, one parameter on a line."""
+    params = model.preprocessor.default_params
+    named = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+    return "\n".join(f"{name} {value}" for name, value in named.items())
