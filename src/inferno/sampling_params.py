@@ -77,10 +77,6 @@ def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
     return tuple(value or ())
 
 
-def _ids_or_none(value: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)
-
-
 @frozen(kw_only=True)
 class SamplingParams:
     """How one request's tokens are sampled, independent of the other requests in the batch.
@@ -249,23 +245,14 @@ class SamplingParams:
     thinking_token_budget: int | None = field(
         default=None,
         validator=_Between(0),
-        metadata=_described(
-            "The most tokens of reasoning: then its closing marker follows. In chats with models "
-            "whose chat format has reasoning.",
-            flag=False,
-        ),
+        metadata=_described("End the reasoning of a chat after this many tokens.", flag=False),
     )
     reasoning: ReasoningMarkers | None = field(
-        default=None,
-        metadata=_described(
-            "Where reasoning begins and ends, for `thinking_token_budget`. Chats set it.",
-            in_body=False,
-            flag=False,
-        ),
+        default=None, metadata=_described("Its markers. Chats set them.", in_body=False, flag=False)
     )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
-        converter=_ids_or_none,
+        converter=attrs.converters.optional(tuple),
         metadata=_described("Draw these token ids only.", flag=False),
     )
     bad_words: tuple[str, ...] = field(
@@ -294,13 +281,6 @@ class SamplingParams:
             flag=False,
         ),
     )
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether a grammar or a budget of reasoning restricts its tokens."""
-        return self.structured_outputs is not None or (
-            self.thinking_token_budget is not None and self.reasoning is not None
-        )
 
     def __attrs_post_init__(self) -> None:
         if self.allowed_token_ids == ():
