@@ -164,6 +164,8 @@ class Local:
             self._task = asyncio.create_task(self._run())
         return stream
 
+    async def check(self, spec: Any) -> None: ...
+
     def abort(self, request_id: str) -> None:
         self.engine.abort(request_id)
 
