@@ -19,7 +19,8 @@ from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
-from inferno.sampling_params import ProcessorCall, SamplingParams, parameters
+from inferno.processor_calls import ProcessorCall
+from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
