@@ -18,7 +18,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("f", "g")
 ]
-STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 COMPILES = SimpleNamespace(max_num_seqs=4, grammars=(SimpleNamespace(kind="lark"),))
 
