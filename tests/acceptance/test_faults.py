@@ -102,8 +102,8 @@ def test_what_is_hostile_is_a_4xx(server_url: str, name: str) -> None:
 def test_a_path_names_nothing_outside(server_url: str, path: str) -> None:
     url = httpx.URL(server_url)
     with socket.create_connection((url.host, url.port or 80)) as sock:  # a client would clean it
-        head = f"GET {path} HTTP/1.1\r\nHost: {url.host}\r\nConnection: close\r\n\r\n"
-        sock.sendall(head.encode())
+        request = f"GET {path} HTTP/1.1\r\nHost: {url.host}\r\nConnection: close\r\n\r\n"
+        sock.sendall(request.encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.split()[1] in (b"404", b"400"), answer[:300]

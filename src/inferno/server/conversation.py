@@ -48,6 +48,7 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
         prompts=[prompt.token_ids],
         params=params,
         ignored=(*use.ignored, *prompt.ignored),
+        rendered=prompt.rendered,
     )
     parsers = [
         found.parser(prompt.text, use.offered, parallel=use.parallel) if found else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import admin, anthropic, ollama, openai, pooling, responses, routes
+from inferno.server import admin, anthropic, debug, ollama, openai, pooling, responses, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
@@ -18,6 +18,7 @@ HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *ollama.HANDLERS,
     *admin.HANDLERS,
     *routes.HANDLERS,
+    *debug.HANDLERS,
 )
 BODIES: tuple[type[Any], ...] = (
     *openai.BODIES,

@@ -12,6 +12,7 @@ from attrs import asdict, frozen
 
 from inferno.errors import RequestError
 from inferno.server.errors import log
+from inferno.server.rendered import Rendered
 from inferno.server.schema import ChatRequest, Message, TokenizeRequest
 from inferno.server.thinking import Thinking
 
@@ -31,12 +32,16 @@ _LONG = 20_000
 
 @frozen
 class ChatPrompt:
-    """A rendered conversation."""
+    """A conversation that is rendered and tokenized."""
 
-    text: str
+    rendered: Rendered
     token_ids: tuple[int, ...]
     ignored: tuple[str, ...]
     """Template variables in the request that the template does not use."""
+
+    @property
+    def text(self) -> str:
+        return self.rendered.text
 
 
 class ServedModel:
@@ -99,14 +104,18 @@ class ServedModel:
         characters = sum(len(str(m.get("content"))) for m in messages)
         preprocessor.check_characters(characters, "messages", least)
 
-        def work() -> tuple[str, tuple[int, ...]]:
+        def work() -> tuple[Rendered, tuple[int, ...]]:
             text = preprocessor.render_chat(messages, tools=tools or None, **options)
             preprocessor.check_characters(len(text), "messages", least)
-            return text, tuple(tokenizer.encode(text, add_special_tokens=special))
+            rendered = Rendered.of(text, messages)
+            if isinstance(data, TokenizeRequest):
+                return rendered, tuple(tokenizer.encode(text, add_special_tokens=special))
+            turns, salt = self.pipeline.memory.turns, data.cache_salt or ""
+            return rendered, tuple(turns.encode(tokenizer, text, salt))
 
-        text, ids = await in_time(work, characters)
+        rendered, ids = await in_time(work, characters)
         unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]
-        return ChatPrompt(text, ids, (*no_effect, *unknown[:20]))
+        return ChatPrompt(rendered, ids, (*no_effect, *unknown[:20]))
 
     def warm_up(self) -> None:
         """Import and compile what would otherwise delay every stream at the first chat."""

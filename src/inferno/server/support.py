@@ -55,6 +55,8 @@ _GENERATION = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
+        session_id="Counts the request in `GET /v1/usage?session_id=...`. Shared prefixes are "
+        "found by content, without a session.",
         timeout="Seconds that the answer may take; then it ends with the error request_timeout.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
         response_format="text, json_object or json_schema: the answer, after any reasoning, "
@@ -86,11 +88,6 @@ _NO_EFFECT = (
         "prompt_cache_retention",
         "accepted",
         "The prefix cache keeps the most recently used prefixes that fit.",
-    ),
-    Field(
-        "session_id",
-        "accepted",
-        "Shared prefixes are found by content, without a session.",
     ),
 )
 
