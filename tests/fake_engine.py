@@ -12,6 +12,7 @@ from typing import cast
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from inferno.contracts import GrammarSpec
 from inferno.core.types import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.errors import EngineDeadError
 from inferno.llm.preprocessor import Preprocessor
@@ -142,6 +143,7 @@ class FakeClient:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self.alive = self.closed = False
+        self.checked: list[GrammarSpec] = []
         self.stats = EngineStats()
         self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))
         self._streams: dict[str, TokenStream] = {}
@@ -165,6 +167,9 @@ class FakeClient:
         self.engine.abort(request_id)
         if request_id in self._streams:
             self._give(EngineOutput(request_id, None, FinishReason.ABORT))
+
+    async def check(self, spec: GrammarSpec) -> None:
+        self.checked.append(spec)
 
     def submit(self, request: Request, news: asyncio.Event) -> TokenStream:
         stream = self._streams[request.id] = TokenStream(request.id, news)

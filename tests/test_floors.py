@@ -21,7 +21,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"llm", "testing"},
     {"process"},
     {"core"},
-    {"constraints"},
+    {"constraints", "drafts"},
     {"loading", "text"},
     {"plan", "builtin"},
     {"nn", "catalog"},

@@ -10,7 +10,15 @@ from typing import ClassVar, Literal, Self
 from attrs import frozen
 
 MissingKind = Literal[
-    "architecture", "format", "scheme", "kernels", "attention", "cache policy", "model", "grammar"
+    "architecture",
+    "format",
+    "scheme",
+    "kernels",
+    "attention",
+    "cache policy",
+    "chat format",
+    "model",
+    "grammar",
 ]
 """Kinds of things that a distribution may provide."""
 
@@ -160,6 +168,10 @@ class ModelUnavailableError(InfernoError):
 
     status = 503
     code = "model_unavailable"
+
+
+class RemoteError(InfernoError):
+    """A remote server cannot be reached, refused a request, or broke off its answer."""
 
 
 class EngineDeadError(InfernoError):

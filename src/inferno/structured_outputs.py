@@ -55,7 +55,7 @@ class StructuredOutputsParams:
                 param=param,
             )
         [name] = kinds
-        spec = _KINDS[name](getattr(self, name), f"{param}.{name}")
+        spec: GrammarSpec = _KINDS[name](getattr(self, name), f"{param}.{name}")
         space = "" if self.disable_any_whitespace else self.whitespace_pattern
         if space is not None and not isinstance(space, str):
             raise _wrong(f"{param}.whitespace_pattern", "a string")

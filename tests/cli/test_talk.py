@@ -35,6 +35,7 @@ class FakePreprocessor:
     default_params: SamplingParams = SamplingParams(max_tokens=256, temperature=0.6)
     tokenizer: None = None
     vocab_size: int = 10
+    response_template: None = None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         if "refuse" in messages[-1]["content"]:
@@ -79,7 +80,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     def opened(
         ref: str | None, values: dict[str, Any], chat_template: str | None = None
     ) -> Iterator[Run]:
-        yield Run(llm, llm.preprocessor)  # type: ignore[arg-type]
+        yield Run(llm, llm.preprocessor, "toy")  # type: ignore[arg-type]
 
     monkeypatch.setattr("inferno.cli.session.opened", opened)
     return llm
@@ -171,8 +172,8 @@ def test_chat_goes_on_after_a_refused_message(llm: FakeLLM) -> None:
 def test_ctrl_c_stops_an_answer_and_not_the_chat(llm: FakeLLM) -> None:
     llm.interrupt = True
     result = run("chat", stdin="stop me\ngo on\n")
-    assert "(stopped)" in result.stderr
-    assert [prompt for prompt, _ in llm.asked] == ["u:stop me", "u:go on"]
+    assert "stopped" in result.stderr
+    assert [prompt for prompt, _ in llm.asked] == ["u:stop me", "u:stop me a:me  u:go on"]
 
 
 def test_bench_prints_a_line_per_concurrency(llm: FakeLLM) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 from attrs import define, field, frozen
 from tests.fake_engine import TOKENIZER
 
+from inferno.builtin import response_template
 from inferno.catalog import load_catalog
 from inferno.constraints import Grammars, vocabulary_of
-from inferno.contracts import RequestField
+from inferno.contracts import ChatNeed, OutputFormat, RequestField
 from inferno.core.types import EngineStats, Logprobs, Pooling
 from inferno.errors import EngineDeadError, GrammarError
 from inferno.llm import TextDelta
@@ -69,6 +70,8 @@ PLAN = SimpleNamespace(
     dtype="float32",
     schemes=(SimpleNamespace(name="dense", layout="float32", nbytes=100),),
     device=SimpleNamespace(torch_name="cpu"),
+    chat_format=SimpleNamespace(name="none"),
+    grammars=(),
 )
 
 
@@ -99,6 +102,8 @@ class FakeLLM:
     vocab_size: int = 257
     alive: bool = True
     response_template: Mapping[str, Any] | None = None
+    output_format: OutputFormat | None = None
+    """Instead of a response template's."""
     default_params: SamplingParams = SamplingParams(max_tokens=256)
     model_id: str = "fake"
     tokenizer: Tokenizer | None = TOKENIZER
@@ -138,10 +143,15 @@ class FakeLLM:
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             default_params=self.default_params,
-            response_template=self.response_template,
+            chat_format=self.chat_format,
             prompts=self.prompts,
             pooling=self.pooling,
         )
+
+    def chat_format(self) -> OutputFormat | None:
+        if self.output_format is not None or self.response_template is None:
+            return self.output_format
+        return response_template.build(ChatNeed(response_template=self.response_template))
 
     async def check(self, params: SamplingParams) -> None:
         """Compile with the installed plugins, in this process."""

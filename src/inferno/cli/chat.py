@@ -1,10 +1,11 @@
-"""`inferno chat`: a conversation in the terminal. Ctrl-C stops an answer, and at the prompt it
-exits."""
+"""`inferno chat`: a conversation in the terminal. Ctrl-C stops an answer and nothing else."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -12,16 +13,26 @@ import rich_click as click
 from inferno.cli import arm_interrupt, report
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
 from inferno.cli.sampling import sampling_options, take_sampling
-from inferno.errors import RequestError
+from inferno.errors import InfernoError, OptionError
 
 if TYPE_CHECKING:
-    from inferno.cli.session import Run
+    from inferno.cli.chat_model import ChatModel
+    from inferno.cli.conversation import Conversation
 
 
 @declare
 @ref_argument
 @click.option("--system", help="A system message.")
 @click.option("--thinking/--no-thinking", default=None, help="Turn reasoning on or off.")
+@click.option(
+    "--url",
+    help="Chat with this server instead, any that has OpenAI's API; REF is then its model's name. "
+    "[default: OPENAI_BASE_URL, if REF is left out]",
+)
+@click.option("--api-key", help="The server's key. [default: OPENAI_API_KEY]")
+@click.option(
+    "--history/--no-history", default=True, help="Keep what is typed for the next session."
+)
 @sampling_options
 @template_option
 @engine_options
@@ -29,51 +40,101 @@ def command(
     ref: str | None,
     system: str | None,
     thinking: bool | None,
+    url: str | None,
+    api_key: str | None,
+    history: bool,
     chat_template: str | None,
     **values: Any,
 ) -> None:
-    """Chat with REF. Input may be piped in: each line is one message."""
-    from inferno.cli.session import opened
-
+    """Chat with REF. /help lists the commands. Input may be piped in: each line is one message."""
     sampling = take_sampling(values)
-    with opened(ref, values, chat_template) as run:
-        params = run.params(**sampling)
-        start = [{"role": "system", "content": system}] if system else []
-        messages = list(start)
-        while (line := _ask()) is not None:
-            if line in ("/exit", "/quit"):
+    if url is None and ref is None and (url := os.environ.get("OPENAI_BASE_URL")):
+        click.echo(f"No model named: using OPENAI_BASE_URL, {url}.", err=True)
+    values["chat_template"] = chat_template
+    opening = _remote(url, api_key, ref, values) if url else _local(ref, values)
+    with opening as model:
+        from inferno.cli.chat_commands import COMMANDS
+        from inferno.cli.conversation import Conversation
+        from inferno.cli.prompt import line_editing
+
+        conversation = Conversation(
+            model, _screen(), system=system or "", thinking=thinking, settings=sampling
+        )
+        if sys.stdin.isatty():
+            click.echo(f"{model.name}. /help lists the commands.", err=True)
+        with line_editing(list(COMMANDS), history) if sys.stdin.isatty() else _nothing():
+            _talk(conversation)
+
+
+def _talk(conversation: Conversation) -> None:
+    """Read and obey until the end."""
+    from inferno.cli.chat_commands import Exit, obey
+    from inferno.cli.prompt import read
+
+    warned = False
+    while True:
+        try:
+            line = read("> " if not conversation.files else f"[{len(conversation.files)} files] > ")
+        except KeyboardInterrupt:
+            if warned:
+                raise
+            arm_interrupt()
+            warned = True
+            click.echo("\nPress Ctrl-C again to exit.", err=True)
+            continue
+        warned = False
+        try:
+            if line is None:
                 return
-            if line == "/reset":
-                messages = list(start)
-            elif line.startswith("/"):
-                click.echo("Commands: /reset clears the conversation, /exit quits.", err=True)
+            if line.startswith("/") and not line.startswith("//"):
+                obey(conversation, line)
             elif line:
-                _answer(run, messages, line, params, thinking)
+                conversation.say(line.removeprefix("/") if line.startswith("//") else line)
+        except Exit:
+            return
+        except InfernoError as error:
+            report(error)
 
 
-def _ask() -> str | None:
-    """The next line, or None at the end of the input."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.strip() if line else None
-    with suppress(ImportError):
-        import readline  # noqa: F401  gives input() line editing and history
-    try:
-        return input("> ").strip()
-    except EOFError:
-        return None
+@contextlib.contextmanager
+def _local(ref: str | None, values: dict[str, Any]) -> Iterator[ChatModel]:
+    from inferno.cli import session
+    from inferno.cli.chat_model import LocalModel
+
+    chat_template = values.pop("chat_template")
+    with session.opened(ref, values, chat_template) as run:
+        yield LocalModel(run)
 
 
-def _answer(
-    run: Run, messages: list[dict[str, str]], line: str, params: Any, thinking: bool | None
-) -> None:
-    question = {"role": "user", "content": line}
-    try:
-        text = run.stream(run.chat_prompt([*messages, question], thinking), params)
-    except RequestError as error:  # too long, or refused by the template: keep the conversation
-        report(error)
-    except KeyboardInterrupt:
-        arm_interrupt()
-        click.echo("\n(stopped)", err=True)
-    else:
-        messages += [question, {"role": "assistant", "content": text}]
+@contextlib.contextmanager
+def _remote(
+    url: str, key: str | None, name: str | None, values: dict[str, Any]
+) -> Iterator[ChatModel]:
+    from inferno.cli.remote import RemoteModel
+
+    for option, value in values.items():
+        if value not in (None, (), False):
+            raise OptionError(
+                f"--{option.replace('_', '-')} is for a model in this process, not for {url}",
+                "Leave it out.",
+            )
+    with contextlib.closing(
+        RemoteModel(url, key or os.environ.get("OPENAI_API_KEY"), name)
+    ) as model:
+        yield model
+
+
+def _screen() -> Any:
+    from inferno.cli.screen import Plain, Terminal
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return Plain
+    from rich.console import Console
+
+    console = Console()
+    return lambda: Terminal(console)
+
+
+@contextlib.contextmanager
+def _nothing() -> Iterator[None]:
+    yield

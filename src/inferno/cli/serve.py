@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from inferno.cli.network import Network, network_options
 from inferno.cli.operations import operation_options
 from inferno.cli.options import (
     chosen,
@@ -41,11 +42,6 @@ if TYPE_CHECKING:
     help="Reject unknown request fields instead of listing them in the response.",
 )
 @click.option(
-    "--max-waiting",
-    type=click.IntRange(0),
-    help="Maximum number of waiting requests; more get a 429. [default: unlimited]",
-)
-@click.option(
     "--shutdown-timeout",
     type=click.FloatRange(0),
     default=30,
@@ -75,6 +71,7 @@ if TYPE_CHECKING:
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
 )
 @template_option
+@network_options
 @operation_options
 @engine_options
 @click.pass_context
@@ -88,7 +85,6 @@ def command(
     names: tuple[str, ...],
     strict_params: bool,
     open_paths: tuple[str, ...],
-    max_waiting: int | None,
     prompt_history: int,
     shutdown_timeout: float,
     reasoning: str,
@@ -117,7 +113,7 @@ def command(
     from inferno.llm import AsyncLLM
     from inferno.plan import open_model, reopen
 
-    clock = Clock()
+    clock, network = Clock(), Network.taken(values)
     models = configured(ctx, refs, named)
     if print_config:
         click.echo(printed(ctx, models))
@@ -137,7 +133,14 @@ def command(
         )
     else:
         engine = {**values, "chat_template": chat_template}
-        found = several(ctx, models, engine, idle=idle, max_loaded=max_loaded)
+        found = several(
+            ctx,
+            models,
+            engine,
+            idle=idle,
+            max_loaded=max_loaded,
+            engine_timeout=network.engine_timeout,
+        )
     clock.lap("plan")
     from inferno.server import run_server
     from inferno.server.app import OPEN_PATHS
@@ -148,7 +151,7 @@ def command(
     clock.lap("imports")
 
     def ready(url: str, app: Any) -> None:
-        chat = f" Chat at {url}/." if page else ""
+        chat = f" Chat at {url}/." if page and not url.startswith("unix:") else ""
         if is_one:
             clock.lap("engine")
             render.started(llm.plan, clock.laps)
@@ -160,21 +163,22 @@ def command(
         curl = _curl(url, name, keyed=keys.needed)
         click.echo(f"Serving at {url}/v1.{chat} Try:\n{curl}", err=True)
 
-    _warn(host, keyed=keys.needed)
+    if network.server["uds"] is None:
+        _warn(host, keyed=keys.needed)
     app = {
         "api_keys": keys,
         "key_metrics": key_metrics,
         "served_names": names,
         "strict_params": strict_params,
-        "max_waiting": max_waiting,
         "prompt_history": prompt_history,
         "reasoning": reasoning,
         "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),
+        **network.app,
     }
     if is_one:
         served: AsyncLLM | tuple[ModelSpec, ...] = (
-            llm := AsyncLLM.of_opened(opened, chat_template)
+            llm := AsyncLLM.of_opened(opened, chat_template, engine_timeout=network.engine_timeout)
         )
     else:
         served = found.specs
@@ -187,6 +191,7 @@ def command(
             ready=ready,
             app_options=app | observers,
             shutdown_seconds=shutdown_timeout,
+            **network.server,
         )
 
 
@@ -201,4 +206,6 @@ def _curl(url: str, model: str, *, keyed: bool) -> str:
     messages = '[{"role": "user", "content": "What does math.gcd do?"}]'
     body = f'{{"model": "{model}", "messages": {messages}}}'
     key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
+    if url.startswith("unix:"):
+        url = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
     return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"

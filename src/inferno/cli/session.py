@@ -43,7 +43,7 @@ def opened(
         clock.lap("load")
     with LLM.of(engine, preprocessor) as llm:
         render.started(engine.plan, clock.laps)
-        yield Run(llm, preprocessor)
+        yield Run(llm, preprocessor, engine.plan.model_id)
 
 
 class Clock:
@@ -64,6 +64,7 @@ class Run:
 
     llm: LLM
     preprocessor: Preprocessor
+    model_id: str
 
     @property
     def vocab_size(self) -> int:
@@ -87,14 +88,22 @@ class Run:
         return self.chat_prompt([*messages, {"role": "user", "content": text}], thinking)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], thinking: bool | None) -> Prompt:
+        return self.preprocessor.encode_chat(messages, **self._variables(thinking))
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], thinking: bool | None) -> str:
+        """The text of `chat_prompt`."""
+        return self.preprocessor.render_chat(messages, **self._variables(thinking))
+
+    def _variables(self, thinking: bool | None) -> dict[str, Any]:
+        """Variables for the chat template. Raises OptionError if it does not know them."""
         if thinking is None:
-            return self.preprocessor.encode_chat(messages)
+            return {}
         if "enable_thinking" not in self.preprocessor.template.source():
             raise OptionError(
                 "this model's chat template cannot switch reasoning on or off",
-                "Leave --thinking and --no-thinking out.",
+                "Leave --thinking and --no-thinking out; in a chat: /think default.",
             )
-        return self.preprocessor.encode_chat(messages, enable_thinking=thinking)
+        return {"enable_thinking": thinking}
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> str:
         """Print the answer as it is generated, then its speed on stderr."""

@@ -50,6 +50,7 @@ def several(
     *,
     idle: str | None,
     max_loaded: int | None,
+    engine_timeout: float | None = None,
 ) -> Several:
     """Check the models, and share the memory among them. Raises OptionError, DeviceError,
     OutOfMemoryError."""
@@ -80,6 +81,7 @@ def several(
                 template,
                 idle=seconds(model.table.idle, f"models.{model.name}.idle") or idle_seconds,
                 preload=bool(model.table.preload) if preloads else i == 0,
+                engine_timeout=engine_timeout,
             )
         )
     return Several(tuple(specs), budgets)
@@ -116,7 +118,13 @@ def _check_names(models: Sequence[ModelConfig]) -> None:
 
 
 def _spec(
-    model: ModelConfig, options: Options, template: str | None, *, idle: float | None, preload: bool
+    model: ModelConfig,
+    options: Options,
+    template: str | None,
+    *,
+    idle: float | None,
+    preload: bool,
+    engine_timeout: float | None,
 ) -> ModelSpec:
     from inferno.server.slot import ModelSpec
 
@@ -124,7 +132,8 @@ def _spec(
         from inferno.llm import AsyncLLM
         from inferno.plan import open_model
 
-        return AsyncLLM.of_opened(open_model(model.table.ref, options), template)
+        opened = open_model(model.table.ref, options)
+        return AsyncLLM.of_opened(opened, template, engine_timeout=engine_timeout)
 
     return ModelSpec(
         names=(model.name, *model.table.aliases),

@@ -26,6 +26,7 @@ from inferno.contracts import (
 )
 from inferno.errors import GrammarError
 from inferno.plan import Opened, Plan
+from inferno.sampling_params import SamplingParams
 from inferno.text import Tokenizer
 
 
@@ -86,6 +87,11 @@ class Grammars:
             return vocabulary_of(tokenizer, plan.vocab_size) if tokenizer is not None else None
 
         return cls(opened.parts.grammars, read, partial(hint_for, plan))
+
+    def constraint_of(self, params: SamplingParams) -> Constraint | None:
+        """Return the constraint of a request, or None if it has none. Raises GrammarError."""
+        spec = params.structured_outputs
+        return self.compile(spec) if spec is not None else None
 
     def compile(self, spec: GrammarSpec) -> Constraint:
         """Return the constraint of a spec. Raises GrammarError."""

@@ -26,6 +26,15 @@ from inferno.contracts.attention import (
     DType,
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
+from inferno.contracts.chat import (
+    AddedToken,
+    ChatFormat,
+    ChatNeed,
+    Delta,
+    OutputFormat,
+    OutputParser,
+    ToolChoice,
+)
 from inferno.contracts.checkpoints import (
     BareDecoder,
     Checkpoint,
@@ -76,6 +85,7 @@ from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
 
 __all__ = [
+    "AddedToken",
     "Architecture",
     "Attend",
     "AttentionBackend",
@@ -88,11 +98,14 @@ __all__ = [
     "CacheTensor",
     "Capture",
     "Captured",
+    "ChatFormat",
+    "ChatNeed",
     "Checkpoint",
     "CheckpointFormat",
     "CheckpointView",
     "DTYPE_BYTES",
     "DType",
+    "Delta",
     "Device",
     "DeviceKind",
     "Dialect",
@@ -121,6 +134,8 @@ __all__ = [
     "Model",
     "ModelConfig",
     "OPS",
+    "OutputFormat",
+    "OutputParser",
     "PrefixCache",
     "Processor",
     "ProcessorContext",
@@ -139,6 +154,7 @@ __all__ = [
     "StateSpec",
     "TensorInfo",
     "TextAssets",
+    "ToolChoice",
     "Uncaptured",
     "Vocabulary",
     "expert_rows",

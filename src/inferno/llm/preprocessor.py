@@ -6,26 +6,30 @@ import difflib
 import operator
 import random
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import LogitsProcessor, TextAssets
+from inferno.contracts import LogitsProcessor, OutputFormat, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
 from inferno.sampling_params import ProcessorCall, SamplingParams, parameters
-from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
+from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's format."""
+
+MAX_LOGPROB_IDS = 1024
+"""Maximum of `logprob_token_ids`."""
 
 DEFAULT_MAX_TOKENS = 256
 """`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
@@ -75,9 +79,9 @@ class Preprocessor:
     eos_token_ids: tuple[int, ...] = ()
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """For requests without parameters: from the checkpoint's `generation_config.json`."""
-    response_template: Mapping[str, Any] | None = None
-    """The checkpoint's description of how its model writes tool calls and reasoning
-    (`tokenizer_config.json`)."""
+    chat_format: Callable[[], OutputFormat | None] = lambda: None
+    """Builds the model's output format; None if all output is content. Raises ValueError if the
+    checkpoint's own description of it is wrong."""
     pooling: PoolingConfig = PoolingConfig()
     """How prompts become embeddings."""
     logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
@@ -89,12 +93,13 @@ class Preprocessor:
     def open(cls, opened: Opened, chat_template: str | None = None) -> Preprocessor:
         """Read the tokenizer and the chat template of an opened model."""
         plan, assets, config = opened.plan, opened.text(), opened.plan.config
+        override = None if chat_template is None else read_template(chat_template)
         stop_tokens = opened.parts.architecture.stop_tokens
         tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
         if opened.draft is not None:
             _check_vocabulary(opened.draft, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
-        template = ChatTemplate.from_assets(assets, chat_template)
+        template = ChatTemplate.from_assets(assets, override)
         reranker = opened.parts.architecture.reranker
         vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(
@@ -104,7 +109,7 @@ class Preprocessor:
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
-            response_template=assets.tokenizer_config.get("response_template"),
+            chat_format=partial(opened.chat_format, override),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
             logits_processors=opened.parts.logits_processors,
             seeds=random.Random(plan.seed),
@@ -250,7 +255,14 @@ class Preprocessor:
             self._check_processor(call, f"logits_processors[{i}]")
         self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self.check_ids("stop_token_ids", params.stop_token_ids)
-        self.check_ids("logprob_token_ids", params.logprob_token_ids)
+        wanted = params.logprob_token_ids
+        self.check_ids("logprob_token_ids", wanted)
+        if len(wanted) > MAX_LOGPROB_IDS or (wanted and params.logprobs is None):
+            raise RequestError(
+                f"logprob_token_ids has {len(wanted)} entries, and logprobs is {params.logprobs}",
+                f"Ask for logprobs, and give at most {MAX_LOGPROB_IDS}.",
+                param="logprob_token_ids",
+            )
 
     def _check_processor(self, call: ProcessorCall, param: str) -> None:
         known = self.logits_processors

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
+from inferno.contracts import Delta, OutputParser
 from inferno.errors import RequestError
 from inferno.llm import TextDelta
 from inferno.sampling_params import SamplingParams
 from inferno.server.errors import unsupported
 from inferno.server.generation import Prepared
 from inferno.server.model import ChatPrompt, ServedModel
-from inferno.server.output_parser import Delta, OutputParser
 from inferno.server.parsing import Parsed
 from inferno.server.schema import ChatRequest, sampling_values
 from inferno.server.shape import Choice
@@ -37,7 +37,7 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
     """Check the request, render and tokenize its messages. Raises RequestError."""
     body, output_format = parsed.body, model.output_format
     tools, ignored_tools = _tools(body, model)
-    params = _params(body, model)
+    params = _params(body, model, has_tools=bool(tools))
     prompt = await model.encode_chat(body, tools)
     prompt = evolve(prompt, token_ids=model.preprocessor.truncated(prompt.token_ids, params))
     prepared = Prepared.of(
@@ -49,7 +49,10 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
         rendered=prompt.rendered,
     )
     parallel = body.parallel_tool_calls is not False
-    parsers = [output_format.parser(prompt.text, tools, parallel=parallel) for _ in range(params.n)]
+    parsers = [
+        output_format.parser(prompt.text, tools, parallel=parallel) if output_format else None
+        for _ in range(params.n)
+    ]
     return Conversation(prepared, prompt, parsers)
 
 
@@ -118,20 +121,22 @@ def _tools(data: ChatRequest, model: ServedModel) -> tuple[list[dict[str, Any]],
         )
     if choice == "none" or not tools:
         return [], tuple(ignored)
-    if not model.output_format.has_tools:
+    if model.output_format is None or not model.output_format.has_tools:
         raise unsupported(
-            "tools", "This model's tokenizer_config.json does not say how it writes tool calls."
+            "tools",
+            "Its chat template shows no known format of tool calls: `inferno explain` says which "
+            "formats there are, and --chat-format NAME sets one.",
         )
     return tools, tuple(ignored)
 
 
-def _params(data: ChatRequest, model: ServedModel) -> SamplingParams:
+def _params(data: ChatRequest, model: ServedModel, *, has_tools: bool) -> SamplingParams:
     if data.top_logprobs and not data.logprobs:
         raise RequestError(
             "top_logprobs needs logprobs", "Set logprobs to true.", param="top_logprobs"
         )
     values: dict[str, Any] = {"max_tokens": None}
-    if model.output_format.writes_special:
+    if model.output_format is not None and model.output_format.writes_special(tools=has_tools):
         values["skip_special_tokens"] = False
     values |= sampling_values(data)
     if data.max_completion_tokens is not None:

@@ -12,11 +12,11 @@ from attrs import asdict, frozen
 
 from inferno.errors import RequestError
 from inferno.server.errors import log, unsupported
-from inferno.server.output_parser import OutputFormat
 from inferno.server.rendered import Rendered
 from inferno.server.schema import ChatRequest, Message, TokenizeRequest
 
 if TYPE_CHECKING:
+    from inferno.contracts import OutputFormat
     from inferno.llm.preprocessor import Preprocessor
     from inferno.server.pipeline import Pipeline
     from inferno.text import Tokenizer
@@ -56,8 +56,8 @@ class ServedModel:
         """Answers have the first one if the request names none."""
         self.reasoning_fields = tuple(reasoning_fields)
         """The fields of a message for the model's reasoning."""
-        self.output_format = OutputFormat()
-        """Read by `warm_up`; until then all output is content."""
+        self.output_format: OutputFormat | None = None
+        """Built by `warm_up`. None: all output is content."""
         self.created = int(time.time())
 
     @property
@@ -114,12 +114,10 @@ class ServedModel:
     def warm_up(self) -> None:
         """Import and compile what would otherwise delay every stream at the first chat."""
         try:
-            self.output_format = OutputFormat.of(
-                self.preprocessor.response_template, self.tokenizer
-            )
+            self.output_format = self.preprocessor.chat_format()
         except ValueError as error:
             log.warning(
-                "tool calls and reasoning are not parsed: the response_template is invalid: %s",
+                "tool calls and reasoning are not parsed: the chat format is invalid: %s",
                 error,
             )
         # A template may refuse this conversation but accept others.
@@ -150,9 +148,7 @@ def _message(message: Message, i: int) -> dict[str, Any]:
                 param=f"messages[{i}].content[{j}]",
                 code="unsupported_parameter",
             )
-    # Templates know one of the two names; clients send back either.
-    reasoning = plain.pop("reasoning", None) or plain.get("reasoning_content")
-    return plain | ({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {})
+    return plain
 
 
 def _ending(data: ChatRequest | TokenizeRequest) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from litestar.params import FromPath, JSONBody
 
 import inferno
 from inferno.errors import RequestError
+from inferno.server.describe import details
 from inferno.server.errors import RETRY_AFTER
 from inferno.server.metrics import Metrics
 from inferno.server.model import in_time
@@ -37,11 +38,18 @@ def list_models(request: Request[Any, Any, Any], models: NamedDependency[Models]
 
 
 @get("/v1/models/{name:path}", sync_to_thread=False)
-def get_model(name: FromPath[str], models: NamedDependency[Models]) -> dict[str, Any]:
-    """Describe a model under one of its names, which may have slashes."""
+def get_model(
+    name: FromPath[str], request: Request[Any, Any, Any], models: NamedDependency[Models]
+) -> dict[str, Any]:
+    """Describe a model under one of its names, which may have slashes: what it can do, and the
+    support of each field."""
     wanted = name.removeprefix("/")
     wanted = wanted if f"/{wanted}" not in models.names else f"/{wanted}"
-    return _card(models.slot(wanted), wanted)
+    slot = models.slot(wanted)
+    card = _card(slot, wanted)
+    if slot.served is not None:
+        card["x_inferno"] = details(slot.served, request.app.state.fields)
+    return card
 
 
 @get(["/health", "/ping"], sync_to_thread=False)

@@ -12,7 +12,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
 from inferno.sampling_params import Parameter, ProcessorCall, parameters
-from inferno.server import support
+from inferno.server import others, support
 from inferno.server.errors import unsupported
 from inferno.server.structured import StructuredFields
 from inferno.server.support import Field
@@ -123,7 +123,7 @@ class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     endpoint: ClassVar[str] = "/v1/chat/completions"
-    rows: ClassVar[tuple[Field, ...]] = support.CHAT
+    rows: ClassVar[tuple[Field, ...]] = (*support.CHAT, *others.CHAT)
 
     messages: list[Message]
     max_completion_tokens: int | None = None
@@ -143,7 +143,7 @@ class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
     endpoint: ClassVar[str] = "/v1/completions"
-    rows: ClassVar[tuple[Field, ...]] = support.COMPLETIONS
+    rows: ClassVar[tuple[Field, ...]] = (*support.COMPLETIONS, *others.COMPLETIONS)
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None

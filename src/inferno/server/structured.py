@@ -46,8 +46,7 @@ class StructuredFields:
         for name, kind in _GUIDED.items():
             if (value := getattr(self, name)) not in (None, ""):
                 # spec() names the part of the object, which these fields are by themselves
-                spec = StructuredOutputsParams(**{kind: value}).spec()
-                found[name] = evolve(spec, param=name)
+                found[name] = evolve(StructuredOutputsParams(**{kind: value}).spec(), param=name)
         given = {name: spec for name, spec in found.items() if spec is not None}
         if len(given) > 1:
             names = list(given)

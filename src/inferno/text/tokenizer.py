@@ -59,7 +59,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """The most characters that a token stands for: those of the longest entry of the
+        """The most characters that a token can have: those of the longest entry of the
         vocabulary, which has one for each byte or character."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 

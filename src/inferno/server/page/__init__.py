@@ -14,9 +14,6 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
-PATHS = ("/", "/page/{name:str}")
-"""The page's routes. They need no key; what the page asks of the API does."""
-
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -68,15 +65,15 @@ class _File:
 
 
 def page_handlers() -> list[HTTPRouteHandler]:
-    """The handlers of `PATHS`."""
+    """Handlers of `/` and `/page/NAME`. They need no key; what the page asks of the API does."""
     known = _read()
 
-    @get(PATHS[0], needs_no_key=True, include_in_schema=False, sync_to_thread=False)
+    @get("/", needs_no_key=True, include_in_schema=False, sync_to_thread=False)
     def page(request: Request[Any, Any, Any]) -> Response[bytes]:
         """The page."""
         return known[_INDEX].response(request)
 
-    @get(PATHS[1], needs_no_key=True, include_in_schema=False, sync_to_thread=False)
+    @get("/page/{name:str}", needs_no_key=True, include_in_schema=False, sync_to_thread=False)
     def page_file(name: FromPath[str], request: Request[Any, Any, Any]) -> Response[bytes]:
         """A file that the page needs."""
         if name not in known:

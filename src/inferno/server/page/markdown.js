@@ -26,8 +26,10 @@ export class Stream {
     this.#rest += text;
     const all = lines(this.#rest);
     const found = blocks(all, 0, true);
-    // A line's meaning is settled when it is complete: "1" may become "1. item".
-    const last = found.findLastIndex((block) => block.at < all.length - 1);
+    // A block has begun for certain when its first line is complete ("1" may become "1. item"), and
+    // unless an empty line precedes it, the second too, as that one makes a table of the first.
+    const begun = ({ at }) => at < all.length - (at > 0 && blank(all[at - 1]) ? 1 : 2);
+    const last = found.findLastIndex(begun);
     if (last < 1) return { done: [], rest: found };
     const cut = found[last].at;
     this.#rest = all.slice(cut).join("\n");

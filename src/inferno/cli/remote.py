@@ -1,0 +1,155 @@
+"""A server's model in `inferno chat`: any server with OpenAI's chat endpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from inferno.cli.chat_model import Message, Piece, Usage
+from inferno.errors import OptionError, RemoteError
+from inferno.sampling_params import parameters
+
+CONNECT_SECONDS = 10.0
+"""Seconds a server may take to accept a connection. Before the first token it may be silent for as
+long as a prompt takes."""
+_IN_BODY = {parameter.name for parameter in parameters() if parameter.in_body}
+
+
+class RemoteModel:
+    """One model of a server. Close it after use."""
+
+    def __init__(self, url: str, key: str | None = None, name: str | None = None) -> None:
+        """`url` with a path is used as it is, else `/v1` is added. Without `name`, the server's
+        first model answers. Raises OptionError or RemoteError."""
+        self.url = _base(url)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(CONNECT_SECONDS, read=None)
+        self._client = httpx.Client(headers=headers, timeout=timeout, follow_redirects=True)
+        self._name = name or self._first()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def close(self) -> None:
+        self._client.close()
+
+    def names(self) -> Sequence[str]:
+        with self._request("GET", "models") as response:
+            return [str(card["id"]) for card in _object(response.read()).get("data") or ()]
+
+    def choose(self, name: str) -> None:
+        known = self.names()
+        if name not in known:
+            raise RemoteError(f"the server has no model {name[:80]!r}", _use_one_of(known))
+        self._name = name
+
+    def answer(
+        self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
+    ) -> Iterator[Piece | Usage]:
+        if unknown := settings.keys() - _IN_BODY:
+            raise OptionError(f"a server does not take {', '.join(unknown)}", "Leave it out.")
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **settings,
+        }
+        if thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": thinking}
+        with self._request("POST", "chat/completions", body) as response:
+            for line in response.iter_lines():
+                if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
+                    yield from _event(_object(data))
+
+    @contextmanager
+    def _request(self, method: str, path: str, body: Any = None) -> Iterator[httpx.Response]:
+        try:
+            with self._client.stream(method, f"{self.url}/{path}", json=body) as response:
+                if response.is_error:
+                    raise _refusal(response.status_code, response.read())
+                yield response
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise RemoteError(
+                f"{self.url} cannot be reached: {error}", "Check the address, and that it runs."
+            ) from error
+        except httpx.HTTPError as error:
+            raise RemoteError(
+                f"{self.url} broke off: {error or type(error).__name__}",
+                "/retry sends the message again.",
+            ) from error
+
+    def _first(self) -> str:
+        names = self.names()
+        if not names:
+            raise RemoteError(
+                f"{self.url} lists no models", "Name one: inferno chat MODEL --url URL"
+            )
+        return names[0]
+
+
+def _base(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OptionError(
+            f"{url!r} is not a server's address", "Give one such as http://127.0.0.1:8000"
+        )
+    path = parts.path.rstrip("/") or "/v1"
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _event(event: Mapping[str, Any]) -> Iterator[Piece | Usage]:
+    if error := event.get("error"):
+        message = error.get("message") if isinstance(error, Mapping) else error
+        raise RemoteError(f"the answer broke off: {message}", "/retry sends the message again.")
+    if usage := event.get("usage"):
+        details = usage.get("prompt_tokens_details") or {}
+        yield Usage(
+            usage.get("prompt_tokens") or 0,
+            details.get("cached_tokens") or 0,
+            usage.get("completion_tokens") or 0,
+        )
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+            yield Piece("reasoning", reasoning)
+        if content := delta.get("content"):
+            yield Piece("content", content)
+
+
+def _object(data: str | bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+        if isinstance(value, dict):
+            return value
+    except ValueError:
+        pass
+    raise RemoteError(
+        f"the server answered with {data[:60]!r}, which is not OpenAI's API",
+        "Check the address: it usually ends in /v1.",
+    )
+
+
+def _refusal(status: int, content: bytes) -> RemoteError:
+    try:
+        error = json.loads(content)["error"]
+        message = error["message"] if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        message = content[:200].decode(errors="replace").strip() or "no reason was given"
+    remedies = {
+        401: "Give the server's key: --api-key KEY, or OPENAI_API_KEY.",
+        404: "Check the address, which usually ends in /v1, and the model: /model lists them.",
+        429: "The server is busy: /retry in a moment.",
+        503: "The server is not ready: /retry in a moment.",
+    }
+    return RemoteError(f"the server answered {status}: {message}", remedies.get(status, ""))
+
+
+def _use_one_of(names: Sequence[str]) -> str:
+    return f"Use one of: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
