@@ -62,6 +62,7 @@ def grammars() -> Grammars:
 
 
 PLAN = SimpleNamespace(
+    grammars=(),
     max_num_seqs=4,
     block_size=16,
     architecture="FakeForCausalLM",
@@ -71,7 +72,6 @@ PLAN = SimpleNamespace(
     schemes=(SimpleNamespace(name="dense", layout="float32", nbytes=100),),
     device=SimpleNamespace(torch_name="cpu"),
     chat_format=SimpleNamespace(name="none"),
-    grammars=(),
 )
 
 
@@ -171,6 +171,7 @@ class FakeLLM:
         cache_salt: str = "",
         pooling: Pooling | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
+        self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
         self.seen += [(ids, params) for ids in encoded]
         if pooling is not None:

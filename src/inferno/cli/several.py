@@ -30,6 +30,8 @@ class Several:
     specs: tuple[ModelSpec, ...]
     budgets: Mapping[str, int]
     """Bytes that models may use together on each device, by torch's name for it."""
+    options: tuple[Options, ...]
+    """Of each model's engine."""
 
 
 def configured(ctx: click.Context, refs: Sequence[str], named: Sequence[str]) -> list[ModelConfig]:
@@ -61,7 +63,7 @@ def several(
     idle_seconds = seconds(idle, "--idle")
     preloads = any(model.table.preload is not None for model in models)
     budgets: dict[str, int] = {}
-    specs = []
+    specs, chosen = [], []
     for i, model in enumerate(models):
         own = {k: v for k, v in model.options.items() if not _beaten(ctx, k)}
         merged = {**values, **own}
@@ -74,6 +76,8 @@ def several(
         if options.memory is None and options.gpu_memory_utilization is None:
             share = budgets[device.torch_name] // (max_loaded or len(models))
             options = evolve(options, memory=str(share))
+        options = evolve(options, served_model_name=model.name)  # for the engine's log lines
+        chosen.append(options)
         specs.append(
             _spec(
                 model,
@@ -84,7 +88,7 @@ def several(
                 engine_timeout=engine_timeout,
             )
         )
-    return Several(tuple(specs), budgets)
+    return Several(tuple(specs), budgets, tuple(chosen))
 
 
 def ref_name(ref: str) -> str:

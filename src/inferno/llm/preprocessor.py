@@ -7,19 +7,20 @@ import operator
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import LogitsProcessor, OutputFormat, TextAssets
+from inferno.contracts import LogitsProcessor, OutputFormat, ReasoningMarkers, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
-from inferno.sampling_params import ProcessorCall, SamplingParams, parameters
+from inferno.processor_calls import ProcessorCall
+from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -31,6 +32,8 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 MAX_LOGPROB_IDS = 1024
 """Maximum of `logprob_token_ids`."""
 
+_ENDING = 32
+"""Tokens of a prompt that show whether it has opened reasoning."""
 DEFAULT_MAX_TOKENS = 256
 """`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
 
@@ -109,7 +112,7 @@ class Preprocessor:
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
-            chat_format=partial(opened.chat_format, override),
+            chat_format=cache(partial(opened.chat_format, override)),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
             logits_processors=opened.parts.logits_processors,
             seeds=random.Random(plan.seed),
@@ -163,6 +166,34 @@ class Preprocessor:
         template's own variables."""
         return self.template.render(messages, tools=tools, **template_kwargs)
 
+    def reasoned(
+        self, params: SamplingParams, found: OutputFormat | None, prompt: str
+    ) -> SamplingParams:
+        """Return the parameters for a rendered conversation: a grammar or a budget of reasoning
+        knows where this format's reasoning begins and ends. Without reasoning there is no
+        budget."""
+        spec, budget = params.structured_outputs, params.thinking_token_budget
+        if (spec is None and budget is None) or found is None or found.reasoning is None:
+            return attrs.evolve(params, thinking_token_budget=None) if budget else params
+        opening, closing = (marker.strip() for marker in found.reasoning)
+        markers = ReasoningMarkers(
+            open=opening, close=closing, is_open=found.opens_reasoning(prompt)
+        )
+        if spec is not None and spec.reasoning is None:
+            spec = attrs.evolve(spec, reasoning=markers)
+        return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
+
+    def chat_params(
+        self, params: SamplingParams | None, token_ids: Sequence[int]
+    ) -> SamplingParams | None:
+        """Return `reasoned` parameters for an encoded conversation."""
+        if params is None or self.tokenizer is None:
+            return params
+        if params.structured_outputs is None and params.thinking_token_budget is None:
+            return params
+        ending = self.tokenizer.decode(token_ids[-_ENDING:], skip_special_tokens=False)
+        return self.reasoned(params, self.chat_format(), ending)
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any
     ) -> tuple[int, ...]:
@@ -187,7 +218,7 @@ class Preprocessor:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
         token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
-        self._check_params(params)
+        self.check_params(params)
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
@@ -243,7 +274,8 @@ class Preprocessor:
                 param=param,
             )
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError for parameters that this model cannot honour."""
         if params.stop and self.tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, which this model lacks",

@@ -7,21 +7,37 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import admin, debug, ollama, openai, pooling, routes
+from inferno.server import (
+    admin,
+    anthropic,
+    debug,
+    llamacpp,
+    ollama,
+    openai,
+    pooling,
+    responses,
+    routes,
+)
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *openai.HANDLERS,
+    *responses.HANDLERS,
+    *anthropic.HANDLERS,
     *pooling.HANDLERS,
     *ollama.HANDLERS,
+    *llamacpp.HANDLERS,
     *admin.HANDLERS,
     *routes.HANDLERS,
     *debug.HANDLERS,
 )
 BODIES: tuple[type[Any], ...] = (
     *openai.BODIES,
+    *responses.BODIES,
+    *anthropic.BODIES,
     *pooling.BODIES,
     *ollama.BODIES,
+    *llamacpp.BODIES,
     *admin.BODIES,
     *routes.BODIES,
 )

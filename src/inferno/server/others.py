@@ -89,6 +89,5 @@ CHAT = (
 
 COMPLETIONS = (
     *_GENERATION,
-    Field("thinking_token_budget", "refused", "Use /v1/chat/completions, or max_tokens."),
     Field("prompt_embeds", "refused", "Send the prompt as a string or as token ids."),
 )
