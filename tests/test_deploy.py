@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 from litestar.testing import TestClient
 from tests.server.server_fakes import FakeLLM
@@ -25,8 +26,6 @@ from inferno.cli.serve import command
 from inferno.server import create_app
 from inferno.server.app import OPEN_PATHS
 from inferno.server.keys import Keys, read_keys
-
-yaml = pytest.importorskip("yaml", reason="the files are YAML: pip install 'inferno[deploy]'")
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())

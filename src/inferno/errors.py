@@ -134,6 +134,13 @@ class RequestError(InfernoError):
         self.code = code or type(self).code
 
 
+class NotFoundError(InfernoError):
+    """No stored response, conversation or item of that id, for this API key."""
+
+    status = 404
+    code = "not_found"
+
+
 class AuthenticationError(InfernoError):
     """No API key, or an unknown one."""
 
@@ -225,6 +232,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         OptionError,
         DeviceError,
         RequestError,
+        NotFoundError,
         AuthenticationError,
         PermissionDeniedError,
         LimitError,

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import GrammarSpec
+from inferno.contracts import GrammarSpec, ReasoningMarkers
 from inferno.errors import RequestError
 from inferno.structured_outputs import grammar_spec
 
@@ -288,6 +288,23 @@ class SamplingParams:
             flag=False,
         ),
     )
+    thinking_token_budget: int | None = field(
+        default=None,
+        validator=_Between(0),
+        metadata=_described(
+            "The most tokens of reasoning: then its closing marker follows. In chats with models "
+            "whose chat format has reasoning.",
+            flag=False,
+        ),
+    )
+    reasoning: ReasoningMarkers | None = field(
+        default=None,
+        metadata=_described(
+            "Where reasoning begins and ends, for `thinking_token_budget`. Chats set it.",
+            in_body=False,
+            flag=False,
+        ),
+    )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
         converter=_ids_or_none,
@@ -319,6 +336,13 @@ class SamplingParams:
             flag=False,
         ),
     )
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar or a budget of reasoning restricts its tokens."""
+        return self.structured_outputs is not None or (
+            self.thinking_token_budget is not None and self.reasoning is not None
+        )
 
     def __attrs_post_init__(self) -> None:
         if self.allowed_token_ids == ():

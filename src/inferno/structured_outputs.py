@@ -55,7 +55,7 @@ class StructuredOutputsParams:
                 param=param,
             )
         [name] = kinds
-        spec: GrammarSpec = _KINDS[name](getattr(self, name), f"{param}.{name}")
+        spec = spec_of(name, getattr(self, name), f"{param}.{name}")
         space = "" if self.disable_any_whitespace else self.whitespace_pattern
         if space is not None and not isinstance(space, str):
             raise _wrong(f"{param}.whitespace_pattern", "a string")
@@ -82,6 +82,13 @@ def grammar_spec(given: object, param: str = PARAM) -> GrammarSpec | None:
     if not found.keys() & known:
         return None
     return StructuredOutputsParams(**{k: v for k, v in found.items() if k in known}).spec(param)
+
+
+def spec_of(name: str, value: object, param: str) -> GrammarSpec:
+    """Return the spec of one field of `StructuredOutputsParams`. Raises RequestError, which names
+    `param`."""
+    spec: GrammarSpec = _KINDS[name](value, param)
+    return spec
 
 
 _NO_EFFECT = {"disable_fallback", "disable_additional_properties", "backend"}

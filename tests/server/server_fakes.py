@@ -63,6 +63,7 @@ def grammars() -> Grammars:
 
 PLAN = SimpleNamespace(
     max_num_seqs=4,
+    block_size=16,
     architecture="FakeForCausalLM",
     config={"model_type": "fake", "hidden_size": 4, "max_position_embeddings": 8192},
     format="safetensors",
@@ -96,6 +97,7 @@ class FakeLLM:
     fails_after: int | None = None
     """Raise what no handler expects after this many deltas."""
     max_model_len: int = 4096
+    vocab_size: int = 257
     alive: bool = True
     response_template: Mapping[str, Any] | None = None
     output_format: OutputFormat | None = None
@@ -137,7 +139,7 @@ class FakeLLM:
             tokenizer=self.tokenizer,
             template=self.template,
             max_model_len=self.max_model_len,
-            vocab_size=257,
+            vocab_size=self.vocab_size,
             default_params=self.default_params,
             chat_format=self.chat_format,
             prompts=self.prompts,
@@ -167,6 +169,7 @@ class FakeLLM:
         cache_salt: str = "",
         pooling: Pooling | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
+        self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
         self.seen += [(ids, params) for ids in encoded]
         if pooling is not None:

@@ -60,6 +60,12 @@ if TYPE_CHECKING:
     help="Path that needs no API key, such as /metrics; may be repeated.",
 )
 @click.option("--page/--no-page", default=True, help="Serve the chat page at /.")
+@click.option(
+    "--prompt-history",
+    type=click.IntRange(0),
+    default=64,
+    help="Number of requests that /v1/debug/cache can explain.",
+)
 @click.option("--seed", type=int, help="Engine seed: makes requests without a seed reproducible.")
 @click.option(
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
@@ -79,6 +85,7 @@ def command(
     names: tuple[str, ...],
     strict_params: bool,
     open_paths: tuple[str, ...],
+    prompt_history: int,
     shutdown_timeout: float,
     reasoning: str,
     page: bool,
@@ -163,6 +170,7 @@ def command(
         "key_metrics": key_metrics,
         "served_names": names,
         "strict_params": strict_params,
+        "prompt_history": prompt_history,
         "reasoning": reasoning,
         "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),

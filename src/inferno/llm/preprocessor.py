@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import LogitsProcessor, OutputFormat, TextAssets
+from inferno.contracts import LogitsProcessor, OutputFormat, ReasoningMarkers, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
@@ -160,6 +160,23 @@ class Preprocessor:
         template's own variables."""
         return self.template.render(messages, tools=tools, **template_kwargs)
 
+    def reasoned(
+        self, params: SamplingParams, found: OutputFormat | None, prompt: str
+    ) -> SamplingParams:
+        """Return the parameters for a rendered conversation: a grammar or a budget of reasoning
+        knows where this format's reasoning begins and ends. Without reasoning there is no
+        budget."""
+        spec, budget = params.structured_outputs, params.thinking_token_budget
+        if (spec is None and budget is None) or found is None or found.reasoning is None:
+            return attrs.evolve(params, thinking_token_budget=None) if budget else params
+        opening, closing = (marker.strip() for marker in found.reasoning)
+        markers = ReasoningMarkers(
+            open=opening, close=closing, is_open=found.opens_reasoning(prompt)
+        )
+        if spec is not None and spec.reasoning is None:
+            spec = attrs.evolve(spec, reasoning=markers)
+        return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any
     ) -> tuple[int, ...]:
@@ -184,7 +201,7 @@ class Preprocessor:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
         token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
-        self._check_params(params)
+        self.check_params(params)
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
@@ -240,7 +257,8 @@ class Preprocessor:
                 param=param,
             )
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError for parameters that this model cannot honour."""
         if params.stop and self.tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, which this model lacks",

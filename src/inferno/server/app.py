@@ -18,6 +18,7 @@ from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
 from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.generation import Limiter
+from inferno.server.history import LIMIT as PROMPT_HISTORY
 from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics, ModelView
 from inferno.server.model import ServedModel
@@ -28,6 +29,7 @@ from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Record, Recorded
 from inferno.server.slot import ModelSpec, Slot
+from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -64,6 +66,7 @@ def create_app(
     log_prompts: bool = False,
     allowed_hosts: Sequence[str] = (ANY,),
     cors_origins: Sequence[str] = (),
+    prompt_history: int = PROMPT_HISTORY,
     request_timeout: float | None = None,
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
@@ -77,6 +80,7 @@ def create_app(
     Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
     of each request once its response has been sent; `log_prompts` keeps prompts in it.
+    `prompt_history` is the number of requests that /v1/debug/cache knows of each model.
     """
     origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
@@ -85,7 +89,8 @@ def create_app(
     def serve(llm: AsyncLLM, names: Sequence[str], limiter: Limiter) -> ServedModel:
         limiter.limit = None if max_waiting is None else llm.plan.max_num_seqs + max_waiting
         names = tuple(names) or (llm.model_id,)
-        pipeline = Pipeline(llm, limiter, metrics.of(names[0]), ping_seconds, request_timeout)
+        memory, measured = Memory(prompt_history), metrics.of(names[0])
+        pipeline = Pipeline(llm, limiter, measured, ping_seconds, request_timeout, memory)
         return ServedModel(pipeline, names, fields)
 
     metrics = Metrics(lambda: map(_view, models.slots), (lambda: keys.all) if key_metrics else None)

@@ -31,7 +31,7 @@ def check_size(body: bytes) -> None:
     """Raise RequestError for a body of too many values, without reading it."""
     if len(body) * 3 < MAX_VALUES:
         return
-    if sum(map(body.count, (b",", b"[", b"{"))) + 2 * body.count(b'":') > MAX_VALUES:
+    if sum(map(body.count, (b",", b"[", b"{"))) + 2 * body.count(b":") > MAX_VALUES:
         raise RequestError(
             f"the body has more than {MAX_VALUES} values", "Send fewer in one request."
         )

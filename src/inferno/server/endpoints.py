@@ -7,7 +7,7 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import admin, ollama, openai, pooling, routes
+from inferno.server import admin, debug, ollama, openai, pooling, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
@@ -16,6 +16,7 @@ HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *ollama.HANDLERS,
     *admin.HANDLERS,
     *routes.HANDLERS,
+    *debug.HANDLERS,
 )
 BODIES: tuple[type[Any], ...] = (
     *openai.BODIES,

@@ -15,6 +15,7 @@ from litestar.types import Receive, Scope, Send
 
 from inferno.server.generation import Generation, Limiter, Prepared
 from inferno.server.shape import Shape
+from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -36,9 +37,12 @@ class Pipeline:
         metrics: ModelMetrics,
         ping_seconds: float = PING_SECONDS,
         request_timeout: float | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.llm, self.limiter, self.metrics = llm, limiter, metrics
         self.ping_seconds, self.request_timeout = ping_seconds, request_timeout
+        self.memory = memory or Memory()
+        """What is remembered of its requests."""
 
     async def respond(
         self, prepared: Prepared, shape: Shape[Any], receive: Receive
@@ -48,6 +52,7 @@ class Pipeline:
         await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open(self.request_timeout)
+        self.memory.watch(generation, self.llm)
         shape.open(generation)
         if prepared.stream:
             return Stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class ChatTemplate:
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens or {})
         self._needs: dict[str, TemplateNeeds] = {}
+        self._variables: dict[str, frozenset[str]] = {}
 
     @classmethod
     def from_assets(cls, assets: TextAssets, override: str | None = None) -> ChatTemplate:
@@ -85,6 +87,12 @@ class ChatTemplate:
         plain = converted(plain, self.needs(source))
         return _render(source, plain, [dict(t) for t in tools] if tools else None, options)
 
+    def variables(self, source: str) -> frozenset[str]:
+        """Return the names that one of the templates reads and does not set itself."""
+        if source not in self._variables:
+            self._variables[source] = _variables(source)
+        return self._variables[source]
+
     def needs(self, source: str) -> TemplateNeeds:
         """Return what one of the templates expects of messages, found when it is first used."""
         if source not in self._needs:
@@ -93,6 +101,18 @@ class ChatTemplate:
                 lambda messages, tools: _rendered(source, messages, tools, self._special_tokens),
             )
         return self._needs[source]
+
+
+def _variables(source: str) -> frozenset[str]:
+    import jinja2
+    import jinja2.meta
+
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)  # an extension of transformers
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(plain)))
+    except jinja2.TemplateSyntaxError:  # rendering reports it
+        return frozenset()
 
 
 def _rendered(
