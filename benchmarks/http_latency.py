@@ -1,5 +1,5 @@
-"""What HTTP and the engine's process add to a token's way: from the moment an engine draws it to
-the moment a client has read it, through a server, and through `AsyncLLM` in one process.
+"""What HTTP and the engine process add to the way of a token: from the moment an engine draws it
+to the moment a client has read it, through a server, and through `AsyncLLM` in one process.
 
     python benchmarks/http_latency.py [--streams 64] [--tokens 100] [--pace 10] [--rounds 5]
 

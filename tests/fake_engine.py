@@ -73,7 +73,8 @@ def forever(request: Request) -> Iterable[int]:
 
 
 class FakeEngine:
-    """One token per running request and step. `fails` is what the next step raises."""
+    """One token per running request and step; an embedding is of the token ids themselves. `fails`
+    is what the next step raises."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -106,6 +107,10 @@ class FakeEngine:
         self.closed = True
 
     def _next(self, request: Request, script: Iterable[int], count: int) -> EngineOutput:
+        if request.pooling is not None:
+            del self._running[request.id]
+            vector = tuple(float(sum(request.token_ids[i::8])) for i in range(8))
+            return EngineOutput(request.id, None, FinishReason.STOP, embedding=vector)
         params, token_id = request.params, next(iter(script))
         finish = stop_id = None
         if token_id in params.stop_token_ids:

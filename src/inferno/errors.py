@@ -141,6 +141,13 @@ class NotFoundError(InfernoError):
     code = "not_found"
 
 
+class StoreError(InfernoError):
+    """Stored responses cannot be read or written: the disk is full, the file damaged or locked."""
+
+    status = 503
+    code = "store_unavailable"
+
+
 class AuthenticationError(InfernoError):
     """No API key, or an unknown one."""
 
@@ -233,6 +240,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         DeviceError,
         RequestError,
         NotFoundError,
+        StoreError,
         AuthenticationError,
         PermissionDeniedError,
         LimitError,

@@ -1,18 +1,51 @@
 """Structured output as callers ask for it, with vLLM's names, and as the one value that requests
-carry: `contracts.GrammarSpec`."""
+carry: `GrammarSpec`."""
 
 from __future__ import annotations
 
 import json as _json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
-from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
+
+GrammarKind = Literal[
+    "json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"
+]
+"""How a `GrammarSpec`'s text is written: a JSON schema; nothing (any JSON object); a regular
+expression that the whole output matches; a JSON list of strings; a grammar in the dialect of Lark
+that llguidance documents; a GBNF grammar; a structural tag in JSON."""
+
+
+@frozen(kw_only=True)
+class ReasoningMarkers:
+    """Where the reasoning before an answer begins and ends. The grammar applies to what follows."""
+
+    open: str
+    close: str
+    is_open: bool
+    """Whether the prompt has opened it. If not, the output may begin with `open`, or with the
+    answer."""
+
+
+@frozen(kw_only=True)
+class GrammarSpec:
+    """What an output must match."""
+
+    kind: GrammarKind
+    text: str = ""
+    whitespace: str | None = None
+    """For JSON: a regular expression of the whitespace between tokens; empty for none. None leaves
+    it to the provider, which allows what models write but no endless runs."""
+    reasoning: ReasoningMarkers | None = None
+    """The kernel handles it: a provider can ignore it."""
+    param: str = field(default="structured_outputs", eq=False)
+    """The field of the request that the text comes from, for errors."""
+
 
 MAX_CHARACTERS = 256 * 1024
 """Limit of a grammar's text. The largest schemas in use have a tenth of it."""

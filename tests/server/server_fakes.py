@@ -62,6 +62,7 @@ def grammars() -> Grammars:
 
 
 PLAN = SimpleNamespace(
+    grammars=(),
     max_num_seqs=4,
     block_size=16,
     architecture="FakeForCausalLM",

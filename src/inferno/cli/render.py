@@ -185,10 +185,9 @@ def _grammar_rows(plan: Plan) -> Iterable[Row]:
         by_name.setdefault(use.name, []).append(use.kind)
     for name, kinds in by_name.items():
         yield "grammars", f"{name}: {', '.join(kinds)}", _origin(plan, "grammars", name)
-    for kind in ("logits processor", "request field"):
-        for each in plan.chosen:
-            if each.kind == kind:
-                yield kind, each.name, f"{each.distribution} {each.version}"
+    for label, kind in (("processors", "logits processor"), ("fields", "request field")):
+        if names := [each.name for each in plan.chosen if each.kind == kind]:
+            yield label, ", ".join(names), _origin(plan, kind)
 
 
 def _layers(layers: tuple[int, ...]) -> str:

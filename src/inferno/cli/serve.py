@@ -59,6 +59,24 @@ if TYPE_CHECKING:
     multiple=True,
     help="Path that needs no API key, such as /metrics; may be repeated.",
 )
+@click.option(
+    "--store",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="SQLite file for stored responses and conversations. [default: in memory]",
+)
+@click.option(
+    "--store-size",
+    type=click.IntRange(0),
+    metavar="MIB",
+    default=256,
+    help="MiB of the store; the least recently used is deleted first. 0 stores nothing.",
+)
+@click.option(
+    "--store-days",
+    type=click.FloatRange(0, min_open=True),
+    help="Days after its last use when a stored response is deleted. [default: never]",
+)
 @click.option("--page/--no-page", default=True, help="Serve the chat page at /.")
 @click.option(
     "--prompt-history",
@@ -88,6 +106,9 @@ def command(
     prompt_history: int,
     shutdown_timeout: float,
     reasoning: str,
+    store: Path | None,
+    store_size: int,
+    store_days: float | None,
     page: bool,
     locked: bool,
     chat_template: str | None,
@@ -144,6 +165,9 @@ def command(
     clock.lap("plan")
     from inferno.server import run_server
     from inferno.server.app import OPEN_PATHS
+    from inferno.server.responses.store import Store
+
+    stored = Store(store, days=store_days, max_bytes=store_size * 2**20)
     from inferno.server.keys import Keys
     from inferno.server.observers import observe
 
@@ -174,6 +198,7 @@ def command(
         "reasoning": reasoning,
         "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),
+        "store": stored,
         **network.app,
     }
     if is_one:

@@ -16,7 +16,8 @@ from attrs import define, field
 from torch import Tensor
 
 from inferno.contracts import LogitsProcessor, Processor, ProcessorContext
-from inferno.sampling_params import ProcessorCall, SamplingParams
+from inferno.processor_calls import ProcessorCall
+from inferno.sampling_params import SamplingParams
 
 
 class Ruled(Protocol):

@@ -49,12 +49,9 @@ from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.formats import CheckpointFormat
 from inferno.contracts.grammars import (
     GrammarCompiler,
-    GrammarKind,
     GrammarProvider,
-    GrammarSpec,
     MaskRequest,
     Matcher,
-    ReasoningMarkers,
     Vocabulary,
 )
 from inferno.contracts.hints import Hint
@@ -83,6 +80,7 @@ from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
+from inferno.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
     "AddedToken",

@@ -118,7 +118,7 @@ class Engine:
             raise RequestError(
                 f"request id {request.id!r} is in use", "Choose another.", param="request_id"
             )
-        if not wait and request.params.is_constrained:
+        if not wait and (request.params.structured_outputs or request.params.reasoning):
             self._compiling[request.id] = request
             self._constraints.start(request.id, partial(self._constrain, request))
             return

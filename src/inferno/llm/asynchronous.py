@@ -246,7 +246,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Return the whole answer to a conversation."""
         prompt = self._preprocessor.encode_chat(messages, **template_kwargs)
-        return await self.generate(prompt, params)
+        return await self.generate(prompt, self._preprocessor.chat_params(params, prompt))
 
     def _prepare(
         self,

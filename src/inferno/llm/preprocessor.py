@@ -7,7 +7,7 @@ import operator
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import attrs
@@ -19,7 +19,8 @@ from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
-from inferno.sampling_params import ProcessorCall, SamplingParams, parameters
+from inferno.processor_calls import ProcessorCall
+from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -28,6 +29,8 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's format."""
 
+_ENDING = 32
+"""Tokens of a prompt that show whether it has opened reasoning."""
 DEFAULT_MAX_TOKENS = 256
 """`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
 
@@ -106,7 +109,7 @@ class Preprocessor:
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
-            chat_format=partial(opened.chat_format, override),
+            chat_format=cache(partial(opened.chat_format, override)),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
             logits_processors=opened.parts.logits_processors,
             seeds=random.Random(plan.seed),
@@ -176,6 +179,17 @@ class Preprocessor:
         if spec is not None and spec.reasoning is None:
             spec = attrs.evolve(spec, reasoning=markers)
         return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
+
+    def chat_params(
+        self, params: SamplingParams | None, token_ids: Sequence[int]
+    ) -> SamplingParams | None:
+        """Return `reasoned` parameters for an encoded conversation."""
+        if params is None or self.tokenizer is None:
+            return params
+        if params.structured_outputs is None and params.thinking_token_budget is None:
+            return params
+        ending = self.tokenizer.decode(token_ids[-_ENDING:], skip_special_tokens=False)
+        return self.reasoned(params, self.chat_format(), ending)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any

@@ -28,6 +28,8 @@ from inferno.server.page import page_handlers
 from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Record, Recorded
+from inferno.server.responses.running import Running
+from inferno.server.responses.store import Store
 from inferno.server.slot import ModelSpec, Slot
 from inferno.server.watch import Memory
 
@@ -58,6 +60,7 @@ def create_app(
     reasoning: Literal["both", "reasoning", "reasoning_content"] = "both",
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
+    store: Store | None = None,
     page: bool = True,
     budgets: Mapping[str, int] | None = None,
     max_loaded: int | None = None,
@@ -80,8 +83,10 @@ def create_app(
     Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
     of each request once its response has been sent; `log_prompts` keeps prompts in it.
-    `prompt_history` is the number of requests that /v1/debug/cache knows of each model.
+    `prompt_history` is the number of requests that /v1/debug/cache knows of each model. `store`
+    keeps responses and conversations, by default in memory; the app closes it.
     """
+    kept, running = store or Store(), Running()
     origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     fields = REASONING_FIELDS[reasoning]
@@ -122,6 +127,7 @@ def create_app(
         finally:
             if own_llm:
                 await only.close()
+            await asyncio.to_thread(kept.close)
 
     async def count(message: Message, _: Scope) -> None:
         if message["type"] == "http.response.start":
@@ -133,7 +139,11 @@ def create_app(
         state=State(
             {"models": models, "metrics": metrics, "strict_params": strict_params, "api_keys": keys}
         ),
-        dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
+        dependencies={
+            "models": Provide(lambda: models, sync_to_thread=False),
+            "store": Provide(lambda: kept, sync_to_thread=False),
+            "running": Provide(lambda: running, sync_to_thread=False),
+        },
         guards=[keys.guard(open_paths)],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],

@@ -11,14 +11,14 @@ from inferno.errors import RequestError
 MAX_VALUES = 1_000_000
 """Separators in a body, those within strings included. A field counts as three: its name is made
 too."""
-MAX_CONTAINERS = 100_000
+MAX_CONTAINERS = 40_000
 """Lists and objects in a body."""
 MAX_FIELDS = 10_000
 """Fields of the body itself."""
 MAX_DEPTH = 100
 """Nested lists and objects."""
 MAX_ITEMS: Mapping[str, int] = {
-    "messages": 10_000,
+    "messages": 4_096,
     "tools": 2_000,
     "stop": 256,
     "stop_sequences": 256,

@@ -7,11 +7,13 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import admin, debug, ollama, openai, pooling, routes
+from inferno.server import admin, anthropic, debug, ollama, openai, pooling, responses, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *openai.HANDLERS,
+    *responses.HANDLERS,
+    *anthropic.HANDLERS,
     *pooling.HANDLERS,
     *ollama.HANDLERS,
     *admin.HANDLERS,
@@ -20,6 +22,8 @@ HANDLERS: tuple[ControllerRouterHandler, ...] = (
 )
 BODIES: tuple[type[Any], ...] = (
     *openai.BODIES,
+    *responses.BODIES,
+    *anthropic.BODIES,
     *pooling.BODIES,
     *ollama.BODIES,
     *admin.BODIES,

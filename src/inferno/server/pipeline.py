@@ -54,13 +54,18 @@ class Pipeline:
         generation.open(self.request_timeout)
         self.memory.watch(generation, self.llm)
         shape.open(generation)
+
+        def close() -> None:
+            generation.close()
+            shape.close()
+
         if prepared.stream:
             return Stream(
                 _frames(generation, shape),
                 media_type=shape.media_type,
                 ping=shape.ping,
                 abort=generation.abort,
-                close=generation.close,
+                close=close,
                 ping_seconds=self.ping_seconds,
             )
         try:
@@ -68,10 +73,11 @@ class Pipeline:
                 async for deltas in generation.deltas():
                     for delta in deltas:
                         shape.choices[delta.index].take(delta)
+            if all(choice.finish for choice in shape.choices):
+                await shape.completed()
+            return Response(shape.whole(), media_type="application/json")
         finally:
-            generation.close()
-        await shape.completed()
-        return Response(shape.whole(), media_type="application/json")
+            close()
 
 
 async def _frames(generation: Generation, shape: Shape[Any]) -> AsyncGenerator[bytes, None]:

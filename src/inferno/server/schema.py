@@ -11,7 +11,8 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
-from inferno.sampling_params import Parameter, ProcessorCall, parameters
+from inferno.processor_calls import ProcessorCall
+from inferno.sampling_params import Parameter, parameters
 from inferno.server import support
 from inferno.server.errors import unsupported
 from inferno.server.structured import StructuredFields
