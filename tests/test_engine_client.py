@@ -294,9 +294,8 @@ def test_the_engines_log_lines_are_written_by_the_client_and_name_the_model(
         def send_multipart(self, parts: list[bytes]) -> None:
             sent.append(parts)
 
-    record = logging.LogRecord(
-        "inferno.runner", logging.WARNING, "", 0, "%s is %d", ("it", 3), None
-    )
+    logger, level = "inferno.runner", logging.WARNING
+    record = logging.LogRecord(logger, level, "", 0, "%s is %d", ("it", 3), None)
     ToClient(Socket()).emit(record)  # type: ignore[arg-type]
     named = attrs.evolve(plan, model_id="small")
     with caplog.at_level("INFO"):
