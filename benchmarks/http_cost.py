@@ -53,6 +53,8 @@ class Client:
 
     async def close(self) -> None: ...
 
+    async def check(self, spec: Any) -> None: ...
+
     def submit(self, request: Request, *news: Any) -> TokenStream:
         stream = TokenStream(request.id, *news)
         self._running[request.id] = (stream, request, 0)

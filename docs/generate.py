@@ -43,6 +43,12 @@ _UNSAID = {
     "AttentionNeed.device": "Where the layer computes.",
     "KernelNeed.device": "Where the op computes.",
     "Device.kind": "By torch's names.",
+    "GrammarSpec.kind": "How the text is written.",
+    "GrammarSpec.text": "The grammar; empty for any JSON object.",
+    "ProcessorContext.prompt_token_ids": "The prompt, as the model saw it.",
+    "ProcessorContext.eos_token_ids": "The model's end tokens; empty if the request ignores them.",
+    "RequestField.type": "What the value must be.",
+    "RequestField.maximum": "As `minimum`.",
     "AttentionBackend.build": "build(need) -> the layer's `Attend`.",
     "TensorInfo.shape": "As stored.",
     "TensorInfo.nbytes": "As stored.",
@@ -281,6 +287,7 @@ def index() -> str:
         "kernels": _declared(catalog, "inferno_kernels"),
         "attention": _declared(catalog, "inferno_attention_backends"),
         "cache policy": _declared(catalog, "inferno_cache_policies"),
+        "chat format": _chat_formats(catalog),
         "grammar": {
             kind: offer.distribution
             for offer in catalog.of("inferno_grammars")
@@ -304,6 +311,12 @@ def _is_ours(distribution: str) -> bool:
 
 def _declared(catalog: Catalog, hook: str) -> dict[str, str]:
     return {o.item.name: o.distribution for o in catalog.of(hook) if _is_ours(o.distribution)}
+
+
+def _chat_formats(catalog: Catalog) -> dict[str, str]:
+    """By name, and `*` for any that no installed plugin knows."""
+    names = _declared(catalog, "inferno_chat_formats")
+    return {**names, "*": next(iter(names.values()))} if names else {}
 
 
 def _quant_methods() -> dict[str, str]:
@@ -388,10 +401,9 @@ def _flags(option: click.Option, context: click.Context) -> str:
 
 
 def _variable(option: click.Option) -> str:
-    """The environment variable, where it is not the flag's name."""
-    assert option.name is not None, "click derives one from the flag"
-    names = {flag.lstrip("-").replace("-", "_") for flag in option.opts}
-    return "" if option.name in names else f" Environment: `INFERNO_{option.name.upper()}`."
+    """The environment's variables besides the one that is named as the flag."""
+    others = option.envvar[1:] if isinstance(option.envvar, list) else ()
+    return "".join(f" Environment: `{name}` as well." for name in others)
 
 
 def _option_default(option: click.Option, context: click.Context) -> str:

@@ -12,6 +12,7 @@ from typing import cast
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from inferno.contracts import GrammarSpec
 from inferno.core.types import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.errors import EngineDeadError
 from inferno.llm.preprocessor import Preprocessor
@@ -72,7 +73,8 @@ def forever(request: Request) -> Iterable[int]:
 
 
 class FakeEngine:
-    """One token per running request and step. `fails` is what the next step raises."""
+    """One token per running request and step; an embedding is of the token ids themselves. `fails`
+    is what the next step raises."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -105,6 +107,10 @@ class FakeEngine:
         self.closed = True
 
     def _next(self, request: Request, script: Iterable[int], count: int) -> EngineOutput:
+        if request.pooling is not None:
+            del self._running[request.id]
+            vector = tuple(float(sum(request.token_ids[i::8])) for i in range(8))
+            return EngineOutput(request.id, None, FinishReason.STOP, embedding=vector)
         params, token_id = request.params, next(iter(script))
         finish = stop_id = None
         if token_id in params.stop_token_ids:
@@ -142,6 +148,7 @@ class FakeClient:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self.alive = self.closed = False
+        self.checked: list[GrammarSpec] = []
         self.stats = EngineStats()
         self.plan = cast(Plan, SimpleNamespace(model_id="fake", max_model_len=100))
         self._streams: dict[str, TokenStream] = {}
@@ -165,6 +172,9 @@ class FakeClient:
         self.engine.abort(request_id)
         if request_id in self._streams:
             self._give(EngineOutput(request_id, None, FinishReason.ABORT))
+
+    async def check(self, spec: GrammarSpec) -> None:
+        self.checked.append(spec)
 
     def submit(self, request: Request, news: asyncio.Event) -> TokenStream:
         stream = self._streams[request.id] = TokenStream(request.id, news)

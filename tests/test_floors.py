@@ -21,13 +21,13 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"llm", "testing"},
     {"process"},
     {"core"},
-    {"constraints"},
+    {"constraints", "drafts"},
     {"loading", "text"},
     {"plan", "builtin"},
     {"nn", "catalog"},
     {"configs", "sampling_params"},
-    {"structured_outputs"},
     {"contracts", "hookspecs", "host"},
+    {"processor_calls", "structured_outputs"},
     {"errors", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}

@@ -10,6 +10,7 @@ from attrs import define, evolve, frozen
 from torch import Tensor
 
 from inferno import LLM, SamplingParams
+from inferno.builtin import inferno_logits_processors
 from inferno.contracts import LogitsProcessor, ProcessorContext
 from inferno.errors import InfernoError, RequestError
 
@@ -51,9 +52,10 @@ def build(args: Mapping[str, Any], context: ProcessorContext) -> Only:
 PROCESSORS = {
     each.name: each
     for each in (
+        *inferno_logits_processors(),
         LogitsProcessor(name="only", build=build, check=check, help="Takes `start`."),
         LogitsProcessor(name="fails", build=lambda args, context: Fails(args.get("after", 0))),
-        LogitsProcessor(name="unbuilt", build=lambda args, context: 1 / 0),  # type: ignore[arg-type, return-value]
+        LogitsProcessor(name="unbuilt", build=lambda args, context: 1 / 0),
         LogitsProcessor(name="misshapen", build=lambda args, context: Misshapen()),
     )
 }
@@ -138,6 +140,21 @@ def test_only_installed_processors_with_right_arguments_are_accepted(
     with pytest.raises(RequestError) as caught:
         llm.generate(PROMPT, SamplingParams(logits_processors=given))
     assert caught.value.param == param and caught.value.remedy
+
+
+def test_no_sequence_is_repeated(llm: LLM) -> None:
+    params = evolve(GREEDY, max_tokens=60, ignore_eos=True)
+    assert repeated(ids(llm, params), 3), "the model repeats itself"
+    for size in (1, 2, 3):
+        call = {"name": "no_repeat_ngram", "args": {"size": size}}
+        [output] = llm.generate(PROMPT, evolve(params, logits_processors=[call]))
+        known = (*output.prompt_token_ids, *output.outputs[0].token_ids)
+        assert not repeated(known, size) or repeated(output.prompt_token_ids, size)
+
+
+def repeated(token_ids: Sequence[int], size: int) -> bool:
+    found = [tuple(token_ids[i : i + size]) for i in range(len(token_ids) - size + 1)]
+    return len(set(found)) < len(found)
 
 
 def test_only_allowed_tokens_are_drawn(llm: LLM) -> None:

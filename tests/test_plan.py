@@ -533,7 +533,16 @@ def test_a_checkpoint_says_how_its_model_writes_calls(write: Write) -> None:
     ref = write()
     (Path(ref) / "tokenizer_config.json").write_text('{"response_template": {"version": 1}}')
     with open_model(ref, on_cpu()) as opened:
-        assert Preprocessor.open(opened).response_template == {"version": 1}
+        assert opened.plan.chat_format.name == "response-template"
+        with pytest.raises(ValueError, match="fields"):
+            Preprocessor.open(opened).chat_format()
+    with open_model(ref, on_cpu(chat_format="none")) as opened:
+        assert Preprocessor.open(opened).chat_format() is None
+
+
+def test_a_chat_format_that_was_asked_for_exists(write: Write) -> None:
+    with pytest.raises(OptionError, match="no chat format 'no-such'"):
+        open_model(write(), on_cpu(chat_format="no-such"))
 
 
 def test_a_reopened_plan_has_what_was_opened(write: Write) -> None:

@@ -5,79 +5,16 @@ Suffixes: L tokens of a prompt, D hidden size.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from litestar.testing import TestClient
-from tests.fake_engine import FakeClient, byte_backend
-
-from inferno.core.engine import Engine
-from inferno.llm import AsyncLLM
-from inferno.llm.preprocessor import Preprocessor
-from inferno.plan import Options, open_model
-from inferno.server import create_app
-from inferno.testing.tiny import randomize
-
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("inferno_qwen3", reason="needs inferno-qwen3")
+from tests.fake_engine import byte_backend
+from tests.tiny_served import serving, write
 
 YES, NO = ord("y"), ord("n")
 TEXTS = ["a short one", "b", "a longer one, of more than a block of sixteen tokens"]
-SIZES: dict[str, Any] = {
-    "vocab_size": 260,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": False,
-}
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}Is it? "
-
-
-def write(
-    folder: Path, *modules: tuple[str, dict[str, Any]], bare: bool = False, **config: Any
-) -> Any:
-    """Write a random model; return transformers' own."""
-    shape = transformers.Qwen3Config(**SIZES, **config)
-    model = transformers.Qwen3ForCausalLM(shape).eval()
-    randomize(model)
-    (model.model if bare else model).save_pretrained(folder)
-    stored = json.loads((folder / "config.json").read_text())
-    stored["architectures"] = ["Qwen3ForCausalLM"]  # as published embedding models say
-    (folder / "config.json").write_text(json.dumps(stored))
-    byte_backend().save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    entries = []
-    for i, (kind, settings) in enumerate(modules):
-        path = f"{i}_{kind}"
-        entries.append({"idx": i, "path": path, "type": f"sentence_transformers.models.{kind}"})
-        (folder / path).mkdir()
-        (folder / path / "config.json").write_text(json.dumps(settings))
-    if entries:
-        (folder / "modules.json").write_text(json.dumps(entries))
-    return model
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[TestClient[Any]]:
-    options = Options(
-        device="cpu", dtype="float32", max_model_len=600, max_num_seqs=4, max_num_batched_tokens=64
-    )
-    with open_model(str(folder), options) as opened:
-        preprocessor, engine = Preprocessor.open(opened), Engine.load(opened)
-    client = FakeClient(cast(Any, engine))
-    client.plan = engine.plan
-    app = create_app(AsyncLLM.of(client, preprocessor))
-    with TestClient(app, raise_server_exceptions=False) as http:
-        yield http
 
 
 def hidden(model: Any, text: str) -> torch.Tensor:

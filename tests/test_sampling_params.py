@@ -53,7 +53,7 @@ def test_a_field_is_all_that_a_new_parameter_takes() -> None:
 
 
 def test_every_parameter_is_described() -> None:
-    assert len(parameters()) == 26
+    assert len(parameters()) == 28
     assert all(p.help.endswith(".") for p in parameters())
 
 

@@ -10,7 +10,15 @@ from typing import ClassVar, Literal, Self
 from attrs import frozen
 
 MissingKind = Literal[
-    "architecture", "format", "scheme", "kernels", "attention", "cache policy", "model", "grammar"
+    "architecture",
+    "format",
+    "scheme",
+    "kernels",
+    "attention",
+    "cache policy",
+    "chat format",
+    "model",
+    "grammar",
 ]
 """Kinds of things that a distribution may provide."""
 
@@ -126,6 +134,20 @@ class RequestError(InfernoError):
         self.code = code or type(self).code
 
 
+class NotFoundError(InfernoError):
+    """No stored response, conversation or item of that id, for this API key."""
+
+    status = 404
+    code = "not_found"
+
+
+class StoreError(InfernoError):
+    """Stored responses cannot be read or written: the disk is full, the file damaged or locked."""
+
+    status = 503
+    code = "store_unavailable"
+
+
 class AuthenticationError(InfernoError):
     """No API key, or an unknown one."""
 
@@ -217,6 +239,8 @@ ERRORS: dict[str, type[InfernoError]] = {
         OptionError,
         DeviceError,
         RequestError,
+        NotFoundError,
+        StoreError,
         AuthenticationError,
         PermissionDeniedError,
         LimitError,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Architecture,
         AttentionBackend,
         CachePolicy,
+        ChatFormat,
         CheckpointFormat,
         GrammarProvider,
         Hint,
@@ -42,6 +43,7 @@ API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_attention_backends": (1, 1),
     "inferno_cache_policies": (1, 1),
     "inferno_proposers": (1, 1),
+    "inferno_chat_formats": (1, 1),
     "inferno_grammars": (1, 1),
     "inferno_logits_processors": (1, 1),
     "inferno_request_fields": (1, 1),
@@ -103,6 +105,13 @@ class ProvidesProposers(Protocol):
         ...
 
 
+class ProvidesChatFormats(Protocol):
+    @hookspec
+    def inferno_chat_formats(self) -> list[ChatFormat]:
+        """Chat formats: how models write reasoning and tool calls."""
+        ...
+
+
 class ProvidesGrammars(Protocol):
     @hookspec
     def inferno_grammars(self) -> list[GrammarProvider]:
@@ -147,6 +156,7 @@ PROTOCOLS: tuple[type, ...] = (
     ProvidesAttentionBackends,
     ProvidesCachePolicies,
     ProvidesProposers,
+    ProvidesChatFormats,
     ProvidesGrammars,
     ProvidesLogitsProcessors,
     ProvidesRequestFields,
@@ -167,6 +177,7 @@ if TYPE_CHECKING:
         Architecture,
         AttentionBackend,
         CachePolicy,
+        ChatFormat,
         CheckpointFormat,
         GrammarProvider,
         Hint,
@@ -208,6 +219,8 @@ if TYPE_CHECKING:
         ) -> _Mark[CachePolicy]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_proposers"]) -> _Mark[Proposer]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_chat_formats"]) -> _Mark[ChatFormat]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_grammars"]) -> _Mark[GrammarProvider]: ...
         @overload

@@ -7,16 +7,15 @@ field here, and its code in the sampler.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
-from inferno.structured_outputs import grammar_spec
+from inferno.processor_calls import ProcessorCall, processor_calls
+from inferno.structured_outputs import GrammarSpec, ReasoningMarkers, grammar_spec
 
 MAX_LOGPROBS = 20
 """Maximum number of alternatives at each position, as in OpenAI's API."""
@@ -76,51 +75,6 @@ def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
     return tuple(value or ())
-
-
-def _ids_or_none(value: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)
-
-
-@frozen
-class ProcessorCall:
-    """A logits processor that a request names, with its arguments in JSON."""
-
-    name: str
-    args: str = "{}"
-
-    @property
-    def values(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.args)
-        return found
-
-
-def _calls(value: Iterable[Any] | None) -> tuple[ProcessorCall, ...]:
-    """Convert [{"name": ..., "args": {...}}], or calls. Raises RequestError."""
-    return tuple(_call(each, f"logits_processors[{i}]") for i, each in enumerate(value or ()))
-
-
-def _call(given: Any, param: str) -> ProcessorCall:
-    if isinstance(given, ProcessorCall):
-        return given
-    args = given.get("args") or {} if isinstance(given, Mapping) else None
-    if (
-        args is None
-        or not isinstance(given.get("name"), str)
-        or not isinstance(args, Mapping)
-        or given.keys() - {"name", "args"}
-    ):
-        raise RequestError(
-            f"{param} is not a logits processor",
-            'Send {"name": string, "args": object}.',
-            param=param,
-        )
-    try:
-        return ProcessorCall(given["name"], json.dumps(args))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(
-            f"{param}.args is not JSON: {error}", "Send plain values.", param=f"{param}.args"
-        ) from error
 
 
 @frozen(kw_only=True)
@@ -288,9 +242,17 @@ class SamplingParams:
             flag=False,
         ),
     )
+    thinking_token_budget: int | None = field(
+        default=None,
+        validator=_Between(0),
+        metadata=_described("End the reasoning of a chat after this many tokens.", flag=False),
+    )
+    reasoning: ReasoningMarkers | None = field(
+        default=None, metadata=_described("Its markers. Chats set them.", in_body=False, flag=False)
+    )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
-        converter=_ids_or_none,
+        converter=attrs.converters.optional(tuple),
         metadata=_described("Draw these token ids only.", flag=False),
     )
     bad_words: tuple[str, ...] = field(
@@ -313,7 +275,7 @@ class SamplingParams:
     )
     logits_processors: tuple[ProcessorCall, ...] = field(
         default=(),
-        converter=_calls,
+        converter=processor_calls,
         metadata=_described(
             'Installed logits processors to apply, in order: `[{"name": ..., "args": {...}}]`.',
             flag=False,

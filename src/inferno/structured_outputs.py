@@ -1,18 +1,51 @@
 """Structured output as callers ask for it, with vLLM's names, and as the one value that requests
-carry: `contracts.GrammarSpec`."""
+carry: `GrammarSpec`."""
 
 from __future__ import annotations
 
 import json as _json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
-from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
+
+GrammarKind = Literal[
+    "json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"
+]
+"""How a `GrammarSpec`'s text is written: a JSON schema; nothing (any JSON object); a regular
+expression that the whole output matches; a JSON list of strings; a grammar in the dialect of Lark
+that llguidance documents; a GBNF grammar; a structural tag in JSON."""
+
+
+@frozen(kw_only=True)
+class ReasoningMarkers:
+    """Where the reasoning before an answer begins and ends. The grammar applies to what follows."""
+
+    open: str
+    close: str
+    is_open: bool
+    """Whether the prompt has opened it. If not, the output may begin with `open`, or with the
+    answer."""
+
+
+@frozen(kw_only=True)
+class GrammarSpec:
+    """What an output must match."""
+
+    kind: GrammarKind
+    text: str = ""
+    whitespace: str | None = None
+    """For JSON: a regular expression of the whitespace between tokens; empty for none. None leaves
+    it to the provider, which allows what models write but no endless runs."""
+    reasoning: ReasoningMarkers | None = None
+    """The kernel handles it: a provider can ignore it."""
+    param: str = field(default="structured_outputs", eq=False)
+    """The field of the request that the text comes from, for errors."""
+
 
 MAX_CHARACTERS = 256 * 1024
 """Limit of a grammar's text. The largest schemas in use have a tenth of it."""
@@ -55,7 +88,7 @@ class StructuredOutputsParams:
                 param=param,
             )
         [name] = kinds
-        spec = _KINDS[name](getattr(self, name), f"{param}.{name}")
+        spec = spec_of(name, getattr(self, name), f"{param}.{name}")
         space = "" if self.disable_any_whitespace else self.whitespace_pattern
         if space is not None and not isinstance(space, str):
             raise _wrong(f"{param}.whitespace_pattern", "a string")
@@ -82,6 +115,13 @@ def grammar_spec(given: object, param: str = PARAM) -> GrammarSpec | None:
     if not found.keys() & known:
         return None
     return StructuredOutputsParams(**{k: v for k, v in found.items() if k in known}).spec(param)
+
+
+def spec_of(name: str, value: object, param: str) -> GrammarSpec:
+    """Return the spec of one field of `StructuredOutputsParams`. Raises RequestError, which names
+    `param`."""
+    spec: GrammarSpec = _KINDS[name](value, param)
+    return spec
 
 
 _NO_EFFECT = {"disable_fallback", "disable_additional_properties", "backend"}

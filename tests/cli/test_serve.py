@@ -25,6 +25,10 @@ FLAGS = [
     "--strict-params",
     "--max-num-seqs",
     "3",
+    "--cors-origin",
+    "https://chat.example.org",
+    "--allowed-hosts",
+    "127.0.0.1",
 ]
 
 
@@ -68,6 +72,10 @@ def test_flags_reach_the_server_and_ctrl_c_ends_it(
         httpx.post(f"{url}/v1/chat/completions", headers=KEY, json={**body, "whim": 1}).status_code
         == 400
     )
+
+    page = {"Origin": "https://chat.example.org", "Access-Control-Request-Method": "POST"}
+    assert httpx.options(f"{url}/v1/chat/completions", headers=page).status_code == 204
+    assert httpx.get(f"{url}/health", headers={"Host": "localhost"}).status_code == 403
 
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=60)

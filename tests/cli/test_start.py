@@ -38,7 +38,14 @@ def test_help_imports_of_inferno_only_what_declares_the_options(args: list[str])
     assert done.returncode == 0, done.stderr
     found = set(done.stderr.strip().split("|"))
     ours = {n for n in found if n.startswith("inferno.") and not n.startswith("inferno.cli.")}
-    needed = {"inferno.cli", "inferno.errors", "inferno.core", "inferno.sampling_params"}
+    needed = {
+        "inferno.cli",
+        "inferno.core",
+        "inferno.errors",
+        "inferno.processor_calls",
+        "inferno.sampling_params",
+        "inferno.structured_outputs",
+    }
     assert ours <= needed | ({"inferno.host"} if args else set())
     assert not found & {"subprocess", "statistics", "asyncio", "inferno.cli.session"}
 

@@ -11,9 +11,10 @@ from typing import Any
 from attrs import define, field, frozen
 from tests.fake_engine import TOKENIZER
 
+from inferno.builtin import response_template
 from inferno.catalog import load_catalog
 from inferno.constraints import Grammars, vocabulary_of
-from inferno.contracts import RequestField
+from inferno.contracts import ChatNeed, OutputFormat, RequestField
 from inferno.core.types import EngineStats, Logprobs, Pooling
 from inferno.errors import EngineDeadError, GrammarError
 from inferno.llm import TextDelta
@@ -61,7 +62,9 @@ def grammars() -> Grammars:
 
 
 PLAN = SimpleNamespace(
+    grammars=(),
     max_num_seqs=4,
+    block_size=16,
     architecture="FakeForCausalLM",
     config={"model_type": "fake", "hidden_size": 4, "max_position_embeddings": 8192},
     format="safetensors",
@@ -95,8 +98,11 @@ class FakeLLM:
     fails_after: int | None = None
     """Raise what no handler expects after this many deltas."""
     max_model_len: int = 4096
+    vocab_size: int = 257
     alive: bool = True
     response_template: Mapping[str, Any] | None = None
+    output_format: OutputFormat | None = None
+    """Instead of a response template's."""
     default_params: SamplingParams = SamplingParams(max_tokens=256)
     model_id: str = "fake"
     tokenizer: Tokenizer | None = TOKENIZER
@@ -134,12 +140,17 @@ class FakeLLM:
             tokenizer=self.tokenizer,
             template=self.template,
             max_model_len=self.max_model_len,
-            vocab_size=257,
+            vocab_size=self.vocab_size,
             default_params=self.default_params,
-            response_template=self.response_template,
+            chat_format=self.chat_format,
             prompts=self.prompts,
             pooling=self.pooling,
         )
+
+    def chat_format(self) -> OutputFormat | None:
+        if self.output_format is not None or self.response_template is None:
+            return self.output_format
+        return response_template.build(ChatNeed(response_template=self.response_template))
 
     async def check(self, params: SamplingParams) -> None:
         """Compile with the installed plugins, in this process."""
@@ -159,6 +170,7 @@ class FakeLLM:
         cache_salt: str = "",
         pooling: Pooling | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
+        self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
         self.seen += [(ids, params) for ids in encoded]
         if pooling is not None:

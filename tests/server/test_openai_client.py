@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -207,12 +208,31 @@ def test_tools_are_offered_and_calls_come_apart(client: Any) -> None:
     assert arguments == "".join(call.function.arguments for call in message.tool_calls or [])
 
 
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_match_a_schema(client: Any, stream: bool) -> None:
+    schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3}
+    wanted = {"response_format": schema_format(schema), "temperature": 2.0, "max_tokens": 100}
+    answer = chat(client, stream=stream, **wanted)
+    if stream:
+        chunks = [chunk.choices[0] for chunk in answer if chunk.choices]
+        text, finish = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
+    else:
+        text, finish = answer.choices[0].message.content, answer.choices[0].finish_reason
+    value = json.loads(text)
+    assert 1 <= len(value) <= 3 and set(value) <= {"a", "b"} and finish == "stop"
+
+
 def test_errors_are_the_clients_own(client: Any, served: Served) -> None:
     with pytest.raises(openai.NotFoundError, match="demo"):
         chat(client, model="gpt-6")
     with pytest.raises(openai.BadRequestError) as caught:
-        chat(client, response_format={"type": "json_object"})
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "response_format")
+        chat(client, response_format=schema_format({"type": "nothing"}))
+    where = "response_format.json_schema.schema"
+    assert (caught.value.code, caught.value.param) == ("invalid_grammar", where)
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, messages=[{"role": "user", "content": "word " * 5000}])
     assert caught.value.code == "context_length_exceeded"

@@ -30,6 +30,13 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/api/pull": {"model": "m"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
+    "/v1/responses": {"input": "hi"},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/conversations": {},
+    "/v1/conversations/{id}": {},
+    "/v1/conversations/{id}/items": {"items": []},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
 }
 ROWS = [(cls, row) for cls in BODIES for row in cls.rows]
 JSON = st.recursive(

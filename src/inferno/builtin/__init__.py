@@ -7,9 +7,12 @@ from inferno.builtin.sources import HUB, LOCAL
 from inferno.contracts import (
     AttentionBackend,
     CachePolicy,
+    ChatFormat,
     CheckpointFormat,
+    LogitsProcessor,
     Proposer,
     QuantScheme,
+    RequestField,
     Source,
 )
 
@@ -81,5 +84,43 @@ def inferno_proposers() -> list[Proposer]:
 
 
 @hookimpl
+def inferno_chat_formats() -> list[ChatFormat]:
+    return [
+        ChatFormat(
+            name="response-template",
+            matches="inferno.builtin.response_template:matches",
+            build="inferno.builtin.response_template:build",
+            priority=100,  # the checkpoint's own word
+        )
+    ]
+
+
+@hookimpl
 def inferno_sources() -> list[Source]:
     return [LOCAL, HUB]
+
+
+@hookimpl
+def inferno_logits_processors() -> list[LogitsProcessor]:
+    return [
+        LogitsProcessor(
+            name="no_repeat_ngram",
+            build="inferno.builtin.no_repeat:build",
+            check="inferno.builtin.no_repeat:check",
+            help="No sequence of `size` tokens appears twice in prompt and output together.",
+        )
+    ]
+
+
+@hookimpl
+def inferno_request_fields() -> list[RequestField]:
+    return [
+        RequestField(
+            name="no_repeat_ngram_size",
+            type="integer",
+            minimum=1,
+            maximum=1024,
+            apply="inferno.builtin.no_repeat:apply",
+            help="No sequence of this many tokens appears twice, as in transformers.",
+        )
+    ]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from inferno.catalog.choice import choose, single, weigh
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
@@ -21,6 +21,8 @@ from inferno.contracts import (
     AttentionBackend,
     AttentionNeed,
     CachePolicy,
+    ChatFormat,
+    ChatNeed,
     Checkpoint,
     CheckpointFormat,
     GrammarKind,
@@ -54,6 +56,7 @@ _NOUNS: Mapping[type, str] = {
     AttentionBackend: "attention backend",
     CachePolicy: "cache policy",
     Proposer: "proposer",
+    ChatFormat: "chat format",
     GrammarProvider: "grammar provider",
     LogitsProcessor: "logits processor",
     RequestField: "request field",
@@ -66,6 +69,7 @@ _MISSING: Mapping[type, MissingKind] = {
     QuantScheme: "scheme",
     AttentionBackend: "attention",
     CachePolicy: "cache policy",
+    ChatFormat: "chat format",
 }
 """Kinds that users refer to by name, and their kinds in hints."""
 
@@ -117,6 +121,11 @@ class Catalog:
         if off:
             return f"{off[0]} has it and is switched off: see --disable and --only."
         return f"Try {' or '.join(f'`pip install {d}`' for d in found)}." if found else ""
+
+    def missing_hint(self, kind: MissingKind, name: str) -> str:
+        """Return `hint` unless the distribution is installed and in use."""
+        running = {p.distribution for p in self.plugins if not p.disabled}
+        return "" if running & {*self._hinted(kind, name)} else self.hint(kind, name)
 
     def _hinted(self, kind: MissingKind, name: str) -> list[str]:
         """Return the distributions that are known to have it."""
@@ -234,6 +243,25 @@ class Catalog:
             "cache policy",
             lambda o: None if name in ("auto", o.item.name) else f"{name} was asked for",
         )
+
+    def chat_format(
+        self, need: ChatNeed
+    ) -> tuple[Offer[ChatFormat] | None, str, tuple[Refusal, ...]]:
+        """Choose the chat format of a checkpoint, and say why. None: no format matches. The
+        refusals are the others that match."""
+        offers = self.of("inferno_chat_formats")
+        reasons = {id(o): reason for o in offers if (reason := o.item.matches(need)) is not None}
+        found = [o for o in offers if id(o) in reasons]
+        if not found:
+            return None, "", ()
+        choice = choose(found, "this chat format")
+        refusals = [
+            evolve(refusal, reason=f"{reasons[id(offer)]}; {refusal.reason}")
+            for refusal in choice.refusals
+            for offer in found
+            if (offer.item.name, offer.distribution) == (refusal.name, refusal.distribution)
+        ]
+        return choice.offer, reasons[id(choice.offer)], tuple(refusals)
 
     def grammars(self) -> tuple[dict[str, Offer[GrammarProvider]], tuple[Refusal, ...]]:
         """Choose a provider for each kind of grammar. Kinds that none compiles are left out."""

@@ -18,7 +18,18 @@ from click.exceptions import Exit
 from inferno import __version__
 from inferno.errors import InfernoError
 
-COMMANDS = ("serve", "chat", "generate", "bench", "explain", "plugins", "pull")
+COMMANDS = (
+    "serve",
+    "chat",
+    "generate",
+    "bench",
+    "explain",
+    "plugins",
+    "pull",
+    "ps",
+    "load",
+    "unload",
+)
 """Commands in help order. Each is `inferno.cli.<name>:command`."""
 
 

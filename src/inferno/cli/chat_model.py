@@ -11,7 +11,7 @@ from inferno.errors import OptionError
 
 if TYPE_CHECKING:
     from inferno.cli.session import Run
-    from inferno.server.output_parser import Delta
+    from inferno.contracts import Delta
 
 Message = Mapping[str, Any]
 """A message as in OpenAI's API."""
@@ -59,11 +59,8 @@ class LocalModel:
     """A model in this process."""
 
     def __init__(self, run: Run) -> None:
-        from inferno.server.output_parser import OutputFormat
-
-        front = run.preprocessor
         self._run = run
-        self._format = OutputFormat.of(front.response_template, front.tokenizer)
+        self._format = run.preprocessor.chat_format()
 
     @property
     def name(self) -> str:
@@ -83,8 +80,9 @@ class LocalModel:
     ) -> Iterator[Piece | Usage]:
         run = self._run
         prompt = run.chat_prompt(messages, thinking)
-        parser = self._format.parser(run.chat_text(messages, thinking), ())
-        if self._format.writes_special:
+        form = self._format
+        parser = form.parser(run.chat_text(messages, thinking), ()) if form is not None else None
+        if form is not None and form.writes_special(tools=False):
             settings = {**settings, "skip_special_tokens": False}
         params = run.params(**settings)
         cached = count = 0

@@ -132,7 +132,7 @@ def printed(ctx: click.Context, models: Iterable[ModelConfig]) -> str:
             lines.append(f"{key} = {_toml(value)}  # {origin}")
     for model in models:
         lines += ["", f"[models.{_toml_key(model.name)}]"]
-        table = attrs.asdict(model.table, filter=lambda _, value: value not in (None, ()))
+        table = attrs.asdict(model.table, filter=lambda _, value: value not in (None, (), False))
         lines += [f"{key} = {_toml(value)}" for key, value in {**table, **model.options}.items()]
     return "\n".join(lines)
 

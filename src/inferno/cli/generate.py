@@ -9,6 +9,7 @@ import rich_click as click
 
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
 from inferno.cli.sampling import sampling_options, take_sampling
+from inferno.cli.structured import structured_options, take_structured
 
 
 @declare
@@ -33,6 +34,7 @@ from inferno.cli.sampling import sampling_options, take_sampling
     default=True,
     help="Print tokens as they are generated; one prompt only.",
 )
+@structured_options
 @sampling_options
 @template_option
 @engine_options
@@ -52,7 +54,7 @@ def command(
     from inferno.cli.session import opened, speed
 
     texts = _texts(given, prompts) * batch
-    sampling = take_sampling(values)
+    sampling = take_sampling(values) | take_structured(values)
     with opened(ref, values, chat_template) as run:
         inputs = [run.prompt(text, system=system, thinking=thinking, raw=raw) for text in texts]
         params = run.params(**sampling)

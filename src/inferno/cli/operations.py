@@ -70,7 +70,7 @@ operation_options = together(
             metavar="URL",
             envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
             help="Send a trace of each request to this OpenTelemetry collector, such as "
-            "http://localhost:4318. Also OTEL_EXPORTER_OTLP_ENDPOINT in the environment.",
+            "http://localhost:4318.",
         ),
     ]
 )

@@ -165,6 +165,12 @@ engine_options = together(
             type=int,
             help="Most draft tokens per step. [default: the proposer's]",
         ),
+        _engine(
+            "--chat-format",
+            metavar="NAME",
+            help="How the model writes tool calls and reasoning; none: do not parse. "
+            "[default: as its chat template shows]",
+        ),
         _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
         source_options,
         plugin_options,

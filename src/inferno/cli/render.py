@@ -91,6 +91,8 @@ def _decisions(plan: Plan) -> list[Row]:
         *_state_rows(plan),
         *_speculation_rows(plan),
         *_capture_rows(plan),
+        ("chat format", _chat_format(plan), _origin(plan, "chat format")),
+        *_grammar_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
@@ -171,6 +173,21 @@ def _speculation_rows(plan: Plan) -> Iterable[Row]:
     if (draft := speculation.draft) is not None:
         text += f", from {draft.ref} ({draft.architecture}, {draft.dtype})"
     yield "speculation", text, _origin(plan, "proposer")
+
+
+def _chat_format(plan: Plan) -> str:
+    return f"{plan.chat_format.name}: {plan.chat_format.why}"
+
+
+def _grammar_rows(plan: Plan) -> Iterable[Row]:
+    by_name: dict[str, list[str]] = {}
+    for use in plan.grammars:
+        by_name.setdefault(use.name, []).append(use.kind)
+    for name, kinds in by_name.items():
+        yield "grammars", f"{name}: {', '.join(kinds)}", _origin(plan, "grammars", name)
+    for label, kind in (("processors", "logits processor"), ("fields", "request field")):
+        if names := [each.name for each in plan.chosen if each.kind == kind]:
+            yield label, ", ".join(names), _origin(plan, kind)
 
 
 def _layers(layers: tuple[int, ...]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from inferno.cli.network import Network, network_options
 from inferno.cli.operations import operation_options
 from inferno.cli.options import (
     chosen,
@@ -41,11 +42,6 @@ if TYPE_CHECKING:
     help="Reject unknown request fields instead of listing them in the response.",
 )
 @click.option(
-    "--max-waiting",
-    type=click.IntRange(0),
-    help="Maximum number of waiting requests; more get a 429. [default: unlimited]",
-)
-@click.option(
     "--shutdown-timeout",
     type=click.FloatRange(0),
     default=30,
@@ -63,12 +59,37 @@ if TYPE_CHECKING:
     multiple=True,
     help="Path that needs no API key, such as /metrics; may be repeated.",
 )
+@click.option(
+    "--store",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="SQLite file for stored responses and conversations. [default: in memory]",
+)
+@click.option(
+    "--store-size",
+    type=click.IntRange(0),
+    metavar="MIB",
+    default=256,
+    help="MiB of the store; the least recently used is deleted first. 0 stores nothing.",
+)
+@click.option(
+    "--store-days",
+    type=click.FloatRange(0, min_open=True),
+    help="Days after its last use when a stored response is deleted. [default: never]",
+)
 @click.option("--page/--no-page", default=True, help="Serve the chat page at /.")
+@click.option(
+    "--prompt-history",
+    type=click.IntRange(0),
+    default=64,
+    help="Number of requests that /v1/debug/cache can explain.",
+)
 @click.option("--seed", type=int, help="Engine seed: makes requests without a seed reproducible.")
 @click.option(
     "--locked", is_flag=True, help="Run exactly the plan in ./inferno.lock (see explain --lock)."
 )
 @template_option
+@network_options
 @operation_options
 @engine_options
 @click.pass_context
@@ -82,9 +103,12 @@ def command(
     names: tuple[str, ...],
     strict_params: bool,
     open_paths: tuple[str, ...],
-    max_waiting: int | None,
+    prompt_history: int,
     shutdown_timeout: float,
     reasoning: str,
+    store: Path | None,
+    store_size: int,
+    store_days: float | None,
     page: bool,
     locked: bool,
     chat_template: str | None,
@@ -110,7 +134,7 @@ def command(
     from inferno.llm import AsyncLLM
     from inferno.plan import open_model, reopen
 
-    clock = Clock()
+    clock, network = Clock(), Network.taken(values)
     models = configured(ctx, refs, named)
     if print_config:
         click.echo(printed(ctx, models))
@@ -130,10 +154,20 @@ def command(
         )
     else:
         engine = {**values, "chat_template": chat_template}
-        found = several(ctx, models, engine, idle=idle, max_loaded=max_loaded)
+        found = several(
+            ctx,
+            models,
+            engine,
+            idle=idle,
+            max_loaded=max_loaded,
+            engine_timeout=network.engine_timeout,
+        )
     clock.lap("plan")
     from inferno.server import run_server
     from inferno.server.app import OPEN_PATHS
+    from inferno.server.responses.store import Store
+
+    stored = Store(store, days=store_days, max_bytes=store_size * 2**20)
     from inferno.server.keys import Keys
     from inferno.server.observers import observe
 
@@ -141,7 +175,7 @@ def command(
     clock.lap("imports")
 
     def ready(url: str, app: Any) -> None:
-        chat = f" Chat at {url}/." if page else ""
+        chat = f" Chat at {url}/." if page and not url.startswith("unix:") else ""
         if is_one:
             clock.lap("engine")
             render.started(llm.plan, clock.laps)
@@ -153,20 +187,23 @@ def command(
         curl = _curl(url, name, keyed=keys.needed)
         click.echo(f"Serving at {url}/v1.{chat} Try:\n{curl}", err=True)
 
-    _warn(host, keyed=keys.needed)
+    if network.server["uds"] is None:
+        _warn(host, keyed=keys.needed)
     app = {
         "api_keys": keys,
         "key_metrics": key_metrics,
         "served_names": names,
         "strict_params": strict_params,
-        "max_waiting": max_waiting,
+        "prompt_history": prompt_history,
         "reasoning": reasoning,
         "page": page,
         "open_paths": (*OPEN_PATHS, *open_paths),
+        "store": stored,
+        **network.app,
     }
     if is_one:
         served: AsyncLLM | tuple[ModelSpec, ...] = (
-            llm := AsyncLLM.of_opened(opened, chat_template)
+            llm := AsyncLLM.of_opened(opened, chat_template, engine_timeout=network.engine_timeout)
         )
     else:
         served = found.specs
@@ -179,6 +216,7 @@ def command(
             ready=ready,
             app_options=app | observers,
             shutdown_seconds=shutdown_timeout,
+            **network.server,
         )
 
 
@@ -193,4 +231,6 @@ def _curl(url: str, model: str, *, keyed: bool) -> str:
     messages = '[{"role": "user", "content": "What does math.gcd do?"}]'
     body = f'{{"model": "{model}", "messages": {messages}}}'
     key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
+    if url.startswith("unix:"):
+        url = f"--unix-socket {url.removeprefix('unix:')} http://localhost"
     return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"

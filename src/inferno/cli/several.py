@@ -30,6 +30,8 @@ class Several:
     specs: tuple[ModelSpec, ...]
     budgets: Mapping[str, int]
     """Bytes that models may use together on each device, by torch's name for it."""
+    options: tuple[Options, ...]
+    """Of each model's engine."""
 
 
 def configured(ctx: click.Context, refs: Sequence[str], named: Sequence[str]) -> list[ModelConfig]:
@@ -50,6 +52,7 @@ def several(
     *,
     idle: str | None,
     max_loaded: int | None,
+    engine_timeout: float | None = None,
 ) -> Several:
     """Check the models, and share the memory among them. Raises OptionError, DeviceError,
     OutOfMemoryError."""
@@ -60,7 +63,7 @@ def several(
     idle_seconds = seconds(idle, "--idle")
     preloads = any(model.table.preload is not None for model in models)
     budgets: dict[str, int] = {}
-    specs = []
+    specs, chosen = [], []
     for i, model in enumerate(models):
         own = {k: v for k, v in model.options.items() if not _beaten(ctx, k)}
         merged = {**values, **own}
@@ -73,6 +76,8 @@ def several(
         if options.memory is None and options.gpu_memory_utilization is None:
             share = budgets[device.torch_name] // (max_loaded or len(models))
             options = evolve(options, memory=str(share))
+        options = evolve(options, served_model_name=model.name)  # for the engine's log lines
+        chosen.append(options)
         specs.append(
             _spec(
                 model,
@@ -80,9 +85,10 @@ def several(
                 template,
                 idle=seconds(model.table.idle, f"models.{model.name}.idle") or idle_seconds,
                 preload=bool(model.table.preload) if preloads else i == 0,
+                engine_timeout=engine_timeout,
             )
         )
-    return Several(tuple(specs), budgets)
+    return Several(tuple(specs), budgets, tuple(chosen))
 
 
 def ref_name(ref: str) -> str:
@@ -116,7 +122,13 @@ def _check_names(models: Sequence[ModelConfig]) -> None:
 
 
 def _spec(
-    model: ModelConfig, options: Options, template: str | None, *, idle: float | None, preload: bool
+    model: ModelConfig,
+    options: Options,
+    template: str | None,
+    *,
+    idle: float | None,
+    preload: bool,
+    engine_timeout: float | None,
 ) -> ModelSpec:
     from inferno.server.slot import ModelSpec
 
@@ -124,7 +136,8 @@ def _spec(
         from inferno.llm import AsyncLLM
         from inferno.plan import open_model
 
-        return AsyncLLM.of_opened(open_model(model.table.ref, options), template)
+        opened = open_model(model.table.ref, options)
+        return AsyncLLM.of_opened(opened, template, engine_timeout=engine_timeout)
 
     return ModelSpec(
         names=(model.name, *model.table.aliases),

@@ -13,6 +13,8 @@ from attrs import define, field
 from inferno.constraints.constraint import Constraint, Mask
 from inferno.contracts import GrammarCompiler, MaskRequest
 
+_POLL_SECONDS = 0.02
+
 Drafts = Mapping[int, Sequence[int]]
 """Draft tokens by row."""
 
@@ -28,18 +30,14 @@ class Constraints:
     _masker: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "masks"))
     """The threads start with their first work. Masks do not wait for grammars."""
 
-    @property
-    def compiling(self) -> bool:
-        return bool(self._compiling)
-
     def start(self, request_id: str, compile: Callable[[], Constraint | None]) -> None:
         """Compile a request's constraint in a thread."""
         self._compiling[request_id] = self._compiler.submit(compile)
 
-    def ready(self, seconds: float) -> dict[str, BaseException | None]:
+    def ready(self, *, idle: bool) -> dict[str, BaseException | None]:
         """Return the requests whose constraints have been compiled since the last call, each with
-        the error if that failed. Waits up to `seconds` for the first."""
-        wait(self._compiling.values(), seconds, "FIRST_COMPLETED")
+        the error if that failed. An `idle` engine waits for the first for a short while."""
+        wait(self._compiling.values(), _POLL_SECONDS if idle else 0, "FIRST_COMPLETED")
         done = {id: each for id, each in self._compiling.items() if each.done()}
         for request_id, future in done.items():
             del self._compiling[request_id]
@@ -47,10 +45,14 @@ class Constraints:
                 self.held[request_id] = constraint
         return {request_id: future.exception() for request_id, future in done.items()}
 
-    def drop(self, request_id: str) -> bool:
-        """Forget a request. Returns whether its constraint was being compiled."""
+    def settle(self) -> None:
+        """Wait for the masks of a step that was given up."""
+        self._masker.submit(lambda: None).result()
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request."""
         self.held.pop(request_id, None)
-        return self._compiling.pop(request_id, None) is not None
+        self._compiling.pop(request_id, None)
 
     def masks(self, ids: Mapping[int, str], *, beside: bool) -> MaskJob:
         """Begin the masks of a step, whose sampling rows belong to these requests. `beside`:

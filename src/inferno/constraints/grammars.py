@@ -11,6 +11,7 @@ from typing import Any
 from attrs import define, evolve, field
 
 from inferno.catalog import load_catalog
+from inferno.constraints.budget import BudgetConstraint
 from inferno.constraints.constraint import (
     Constraint,
     GrammarConstraint,
@@ -26,6 +27,7 @@ from inferno.contracts import (
 )
 from inferno.errors import GrammarError
 from inferno.plan import Opened, Plan
+from inferno.sampling_params import SamplingParams
 from inferno.text import Tokenizer
 
 
@@ -86,6 +88,18 @@ class Grammars:
             return vocabulary_of(tokenizer, plan.vocab_size) if tokenizer is not None else None
 
         return cls(opened.parts.grammars, read, partial(hint_for, plan))
+
+    def constraint_of(self, params: SamplingParams) -> Constraint | None:
+        """Return what holds a request's output to its grammar and its budget of reasoning, or None
+        if it has neither. Raises GrammarError."""
+        spec, markers = params.structured_outputs, params.reasoning
+        found = self.compile(spec) if spec is not None else None
+        if params.thinking_token_budget is None or markers is None:
+            return found
+        marks = self._marks_of(markers)
+        close = tuple(self._known().encode(markers.close))
+        budget = params.thinking_token_budget
+        return BudgetConstraint(found, marks, close, budget, markers.is_open)
 
     def compile(self, spec: GrammarSpec) -> Constraint:
         """Return the constraint of a spec. Raises GrammarError."""

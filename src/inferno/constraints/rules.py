@@ -1,20 +1,36 @@
 """What one request changes or excludes before its draws, apart from its grammar: logits processors,
-bad words, allowed tokens.
+bad words, allowed tokens. And how masks are applied.
 
-Suffixes: V vocabulary.
+Suffixes: S logits rows, B those drawn together, M masked rows, W words of 32 tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from attrs import define, field
 from torch import Tensor
 
 from inferno.contracts import LogitsProcessor, Processor, ProcessorContext
-from inferno.sampling_params import ProcessorCall, SamplingParams
+from inferno.processor_calls import ProcessorCall
+from inferno.sampling_params import SamplingParams
+
+
+class Ruled(Protocol):
+    """What a request says of its rules."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def eos_token_ids(self) -> Sequence[int]: ...
+    @property
+    def bad_words(self) -> Sequence[Sequence[int]]: ...
 
 
 @define(eq=False)
@@ -32,14 +48,19 @@ class LogitsRules:
     @classmethod
     def of(
         cls,
-        params: SamplingParams,
-        bad_words: Sequence[Sequence[int]],
+        request: Ruled,
         output: Sequence[int],
-        context: ProcessorContext,
+        vocab_size: int,
         known: Mapping[str, LogitsProcessor],
         device: torch.device,
     ) -> LogitsRules | None:
         """Return the rules of a request, or None if it has none."""
+        params, bad_words = request.params, request.bad_words
+        context = ProcessorContext(
+            prompt_token_ids=request.token_ids,
+            vocab_size=vocab_size,
+            eos_token_ids=request.eos_token_ids,
+        )
         if not (params.logits_processors or bad_words or params.allowed_token_ids):
             return None
         rules = cls(list(output), bad_words=bad_words)
@@ -79,3 +100,28 @@ class LogitsRules:
             kept = x_V[self.allowed]
             x_V.fill_(-math.inf)
             x_V[self.allowed] = kept
+
+
+def processed(logits_SV: Tensor, rules: Sequence[LogitsRules | None]) -> Tensor:
+    """Apply the logits processors of each row, on a float32 copy if a row has any."""
+    found = {i: each for i, each in enumerate(rules) if each is not None and each.processors}
+    if not found:
+        return logits_SV
+    copy_SV = logits_SV.to(torch.float32, copy=True)
+    for i, each in found.items():
+        copy_SV[i] = each.process(logits_SV[i])
+    return copy_SV
+
+
+def apply_masks(x_BV: Tensor, masks: Sequence[Any]) -> None:
+    """Set the logits of tokens that a row's mask excludes to -inf. `masks` has the words of each
+    row, or None."""
+    masked = [i for i, mask_W in enumerate(masks) if mask_W is not None]
+    if not masked:
+        return
+    words_MW, size = np.stack([masks[i] for i in masked]), x_BV.shape[1]
+    bits_MV = np.unpackbits(words_MW.view(np.uint8), axis=1, bitorder="little")[:, :size]
+    excluded_MV = torch.ones(len(masked), size, dtype=torch.bool)
+    excluded_MV[:, : bits_MV.shape[1]] = torch.from_numpy(bits_MV == 0)
+    for i, excluded_V in zip(masked, excluded_MV.to(x_BV.device).unbind(), strict=True):
+        x_BV[i].masked_fill_(excluded_V, -math.inf)

@@ -26,6 +26,15 @@ from inferno.contracts.attention import (
     DType,
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
+from inferno.contracts.chat import (
+    AddedToken,
+    ChatFormat,
+    ChatNeed,
+    Delta,
+    OutputFormat,
+    OutputParser,
+    ToolChoice,
+)
 from inferno.contracts.checkpoints import (
     BareDecoder,
     Checkpoint,
@@ -40,12 +49,9 @@ from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.formats import CheckpointFormat
 from inferno.contracts.grammars import (
     GrammarCompiler,
-    GrammarKind,
     GrammarProvider,
-    GrammarSpec,
     MaskRequest,
     Matcher,
-    ReasoningMarkers,
     Vocabulary,
 )
 from inferno.contracts.hints import Hint
@@ -74,8 +80,10 @@ from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
+from inferno.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
+    "AddedToken",
     "Architecture",
     "Attend",
     "AttentionBackend",
@@ -88,11 +96,14 @@ __all__ = [
     "CacheTensor",
     "Capture",
     "Captured",
+    "ChatFormat",
+    "ChatNeed",
     "Checkpoint",
     "CheckpointFormat",
     "CheckpointView",
     "DTYPE_BYTES",
     "DType",
+    "Delta",
     "Device",
     "DeviceKind",
     "Dialect",
@@ -121,6 +132,8 @@ __all__ = [
     "Model",
     "ModelConfig",
     "OPS",
+    "OutputFormat",
+    "OutputParser",
     "PrefixCache",
     "Processor",
     "ProcessorContext",
@@ -139,6 +152,7 @@ __all__ = [
     "StateSpec",
     "TensorInfo",
     "TextAssets",
+    "ToolChoice",
     "Uncaptured",
     "Vocabulary",
     "expert_rows",

@@ -9,44 +9,12 @@ Suffixes: M masks, W words of 32 tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from attrs import field, frozen
 
 from inferno.contracts import lazy
-
-GrammarKind = Literal[
-    "json_schema", "json_object", "regex", "choice", "lark", "gbnf", "structural_tag"
-]
-"""How a `GrammarSpec`'s text is written: a JSON schema; nothing (any JSON object); a regular
-expression that the whole output matches; a JSON list of strings; a grammar in the dialect of Lark
-that llguidance documents; a GBNF grammar; a structural tag in JSON."""
-
-
-@frozen(kw_only=True)
-class ReasoningMarkers:
-    """Where the reasoning before an answer begins and ends. The grammar applies to what follows."""
-
-    open: str
-    close: str
-    is_open: bool
-    """Whether the prompt has opened it. If not, the output may begin with `open`, or with the
-    answer."""
-
-
-@frozen(kw_only=True)
-class GrammarSpec:
-    """What an output must match."""
-
-    kind: GrammarKind
-    text: str = ""
-    whitespace: str | None = None
-    """For JSON: a regular expression of the whitespace between tokens; empty for none. None leaves
-    it to the provider, which allows what models write but no endless runs."""
-    reasoning: ReasoningMarkers | None = None
-    """The kernel handles it: a provider can ignore it."""
-    param: str = field(default="structured_outputs", eq=False)
-    """The field of the request that the text comes from, for errors."""
+from inferno.structured_outputs import GrammarSpec
 
 
 class Matcher(Protocol):

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Protocol
 
 from inferno.constraints import Constraint, Constraints, Drafts, Grammars, Mask
-from inferno.core.drafts import DraftCost
 from inferno.core.kvcache import CacheGroups
 from inferno.core.scheduler import Scheduler
 from inferno.core.types import (
@@ -20,11 +19,9 @@ from inferno.core.types import (
     Step,
 )
 from inferno.core.validation import validate_request
+from inferno.drafts import DraftCost
 from inferno.errors import RequestError
 from inferno.plan import Opened, Plan
-
-_COMPILE_POLL = 0.02
-"""Seconds that an idle engine waits for a grammar before it looks for messages."""
 
 
 class Ticket(Protocol):
@@ -87,8 +84,7 @@ class Engine:
         grammars = Grammars.of(opened)
 
         def constrain(request: Request) -> Constraint | None:
-            spec = request.params.structured_outputs
-            return grammars.compile(spec) if spec is not None else None
+            return grammars.constraint_of(request.params)
 
         plan, free = opened.plan, free or free_memory(opened.plan.device)
         before = free() if free is not None else 0
@@ -97,16 +93,8 @@ class Engine:
             prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
             capture = None if trial else capture_of(opened)
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
-            runner = ModelRunner(
-                model,
-                plan,
-                ops,
-                capture,
-                drafter,
-                draft_capture,
-                begin_of(opened),
-                opened.parts.logits_processors,
-            )
+            others = begin_of(opened), opened.parts.logits_processors
+            runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture, *others)
             return cls(plan, scheduler, runner, constrain=constrain)
 
         with memory_errors(plan):
@@ -130,7 +118,7 @@ class Engine:
             raise RequestError(
                 f"request id {request.id!r} is in use", "Choose another.", param="request_id"
             )
-        if not wait and request.params.structured_outputs is not None:
+        if not wait and (request.params.structured_outputs or request.params.reasoning):
             self._compiling[request.id] = request
             self._constraints.start(request.id, partial(self._constrain, request))
             return
@@ -149,6 +137,7 @@ class Engine:
         try:
             return self._step()
         except BaseException:  # its owner may go on: with Ctrl-C, or after an error
+            self._constraints.settle()
             self._in_flight.clear()
             self._scheduler.drop_in_flight()
             raise
@@ -172,8 +161,7 @@ class Engine:
         if not self._compiling:
             return []
         errors = []
-        seconds = 0 if self._scheduler.busy else _COMPILE_POLL
-        for request_id, error in self._constraints.ready(seconds).items():
+        for request_id, error in self._constraints.ready(idle=not self._scheduler.busy).items():
             request = self._compiling.pop(request_id)
             if error is None:
                 self._scheduler.add(request)
@@ -215,14 +203,12 @@ class Engine:
             if request_id in ended:
                 continue
             error = failed.get(request_id) or (_advance(constraint, output) if constraint else "")
-            stop = FinishReason.ERROR if error else FinishReason.STOP
-            last = EngineOutput(request_id, None, stop, error=error)
             if error:
-                output = last
+                output = EngineOutput(request_id, None, FinishReason.ERROR, error=error)
             elif constraint and constraint.is_done and output.finish is not FinishReason.STOP:
                 output.finish = None  # its token is part of the text, unlike an end token
                 found.append(output)
-                output = last
+                output = EngineOutput(request_id, None, FinishReason.STOP)
             if output.finish is not None:
                 ended.add(request_id)
                 self._scheduler.abort(request_id)

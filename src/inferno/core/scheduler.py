@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Sequence as SequenceOf
 from itertools import count as counter
 
-from inferno.core.drafts import MOST_SUGGESTED, DraftCost
 from inferno.core.finish import embedding_of, output_of, outputs_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.types import (
@@ -33,6 +32,7 @@ from inferno.core.types import (
     Slice,
     Step,
 )
+from inferno.drafts import MOST_SUGGESTED, DraftCost
 
 
 class Scheduler:

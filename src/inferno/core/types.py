@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from attrs import define, field, frozen
 
-from inferno.core.drafts import Acceptance
+from inferno.drafts import Acceptance
 from inferno.sampling_params import SamplingParams
 
 Pooling = Literal["last", "first", "mean", "max"]

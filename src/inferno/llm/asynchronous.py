@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 from attrs import evolve
 
-from inferno.contracts import GrammarSpec
+from inferno.contracts import GrammarSpec, RequestField
 from inferno.core.types import EngineOutput, EngineStats, Pooling, Request
 from inferno.errors import GrammarError, RequestError
 from inferno.llm.grammars import refused_grammar
@@ -82,7 +82,6 @@ class AsyncLLM:
         """An AsyncLLM around an existing client."""
         self = cls.__new__(cls)
         self._client, self._opened, self._live = client, None, {}
-        self.request_fields = {}
         self._preprocessor = preprocessor
         return self
 
@@ -94,7 +93,6 @@ class AsyncLLM:
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
         self._client: _Client = EngineClient(opened.plan, timeout=timeout)
         self._opened: Opened | None = opened
-        self.request_fields = opened.parts.request_fields
         self._chat_template = chat_template
         self._live: dict[str, Sequence[OutputBuilder]] = {}
 
@@ -144,6 +142,11 @@ class AsyncLLM:
     def plan(self) -> Plan:
         """The plan that the engine runs; once it is started, with what it measured."""
         return self._client.plan
+
+    @property
+    def request_fields(self) -> Mapping[str, RequestField]:
+        """Fields of request bodies that plugins understand, by name."""
+        return self._opened.parts.request_fields if self._opened is not None else {}
 
     @property
     def model_id(self) -> str:
@@ -243,7 +246,7 @@ class AsyncLLM:
     ) -> RequestOutput:
         """Return the whole answer to a conversation."""
         prompt = self._preprocessor.encode_chat(messages, **template_kwargs)
-        return await self.generate(prompt, params)
+        return await self.generate(prompt, self._preprocessor.chat_params(params, prompt))
 
     def _prepare(
         self,

@@ -6,20 +6,22 @@ import difflib
 import operator
 import random
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import LogitsProcessor, TextAssets
+from inferno.contracts import LogitsProcessor, OutputFormat, ReasoningMarkers, TextAssets
 from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.plan import Opened, Options, open_model
-from inferno.sampling_params import ProcessorCall, SamplingParams, parameters
-from inferno.text import ChatTemplate, Tokenizer, eos_token_ids
+from inferno.processor_calls import ProcessorCall
+from inferno.sampling_params import SamplingParams, parameters
+from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
@@ -27,6 +29,8 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's format."""
 
+_ENDING = 32
+"""Tokens of a prompt that show whether it has opened reasoning."""
 DEFAULT_MAX_TOKENS = 256
 """`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
 
@@ -75,9 +79,9 @@ class Preprocessor:
     eos_token_ids: tuple[int, ...] = ()
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """For requests without parameters: from the checkpoint's `generation_config.json`."""
-    response_template: Mapping[str, Any] | None = None
-    """The checkpoint's description of how its model writes tool calls and reasoning
-    (`tokenizer_config.json`)."""
+    chat_format: Callable[[], OutputFormat | None] = lambda: None
+    """Builds the model's output format; None if all output is content. Raises ValueError if the
+    checkpoint's own description of it is wrong."""
     pooling: PoolingConfig = PoolingConfig()
     """How prompts become embeddings."""
     logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
@@ -89,12 +93,13 @@ class Preprocessor:
     def open(cls, opened: Opened, chat_template: str | None = None) -> Preprocessor:
         """Read the tokenizer and the chat template of an opened model."""
         plan, assets, config = opened.plan, opened.text(), opened.plan.config
+        override = None if chat_template is None else read_template(chat_template)
         stop_tokens = opened.parts.architecture.stop_tokens
         tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
         if opened.draft is not None:
             _check_vocabulary(opened.draft, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
-        template = ChatTemplate.from_assets(assets, chat_template)
+        template = ChatTemplate.from_assets(assets, override)
         reranker = opened.parts.architecture.reranker
         vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(
@@ -104,7 +109,7 @@ class Preprocessor:
             vocab_size=vocab_size,
             eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
             default_params=default_params(assets),
-            response_template=assets.tokenizer_config.get("response_template"),
+            chat_format=cache(partial(opened.chat_format, override)),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
             logits_processors=opened.parts.logits_processors,
             seeds=random.Random(plan.seed),
@@ -158,6 +163,34 @@ class Preprocessor:
         template's own variables."""
         return self.template.render(messages, tools=tools, **template_kwargs)
 
+    def reasoned(
+        self, params: SamplingParams, found: OutputFormat | None, prompt: str
+    ) -> SamplingParams:
+        """Return the parameters for a rendered conversation: a grammar or a budget of reasoning
+        knows where this format's reasoning begins and ends. Without reasoning there is no
+        budget."""
+        spec, budget = params.structured_outputs, params.thinking_token_budget
+        if (spec is None and budget is None) or found is None or found.reasoning is None:
+            return attrs.evolve(params, thinking_token_budget=None) if budget else params
+        opening, closing = (marker.strip() for marker in found.reasoning)
+        markers = ReasoningMarkers(
+            open=opening, close=closing, is_open=found.opens_reasoning(prompt)
+        )
+        if spec is not None and spec.reasoning is None:
+            spec = attrs.evolve(spec, reasoning=markers)
+        return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
+
+    def chat_params(
+        self, params: SamplingParams | None, token_ids: Sequence[int]
+    ) -> SamplingParams | None:
+        """Return `reasoned` parameters for an encoded conversation."""
+        if params is None or self.tokenizer is None:
+            return params
+        if params.structured_outputs is None and params.thinking_token_budget is None:
+            return params
+        ending = self.tokenizer.decode(token_ids[-_ENDING:], skip_special_tokens=False)
+        return self.reasoned(params, self.chat_format(), ending)
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], /, **template_kwargs: Any
     ) -> tuple[int, ...]:
@@ -182,7 +215,7 @@ class Preprocessor:
         """Validate one prompt and build its engine requests. Raises RequestError."""
         params = params or self.default_params
         token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
-        self._check_params(params)
+        self.check_params(params)
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
@@ -238,7 +271,8 @@ class Preprocessor:
                 param=param,
             )
 
-    def _check_params(self, params: SamplingParams) -> None:
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise RequestError for parameters that this model cannot honour."""
         if params.stop and self.tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, which this model lacks",

@@ -111,7 +111,12 @@ class LLM:
             self._preprocessor.encode_chat(cast(Messages, c), tools=tools, **options)
             for c in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        each = _each(sampling_params, len(prompts))
+        params = [
+            self._preprocessor.chat_params(p or self._preprocessor.default_params, ids)
+            for p, ids in zip(each, prompts, strict=True)
+        ]
+        return self.generate(prompts, cast(Params, params), use_tqdm=use_tqdm)
 
     def embed(
         self,

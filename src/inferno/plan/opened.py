@@ -16,17 +16,20 @@ from inferno.contracts import (
     Architecture,
     AttentionBackend,
     CachePolicy,
+    ChatFormat,
     Checkpoint,
     GrammarProvider,
     KernelProvider,
     LogitsProcessor,
     ModelConfig,
+    OutputFormat,
     Proposer,
     QuantScheme,
     RequestField,
     TextAssets,
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
+from inferno.plan.chat_formats import chat_need, choose_chat_format
 from inferno.plan.devices import Machine, agree_on_device
 from inferno.plan.plan import Plan
 
@@ -44,6 +47,10 @@ class Parts:
     kernels: Mapping[str, KernelProvider]
     proposer: Proposer | None = None
     """Of drafts, if the plan speculates."""
+    chat_format: ChatFormat | None = None
+    """None: all output is content."""
+    catalog: Catalog = attrs.field(eq=False, repr=False)
+    """The installed plugins, for a choice that depends on a caller's chat template."""
     grammars: Mapping[str, GrammarProvider] = field(factory=dict)
     """By kind of grammar."""
     logits_processors: Mapping[str, LogitsProcessor] = field(factory=dict)
@@ -73,6 +80,8 @@ class Parts:
             attention=chosen(AttentionBackend, "attention"),
             kernels=chosen(KernelProvider, "kernels"),
             proposer=next(iter(chosen(Proposer, "proposer").values()), None),
+            chat_format=next(iter(chosen(ChatFormat, "chat format").values()), None),
+            catalog=catalog,
             logits_processors=chosen(LogitsProcessor, "logits processor"),
             request_fields=chosen(RequestField, "request field"),
             grammars={use.kind: compilers[use.name] for use in plan.grammars},
@@ -90,13 +99,25 @@ class Opened:
     """As the architecture sees it (`adapted`)."""
     draft: Opened | None = None
     """The draft model, if the plan has one."""
+    assets: TextAssets | None = None
+    """What `text` returns, if it was read already."""
 
     def text(self) -> TextAssets:
         """Return the checkpoint's tokenizer files, with the architecture's chat template if it has
         none."""
-        assets = self.checkpoint.text()
-        found = assets.chat_template or assets.tokenizer_config.get("chat_template")
-        return attrs.evolve(assets, chat_template=found or self.parts.architecture.chat_template)
+        return self.assets or text_assets(self.checkpoint, self.parts.architecture)
+
+    def chat_format(self, template: str | None = None) -> OutputFormat | None:
+        """Build the plan's chat format; None if all output is content. A caller's `template`
+        replaces the checkpoint's, and the format is chosen by it. Raises ValueError if the
+        checkpoint's own description of its format is wrong."""
+        need = chat_need(self.text(), self.plan.architecture, template)
+        if template is None or self.plan.chat_format.asked:
+            chosen = self.parts.chat_format
+        else:
+            offers = choose_chat_format(self.parts.catalog, need).offers
+            chosen = next((offer.item for _, offer in offers), None)
+        return None if chosen is None else chosen.build(need)
 
     def close(self) -> None:
         """Close the checkpoints. Loaded weights stay valid."""
@@ -114,6 +135,14 @@ class Opened:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def text_assets(checkpoint: Checkpoint, architecture: Architecture) -> TextAssets:
+    """Return a checkpoint's tokenizer files, with the architecture's chat template if it has
+    none."""
+    assets = checkpoint.text()
+    found = assets.chat_template or assets.tokenizer_config.get("chat_template")
+    return attrs.evolve(assets, chat_template=found or architecture.chat_template)
 
 
 def reopen(plan: Plan, catalog: Catalog | None = None, machine: Machine | None = None) -> Opened:

@@ -53,6 +53,9 @@ class Options:
     """Speculative decoding: a proposer's name (`ngram`, `mtp`), or a reference to a draft model."""
     num_speculative_tokens: int | None = None
     """The most draft tokens per step and sequence; None: the proposer's."""
+    chat_format: str = "auto"
+    """How the model writes reasoning and tool calls: a format's name; auto: as its chat template
+    shows; none: all output is content."""
     served_model_name: str | None = None
     disable: tuple[str, ...] = field(default=(), converter=_names)
     only: tuple[str, ...] = field(default=(), converter=_names)

@@ -80,6 +80,19 @@ class GrammarUse:
 
 
 @frozen(kw_only=True)
+class ChatFormatUse:
+    """How the model's output is split into content, reasoning and tool calls."""
+
+    name: str = "none"
+    """`none`: all output is content."""
+    distribution: str = ""
+    why: str = ""
+    """Why it was chosen, as a sentence."""
+    asked: bool = False
+    """Whether the user named it. If not, a caller's chat template leads to another choice."""
+
+
+@frozen(kw_only=True)
 class CaptureUse:
     """Which decode steps are captured, and the kernel provider that does it."""
 
@@ -145,6 +158,7 @@ class Plan:
     states: tuple[StateUse, ...] = ()
     """Layers with a recurrent state."""
     speculation: Speculation | None = None
+    chat_format: ChatFormatUse = ChatFormatUse()
     grammars: tuple[GrammarUse, ...] = ()
     """For structured output: kinds that are not listed cannot be compiled."""
     cache_policy: str

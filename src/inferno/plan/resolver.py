@@ -30,10 +30,11 @@ from inferno.plan.backends import (
     choose_kernels,
 )
 from inferno.plan.cache_groups import state_uses
+from inferno.plan.chat_formats import chat_need, choose_chat_format
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
-from inferno.plan.opened import Opened, Parts, adapted, model_config
+from inferno.plan.opened import Opened, Parts, adapted, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.plan import Plan
 from inferno.plan.schemes import choose_isq, choose_schemes
@@ -116,6 +117,8 @@ def _decide(
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
     kernels = choose_kernels(catalog, layouts, model, dtype, device)
+    assets = text_assets(checkpoint, architecture.value)
+    chat_format = choose_chat_format(catalog, chat_need(assets, name), options.chat_format)
     limit = memory_limit(options, device, elsewhere=machine is not None and machine.elsewhere)
     fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
     drafting = None
@@ -153,7 +156,7 @@ def _decide(
     grammars = choose_grammars(catalog)
     decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
     decisions += [each for each in (isq, drafting) if each is not None]
-    decisions += [kernels, capture, limit, cache, grammars]
+    decisions += [kernels, capture, chat_format, limit, cache, grammars]
     decisions += [
         choose_all(catalog, "inferno_logits_processors", "logits processor"),
         choose_all(catalog, "inferno_request_fields", "request field"),
@@ -176,6 +179,7 @@ def _decide(
         attention=uses,
         states=states,
         speculation=drafting.value.speculation if drafting is not None else None,
+        chat_format=chat_format.value,
         grammars=grammars.value,
         cache_policy=policy.value.name,
         dtype=dtype,
@@ -200,6 +204,7 @@ def _decide(
         plan=plan,
         parts=Parts.of(plan, catalog),
         config=model,
+        assets=assets,
         checkpoint=checkpoint,
         draft=drafting.value.opened if drafting is not None else None,
     )

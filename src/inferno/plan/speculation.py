@@ -125,6 +125,7 @@ def choose_drafting(
         max_model_len=None,
         block_size=block_size,
         served_model_name=None,
+        chat_format="none",
     )
     opened = open_draft(wanted, draft_options)
     try:

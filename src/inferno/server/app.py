@@ -18,6 +18,7 @@ from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
 from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.generation import Limiter
+from inferno.server.history import LIMIT as PROMPT_HISTORY
 from inferno.server.keys import Keys
 from inferno.server.metrics import Metrics, ModelView
 from inferno.server.model import ServedModel
@@ -27,7 +28,10 @@ from inferno.server.page import page_handlers
 from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Record, Recorded
+from inferno.server.responses.running import Running
+from inferno.server.responses.store import Store
 from inferno.server.slot import ModelSpec, Slot
+from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -56,6 +60,7 @@ def create_app(
     reasoning: Literal["both", "reasoning", "reasoning_content"] = "both",
     open_paths: Sequence[str] = OPEN_PATHS,
     ping_seconds: float = PING_SECONDS,
+    store: Store | None = None,
     page: bool = True,
     budgets: Mapping[str, int] | None = None,
     max_loaded: int | None = None,
@@ -64,6 +69,7 @@ def create_app(
     log_prompts: bool = False,
     allowed_hosts: Sequence[str] = (ANY,),
     cors_origins: Sequence[str] = (),
+    prompt_history: int = PROMPT_HISTORY,
     request_timeout: float | None = None,
 ) -> Litestar:
     """An ASGI app that serves `llm`, to be run by itself or mounted in another.
@@ -77,7 +83,10 @@ def create_app(
     Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
     of each request once its response has been sent; `log_prompts` keeps prompts in it.
+    `prompt_history` is the number of requests that /v1/debug/cache knows of each model. `store`
+    keeps responses and conversations, by default in memory; the app closes it.
     """
+    kept, running = store or Store(), Running()
     origins = origins_of(cors_origins)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     fields = REASONING_FIELDS[reasoning]
@@ -85,7 +94,8 @@ def create_app(
     def serve(llm: AsyncLLM, names: Sequence[str], limiter: Limiter) -> ServedModel:
         limiter.limit = None if max_waiting is None else llm.plan.max_num_seqs + max_waiting
         names = tuple(names) or (llm.model_id,)
-        pipeline = Pipeline(llm, limiter, metrics.of(names[0]), ping_seconds, request_timeout)
+        memory, measured = Memory(prompt_history), metrics.of(names[0])
+        pipeline = Pipeline(llm, limiter, measured, ping_seconds, request_timeout, memory)
         return ServedModel(pipeline, names, fields)
 
     metrics = Metrics(lambda: map(_view, models.slots), (lambda: keys.all) if key_metrics else None)
@@ -117,6 +127,7 @@ def create_app(
         finally:
             if own_llm:
                 await only.close()
+            await asyncio.to_thread(kept.close)
 
     async def count(message: Message, _: Scope) -> None:
         if message["type"] == "http.response.start":
@@ -128,7 +139,11 @@ def create_app(
         state=State(
             {"models": models, "metrics": metrics, "strict_params": strict_params, "api_keys": keys}
         ),
-        dependencies={"models": Provide(lambda: models, sync_to_thread=False)},
+        dependencies={
+            "models": Provide(lambda: models, sync_to_thread=False),
+            "store": Provide(lambda: kept, sync_to_thread=False),
+            "running": Provide(lambda: running, sync_to_thread=False),
+        },
         guards=[keys.guard(open_paths)],
         exception_handlers={HTTPException: error_response, Exception: error_response},
         before_send=[count],

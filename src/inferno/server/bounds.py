@@ -9,15 +9,16 @@ from typing import Any
 from inferno.errors import RequestError
 
 MAX_VALUES = 1_000_000
-"""Separators in a body, those within strings included."""
-MAX_CONTAINERS = 100_000
+"""Separators in a body, those within strings included. A field counts as three: its name is made
+too."""
+MAX_CONTAINERS = 40_000
 """Lists and objects in a body."""
 MAX_FIELDS = 10_000
 """Fields of the body itself."""
 MAX_DEPTH = 100
 """Nested lists and objects."""
 MAX_ITEMS: Mapping[str, int] = {
-    "messages": 10_000,
+    "messages": 4_096,
     "tools": 2_000,
     "stop": 256,
     "stop_sequences": 256,
@@ -28,7 +29,9 @@ MAX_ITEMS: Mapping[str, int] = {
 
 def check_size(body: bytes) -> None:
     """Raise RequestError for a body of too many values, without reading it."""
-    if len(body) > MAX_VALUES and sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+    if len(body) * 3 < MAX_VALUES:
+        return
+    if sum(map(body.count, (b",", b"[", b"{"))) + 2 * body.count(b":") > MAX_VALUES:
         raise RequestError(
             f"the body has more than {MAX_VALUES} values", "Send fewer in one request."
         )

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, evolve, field, frozen
 
+from inferno.contracts import Delta, OutputParser
 from inferno.errors import RequestError
 from inferno.llm import TextDelta
 from inferno.sampling_params import SamplingParams
-from inferno.server.errors import unsupported
 from inferno.server.generation import Prepared
 from inferno.server.model import ChatPrompt, ServedModel
-from inferno.server.output_parser import Delta, OutputParser
 from inferno.server.parsing import Parsed
 from inferno.server.schema import ChatRequest, sampling_values
 from inferno.server.shape import Choice
+from inferno.server.thinking import Thinking
+from inferno.server.tool_choice import ToolUse
 
 if TYPE_CHECKING:
     from inferno.text import Tokenizer
@@ -35,21 +36,32 @@ class Conversation:
 
 async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversation:
     """Check the request, render and tokenize its messages. Raises RequestError."""
-    body, output_format = parsed.body, model.output_format
-    tools, ignored_tools = _tools(body, model)
-    params = _params(body, model)
-    prompt = await model.encode_chat(body, tools)
+    body, found = parsed.body, model.output_format
+    use = ToolUse.of(body, model)
+    params = _params(body, model, has_tools=bool(use.offered))
+    prompt = await model.encode_chat(body, use.offered)
+    params = model.preprocessor.reasoned(_held(params, use, model), found, prompt.text)
     prompt = evolve(prompt, token_ids=model.preprocessor.truncated(prompt.token_ids, params))
     prepared = Prepared.of(
         parsed,
         model=model.name(body.model),
         prompts=[prompt.token_ids],
         params=params,
-        ignored=(*ignored_tools, *prompt.ignored),
+        ignored=(*use.ignored, *prompt.ignored),
+        rendered=prompt.rendered,
     )
-    parallel = body.parallel_tool_calls is not False
-    parsers = [output_format.parser(prompt.text, tools, parallel=parallel) for _ in range(params.n)]
+    parsers = [
+        found.parser(prompt.text, use.offered, parallel=use.parallel) if found else None
+        for _ in range(params.n)
+    ]
     return Conversation(prepared, prompt, parsers)
+
+
+def _held(params: SamplingParams, use: ToolUse, model: ServedModel) -> SamplingParams:
+    """Return the parameters with the grammar of calls, if there is one."""
+    own = params.structured_outputs
+    spec = use.grammar(model, own)
+    return params if spec is own else evolve(params, structured_outputs=spec)
 
 
 @define
@@ -93,46 +105,17 @@ class ParsedChoice(Choice):
         return deltas + self.parser.finish() if delta.finish_reason is not None else deltas
 
 
-def _tools(data: ChatRequest, model: ServedModel) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return the function tools to offer, and the names of tools of other types, which clients send
-    too but no model here can call. Raises RequestError."""
-    choice, tools, ignored = data.tool_choice, [], []
-    for i, tool in enumerate(data.tools or ()):
-        function = tool.get("function")
-        if tool.get("type", "function") != "function":
-            ignored.append(f"tools[{i}]")
-        elif not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(
-                f"tools[{i}] has no function.name",
-                "Give it a name.",
-                param=f"tools[{i}].function.name",
-            )
-        else:
-            tools.append(tool)
-    if isinstance(choice, dict) or choice == "required":
-        raise unsupported("tool_choice", "Use auto or none: calls cannot be forced yet.")
-    if choice not in (None, "auto", "none"):
-        raise RequestError(
-            f"invalid tool_choice {choice[:40]!r}", "Use auto or none.", param="tool_choice"
-        )
-    if choice == "none" or not tools:
-        return [], tuple(ignored)
-    if not model.output_format.has_tools:
-        raise unsupported(
-            "tools", "This model's tokenizer_config.json does not say how it writes tool calls."
-        )
-    return tools, tuple(ignored)
-
-
-def _params(data: ChatRequest, model: ServedModel) -> SamplingParams:
+def _params(data: ChatRequest, model: ServedModel, *, has_tools: bool) -> SamplingParams:
     if data.top_logprobs and not data.logprobs:
         raise RequestError(
             "top_logprobs needs logprobs", "Set logprobs to true.", param="top_logprobs"
         )
     values: dict[str, Any] = {"max_tokens": None}
-    if model.output_format.writes_special:
+    if model.output_format is not None and model.output_format.writes_special(tools=has_tools):
         values["skip_special_tokens"] = False
     values |= sampling_values(data)
+    if (budget := Thinking.of(data).budget) is not None:
+        values["thinking_token_budget"] = budget
     if data.max_completion_tokens is not None:
         values["max_tokens"] = data.max_completion_tokens
     if data.logprobs:

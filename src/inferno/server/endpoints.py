@@ -7,18 +7,23 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import admin, ollama, openai, pooling, routes
+from inferno.server import admin, anthropic, debug, ollama, openai, pooling, responses, routes
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *openai.HANDLERS,
+    *responses.HANDLERS,
+    *anthropic.HANDLERS,
     *pooling.HANDLERS,
     *ollama.HANDLERS,
     *admin.HANDLERS,
     *routes.HANDLERS,
+    *debug.HANDLERS,
 )
 BODIES: tuple[type[Any], ...] = (
     *openai.BODIES,
+    *responses.BODIES,
+    *anthropic.BODIES,
     *pooling.BODIES,
     *ollama.BODIES,
     *admin.BODIES,

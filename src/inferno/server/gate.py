@@ -110,7 +110,7 @@ class Gate:
         except (PermissionDeniedError, RequestError) as error:
             await refuse(error, send)
             return
-        if method == "HEAD":
+        if method == "HEAD" and "GET" in self.routes.methods(path):
             send, method = _bodiless(send), "GET"
         if (path, method) != (scope["path"], scope["method"]):
             changed: Any = {"path": path, "raw_path": path.encode(), "method": method}

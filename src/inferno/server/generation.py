@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from attrs import define, evolve, field, frozen
 
@@ -24,6 +24,7 @@ from inferno.errors import (
 from inferno.sampling_params import SamplingParams
 from inferno.server.parsing import Parsed
 from inferno.server.record import Record, current
+from inferno.server.rendered import Rendered
 from inferno.server.schema import GenerationRequest, StreamOptions
 
 if TYPE_CHECKING:
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 Ending = Literal["client", "shutdown", "unload", "timeout"]
 """Why a generation is aborted: its client is gone, the server stops, its model is unloaded, or it
 took too long."""
+
+
+class Watch(Protocol):
+    """What follows a generation (`server.watch`)."""
+
+    def take(self, deltas: Sequence[TextDelta]) -> None: ...
+
+    def end(self) -> None:
+        """Called when the generation is closed, perhaps more than once."""
 
 
 @frozen(kw_only=True)
@@ -53,6 +63,10 @@ class Prepared:
     """Score the prompt, and drop the one token that the engine always samples."""
     pooling: Pooling | None = None
     """Make an embedding of each prompt instead of generating."""
+    rendered: Rendered | None = None
+    """The conversation that the prompt was made of, if it was."""
+    session: str | None = None
+    """The session in whose usage the request counts."""
     timeout: float | None = None
     """Seconds that the answer may take."""
 
@@ -66,6 +80,7 @@ class Prepared:
         params: SamplingParams,
         ignored: Sequence[str] = (),
         prompt_only: bool = False,
+        rendered: Rendered | None = None,
     ) -> Self:
         """Prepare a parsed body with the values its endpoint derived. `ignored` is added to the
         names from parsing. Raises RequestError."""
@@ -80,6 +95,8 @@ class Prepared:
             cache_salt=checked_salt(data.cache_salt),
             ignored=tuple(dict.fromkeys((*parsed.ignored, *ignored))),
             prompt_only=prompt_only,
+            rendered=rendered,
+            session=data.session_id,
             timeout=_positive(data.timeout),
         )
 
@@ -114,6 +131,8 @@ class Generation:
     id: str = field(factory=lambda: uuid.uuid4().hex)
     created: int = field(factory=lambda: int(time.time()))
     completion_tokens: int = 0
+    watch: Watch | None = None
+    """Is given what the generation yields, and its end."""
     record: Record | None = field(factory=current)
     """Of the HTTP request, if it is one."""
     _started: float = field(factory=time.monotonic)
@@ -185,6 +204,8 @@ class Generation:
         if not self._ended:
             self.abort()
         self.limiter.release(self)
+        if self.watch is not None:
+            self.watch.end()
 
     def abort(self, why: Ending = "client") -> None:
         """End `deltas`: normally if the client has disconnected, else with an error."""
@@ -212,6 +233,8 @@ class Generation:
                     )
                 if self.prepared.prompt_only:
                     deltas = [_without_output(delta) for delta in deltas]
+                if self.watch is not None:
+                    self.watch.take(deltas)
                 yield deltas
         self._ended = not self._gone()
 

@@ -147,10 +147,9 @@ async def admin_only(connection: Connection, _: BaseRouteHandler) -> None:
 
 
 def owner_of(connection: Connection) -> str:
-    """The owner of what a request stores: its key's digest, so that a renamed key keeps what it
-    has; empty without keys."""
+    """The owner of what a request stores (`Record.owner`)."""
     record = record_of(connection.scope)
-    return "" if record is None or record.key is None else record.key.digest.hex()
+    return "" if record is None else record.owner
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:

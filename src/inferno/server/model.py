@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import asdict, frozen
 
 from inferno.errors import RequestError
-from inferno.server.errors import log, unsupported
-from inferno.server.output_parser import OutputFormat
+from inferno.server.errors import log
+from inferno.server.rendered import Rendered
 from inferno.server.schema import ChatRequest, Message, TokenizeRequest
+from inferno.server.thinking import Thinking
 
 if TYPE_CHECKING:
+    from inferno.contracts import OutputFormat
     from inferno.llm.preprocessor import Preprocessor
     from inferno.server.pipeline import Pipeline
     from inferno.text import Tokenizer
@@ -23,18 +25,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_ENDINGS = ("add_generation_prompt", "continue_final_message")
 _LONG = 20_000
 """Characters of a prompt above which it is tokenized in a thread, to not delay every stream."""
 
 
 @frozen
 class ChatPrompt:
-    """A rendered conversation."""
+    """A conversation that is rendered and tokenized."""
 
-    text: str
+    rendered: Rendered
     token_ids: tuple[int, ...]
     ignored: tuple[str, ...]
     """Template variables in the request that the template does not use."""
+
+    @property
+    def text(self) -> str:
+        return self.rendered.text
 
 
 class ServedModel:
@@ -51,8 +58,8 @@ class ServedModel:
         """Answers have the first one if the request names none."""
         self.reasoning_fields = tuple(reasoning_fields)
         """The fields of a message for the model's reasoning."""
-        self.output_format = OutputFormat()
-        """Read by `warm_up`; until then all output is content."""
+        self.output_format: OutputFormat | None = None
+        """Built by `warm_up`. None: all output is content."""
         self.created = int(time.time())
 
     @property
@@ -86,31 +93,37 @@ class ServedModel:
         messages = [_message(m, i) for i, m in enumerate(data.messages or ())]
         tokenizer, preprocessor = self.needed_tokenizer("messages"), self.preprocessor
         source = preprocessor.template.source(tools=bool(tools))
-        variables = data.chat_template_kwargs or {}
-        options = {**_effort(data, source), **variables, **_ending(data)}
+        variables = _variables(data.chat_template_kwargs or {})
+        thinking, no_effect = dict[str, Any](), tuple[str, ...]()
+        if isinstance(data, ChatRequest):
+            known = preprocessor.template.variables(source)
+            thinking, no_effect = Thinking.of(data).variables(known)
+        options = {**thinking, **variables, **_ending(data)}
         special = isinstance(data, TokenizeRequest) and bool(data.add_special_tokens)
 
         characters = sum(len(str(m.get("content"))) for m in messages)
         preprocessor.check_characters(characters, "messages", least)
 
-        def work() -> tuple[str, tuple[int, ...]]:
+        def work() -> tuple[Rendered, tuple[int, ...]]:
             text = preprocessor.render_chat(messages, tools=tools or None, **options)
             preprocessor.check_characters(len(text), "messages", least)
-            return text, tuple(tokenizer.encode(text, add_special_tokens=special))
+            rendered = Rendered.of(text, messages)
+            if isinstance(data, TokenizeRequest):
+                return rendered, tuple(tokenizer.encode(text, add_special_tokens=special))
+            turns, salt = self.pipeline.memory.turns, data.cache_salt or ""
+            return rendered, tuple(turns.encode(tokenizer, text, salt))
 
-        text, ids = await in_time(work, characters)
+        rendered, ids = await in_time(work, characters)
         unknown = [f"chat_template_kwargs.{name[:80]}" for name in variables if name not in source]
-        return ChatPrompt(text, ids, tuple(unknown[:20]))
+        return ChatPrompt(rendered, ids, (*no_effect, *unknown[:20]))
 
     def warm_up(self) -> None:
         """Import and compile what would otherwise delay every stream at the first chat."""
         try:
-            self.output_format = OutputFormat.of(
-                self.preprocessor.response_template, self.tokenizer
-            )
+            self.output_format = self.preprocessor.chat_format()
         except ValueError as error:
             log.warning(
-                "tool calls and reasoning are not parsed: the response_template is invalid: %s",
+                "tool calls and reasoning are not parsed: the chat format is invalid: %s",
                 error,
             )
         # A template may refuse this conversation but accept others.
@@ -141,9 +154,7 @@ def _message(message: Message, i: int) -> dict[str, Any]:
                 param=f"messages[{i}].content[{j}]",
                 code="unsupported_parameter",
             )
-    # Templates know one of the two names; clients send back either.
-    reasoning = plain.pop("reasoning", None) or plain.get("reasoning_content")
-    return plain | ({"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {})
+    return plain
 
 
 def _ending(data: ChatRequest | TokenizeRequest) -> dict[str, bool]:
@@ -159,17 +170,14 @@ def _ending(data: ChatRequest | TokenizeRequest) -> dict[str, bool]:
     return {"add_generation_prompt": False, "continue_final_message": True}
 
 
-def _effort(data: ChatRequest | TokenizeRequest, source: str) -> dict[str, Any]:
-    """Map `reasoning_effort` to a variable that the template knows."""
-    effort = data.reasoning_effort if isinstance(data, ChatRequest) else None
-    if effort is None:
-        return {}
-    if "reasoning_effort" in source:
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in source:
-        return {"enable_thinking": effort != "none"}
-    if effort != "none":
-        raise unsupported(
-            "reasoning_effort", "This model's chat template cannot switch reasoning: leave it out."
-        )
-    return {}
+def _variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Check the template variables of a request, which must not be those of its own fields. Raises
+    RequestError."""
+    for name in ("tools", *_ENDINGS):
+        if name in given:
+            raise RequestError(
+                f"chat_template_kwargs contains {name}",
+                f"Send it as a field of the body: {name}.",
+                param=f"chat_template_kwargs.{name}",
+            )
+    return given

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from inferno.errors import (
@@ -209,7 +210,8 @@ class Models:
 
     def _start(self, slot: Slot, state: State, work: Coroutine[Any, Any, None]) -> None:
         slot.state = state
-        slot.task = asyncio.create_task(work, name=f"{state} {slot.name}")
+        # Not in the context of the request that asked first: the engine's watcher outlives it.
+        slot.task = asyncio.create_task(work, name=f"{state} {slot.name}", context=Context())
 
     async def _load(self, slot: Slot) -> None:
         start = time.monotonic()

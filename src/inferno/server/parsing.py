@@ -367,6 +367,10 @@ def _converter() -> cattrs.Converter:
         (str | list[str] | None, _one_or_many),
         (str | list[dict[str, Any]] | None, _content),
         (str | dict[str, Any] | None, _choice),
+        (
+            bool | dict[str, Any] | None,
+            _expect("true, false or an object", lambda v: v is None or isinstance(v, bool | dict)),
+        ),
         (str | list[str] | list[int] | list[list[int]], _prompt),
     ):
         converter.register_structure_hook_func(partial(operator.eq, kind), hook)

@@ -15,6 +15,7 @@ from litestar.types import Receive, Scope, Send
 
 from inferno.server.generation import Generation, Limiter, Prepared
 from inferno.server.shape import Shape
+from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -36,9 +37,12 @@ class Pipeline:
         metrics: ModelMetrics,
         ping_seconds: float = PING_SECONDS,
         request_timeout: float | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.llm, self.limiter, self.metrics = llm, limiter, metrics
         self.ping_seconds, self.request_timeout = ping_seconds, request_timeout
+        self.memory = memory or Memory()
+        """What is remembered of its requests."""
 
     async def respond(
         self, prepared: Prepared, shape: Shape[Any], receive: Receive
@@ -48,14 +52,20 @@ class Pipeline:
         await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open(self.request_timeout)
+        self.memory.watch(generation, self.llm)
         shape.open(generation)
+
+        def close() -> None:
+            generation.close()
+            shape.close()
+
         if prepared.stream:
             return Stream(
                 _frames(generation, shape),
                 media_type=shape.media_type,
                 ping=shape.ping,
                 abort=generation.abort,
-                close=generation.close,
+                close=close,
                 ping_seconds=self.ping_seconds,
             )
         try:
@@ -63,10 +73,11 @@ class Pipeline:
                 async for deltas in generation.deltas():
                     for delta in deltas:
                         shape.choices[delta.index].take(delta)
+            if all(choice.finish for choice in shape.choices):
+                await shape.completed()
+            return Response(shape.whole(), media_type="application/json")
         finally:
-            generation.close()
-        await shape.completed()
-        return Response(shape.whole(), media_type="application/json")
+            close()
 
 
 async def _frames(generation: Generation, shape: Shape[Any]) -> AsyncGenerator[bytes, None]:

@@ -65,6 +65,12 @@ class Record:
         return time.monotonic() - self.started
 
     @property
+    def owner(self) -> str:
+        """The owner of what the request stores: its key's digest, so that a renamed key keeps what
+        it has; empty without keys."""
+        return self.key.digest.hex() if self.key is not None else ""
+
+    @property
     def key_name(self) -> str:
         """The key's name for logs and metrics; empty without keys."""
         return self.key.name if self.key is not None else ""

@@ -12,6 +12,7 @@ from litestar.params import FromPath, JSONBody
 
 import inferno
 from inferno.errors import RequestError
+from inferno.server.anthropic import models as anthropic
 from inferno.server.errors import RETRY_AFTER
 from inferno.server.metrics import Metrics
 from inferno.server.model import in_time
@@ -28,20 +29,26 @@ _MIN_CHARACTERS = 2**18
 
 @get("/v1/models", sync_to_thread=False)
 def list_models(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
-    """List the models that the key may use, loaded or not, under each of their names."""
+    """List the models that the key may use, loaded or not, under each of their names. With
+    the header anthropic-version, in Anthropic's format."""
     record = record_of(request.scope)
     key = record.key if record is not None else None
     slots = [slot for slot in models.slots if key is None or key.may_use(slot.spec.names)]
     cards = [_card(slot, name) for slot in slots for name in slot.spec.names]
+    if anthropic.VERSION_HEADER in request.headers:
+        return anthropic.page(cards)
     return {"object": "list", "data": cards}
 
 
 @get("/v1/models/{name:path}", sync_to_thread=False)
-def get_model(name: FromPath[str], models: NamedDependency[Models]) -> dict[str, Any]:
+def get_model(
+    name: FromPath[str], request: Request[Any, Any, Any], models: NamedDependency[Models]
+) -> dict[str, Any]:
     """Describe a model under one of its names, which may have slashes."""
     wanted = name.removeprefix("/")
     wanted = wanted if f"/{wanted}" not in models.names else f"/{wanted}"
-    return _card(models.slot(wanted), wanted)
+    found = _card(models.slot(wanted), wanted)
+    return anthropic.card(found) if anthropic.VERSION_HEADER in request.headers else found
 
 
 @get(["/health", "/ping"], sync_to_thread=False)
@@ -156,11 +163,10 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
         "object": "model",
         "created": slot.created,
         "owned_by": "inferno",
-        "root": slot.spec.ref,
+        "root": slot.spec.ref or slot.name,
         "status": slot.status,
     }
     if slot.served is not None:
-        card["root"] = slot.served.llm.model_id
         card["max_model_len"] = slot.served.preprocessor.max_model_len
     if slot.state is State.FAILED and slot.error is not None:
         card["error"] = slot.error.cause

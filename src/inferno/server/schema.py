@@ -11,7 +11,8 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
-from inferno.sampling_params import Parameter, ProcessorCall, parameters
+from inferno.processor_calls import ProcessorCall
+from inferno.sampling_params import Parameter, parameters
 from inferno.server import support
 from inferno.server.errors import unsupported
 from inferno.server.structured import StructuredFields
@@ -82,6 +83,7 @@ class GenerationRequest(SamplingFields, StructuredFields):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    session_id: str | None = None
     timeout: float | None = None
     return_token_ids: bool | None = None
 
@@ -132,6 +134,8 @@ class ChatRequest(GenerationRequest):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -84,6 +84,10 @@ class Shape(ABC, Generic[C]):
     def whole(self) -> dict[str, Any]:
         """Return the body of an answer that is not streamed."""
 
+    def close(self) -> None:
+        """The request has ended, whatever ended it: called once if `open` was."""
+        return None
+
     def error(self, error: BaseException) -> bytes:
         """Encode an error within a stream, whose status is already sent."""
         return errors.frame(error)

@@ -112,7 +112,7 @@ class Slot:
     @classmethod
     def loaded(cls, served: ServedModel, limiter: Limiter) -> Self:
         """A slot whose model somebody else loads and closes."""
-        spec = ModelSpec(names=served.names, make=None, pin=True)
+        spec = ModelSpec(names=served.names, make=None, ref=served.llm.model_id, pin=True)
         return cls(spec, state=State.LOADED, served=served, limiter=limiter)
 
     def hold(self) -> Callable[[], None]:

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
-from inferno.structured_outputs import StructuredOutputsParams, grammar_spec, schema_spec
+from inferno.structured_outputs import grammar_spec, schema_spec, spec_of
 
 _GUIDED = {
     "guided_json": "json",
@@ -45,9 +45,7 @@ class StructuredFields:
             found["response_format"] = _response_format(self.response_format)
         for name, kind in _GUIDED.items():
             if (value := getattr(self, name)) not in (None, ""):
-                # spec() names the part of the object, which these fields are by themselves
-                spec = StructuredOutputsParams(**{kind: value}).spec()
-                found[name] = evolve(spec, param=name)
+                found[name] = spec_of(kind, value, name)
         given = {name: spec for name, spec in found.items() if spec is not None}
         if len(given) > 1:
             names = list(given)
@@ -81,7 +79,7 @@ def _response_format(given: Mapping[str, Any]) -> GrammarSpec | None:
             )
         return schema_spec(body["schema"], f"{at}.json_schema.schema")
     if kind == "structural_tag":
-        return evolve(StructuredOutputsParams(structural_tag=given).spec(), param=at)
+        return spec_of("structural_tag", given, at)
     raise RequestError(
         f"{at} has the unknown type {str(kind)[:40]!r}", f"Known: {_TYPES}.", param=f"{at}.type"
     )

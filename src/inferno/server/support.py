@@ -55,6 +55,8 @@ _GENERATION = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
+        session_id="Counts the request in `GET /v1/usage?session_id=...`. Shared prefixes are "
+        "found by content, without a session.",
         timeout="Seconds that the answer may take; then it ends with the error request_timeout.",
         return_token_ids="Adds `prompt_token_ids` and `token_ids` to the answer.",
         response_format="text, json_object or json_schema: the answer, after any reasoning, "
@@ -87,11 +89,6 @@ _NO_EFFECT = (
         "accepted",
         "The prefix cache keeps the most recently used prefixes that fit.",
     ),
-    Field(
-        "session_id",
-        "accepted",
-        "Shared prefixes are found by content, without a session.",
-    ),
 )
 
 _REFUSED = (
@@ -113,13 +110,17 @@ CHAT = (
         max_completion_tokens="As max_tokens, and overrides it.",
         logprobs="Report the log-probability of each token.",
         top_logprobs="0 to 20 alternatives; needs logprobs.",
-        tools="Function tools, if the checkpoint describes the model's tool calls "
-        "(`response_template`); else a 400. "
-        "Tools of other types are listed in `x_inferno.ignored`.",
-        tool_choice="none or auto; required or a named function gets a 400.",
+        tools="Function tools, if the model's chat format is known; else a 400. `strict` holds a "
+        "call to its schema. Tools of other types are listed in `x_inferno.ignored`.",
+        tool_choice="auto, none, required, a named function, or allowed_tools. What forces a call "
+        "needs a plugin that compiles grammars; else a 400.",
         parallel_tool_calls="false keeps the first call only.",
-        reasoning_effort="Passed to templates that know it. With templates that have "
-        "enable_thinking, none turns reasoning off and any other value on; else a 400.",
+        reasoning_effort="Passed to templates that know it. With templates that can switch "
+        "reasoning, none turns it off and any other value on; else a 400.",
+        enable_thinking="Turns reasoning on or off, by whatever variable the chat template has for "
+        "it; with none it is listed in `x_inferno.ignored`.",
+        thinking='true or false as enable_thinking, or {"type": "enabled" or "disabled", '
+        '"budget_tokens": thinking_token_budget}.',
         chat_template_kwargs="Variables for the chat template. Those it does not use are listed in "
         "`x_inferno.ignored`.",
         add_generation_prompt="Default: true unless the last message is continued.",
@@ -155,7 +156,6 @@ CHAT = (
     ),
     Field("chat_template", "refused", "Give the server one when it starts: --chat-template."),
     Field("include_reasoning", "refused", "Ignore `reasoning` in the answer.", harmless=(True,)),
-    Field("thinking_token_budget", "refused", "Use max_completion_tokens."),
 )
 
 COMPLETIONS = (

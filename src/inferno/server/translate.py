@@ -37,13 +37,29 @@ class Translation:
             raise self._renamed(error) from error
 
     async def prepare(self, model: ServedModel) -> Conversation:
-        """Check the request, render and tokenize its messages. Raises RequestError."""
+        """Check the request, render and tokenize its messages. Raises RequestError.
+
+        If the template refuses system messages within the conversation, which agents send, the user
+        says them."""
+        messages = self.chat["messages"]
         with self.naming():
-            given = {name: value for name, value in self.chat.items() if value is not None}
-            parsed = read(given, ChatRequest)
-            found = await prepare(Parsed(parsed.body, (*self.ignored, *parsed.ignored)), model)
+            try:
+                found = await self._prepare(messages, model)
+            except RequestError as error:
+                said = without_late_systems(messages)
+                if error.param != "messages" or said == messages:
+                    raise
+                try:
+                    found = await self._prepare(said, model)
+                except RequestError:
+                    raise error from None
         ignored = tuple(dict.fromkeys(map(self.name, found.prepared.ignored)))
         return evolve(found, prepared=evolve(found.prepared, ignored=ignored))
+
+    async def _prepare(self, messages: Sequence[Any], model: ServedModel) -> Conversation:
+        chat = {**self.chat, "messages": messages}
+        parsed = read({k: v for k, v in chat.items() if v is not None}, ChatRequest)
+        return await prepare(Parsed(parsed.body, (*self.ignored, *parsed.ignored)), model)
 
     def name(self, param: str) -> str:
         """Return the body's name for a field of the chat request."""
@@ -58,6 +74,29 @@ class Translation:
             return error
         cause = error.cause.replace(error.param, name)
         return RequestError(cause, error.remedy, param=name, code=error.code, detail=error.detail)
+
+
+def without_late_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the messages with system messages only at the beginning. The user says what later ones
+    say, and what follows each other of the user's is one message."""
+    found: list[Mapping[str, Any]] = []
+    late = False
+    for message in messages:
+        is_system = message["role"] in ("system", "developer")
+        if late and is_system:
+            message = {**message, "role": "user"}
+        late = late or not is_system
+        if found and message["role"] == found[-1]["role"] == "user":
+            text = "\n\n".join(joined(each["content"]) for each in (found[-1], message))
+            found[-1] = {**message, "content": text}
+        else:
+            found.append(message)
+    return found
+
+
+def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a chat message's content."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def function_tool(

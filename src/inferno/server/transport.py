@@ -131,10 +131,11 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close the connection, or let its answer end it."""
-        if not self._in_head and not self._in_body:
-            super().shutdown()
-        elif self._door.closing:
+        if self._door.closing and (self._in_head or self._in_body):
             self.transport.close()
+        elif self._door.closing or (self.cycle is not None and not self._in_head):
+            super().shutdown()
+        # else its first request may be on its way
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if cycle.scope["http_version"] == "1.0":

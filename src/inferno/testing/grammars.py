@@ -189,8 +189,8 @@ class GrammarProviderTests(Installed):
     def test_it_is_done_when_nothing_can_follow(self, compiler: GrammarCompiler) -> None:
         matcher = compiler.compile(GrammarSpec(kind="regex", text="ab?"))
         a, b = VOCABULARY.encode("ab")
-        assert matcher.accept(a) and not matcher.is_done, "b can follow"
-        assert matcher.accept(b) and matcher.is_done and not matcher.error
+        steps = [(matcher.accept(each), matcher.is_done) for each in (a, b)]
+        assert steps == [(True, False), (True, True)] and not matcher.error
         assert _allowed(_masks(compiler, matcher)[0]) <= {_END}
 
     def test_special_tokens_and_unknown_ids_are_no_text(self, compiler: GrammarCompiler) -> None:
@@ -232,9 +232,9 @@ def _reached(
     compiler: GrammarCompiler, spec: GrammarSpec, alphabet: str, length: int
 ) -> Iterator[str]:
     """Yield the complete strings up to a length that masks lead to, over an alphabet."""
-    prefixes = [()]
+    prefixes: list[tuple[int, ...]] = [()]
     while prefixes:
-        longer: list[Any] = []
+        longer: list[tuple[int, ...]] = []
         for ids in prefixes:
             text = b"".join(VOCABULARY.tokens[i] for i in ids).decode()
             matcher = compiler.compile(spec)

@@ -21,9 +21,9 @@ from torch import Tensor
 from inferno.builtin.mtp import MTPDrafter
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, DraftRequest, Lookahead, TensorInfo
-from inferno.core.drafts import Acceptance
 from inferno.core.engine import Engine
 from inferno.core.types import EngineOutput, Request
+from inferno.drafts import Acceptance
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.loading import check, load_drafter, load_model
 from inferno.plan import (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from inferno.contracts import TextAssets
 from inferno.errors import CheckpointError, OptionError, RequestError
+from inferno.plan.chat_formats import named_templates
+from inferno.text.messages import TemplateNeeds, checked, converted
 from inferno.text.tokenizer import special_token
 
 _RESERVED = {"conversations", "messages", "chat_template", "return_assistant_tokens_mask"}
@@ -23,13 +25,13 @@ class ChatTemplate:
     ) -> None:
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens or {})
+        self._needs: dict[str, TemplateNeeds] = {}
+        self._variables: dict[str, frozenset[str]] = {}
 
     @classmethod
     def from_assets(cls, assets: TextAssets, override: str | None = None) -> ChatTemplate:
-        """The checkpoint's templates, or `override`: a template or the path of a file."""
-        source: Any = assets.chat_template or assets.tokenizer_config.get("chat_template")
-        if override is not None:
-            source = _read(override)
+        """The checkpoint's templates, or `override`."""
+        sources = named_templates(assets) if override is None else {"default": override}
         tokens = {
             name: special_token(assets.tokenizer_config, name) for name in assets.tokenizer_config
         }
@@ -38,7 +40,7 @@ class ChatTemplate:
             for name, token in tokens.items()
             if token is not None and name.endswith("_token")
         }
-        return cls(_by_name(source), named)
+        return cls(sources, named)
 
     @property
     def exists(self) -> bool:
@@ -80,25 +82,60 @@ class ChatTemplate:
                 "Leave it out.",
                 param=f"chat_template_kwargs.{reserved[0]}",
             )
-        plain = [_plain(m, keep_developer="developer" in source) for m in messages]
+        plain = checked(messages)
         options = self._special_tokens | {"add_generation_prompt": add_generation_prompt} | kwargs
+        plain = converted(plain, self.needs(source))
         return _render(source, plain, [dict(t) for t in tools] if tools else None, options)
+
+    def variables(self, source: str) -> frozenset[str]:
+        """Return the names that one of the templates reads and does not set itself."""
+        if source not in self._variables:
+            self._variables[source] = _variables(source)
+        return self._variables[source]
+
+    def needs(self, source: str) -> TemplateNeeds:
+        """Return what one of the templates expects of messages, found when it is first used."""
+        if source not in self._needs:
+            self._needs[source] = TemplateNeeds.of(
+                source,
+                lambda messages, tools: _rendered(source, messages, tools, self._special_tokens),
+            )
+        return self._needs[source]
+
+
+def _variables(source: str) -> frozenset[str]:
+    import jinja2
+    import jinja2.meta
+
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)  # an extension of transformers
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(plain)))
+    except jinja2.TemplateSyntaxError:  # rendering reports it
+        return frozenset()
+
+
+def _rendered(
+    source: str, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any]
+) -> str:
+    from transformers.utils.chat_template_utils import (
+        render_jinja_template,
+    )  # caches compiled templates
+
+    texts: Any = render_jinja_template([messages], tools=tools, chat_template=source, **options)[0]
+    text: str = texts[0]
+    return text
 
 
 def _render(
     source: str, messages: list[dict[str, Any]], tools: Any, options: dict[str, Any]
 ) -> str:
     import jinja2
-    from transformers.utils.chat_template_utils import (
-        render_jinja_template,
-    )  # caches compiled templates
 
     if options.get("continue_final_message"):
         options = options | {"add_generation_prompt": False}
     try:
-        texts: Any = render_jinja_template(
-            [messages], tools=tools, chat_template=source, **options
-        )[0]
+        return _rendered(source, messages, tools, options)
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(
             f"the chat template does not compile, line {error.lineno}: {error.message}",
@@ -110,68 +147,11 @@ def _render(
             "Check the roles, their order and the content against the model card.",
             param="messages",
         ) from error
-    text: str = texts[0]
-    return text
 
 
-def _plain(message: Mapping[str, Any], *, keep_developer: bool) -> dict[str, Any]:
-    """Convert a message to what templates expect: string content, tool arguments as objects, a
-    known role."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError(
-            "each message must be an object with a role",
-            'Send {"role": ..., "content": ...}.',
-            param="messages",
-        )
-    plain = dict(message)
-    content = plain.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        # Most templates take strings only. Parts are joined by line breaks, as in vLLM and
-        # llama.cpp.
-        plain["content"] = "\n".join(_part(p) for p in content)
-    elif content is None and not plain.get("tool_calls"):
-        plain["content"] = ""
-    if plain.get("role") == "developer" and not keep_developer:
-        plain["role"] = (
-            # OpenAI's newer name; templates that do not know it would drop the message
-            "system"
-        )
-    if plain.get("tool_calls"):
-        plain["tool_calls"] = [_tool_call(c) for c in plain["tool_calls"]]
-    return plain
-
-
-def _part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise RequestError(
-        f"message content of type {kind!r} is not supported",
-        "Send text content only.",
-        param="messages",
-    )
-
-
-def _tool_call(call: Any) -> Any:
-    """Parse a call's arguments, a JSON string in requests, to the object that templates expect."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return (
-        {**call, "function": {**function, "arguments": arguments}}
-        if isinstance(arguments, dict)
-        else call
-    )
-
-
-def _read(override: str) -> str:
-    """Read a template given by the user: a string with Jinja in it, or else a file's path."""
+def read_template(override: str) -> str:
+    """Read a template given by the user: a string with Jinja in it, or else a file's path. Raises
+    OptionError."""
     if "{%" in override or "{{" in override:
         return override
     try:
@@ -180,22 +160,4 @@ def _read(override: str) -> str:
         raise OptionError(
             f"chat template {override!r} cannot be read: {error}",
             "Give the path of a Jinja file, or the template itself.",
-        ) from error
-
-
-def _by_name(source: Any) -> dict[str, str]:
-    """Templates by name. Checkpoints have a string, a list of {"name", "template"}, or an
-    object."""
-    if source is None or isinstance(source, str):
-        return {"default": source} if source else {}
-    try:
-        return (
-            dict(source)
-            if isinstance(source, Mapping)
-            else {t["name"]: t["template"] for t in source}
-        )
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            "chat_template is neither a string nor a list of named templates",
-            "Give a template: --chat-template FILE",
         ) from error

@@ -59,7 +59,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """The most characters that a token stands for: those of the longest entry of the
+        """The most characters that a token can have: those of the longest entry of the
         vocabulary, which has one for each byte or character."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
@@ -101,22 +101,15 @@ class Tokenizer:
         """Encode a string. The special tokens are those the tokenizer itself adds, such as a
         leading BOS; a string that already begins with BOS, as rendered chats do, gets no second.
         Raises RequestError if the string is not valid Unicode."""
-        try:
-            if len(text) < _LONG:
-                found = self._backend.encode(text, add_special_tokens=add_special_tokens)
-            else:
-                [found] = self._backend.encode_batch_fast(
-                    [text], add_special_tokens=add_special_tokens
-                )
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(
-                "the prompt is not valid Unicode text",
-                "Remove lone surrogates (\\ud800 to \\udfff).",
-                param="prompt",
-            ) from error
-        ids: list[int] = found.ids
+        ids: list[int] = self._encoded(text, add_special_tokens).ids
         doubled = add_special_tokens and self._bos is not None and ids[:2] == [self._bos, self._bos]
         return ids[1:] if doubled else ids
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encode a string without adding special tokens. Returns the ids, and the start and end of
+        each token in `text`, in characters. Raises RequestError as `encode`."""
+        found = self._encoded(text, add_special_tokens=False, spans=True)
+        return found.ids, found.offsets
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decode ids. Ids without a token, such as padding rows of an embedding, are skipped."""
@@ -154,6 +147,22 @@ class Tokenizer:
         """The id of a token as it is written in the vocabulary."""
         found: int | None = self._backend.token_to_id(token)
         return found
+
+    def _encoded(
+        self, text: str, add_special_tokens: bool, *, spans: bool = False
+    ) -> tokenizers.Encoding:
+        try:
+            if len(text) < _LONG:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            encode = self._backend.encode_batch if spans else self._backend.encode_batch_fast
+            [found] = encode([text], add_special_tokens=add_special_tokens)
+            return found
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RequestError(
+                "the prompt is not valid Unicode text",
+                "Remove lone surrogates (\\ud800 to \\udfff).",
+                param="prompt",
+            ) from error
 
     def _token(self, token_id: int) -> str | None:
         return self._backend.id_to_token(token_id) if 0 <= token_id < _MAX_ID else None

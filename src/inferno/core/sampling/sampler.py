@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.constraints.rules import LogitsRules
-from inferno.contracts import LogitsProcessor, ProcessorContext
+from inferno.constraints.rules import LogitsRules, apply_masks, processed
+from inferno.contracts import LogitsProcessor
 from inferno.core.sampling.draw import (
     UNDECIDED,
     draw_full,
@@ -96,22 +95,13 @@ class Sampler:
         """
         params = request.params
         generated = len(token_ids) - len(request.token_ids)
-        rules = LogitsRules.of(
-            params,
-            request.bad_words,
-            token_ids[len(request.token_ids) :],
-            ProcessorContext(
-                prompt_token_ids=request.token_ids,
-                vocab_size=self._vocab_size,
-                eos_token_ids=request.eos_token_ids,
-            ),
-            self._processors,
-            self._device,
-        )
+        output = token_ids[len(request.token_ids) :]
+        known, device = self._processors, self._device
+        rules = LogitsRules.of(request, output, self._vocab_size, known, device)
         state = RowState.of(request, self._vocab_size, self._device, generated, rules)
         self._rows[row] = state
         if state.counts_output:
-            self._generated.fill(row, token_ids[len(request.token_ids) :])
+            self._generated.fill(row, output)
         if state.penalty_window:
             recent = token_ids if state.penalty_window < 0 else token_ids[-state.penalty_window :]
             state.recent.extend(recent if state.penalty_window > 0 else ())
@@ -139,7 +129,7 @@ class Sampler:
         the bias. Counts the tokens as generated. Does not change the logits.
         """
         states = [self._rows[row] for row in rows]
-        own_SV, logits_SV = logits_SV, self._processed(logits_SV, states)
+        own_SV, logits_SV = logits_SV, processed(logits_SV, [s.rules for s in states])
         if not masks and all(state.is_argmax for state in states):
             token_ids = self._argmax(logits_SV).tolist()
         else:
@@ -155,22 +145,12 @@ class Sampler:
             )
             if num_candidates == self._vocab_size:
                 x_BV.clamp_(min=torch.finfo(x_BV.dtype).min)  # no mask excludes all tokens
-                self._mask(x_BV, rows_again, masks)
+                apply_masks(x_BV, [masks.get(row) for row in rows_again])
                 ids_B = torch.where(ids_B == UNDECIDED, x_BV.argmax(-1), ids_B)
             for i, token_id in zip(again, ids_B.tolist(), strict=True):
                 token_ids[i] = token_id
         self._count(rows, states, token_ids)
         return Drawn(token_ids, wanted_logprobs(own_SV, states, token_ids))
-
-    def _processed(self, logits_SV: Tensor, states: Sequence[RowState]) -> Tensor:
-        """Apply the logits processors, on a float32 copy if a row has any."""
-        found = {i: s.rules for i, s in enumerate(states) if s.rules and s.rules.processors}
-        if not found:
-            return logits_SV
-        copy_SV = logits_SV.to(torch.float32, copy=True)
-        for i, rules in found.items():
-            copy_SV[i] = rules.process(logits_SV[i])
-        return copy_SV
 
     def failures(self, rows: Sequence[int]) -> dict[str, str]:
         """Return the errors of these rows' logits processors, by request id."""
@@ -237,20 +217,6 @@ class Sampler:
         drawn: list[int] = torch.where(ids_S == UNDECIDED, logits_SV.argmax(-1), ids_S).tolist()
         return drawn
 
-    def _mask(self, x_BV: Tensor, rows: Sequence[int], masks: Mapping[int, Any]) -> None:
-        """Set the logits of tokens that a row's mask excludes to -inf."""
-        masked = [i for i, row in enumerate(rows) if row in masks]
-        if not masked:
-            return
-        words_MW = np.stack([masks[rows[i]] for i in masked])
-        bits_MV = np.unpackbits(words_MW.view(np.uint8), axis=1, bitorder="little") == 0
-        missing = self._vocab_size - bits_MV.shape[1]
-        excluded_MV = torch.from_numpy(bits_MV[:, : self._vocab_size])
-        if missing > 0:
-            excluded_MV = torch.nn.functional.pad(excluded_MV, (0, missing), value=True)
-        for i, excluded_V in zip(masked, excluded_MV.to(self._device).unbind(), strict=True):
-            x_BV[i].masked_fill_(excluded_V, -math.inf)
-
     def _draw(
         self,
         logits_SV: Tensor,
@@ -271,9 +237,10 @@ class Sampler:
             at = index_of(part, self._device)
             rows_B, members = rows_S[at], [states[i] for i in part]
             x_BV = self._adjusted(logits_SV[at], rows_B, members)
-            if masks and not masks.keys().isdisjoint(own := [rows[i] for i in part]):
+            own = [masks.get(rows[i]) for i in part] if masks else []
+            if any(mask_W is not None for mask_W in own):
                 x_BV = x_BV.to(torch.float32, copy=True)
-                self._mask(x_BV, own, masks)
+                apply_masks(x_BV, own)
             if strategy is Strategy.GREEDY:
                 ids_S[at] = self._argmax(x_BV)
                 continue

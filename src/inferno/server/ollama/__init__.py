@@ -8,7 +8,6 @@ from inferno.server.ollama.embedding import embed, embeddings
 from inferno.server.ollama.generating import chat, generate
 from inferno.server.ollama.listing import (
     change,
-    heartbeat,
     processes,
     pull,
     remove,
@@ -38,7 +37,6 @@ HANDLERS = (
     pull,
     change,
     remove,
-    heartbeat,
 )
 BODIES: tuple[type[Any], ...] = (
     OllamaChatRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from litestar import Response, delete, get, head, post, route
+from litestar import Response, delete, get, post, route
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -23,11 +23,6 @@ from inferno.server.parsing import CattrsDTO, Parsed
 _CAPABILITIES = {"tools": "tools", "reasoning": "thinking", "embeddings": "embedding"}
 _NEVER = "2318-01-01T00:00:00Z"
 """When a model without `keep_alive` ends, as Ollama says it."""
-
-
-@head("/", status_code=200, include_in_schema=False, sync_to_thread=False)
-def heartbeat() -> None:
-    """Ollama's clients ask this to see whether a server runs."""
 
 
 @get("/api/version", sync_to_thread=False)

@@ -19,8 +19,8 @@ from inferno.server.openai import logprobs
 from inferno.server.shape import Shape, encode
 
 if TYPE_CHECKING:
+    from inferno.contracts import OutputParser
     from inferno.llm import TextDelta
-    from inferno.server.output_parser import OutputParser
 
 
 def timestamp(seconds: float) -> str:

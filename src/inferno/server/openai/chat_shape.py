@@ -7,11 +7,11 @@ from typing import Any
 
 from attrs import define, field
 
+from inferno.contracts import Delta
 from inferno.server.conversation import Conversation, ParsedChoice
 from inferno.server.model import ServedModel
 from inferno.server.openai import logprobs
 from inferno.server.openai.chunks import Chunked, Chunks, OpenAIShape, encode_event, members
-from inferno.server.output_parser import Delta
 from inferno.server.schema import ChatRequest
 from inferno.server.shape import encode
 

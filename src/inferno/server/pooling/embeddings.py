@@ -137,6 +137,10 @@ async def encode_inputs(
         if not isinstance(text, str):
             return tuple(text if limit is None else text[:limit])
         tokenizer = model.needed_tokenizer(param)
+        if limit is None:
+            model.preprocessor.check_characters(len(text), param)
+        else:  # no token is longer: the rest would be cut off
+            text = text[: (limit + 1) * tokenizer.longest_token]
         ids = tokenizer.encode(text, add_special_tokens=special)
         if limit is not None and len(ids) > limit:
             # The end token that a tokenizer adds is the one whose state is the embedding.

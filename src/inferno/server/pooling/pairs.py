@@ -75,6 +75,10 @@ async def _judged(
         ]
         return tuple(tokenizer.encode(judge.template.render(messages), add_special_tokens=False))
 
+    for query, document in pairs:
+        model.preprocessor.check_characters(len(query), "query")
+        if max_tokens_per_doc is None:
+            model.preprocessor.check_characters(len(document), "documents")
     work = lambda: [encode_one(*pair) for pair in pairs]  # noqa: E731
     prompts = await in_time(work, sum(len(text) for pair in pairs for text in pair))
     params = SamplingParams(
@@ -112,6 +116,7 @@ async def _compared(
 def _cut(tokenizer: Tokenizer, document: str, limit: int | None) -> str:
     if limit is None:
         return document
+    document = document[: (limit + 1) * tokenizer.longest_token]
     ids = tokenizer.encode(document, add_special_tokens=False)
     return document if len(ids) <= limit else tokenizer.decode(ids[:limit])
 

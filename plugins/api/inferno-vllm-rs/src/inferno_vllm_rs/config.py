@@ -28,6 +28,8 @@ _REFUSED: Mapping[str, str] = {
     "prefix_cache_max_tokens": "The prefix cache evicts when the KV cache is full.",
     "server_mode": "Run `inferno serve REF`.",
     "pd_config": "Prefill and decode run in one engine.",
+    "record_conversation": "Run `inferno serve REF`: /v1/responses with `previous_response_id` or "
+    "`conversation`.",
     "mcp_config": "Tools are the caller's: see chat completions with `tools`.",
     "mcp_command": "Tools are the caller's: see chat completions with `tools`.",
     "mcp_args": "Tools are the caller's: see chat completions with `tools`.",
@@ -128,6 +130,7 @@ class EngineConfig:
     flash_context: bool | None = None
     prefix_cache_max_tokens: int | None = None
     server_mode: bool | None = None
+    record_conversation: bool | None = None
     pd_config: object | None = None
     mcp_config: str | None = None
     mcp_command: str | None = None

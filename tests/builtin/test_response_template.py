@@ -6,24 +6,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fake_engine import TOKENIZER, byte_backend
 from tests.server.server_fakes import RESPONSE_TEMPLATE
 
-from inferno.server.output_parser import Delta, OutputFormat, OutputParser
-from inferno.text import Tokenizer
+from inferno.builtin import response_template
+from inferno.builtin.response_template import ResponseFormat, ResponseParser
+from inferno.contracts import AddedToken, ChatNeed, Delta
 
 PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def parser(prompt: str = PROMPT, tools: Any = TOOLS, parallel: bool = True) -> OutputParser:
-    found = OutputFormat(RESPONSE_TEMPLATE).parser(prompt, tools, parallel=parallel)
-    assert found is not None
-    return found
+def parser(prompt: str = PROMPT, tools: Any = TOOLS, parallel: bool = True) -> ResponseParser:
+    return ResponseFormat(RESPONSE_TEMPLATE).parser(prompt, tools, parallel=parallel)
 
 
-def read(parser: OutputParser, *texts: str) -> list[Delta]:
+def read(parser: ResponseParser, *texts: str) -> list[Delta]:
     return [delta for text in texts for delta in parser.feed(text)] + parser.finish()
 
 
@@ -113,20 +111,21 @@ def test_any_chunking_gives_the_same(reply: str, data: st.DataObject) -> None:
     assert joined(read(parser(), *chunks)) == joined(read(parser(), reply))
 
 
-def test_a_model_without_a_template_writes_content_only() -> None:
-    assert OutputFormat.of(None, TOKENIZER).parser(PROMPT, TOOLS) is None
+def test_a_checkpoint_without_a_template_has_another_format() -> None:
+    assert response_template.matches(ChatNeed()) is None
+    assert response_template.matches(ChatNeed(response_template=RESPONSE_TEMPLATE))
 
 
-def test_marks_that_are_special_tokens_are_noticed() -> None:
-    class Strips(Tokenizer):
-        def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
-            return "" if skip_special_tokens else super().decode(ids)
+def test_markers_that_are_special_tokens_are_noticed() -> None:
+    def build(special: bool) -> ResponseFormat:
+        return response_template.build(
+            ChatNeed(response_template=RESPONSE_TEMPLATE, token=lambda text: AddedToken(0, special))
+        )
 
-    strips = Strips(byte_backend(), eos_token_ids=())
-    assert OutputFormat.of(RESPONSE_TEMPLATE, strips).writes_special
-    assert not OutputFormat.of(RESPONSE_TEMPLATE, TOKENIZER).writes_special
+    assert build(True).writes_special(tools=False)
+    assert not build(False).writes_special(tools=True)
 
 
 def test_a_broken_template_is_found_before_the_first_request() -> None:
     with pytest.raises(ValueError, match="fields"):
-        OutputFormat.of({"version": 1, "fields": {}}, TOKENIZER)
+        response_template.build(ChatNeed(response_template={"version": 1, "fields": {}}))

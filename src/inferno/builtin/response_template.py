@@ -1,73 +1,85 @@
-"""Splits a chat model's output into content, reasoning and tool calls.
-
-The checkpoint's `response_template` (tokenizer_config.json) describes the format; transformers'
-ResponseParser reads it. Without one, all output is content.
-"""
+"""The chat format that a checkpoint describes itself: `response_template` of
+`tokenizer_config.json`, which transformers' ResponseParser reads."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from attrs import frozen
+
+from inferno.contracts import ChatNeed, Delta, ToolChoice
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of reasoning in response templates."""
 
 
-class Delta(NamedTuple):
-    """A part of the answer, in the order it was generated. A tool call is never split."""
+def matches(need: ChatNeed) -> str | None:
+    return "tokenizer_config.json has a response_template" if need.response_template else None
 
-    kind: Literal["content", "reasoning", "tool"]
-    text: str
-    """Of a tool call: its JSON arguments."""
-    name: str = ""
-    id: str = ""
+
+def build(need: ChatNeed) -> ResponseFormat:
+    """Read the response template. Raises ValueError if transformers cannot."""
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    template = need.response_template
+    assert template, "the format matched"
+    load_response_template(dict(template))  # fail here, not at the first request
+    special = any(need.is_special(mark) for mark in _marks(template))
+    return ResponseFormat(template, special)
 
 
 @frozen
-class OutputFormat:
-    """A model's output format."""
-
-    template: Mapping[str, Any] | None = None
-    """`response_template`."""
-    writes_special: bool = False
-    """Whether some of the template's markers are special tokens, which must then stay in the
-    text."""
-
-    @classmethod
-    def of(cls, template: Mapping[str, Any] | None, tokenizer: Any) -> OutputFormat:
-        """Read a response template. Raises ValueError if transformers cannot."""
-        if not template or tokenizer is None:
-            return cls()
-        from transformers.utils.chat_parsing.response_templates import load_response_template
-
-        load_response_template(dict(template))  # fail here, not at the first request
-        marks = [
-            mark
-            for mark in _marks(template)
-            if tokenizer.decode(tokenizer.encode(mark, False), True) != mark
-        ]
-        return cls(template, bool(marks))
+class ResponseFormat:
+    template: Mapping[str, Any]
+    special: bool = False
+    """Whether some of the template's markers are special tokens."""
 
     @property
     def has_tools(self) -> bool:
-        return self.template is not None and "tool_calls" in self.template.get("fields", {})
+        return "tool_calls" in self.template.get("fields", {})
+
+    @property
+    def reasoning(self) -> tuple[str, str] | None:
+        for name in REASONING:
+            row = self.template.get("fields", {}).get(name)
+            if row and (opens := _literals(row, "open")) and (closes := _literals(row, "close")):
+                return opens[0], closes[0]
+        return None
+
+    @property
+    def call_markers(self) -> Sequence[str]:
+        return _literals(self.template.get("fields", {}).get("tool_calls", {}), "open")
+
+    def writes_special(self, *, tools: bool) -> bool:
+        return self.special
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        if self.reasoning is None:
+            return False
+        opened, closed = map(prompt.rfind, self.reasoning)
+        return opened > closed
 
     def parser(
         self, prompt: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True
-    ) -> OutputParser | None:
-        """Make the parser of one output of the rendered `prompt`; None if everything is content.
-        Without tools, apparent calls are content too."""
-        if self.template is None:
-            return None
+    ) -> ResponseParser:
         fields = {k: v for k, v in self.template["fields"].items() if tools or k != "tool_calls"}
-        return OutputParser({**self.template, "fields": fields}, prompt, tools, parallel=parallel)
+        return ResponseParser({**self.template, "fields": fields}, prompt, tools, parallel=parallel)
+
+    def call_grammar(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        prompt: str = "",
+        *,
+        choice: ToolChoice = "required",
+        parallel: bool = True,
+    ) -> str | None:
+        return None  # the template says how to read calls, not how to write them
 
 
-class OutputParser:
+class ResponseParser:
     """Splits one output incrementally. Any chunking gives the same deltas, except where strings are
     split."""
 
@@ -90,6 +102,7 @@ class OutputParser:
         """Output since the last delta, and how much of it belongs to an unfinished structure."""
         self._trim = any(e["type"] == "region_close" for e in self._parser.initial_events)
         self.num_calls = 0
+        self.reasoning_spans: Sequence[tuple[int, int]] | None = None
 
     def feed(self, text: str) -> list[Delta]:
         self._raw += text

@@ -1,0 +1,123 @@
+"""Reads messages with channels: analysis is reasoning, a recipient makes a tool call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+from inferno_chat_formats.calls import Call, arguments_of
+from inferno_chat_formats.parser import Parser
+from inferno_chat_formats.reader import Broken, Markers, Text, Wait, dump_json, parse_json
+from inferno_chat_formats.values import Tools
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+MAX_HEADER = 512
+
+_HEADERS = Markers([START, CHANNEL])
+_BODY_ENDS = Markers([*ENDS, START])
+_HEADER = re.compile(
+    r"(<\|start\|>(assistant)?)?\s*(to=\S+?)?\s*"
+    r"(<\|channel\|>\s*(analysis|commentary|final))?\s*(to=\S+?)?\s*"
+    r"((<\|constrain\|>)?(json|code|text))?\s*"
+)
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+
+
+class Channels:
+    """`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary
+    to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`."""
+
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+
+    def __call__(self, parser: Parser) -> Generator[None, None, None]:
+        text = parser.text
+        # The prompt ends in <|start|>assistant: a recipient may come before the first marker.
+        headed = yield from text.accept("to=")
+        text.pos -= 3 if headed else 0
+        while True:
+            if not headed and not (yield from self._between(parser)):
+                return
+            headed = False
+            start = text.pos
+            try:
+                header = yield from text.until(MESSAGE, most=MAX_HEADER)
+                if not _HEADER.fullmatch(header):
+                    raise Broken
+            except Broken:
+                text.pos = start + 1  # not a header: content up to the next one
+                parser.content(text.buffer[start : start + 1])
+                continue
+            yield from self._body(parser, header, start)
+
+    def _between(self, parser: Parser) -> Wait[bool]:
+        """Go to the next header. What comes before it, outside of any message, is content."""
+        text = parser.text
+        while True:
+            found = text.find(_HEADERS)
+            end = found[0] if found else len(text.buffer)
+            if not found and not text.ended:
+                end = text.held(_HEADERS)
+            parser.content(text.buffer[text.pos : end])
+            text.pos = end
+            if found:
+                return True
+            if text.ended:
+                return False
+            text.forget()
+            yield from text.more()
+
+    def _body(self, parser: Parser, header: str, start: int) -> Wait[None]:
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        name = recipient[1] if recipient else ""
+        if name and name != "assistant" and self.tools:
+            yield from self._call(parser, name, start)
+        elif channel is not None and channel[1] == "analysis" and not name:
+            yield from self._stream(parser, reasoning=True)
+        else:
+            if name:  # no tools: a call is content
+                parser.content(parser.text.buffer[start : parser.text.pos])
+            yield from self._stream(parser, reasoning=False)
+
+    def _stream(self, parser: Parser, *, reasoning: bool) -> Wait[None]:
+        text = parser.text
+        while True:
+            found = text.find(_BODY_ENDS)
+            end = found[0] if found else len(text.buffer)
+            if not found and not text.ended:
+                end = text.held(_BODY_ENDS)
+            piece, text.pos = text.buffer[text.pos : end], end
+            if reasoning:
+                parser.reasoning(piece, text.at)
+            else:
+                parser.content(piece)
+            if found:
+                text.pos += len(found[1]) if found[1] in ENDS else 0
+                return
+            if text.ended:
+                return
+            text.forget()
+            yield from text.more()
+
+    def _call(self, parser: Parser, name: str, start: int) -> Wait[None]:
+        text = parser.text
+        try:
+            body = yield from _message(text)
+            arguments = dump_json(arguments_of(parse_json(body) if body.strip() else {}))
+        except Broken:
+            parser.content(text.buffer[start : text.pos])
+            return
+        parser.calls([Call(name, arguments)])
+
+
+def _message(text: Text) -> Wait[str]:
+    """Read a message's text, and the marker that ends it; the end of the output ends it too."""
+    start = text.pos
+    while (found := text.find(_BODY_ENDS)) is None:
+        if not (yield from text.more()):
+            text.pos = len(text.buffer)
+            return text.buffer[start:]
+    text.pos = found[0] + (len(found[1]) if found[1] in ENDS else 0)
+    return text.buffer[start : found[0]]

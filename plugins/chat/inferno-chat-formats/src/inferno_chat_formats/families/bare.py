@@ -1,0 +1,64 @@
+"""Families whose calls have no marker, and reasoning alone."""
+
+from inferno_chat_formats.families.thinking import MISTRAL, THINK
+from inferno_chat_formats.spec import Calls, Keys, Slot, Spec
+
+_LLAMA = Keys(arguments="parameters")
+_OBJECT = Calls(call=(Slot.OBJECT,), keys=_LLAMA, between=";", bare=True)
+
+FAMILIES = (
+    Spec(
+        name="llama3-json",
+        shows=('{"name": function name, "parameters":',),
+        calls=(
+            _OBJECT,
+            Calls(call=("<|python_tag|>", Slot.OBJECT), keys=_LLAMA, between=";"),
+            Calls(call=("<|python_tag|>", Slot.PYTHON), repeated=False),
+        ),
+        example="Llama 3.1, 3.2 and 3.3",
+    ),
+    Spec(
+        name="lfm2",
+        shows=("List of tools: ",),
+        reasoning=THINK,
+        calls=(
+            Calls(call=("<|tool_call_start|>", Slot.PYTHON, "<|tool_call_end|>"), repeated=False),
+        ),
+        example="LFM2",
+    ),
+    Spec(
+        name="olmo",
+        shows=("<function_calls>",),
+        lacks=("DSML", "<invoke", "invoke name"),
+        reasoning=THINK,
+        calls=(
+            Calls(call=("<function_calls>\n", Slot.PYTHON, "\n</function_calls>"), repeated=False),
+        ),
+        example="OLMo 3",
+    ),
+    Spec(
+        name="pythonic",
+        shows=("tools", "[func_name1(params_name1=params_value1"),
+        priority=-1,
+        calls=(Calls(call=(Slot.PYTHON,), bare=True, repeated=False),),
+        example="Llama 4, Llama 3.2 with Python calls",
+    ),
+    Spec(
+        name="json",
+        shows=("tools",),
+        priority=-10,
+        reasoning=(*THINK, *MISTRAL),
+        calls=(
+            Calls(call=(Slot.OBJECT,), between=";", bare=True),
+            Calls(call=(Slot.OBJECTS,), bare=True, repeated=False),
+        ),
+        example="templates with tools of no known format",
+    ),
+    Spec(
+        name="think",
+        shows=("</think>",),
+        priority=-20,
+        reasoning=THINK,
+        example="reasoning without tools",
+    ),
+)

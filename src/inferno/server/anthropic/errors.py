@@ -1,0 +1,77 @@
+"""Anthropic's error objects."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from attrs import frozen
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+from litestar.openapi.datastructures import ResponseSpec
+
+from inferno.server import errors
+from inferno.server.record import record_of
+from inferno.server.schema import ERROR_RESPONSES
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+@frozen(kw_only=True)
+class MessageError:
+    """An error in Anthropic's format."""
+
+    type: str
+    message: str
+
+
+@frozen(kw_only=True)
+class MessageErrorBody:
+    """The body of every error response of Anthropic's API."""
+
+    error: MessageError
+    request_id: str
+    type: str = "error"
+
+
+def error_body(error: BaseException, request_id: str) -> tuple[int, dict[str, Any]]:
+    """Return the status and JSON body. Any exception but an InfernoError becomes an opaque 500."""
+    status, body = errors.body(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    shown = {"type": kind, "message": body["error"]["message"]}
+    return status, {"type": "error", "error": shown, "request_id": request_id}
+
+
+def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """Litestar's handler for all exceptions, in Anthropic's format."""
+    response = errors.error_response(request, error)
+    id = request_id_of(request)
+    response.content = error_body(error, id)[1]
+    response.headers["request-id"] = id
+    return response
+
+
+def request_id_of(request: Request[Any, Any, Any]) -> str:
+    """Return the id that the header x-request-id will have, which Anthropic calls request-id."""
+    record, state = record_of(request.scope), request.scope.get("state", {})
+    own = uuid.uuid4().hex if record is None else record.id
+    return own if request.headers.get("x-request-id") == own else state.get("request_id") or own
+
+
+EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {
+    HTTPException: error_response,
+    Exception: error_response,
+}
+RESPONSES = {
+    status: ResponseSpec(MessageErrorBody, description=spec.description, generate_examples=False)
+    for status, spec in ERROR_RESPONSES.items()
+}
+"""Error responses in the OpenAPI schema."""

@@ -1,0 +1,64 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+from inferno.server.anthropic.errors import EXCEPTION_HANDLERS, RESPONSES, request_id_of
+from inferno.server.anthropic.schema import CountTokensRequest, MessagesRequest
+from inferno.server.anthropic.shape import MessageShape
+from inferno.server.anthropic.translation import translate
+from inferno.server.models import Models
+from inferno.server.parsing import CattrsDTO, Parsed
+
+
+@post(
+    "/v1/messages",
+    status_code=200,
+    dto=CattrsDTO[MessagesRequest],
+    return_dto=None,
+    exception_handlers=EXCEPTION_HANDLERS,
+    responses=RESPONSES,
+)
+async def create_message(
+    data: JSONBody[Parsed[MessagesRequest]],
+    request: Request[Any, Any, Any],
+    models: NamedDependency[Models],
+) -> Response[Any]:
+    """Generate the next message of a conversation, in Anthropic's format."""
+    body, id = data.body, request_id_of(request)
+    model = await models.find(body.model)
+    translation = translate(data, model)
+    conversation = await translation.prepare(model)
+    shape = MessageShape(model, conversation, bool(body.stream), id)
+    with translation.naming():
+        response = await model.pipeline.respond(conversation.prepared, shape, request.receive)
+    response.headers["request-id"] = id
+    return response
+
+
+@post(
+    "/v1/messages/count_tokens",
+    status_code=200,
+    dto=CattrsDTO[CountTokensRequest],
+    return_dto=None,
+    exception_handlers=EXCEPTION_HANDLERS,
+    responses=RESPONSES,
+)
+async def count_tokens(
+    data: JSONBody[Parsed[CountTokensRequest]],
+    request: Request[Any, Any, Any],
+    models: NamedDependency[Models],
+) -> Response[Any]:
+    """Count the prompt's tokens of a message, without generating it."""
+    model = await models.find(data.body.model)
+    conversation = await translate(data, model).prepare(model)
+    return Response(
+        {"input_tokens": len(conversation.prompt.token_ids)},
+        media_type="application/json",
+        headers={"request-id": request_id_of(request)},
+    )

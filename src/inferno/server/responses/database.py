@@ -1,0 +1,387 @@
+"""The SQLite database of stored responses and conversations. Synchronous: `Store` calls it in its
+own thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from attrs import frozen
+
+from inferno.errors import OptionError, RequestError
+from inferno.server.responses.items import Item
+
+_APPLICATION = 0x696E6672
+"""Marks the file as ours (`PRAGMA application_id`): "infr"."""
+_VERSION = 1
+_OVERHEAD = 256
+"""Bytes that a record takes besides its content, about."""
+_SCHEMA = """
+CREATE TABLE records (
+  id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, used REAL NOT NULL,
+  bytes INTEGER NOT NULL, previous TEXT, body BLOB NOT NULL, text TEXT, token_ids BLOB
+);
+CREATE INDEX records_by_use ON records(used);
+CREATE TABLE items (
+  record TEXT NOT NULL REFERENCES records(id) ON DELETE CASCADE, position INTEGER NOT NULL,
+  id TEXT NOT NULL, part TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (record, position)
+) WITHOUT ROWID;
+CREATE INDEX items_by_id ON items(id);
+"""
+_CHAIN = """
+WITH RECURSIVE chain(id, previous, depth) AS (
+  SELECT id, previous, 0 FROM records WHERE id = :id AND owner = :owner AND kind = 'response'
+  UNION ALL
+  SELECT r.id, r.previous, depth + 1 FROM chain c JOIN records r ON r.id = c.previous
+  WHERE r.owner = :owner AND r.kind = 'response'
+)
+"""
+
+Kind = Literal["response", "conversation"]
+_encode, _decode = msgspec.json.encode, msgspec.json.decode
+
+
+@frozen(kw_only=True)
+class Stored:
+    """A response, as it is stored."""
+
+    body: dict[str, Any]
+    """The response object."""
+    inputs: Sequence[Item]
+    """Its own input items."""
+    previous: str | None = None
+    """The response that it continues."""
+    conversation: str | None = None
+    """The conversation that its items are added to."""
+    text: str = ""
+    """The model's output as it was generated, with its markers."""
+    token_ids: Sequence[int] = ()
+    """The tokens of that output: its turn can be replayed without tokenizing it again."""
+
+
+@frozen
+class Page:
+    """Some of a list's items."""
+
+    items: Sequence[Item]
+    more: bool
+
+
+class Database:
+    """Responses and conversations by id and owner, least recently used ones deleted first."""
+
+    def __init__(self, path: Path | None, seconds: float | None, max_bytes: int) -> None:
+        """Open the file, or a database in memory. `seconds` after their last use, records are
+        deleted. Raises OptionError."""
+        self.seconds, self.max_bytes = seconds, max_bytes
+        try:
+            self._db = _open(path)
+            self._prepare()
+            self._bytes = self._counted()
+            self.expire()
+        except sqlite3.Error as error:
+            raise OptionError(*_explained(path, error)) from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    # --- responses
+
+    def save(self, owner: str, stored: Stored) -> None:
+        """Store a response, and add its items to its conversation. Raises RequestError."""
+        body = {name: value for name, value in stored.body.items() if name != "output"}
+        outputs, tokens = stored.body["output"], array("I", stored.token_ids).tobytes()
+        items = [(item, "input") for item in stored.inputs]
+        items += [(item, "output") for item in outputs]
+        with self._transaction():
+            self._insert("response", body, owner, items, stored.previous, stored.text, tokens)
+            if stored.conversation is not None:
+                self._append(owner, stored.conversation, [*stored.inputs, *outputs])
+
+    def response(self, owner: str, id: str) -> Stored | None:
+        """Return a response."""
+        found = self._find("response", owner, id, "body, previous, text, token_ids")
+        if found is None:
+            return None
+        body, previous, text, tokens = found
+        token_ids = array("I")
+        token_ids.frombytes(tokens or b"")
+        return Stored(
+            body={**_decode(body), "output": self._items(id, "output")},
+            inputs=self._items(id, "input"),
+            previous=previous,
+            text=text or "",
+            token_ids=tuple(token_ids),
+        )
+
+    def chain(self, owner: str, id: str) -> list[Item]:
+        """Return all items up to the end of a response: its own, and those it continues. Raises
+        RequestError if one of them is gone."""
+        named = {"id": id, "owner": owner}
+        found = self._db.execute(f"{_CHAIN} SELECT id, previous FROM chain ORDER BY depth", named)
+        ids = found.fetchall()
+        missing = ids[-1][1] if ids else id
+        if missing is not None:
+            raise RequestError(
+                f"the previous response {missing[:80]!r} is not stored",
+                "It was deleted, expired, or made with store: false or another key. "
+                "Send the whole conversation in input.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE records SET used = ? WHERE id = ?", [(time.time(), i) for i, _ in ids]
+            )
+        rows = self._db.execute(
+            f"{_CHAIN} SELECT i.body FROM chain JOIN items i ON i.record = chain.id "
+            "ORDER BY chain.depth DESC, i.position",
+            named,
+        )
+        return [_decode(row[0]) for row in rows]
+
+    # --- conversations
+
+    def create(self, owner: str, body: dict[str, Any], items: Sequence[Item]) -> None:
+        """Store a new conversation. Raises RequestError."""
+        with self._transaction():
+            self._insert("conversation", body, owner, [(item, "item") for item in items])
+
+    def conversation(self, owner: str, id: str) -> dict[str, Any] | None:
+        """Return a conversation's object."""
+        found = self._find("conversation", owner, id, "body")
+        return None if found is None else dict(_decode(found[0]))
+
+    def update(self, owner: str, body: dict[str, Any]) -> None:
+        """Replace a conversation's object."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE records SET body = ? WHERE id = ? AND owner = ? AND kind = 'conversation'",
+                (_encode(body), body["id"], owner),
+            )
+
+    def add(self, owner: str, id: str, items: Sequence[Item]) -> None:
+        """Add items to the end of a conversation. Raises RequestError."""
+        with self._transaction():
+            self._append(owner, id, items)
+
+    # --- items
+
+    def page(
+        self, kind: Kind, owner: str, id: str, after: str | None, limit: int, order: str
+    ) -> Page | None:
+        """Return `limit` items of a conversation, or of a response's input, from after an item's
+        id; None if there is no such record. `order` is asc or desc."""
+        if self._find(kind, owner, id, "id") is None:
+            return None
+        start = None
+        if after is not None:
+            found = self._one("SELECT position FROM items WHERE record = ? AND id = ?", id, after)
+            if found is None:
+                raise RequestError(
+                    f"after names no item: {after[:80]!r}", "Give a listed id.", param="after"
+                )
+            start = found[0]
+        sign, direction = (">", "ASC") if order == "asc" else ("<", "DESC")
+        rows = self._all(
+            "SELECT body FROM items WHERE record = ? AND part IN ('input', 'item') "
+            f"AND (? IS NULL OR position {sign} ?) ORDER BY position {direction} LIMIT ?",
+            id,
+            start,
+            start,
+            limit + 1,
+        )
+        return Page([_decode(row[0]) for row in rows[:limit]], len(rows) > limit)
+
+    def all_items(self, owner: str, id: str) -> list[Item] | None:
+        """Return all items of a conversation."""
+        found = self._find("conversation", owner, id, "id")
+        return None if found is None else self._items(id, "item")
+
+    def item(self, owner: str, id: str, record: str | None = None) -> Item | None:
+        """Return an item by its id, of one record or of any."""
+        found = self._one(
+            "SELECT i.body FROM items i JOIN records r ON r.id = i.record "
+            "WHERE i.id = ? AND r.owner = ? AND (? IS NULL OR r.id = ?) LIMIT 1",
+            id,
+            owner,
+            record,
+            record,
+        )
+        return None if found is None else dict(_decode(found[0]))
+
+    def delete_item(self, owner: str, record: str, id: str) -> bool:
+        """Delete an item of a conversation; return whether there was one."""
+        if self._find("conversation", owner, record, "id") is None:
+            return False
+        where = "FROM items WHERE record = ? AND id = ?"
+        size = sum(_size([row]) for row in self._all(f"SELECT body {where}", record, id))
+        with self._transaction():
+            self._db.execute(f"DELETE {where}", (record, id))
+            self._db.execute("UPDATE records SET bytes = bytes - ? WHERE id = ?", (size, record))
+            self._bytes -= size
+        self._forget()
+        return size > 0
+
+    # --- space and time
+
+    def delete(self, kind: Kind, owner: str, id: str) -> bool:
+        """Delete a response or a conversation with its items; return whether there was one."""
+        found = self._find(kind, owner, id, "bytes")
+        if found is not None:
+            with self._transaction():
+                self._drop(id, found[0])
+            self._forget()
+        return found is not None
+
+    def expire(self) -> None:
+        """Delete what was not used for too long."""
+        if self.seconds is None:
+            return
+        limit = time.time() - self.seconds
+        with self._transaction():
+            old = self._all("SELECT id, bytes FROM records WHERE used < ?", limit)
+            for id, size in old:
+                self._drop(id, size)
+
+    def _insert(
+        self,
+        kind: Kind,
+        body: dict[str, Any],
+        owner: str,
+        items: Sequence[tuple[Item, str]],
+        previous: str | None = None,
+        text: str = "",
+        tokens: bytes = b"",
+    ) -> None:
+        encoded = _encode(body)
+        rows = [
+            (body["id"], position, item["id"], part, _encode(item))
+            for position, (item, part) in enumerate(items)
+        ]
+        size = _OVERHEAD + len(encoded) + len(text) + len(tokens) + _size(rows)
+        self._make_room(size)
+        self._db.execute(
+            "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (body["id"], kind, owner, time.time(), size, previous, encoded, text, tokens),
+        )
+        self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+        self._bytes += size
+
+    def _append(self, owner: str, id: str, items: Sequence[Item]) -> None:
+        found = self._find("conversation", owner, id, "bytes")
+        if found is None:  # deleted meanwhile: there is nothing to add to
+            return
+        last = self._one("SELECT COALESCE(MAX(position), -1) FROM items WHERE record = ?", id)[0]
+        rows = [
+            (id, position, item["id"], "item", _encode(item))
+            for position, item in enumerate(items, last + 1)
+        ]
+        size = _size(rows)
+        # Used now, so that it is the last to make room.
+        self._db.execute(
+            "UPDATE records SET used = ?, bytes = bytes + ? WHERE id = ?", (time.time(), size, id)
+        )
+        self._make_room(size, already=found[0])
+        self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+        self._bytes += size
+
+    def _make_room(self, size: int, already: int = 0) -> None:
+        """Delete the least recently used records until `size` bytes fit."""
+        if size + already > self.max_bytes:
+            raise RequestError(
+                f"this takes {size + already} bytes to store, but the store has {self.max_bytes}",
+                "Send store: false, or start the server with a larger --store-size.",
+                param="store",
+            )
+        self.expire()
+        while self._bytes + size > self.max_bytes:
+            id, freed = self._one("SELECT id, bytes FROM records ORDER BY used LIMIT 1")
+            self._drop(id, freed)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            with self._db:
+                yield
+        except Exception:  # rolled back: so is the count
+            self._bytes = self._counted()
+            raise
+
+    def _counted(self) -> int:
+        return int(self._one("SELECT COALESCE(SUM(bytes), 0) FROM records")[0])
+
+    def _forget(self) -> None:
+        """Move deletions from the log into the database, where they overwrite what is deleted."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _drop(self, id: str, size: int) -> None:
+        self._db.execute("DELETE FROM records WHERE id = ?", (id,))
+        self._bytes -= size
+
+    # --- queries
+
+    def _find(self, kind: Kind, owner: str, id: str, columns: str) -> Any:
+        query = f"SELECT {columns} FROM records WHERE id = ? AND owner = ? AND kind = ?"
+        return self._one(query, id, owner, kind)
+
+    def _items(self, record: str, part: str) -> list[Item]:
+        query = "SELECT body FROM items WHERE record = ? AND part = ? ORDER BY position"
+        return [_decode(row[0]) for row in self._all(query, record, part)]
+
+    def _one(self, query: str, *values: Any) -> Any:
+        return self._db.execute(query, values).fetchone()
+
+    def _all(self, query: str, *values: Any) -> list[Any]:
+        return self._db.execute(query, values).fetchall()
+
+    def _prepare(self) -> None:
+        """Set the connection up and create the tables. Raises OptionError for another
+        application's database."""
+        application, version = (
+            self._one(f"PRAGMA {name}")[0] for name in ("application_id", "user_version")
+        )
+        tables = self._one("SELECT COUNT(*) FROM sqlite_master")[0]
+        if (tables or application) and (application, version) != (_APPLICATION, _VERSION):
+            raise OptionError(
+                "the file of --store is another application's database, or another version's",
+                "Give the path of a new file.",
+            )
+        # One process writes it: the size is counted in memory. Deleted content is overwritten.
+        for pragma in (
+            "locking_mode = EXCLUSIVE",
+            "journal_mode = WAL",
+            "synchronous = NORMAL",
+            "foreign_keys = ON",
+            "secure_delete = ON",
+        ):
+            self._db.execute(f"PRAGMA {pragma}")
+        if not tables:
+            self._db.executescript(
+                f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; "
+                f"PRAGMA user_version = {_VERSION}; COMMIT;"
+            )
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    if path is not None:
+        # Only its user may read the file; SQLite gives its own files the same permissions.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    return sqlite3.connect(path or ":memory:", timeout=1, check_same_thread=False)
+
+
+def _explained(path: Path | None, error: Exception) -> tuple[str, str]:
+    if "locked" in str(error):
+        return f"another process uses {path}", "Stop it, or give each server its own --store."
+    return f"cannot use {path} as the store: {error}", "Give the path of a new file: --store PATH"
+
+
+def _size(rows: Iterable[tuple[Any, ...]]) -> int:
+    return sum(len(row[-1]) + _OVERHEAD // 4 for row in rows)

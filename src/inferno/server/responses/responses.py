@@ -1,0 +1,154 @@
+"""/v1/responses: create, retrieve, delete, cancel, list the input, count its tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody
+
+from inferno.errors import RequestError
+from inferno.server.keys import owner_of
+from inferno.server.models import Models
+from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.responses.database import Database
+from inferno.server.responses.history import history
+from inferno.server.responses.pages import After, Limit, Order, answer, page_of
+from inferno.server.responses.running import Running
+from inferno.server.responses.schema import InputTokensRequest, ResponsesRequest
+from inferno.server.responses.shape import Context, ResponsesShape
+from inferno.server.responses.store import Store, checked_id, not_found
+from inferno.server.responses.translation import conversation_id, translate
+from inferno.server.schema import ERROR_RESPONSES
+
+Asked = Request[Any, Any, Any]
+
+
+@post(
+    "/v1/responses",
+    status_code=200,
+    dto=CattrsDTO[ResponsesRequest],
+    return_dto=None,
+    responses=ERROR_RESPONSES,
+)
+async def create_response(
+    data: JSONBody[Parsed[ResponsesRequest]],
+    request: Asked,
+    models: NamedDependency[Models],
+    store: NamedDependency[Store],
+    running: NamedDependency[Running],
+) -> Response[Any]:
+    """Generate a response to a string or to items."""
+    body, owner = data.body, owner_of(request)
+    model = await models.find(body.model)
+    own, before = await history(body, store, owner)
+    translation = translate(data, before, own)
+    conversation = await translation.prepare(model)
+    context = Context(
+        owner=owner,
+        store=store,
+        running=running,
+        items=own,
+        conversation=conversation_id(body),
+    )
+    shape = ResponsesShape(model, body, conversation, context)
+    with translation.naming():
+        return await model.pipeline.respond(conversation.prepared, shape, request.receive)
+
+
+@post(
+    "/v1/responses/input_tokens",
+    status_code=200,
+    dto=CattrsDTO[InputTokensRequest],
+    return_dto=None,
+    responses=ERROR_RESPONSES,
+)
+async def count_input_tokens(
+    data: JSONBody[Parsed[InputTokensRequest]],
+    request: Asked,
+    models: NamedDependency[Models],
+    store: NamedDependency[Store],
+) -> Response[Any]:
+    """Count the prompt's tokens of a response, without generating it."""
+    model = await models.find(data.body.model)
+    own, before = await history(data.body, store, owner_of(request))
+    conversation = await translate(data, before, own).prepare(model)
+    count = len(conversation.prompt.token_ids)
+    return answer({"object": "response.input_tokens", "input_tokens": count})
+
+
+@get("/v1/responses/{id:str}", responses=ERROR_RESPONSES)
+async def get_response(
+    id: FromPath[str],
+    request: Asked,
+    store: NamedDependency[Store],
+    running: NamedDependency[Running],
+    stream: FromQuery[bool] = False,
+) -> Response[Any]:
+    """Return a response, stored or being generated."""
+    if stream:
+        raise RequestError(
+            "a response cannot be streamed again",
+            "Leave stream out: the answer has all of it.",
+            param="stream",
+            code="unsupported_parameter",
+        )
+    owner = owner_of(request)
+    shape = running.find(owner, id)
+    if shape is not None and shape.stores:
+        return answer(shape.snapshot())
+    stored = await store.run(Database.response, owner, checked_id(id, "response"))
+    if stored is None:
+        raise not_found("response", id)
+    return answer(stored.body)
+
+
+@delete("/v1/responses/{id:str}", status_code=200, responses=ERROR_RESPONSES)
+async def delete_response(
+    id: FromPath[str], request: Asked, store: NamedDependency[Store]
+) -> Response[Any]:
+    """Delete a stored response, its input and its output."""
+    checked_id(id, "response")
+    if not await store.run(Database.delete, "response", owner_of(request), id):
+        raise not_found("response", id)
+    return answer({"id": id, "object": "response", "deleted": True})
+
+
+@post("/v1/responses/{id:str}/cancel", status_code=200, responses=ERROR_RESPONSES)
+async def cancel_response(
+    id: FromPath[str],
+    request: Asked,
+    store: NamedDependency[Store],
+    running: NamedDependency[Running],
+) -> Response[Any]:
+    """Stop a response that is being generated."""
+    owner = owner_of(request)
+    shape = running.find(owner, id)
+    if shape is not None:
+        return answer(shape.cancel())
+    stored = await store.run(Database.response, owner, checked_id(id, "response"))
+    if stored is None:
+        raise not_found("response", id)
+    if stored.body["status"] != "cancelled":
+        raise RequestError(
+            f"the response {id} has ended", "Only a running one can be cancelled.", param="id"
+        )
+    return answer(stored.body)
+
+
+@get("/v1/responses/{id:str}/input_items", responses=ERROR_RESPONSES)
+async def list_input_items(
+    id: FromPath[str],
+    request: Asked,
+    store: NamedDependency[Store],
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "desc",
+) -> Response[Any]:
+    """List a response's own input items."""
+    checked_id(id, "response")
+    page = await store.run(Database.page, "response", owner_of(request), id, after, limit, order)
+    if page is None:
+        raise not_found("response", id)
+    return answer(page_of(page))

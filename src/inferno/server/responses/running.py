@@ -1,0 +1,43 @@
+"""The responses that are being generated, by id: to look at one, and to cancel it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class RunningResponse(Protocol):
+    """A response that is being generated."""
+
+    stores: bool
+    """Whether it will be stored."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def owner(self) -> str:
+        """Digest of its API key."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the response object as of now."""
+
+    def cancel(self) -> dict[str, Any]:
+        """Stop generating, and return the response as it is."""
+
+
+class Running:
+    """(Not an attrs class: Litestar would inspect it.)"""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, RunningResponse] = {}
+
+    def add(self, response: RunningResponse) -> None:
+        self._responses[response.id] = response
+
+    def remove(self, response: RunningResponse) -> None:
+        self._responses.pop(response.id, None)
+
+    def find(self, owner: str, id: str) -> RunningResponse | None:
+        """Return a response that its owner started."""
+        found = self._responses.get(id)
+        return found if found is not None and found.owner == owner else None

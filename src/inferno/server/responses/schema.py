@@ -1,0 +1,90 @@
+"""The bodies of the Responses API."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attrs import frozen, make_class
+
+from inferno.sampling_params import parameters
+from inferno.server.responses import support
+from inferno.server.schema import sampling_fields
+from inferno.server.support import Field
+
+SAMPLING = tuple(p for p in parameters() if p.in_body and p.name not in support.NOT_OFFERED)
+"""Sampling parameters that a response takes under their own names."""
+
+if TYPE_CHECKING:
+
+    class _Sampling:
+        """Made at import."""
+
+else:
+    _Sampling = make_class("_Sampling", sampling_fields(SAMPLING), frozen=True, kw_only=True)
+
+
+@frozen(kw_only=True)
+class ResponsesRequest(_Sampling):
+    """The body of POST /v1/responses."""
+
+    endpoint: ClassVar[str] = "/v1/responses"
+    rows: ClassVar[tuple[Field, ...]] = support.RESPONSES
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    stream: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+@frozen(kw_only=True)
+class InputTokensRequest(ResponsesRequest):
+    """The body of POST /v1/responses/input_tokens: a response that is not generated."""
+
+    endpoint: ClassVar[str] = "/v1/responses/input_tokens"
+
+
+@frozen(kw_only=True)
+class ConversationRequest:
+    """The body of POST /v1/conversations."""
+
+    endpoint: ClassVar[str] = "/v1/conversations"
+    rows: ClassVar[tuple[Field, ...]] = support.CONVERSATION
+
+    items: list[dict[str, Any]] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@frozen(kw_only=True)
+class ConversationUpdate:
+    """The body of POST /v1/conversations/{id}."""
+
+    endpoint: ClassVar[str] = "/v1/conversations/{id}"
+    rows: ClassVar[tuple[Field, ...]] = support.CONVERSATION_UPDATE
+
+    metadata: dict[str, Any] | None = None
+
+
+@frozen(kw_only=True)
+class ItemsRequest:
+    """The body of POST /v1/conversations/{id}/items."""
+
+    endpoint: ClassVar[str] = "/v1/conversations/{id}/items"
+    rows: ClassVar[tuple[Field, ...]] = support.ITEMS
+
+    items: list[dict[str, Any]]

@@ -1,0 +1,264 @@
+"""The answers of /v1/responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from inferno.errors import InfernoError
+from inferno.server.conversation import Conversation, ParsedChoice
+from inferno.server.errors import body as error_body
+from inferno.server.errors import log
+from inferno.server.model import ServedModel
+from inferno.server.openai import logprobs
+from inferno.server.responses.database import Database, Stored
+from inferno.server.responses.items import Item
+from inferno.server.responses.output import Event, Output
+from inferno.server.responses.running import Running
+from inferno.server.responses.schema import ResponsesRequest
+from inferno.server.responses.store import Store
+from inferno.server.responses.translation import (
+    SEALED_REASONING,
+    checked_metadata,
+    wants_logprobs,
+)
+from inferno.server.shape import Shape, encode
+
+if TYPE_CHECKING:
+    from inferno.llm import TextDelta
+    from inferno.server.generation import Generation
+
+
+@define(kw_only=True)
+class Context:
+    """What a response belongs to."""
+
+    owner: str
+    """Digest of its API key."""
+    store: Store
+    running: Running
+    items: Sequence[Item]
+    """The body's own."""
+    conversation: str | None = None
+
+    async def save(self, stored: Stored) -> None:
+        await self.store.run(Database.save, self.owner, stored)
+
+
+@define
+class _Choice(ParsedChoice):
+    output: Output = field(kw_only=True)
+    model: ServedModel = field(kw_only=True)
+    streamed: bool = field(kw_only=True)
+    events: list[Event] = field(factory=list)
+    """What is not written yet."""
+    texts: list[str] = field(factory=list)
+    all_token_ids: list[int] = field(factory=list)
+
+    def take(self, delta: TextDelta) -> None:
+        if self.finish is not None:  # cancelled
+            return
+        super().take(delta)
+        self.texts.append(delta.text)
+        self.all_token_ids += delta.token_ids
+        self.token_ids = []
+        for new in self.drain():
+            self._tell(self.output.add(new, self._scored() if new.kind == "content" else None))
+            self.logprobs = []  # a token belongs to the first text that arrives with it
+
+    def end(self, status: str) -> None:
+        """Close what is open."""
+        self._tell(self.output.close(status))
+
+    def cancel(self) -> None:
+        """End the output as it is."""
+        self.finish = "cancelled"
+        for new in self.parser.finish() if self.parser is not None else ():
+            self._tell(self.output.add(new))
+
+    def _tell(self, events: list[Event]) -> None:
+        if self.streamed:
+            self.events += events
+
+    def _scored(self) -> list[dict[str, Any]]:
+        if not self.output.with_logprobs:
+            return []
+        return logprobs.chat(self.model.tokenizer, self.logprobs)
+
+
+class ResponsesShape(Shape[_Choice]):
+    """One response: an object, or events."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        body: ResponsesRequest,
+        conversation: Conversation,
+        context: Context,
+    ) -> None:
+        self.body, self.model, self.context = body, model, context
+        reasoning = body.reasoning or {}
+        output = Output(
+            summarized=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
+            sealed=SEALED_REASONING in (body.include or ()),
+            with_logprobs=wants_logprobs(body),
+        )
+        parser = conversation.parsers[0]
+        streamed = bool(body.stream)
+        self.choices = [_Choice(0, output=output, model=model, streamed=streamed, parser=parser)]
+        self.stores = body.store is not False and context.store.enabled
+        self.metadata = checked_metadata(body.metadata)
+        self._sequence = 0
+        self._ended: float | None = None
+
+    @property
+    def id(self) -> str:
+        return f"resp_{self.generation.id}"
+
+    @property
+    def owner(self) -> str:
+        return self.context.owner
+
+    def open(self, generation: Generation) -> None:
+        super().open(generation)
+        self.context.running.add(self)
+
+    def begin(self) -> Iterable[bytes]:
+        snapshot = self.snapshot()
+        return [
+            self._encode((f"response.{kind}", {"response": snapshot}))
+            for kind in ("created", "in_progress")
+        ]
+
+    def update(self, choice: _Choice) -> Iterable[bytes]:
+        return [self._encode(event) for event in self._drain()]
+
+    async def completed(self) -> None:
+        self._close()
+        if self.stores:
+            choice = self.choices[0]
+            stored = Stored(
+                body=self.snapshot(),
+                inputs=self.context.items,
+                previous=self.body.previous_response_id,
+                conversation=self.context.conversation,
+                text="".join(choice.texts),
+                token_ids=choice.all_token_ids,
+            )
+            await self.context.save(stored)
+
+    def end(self) -> Iterable[bytes]:
+        status = self.status
+        kind = status if status in ("completed", "failed") else "incomplete"
+        last = (f"response.{kind}", {"response": self.snapshot()})
+        return [self._encode(event) for event in (*self._drain(), last)]
+
+    def whole(self) -> dict[str, Any]:
+        return self.snapshot()
+
+    def error(self, error: BaseException) -> bytes:
+        if not isinstance(error, InfernoError):
+            log.error("stream failed", exc_info=error)
+        self._close("incomplete")
+        shown = error_body(error)[1]["error"]
+        code = "rate_limit_exceeded" if shown["code"] == "rate_limit_exceeded" else "server_error"
+        failed = self.snapshot("failed") | {"error": {"code": code, "message": shown["message"]}}
+        events = (*self._drain(), ("response.failed", {"response": failed}))
+        return b"".join(map(self._encode, events))
+
+    def close(self) -> None:
+        self.context.running.remove(self)
+
+    def cancel(self) -> dict[str, Any]:
+        """Stop generating, and return the response as it is."""
+        choice = self.choices[0]
+        if choice.finish is None:
+            choice.cancel()
+            self._close()
+            self.generation.abort()
+        return self.snapshot()
+
+    def reasoning_tokens(self) -> int | None:
+        return self.choices[0].reasoning_tokens(self.model.tokenizer)
+
+    @property
+    def status(self) -> str:
+        finish = self.choices[0].finish
+        known = {None: "in_progress", "length": "incomplete", "cancelled": "cancelled"}
+        return known.get(finish, "completed")
+
+    def snapshot(self, status: str | None = None) -> dict[str, Any]:
+        """Return the response object as of now."""
+        body, prepared, status = self.body, self.generation.prepared, status or self.status
+        done, params = status != "in_progress", prepared.params
+        reasoning, text = body.reasoning or {}, body.text or {}
+        conversation, ignored = self.context.conversation, prepared.ignored
+        found = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.generation.created,
+            "completed_at": self._ended if status == "completed" else None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "model": prepared.model,
+            "output": self.choices[0].output.snapshot(),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "conversation": None if conversation is None else {"id": conversation},
+            "prompt_cache_key": None,
+            "reasoning": {k: reasoning.get(k) for k in ("effort", "summary")},
+            "safety_identifier": None,
+            "service_tier": "default",
+            "store": self.stores,
+            "temperature": params.temperature,
+            "text": {"format": {"type": "text"}} | text,
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "usage": self._usage() if done else None,
+            "user": None,
+            "metadata": self.metadata,
+        }
+        return found | ({"x_inferno": {"ignored": ignored}} if ignored else {})
+
+    def _close(self, status: str | None = None) -> None:
+        """Close the output, once."""
+        if self._ended is None:
+            self._ended = time.time()
+            own = status or ("completed" if self.status == "completed" else "incomplete")
+            self.choices[0].end(own)
+
+    def _drain(self) -> list[Event]:
+        choice = self.choices[0]
+        events, choice.events = choice.events, []
+        return events
+
+    def _encode(self, event: Event) -> bytes:
+        kind, values = event
+        number, self._sequence = self._sequence, self._sequence + 1
+        content = {"type": kind, "sequence_number": number, **values}
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(content))
+
+    def _usage(self) -> dict[str, Any]:
+        usage: dict[str, Any] = self.usage()
+        reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": usage["total_tokens"],
+        }

@@ -1,0 +1,273 @@
+"""The files under `deploy/` fit the software: each is read by its own validator where that is
+installed, and every flag, metric and path in them exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from litestar.testing import TestClient
+from tests.server.server_fakes import FakeLLM
+
+from inferno.cli import cli
+from inferno.cli.serve import command
+from inferno.server import create_app
+from inferno.server.app import OPEN_PATHS
+from inferno.server.keys import Keys, read_keys
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
+_METRIC = re.compile(r"\binferno_[a-z_0-9]+")
+
+
+def validator(name: str) -> str:
+    """The path of a program that checks a file's format; skips the test without it."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def checked(*args: str) -> None:
+    done = subprocess.run(args, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def metrics() -> set[str]:
+    """Every name that a server exports."""
+    app = create_app(FakeLLM(), api_keys=Keys(["k"]), key_metrics=True)  # type: ignore[arg-type]
+    with TestClient(app) as http:
+        headers = {"Authorization": "Bearer k"}
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        assert http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+        text = http.get("/metrics", headers=headers).text
+    return {
+        line.partition(" ")[0].partition("{")[0] for line in text.splitlines() if line[0] != "#"
+    }
+
+
+def paths() -> set[str]:
+    app = create_app(FakeLLM())  # type: ignore[arg-type]
+    return {route.path for route in app.routes}
+
+
+def manifests() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+
+
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def expressions() -> Iterator[str]:
+    """Every PromQL expression."""
+    yield from (rule["expr"] for rule in rules())
+    for panel in json.loads((DEPLOY / "grafana" / "inferno.json").read_text())["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+
+
+def test_every_metric_of_the_dashboard_and_the_rules_is_exported(metrics: set[str]) -> None:
+    used = {name for text in expressions() for name in _METRIC.findall(text)}
+    assert len(used) > 12
+    assert used - metrics == set()
+
+
+def test_every_label_is_one_that_its_metrics_may_have() -> None:
+    known = {"model_name", "le", "status", "state", "finished_reason", "key", "job", "instance"}
+    for text in expressions():
+        selected = re.findall(r"[{,]\s*([a-z_]+)\s*(?:=~|!~|!=|=)", text)
+        grouped = [name for by in re.findall(r"by \(([^)]*)\)", text) for name in by.split(", ")]
+        assert {*selected, *grouped} <= known, text
+        assert text.count("(") == text.count(")") and text.count("{") == text.count("}")
+
+
+def test_alerts_say_what_to_look_at() -> None:
+    for rule in rules():
+        assert rule["alert"].startswith("Inferno")
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_the_dashboards_panels_do_not_overlap() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "inferno.json").read_text())
+    panels = [panel["gridPos"] for panel in dashboard["panels"]]
+    cells = [
+        (x, y)
+        for at in panels
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(panels)
+
+
+def test_promtool_accepts_the_rules_and_the_configuration() -> None:
+    promtool = validator("promtool")
+    checked(promtool, "check", "rules", str(DEPLOY / "prometheus" / "rules.yml"))
+    checked(promtool, "check", "config", str(DEPLOY / "prometheus" / "prometheus.yml"))
+
+
+def test_the_configuration_is_one_that_serve_reads() -> None:
+    file = DEPLOY / "inferno.toml"
+    result = CliRunner().invoke(cli, ["serve", "--config", str(file), "--print-config"])
+    assert result.exit_code == 0, result.output
+    printed, written = tomllib.loads(result.output), tomllib.loads(file.read_text())
+    assert printed["models"].keys() == written["models"].keys()
+    assert {name: printed[name] for name in written if name != "models"} == {
+        name: value for name, value in written.items() if name != "models"
+    }
+
+
+def test_the_keys_are_ones_that_serve_reads() -> None:
+    keys = read_keys(DEPLOY / "keys.toml")
+    assert any(key.admin for key in keys)
+    models = tomllib.loads((DEPLOY / "inferno.toml").read_text())["models"]
+    assert {name for key in keys for name in key.models} <= set(models)
+    assert Keys((), DEPLOY / "keys.toml").needed
+
+
+def command_lines() -> list[list[str]]:
+    """Every `inferno serve` with its arguments."""
+    unit = (DEPLOY / "systemd" / "inferno.service").read_text()
+    [start] = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+    container = (DEPLOY / "Containerfile").read_text()
+    [entry] = re.findall(r"^ENTRYPOINT (.*)$", container, re.MULTILINE)
+    [default] = re.findall(r"^CMD (.*)$", container, re.MULTILINE)
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    [deployment] = [each for each in manifests() if each["kind"] == "Deployment"]
+    [inside] = deployment["spec"]["template"]["spec"]["containers"]
+    assert json.loads(entry) == ["inferno"]
+    return [
+        shlex.split(start)[1:],
+        json.loads(default),
+        compose["services"]["inferno"]["command"],
+        inside["args"],
+    ]
+
+
+def test_every_command_line_is_one_that_the_program_takes() -> None:
+    flags = {o for p in command.params if isinstance(p, click.Option) for o in p.opts}
+    for line in command_lines():
+        assert line[0] == "serve"
+        assert {word for word in line if word.startswith("--")} <= flags
+        assert line[line.index("--config") + 1] == "/etc/inferno/inferno.toml"
+
+
+def test_every_probe_is_a_path_that_needs_no_key() -> None:
+    found = set()
+    for manifest in manifests():
+        containers = manifest["spec"].get("template", {}).get("spec", {}).get("containers", ())
+        found |= {
+            probe["httpGet"]["path"]
+            for container in containers
+            for name, probe in container.items()
+            if name.endswith("Probe") and "httpGet" in probe
+        }
+    found |= set(re.findall(r":8000(/[a-z]+)", (DEPLOY / "Containerfile").read_text()))
+    assert found == {"/health"}
+    assert found <= set(OPEN_PATHS) & paths()
+    config = tomllib.loads((DEPLOY / "inferno.toml").read_text())
+    scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert scrape["scrape_configs"][0]["metrics_path"] in {*config["open_path"]} & paths()
+    for proxy in ("nginx.conf", "Caddyfile"):
+        assert "/metrics" in (DEPLOY / proxy).read_text()
+
+
+def test_the_server_has_time_to_drain() -> None:
+    config = tomllib.loads((DEPLOY / "inferno.toml").read_text())
+    unit = (DEPLOY / "systemd" / "inferno.service").read_text()
+    [deployment] = [each for each in manifests() if each["kind"] == "Deployment"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    times = [
+        int(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0]),
+        deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"],
+        int(compose["services"]["inferno"]["stop_grace_period"].removesuffix("s")),
+    ]
+    assert all(seconds > config["shutdown_timeout"] for seconds in times)
+
+
+def test_kubernetes_objects_refer_to_each_other() -> None:
+    by_kind = {each["kind"]: each for each in manifests()}
+    assert set(by_kind) == {"PersistentVolumeClaim", "Service", "Deployment"}
+    template = by_kind["Deployment"]["spec"]["template"]
+    labels = by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert labels == by_kind["Service"]["spec"]["selector"]
+    assert labels.items() <= template["metadata"]["labels"].items()
+    [container] = template["spec"]["containers"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert mounted == set(volumes)
+    claim = volumes["models"]["persistentVolumeClaim"]["claimName"]
+    assert claim == by_kind["PersistentVolumeClaim"]["metadata"]["name"]
+    ports = {port["name"] for port in container["ports"]}
+    assert {port["targetPort"] for port in by_kind["Service"]["spec"]["ports"]} <= ports
+
+
+def test_kubeconform_accepts_the_manifests() -> None:
+    checked(validator("kubeconform"), "-strict", str(DEPLOY / "kubernetes.yaml"))
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    analyze = validator("systemd-analyze")
+    text = (DEPLOY / "systemd" / "inferno.service").read_text()
+    unit = tmp_path / "inferno.service"
+    unit.write_text(text.replace("/opt/inferno/bin/inferno", shutil.which("true") or "/bin/true"))
+    done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True)
+    complaints = [line for line in done.stderr.splitlines() if "inferno.service" in line]
+    assert done.returncode == 0 and complaints == [], done.stderr
+
+
+def test_nginx_accepts_the_site(tmp_path: Path) -> None:
+    nginx = validator("nginx")
+    site = re.sub(r"^\s*(ssl_certificate\w*|http2) .*$", "", _read("nginx.conf"), flags=re.M)
+    (tmp_path / "site.conf").write_text(site.replace("listen 443 ssl", "listen 8443"))
+    main = f"pid {tmp_path}/pid; events {{}} http {{ include {tmp_path}/site.conf; }}"
+    (tmp_path / "nginx.conf").write_text(main)
+    checked(nginx, "-t", "-q", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"))
+
+
+def test_caddy_accepts_its_file() -> None:
+    file = str(DEPLOY / "Caddyfile")
+    checked(validator("caddy"), "validate", "--adapter", "caddyfile", "--config", file)
+
+
+def test_the_containers_instructions_are_known() -> None:
+    text = re.sub(r"\\\n", " ", _read("Containerfile"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    known = {
+        *("FROM", "ARG", "RUN", "ENV", "WORKDIR", "COPY", "VOLUME", "USER", "EXPOSE"),
+        *("STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD"),
+    }
+    assert {line.split()[0] for line in lines} <= known
+    users = [line.split()[1] for line in lines if line.startswith("USER")]
+    [deployment] = [each for each in manifests() if each["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]["securityContext"]
+    assert users == [str(pod["runAsUser"])]
+
+
+def test_hadolint_accepts_the_container_file() -> None:
+    checked(validator("hadolint"), str(DEPLOY / "Containerfile"))
+
+
+def test_no_file_is_unread() -> None:
+    assert {path.suffix or path.name for path in FILES} == {
+        *(".toml", ".json", ".yml", ".yaml", ".service", ".conf", "Containerfile", "Caddyfile")
+    }
+
+
+def _read(name: str) -> str:
+    return (DEPLOY / name).read_text()

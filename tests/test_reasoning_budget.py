@@ -1,0 +1,128 @@
+"""A budget of reasoning: the closing marker comes after that many tokens, and nothing else
+changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferno import LLM, SamplingParams
+from inferno.constraints.budget import BudgetConstraint
+from inferno.constraints.constraint import ReasoningTokens
+from inferno.contracts import GrammarSpec, ReasoningMarkers, Vocabulary
+
+END = 256
+
+
+def encode(text: str) -> Sequence[int]:
+    return list(text.encode())
+
+
+VOCABULARY = Vocabulary(
+    tokens=[*(bytes([i]) for i in range(256)), b"<end>"],
+    special=frozenset({END}),
+    end=(END,),
+    encode=encode,
+)
+
+
+def budget_of(tokens: int, *, is_open: bool = False) -> BudgetConstraint:
+    markers = ReasoningMarkers(open="<t>", close="</t>", is_open=False)
+    marks = ReasoningTokens.of(VOCABULARY, markers)
+    return BudgetConstraint(None, marks, tuple(encode("</t>")), tokens, is_open)
+
+
+def allowed(constraint: BudgetConstraint) -> set[int]:
+    mask_NW = np.zeros((1, 9), np.int32)
+    assert constraint.fill((), mask_NW) is None
+    constraint.finish_fill(mask_NW)
+    bits = np.unpackbits(mask_NW.view(np.uint8), bitorder="little")
+    return {int(i) for i in np.flatnonzero(bits)}
+
+
+def write(constraint: BudgetConstraint, wanted: str) -> str:
+    """What a model writes that wants to write this."""
+    written, rest = b"", wanted.encode()
+    while rest:
+        tokens = allowed(constraint)
+        if rest[0] in tokens:
+            token, rest = rest[0], rest[1:]
+        else:
+            [token] = tokens
+        assert constraint.accept(token)
+        written += bytes([token])
+    return written.decode()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted", "written"),
+    [
+        (3, "<t>abcdef", "<t>abc</t>def"),
+        (0, "<t>abc", "<t></t>abc"),
+        (9, "<t>abc</t>def and more", "<t>abc</t>def and more"),
+        (3, "no reasoning at all", "no reasoning at all"),
+        (3, "<b>abcdef", "<b>abcdef"),
+    ],
+)
+def test_reasoning_ends_after_its_budget(tokens: int, wanted: str, written: str) -> None:
+    assert write(budget_of(tokens), wanted) == written
+
+
+def test_reasoning_that_the_prompt_has_opened_counts_from_the_first_token() -> None:
+    assert write(budget_of(3, is_open=True), "abcdef") == "abc</t>def"
+
+
+def test_the_closing_marker_is_known_ahead_and_drafts_stay_within_the_budget() -> None:
+    constraint = budget_of(4, is_open=True)
+    assert constraint.count_valid(encode("abcdef")) == 3
+    for token in encode("abcd"):
+        constraint.accept(token)
+    assert constraint.forced() == tuple(encode("</t>"))
+    assert constraint.count_valid(encode("x")) == 0
+
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 8}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+def test_a_model_is_held_to_a_budget_and_to_a_call() -> None:
+    question = [{"role": "user", "content": "What is 12 + 30?"}]
+    with LLM("demo", memory="2GiB", chat_format="hermes") as llm:
+        found = llm.preprocessor.chat_format()
+        assert found is not None
+        free, short = (
+            llm.chat(
+                question,
+                SamplingParams(max_tokens=60, temperature=0, thinking_token_budget=budget),
+                chat_template_kwargs={"enable_thinking": True},
+            )[0].outputs[0]
+            for budget in (None, 3)
+        )
+        assert free.text.startswith("<think>\nI compute") and "</think>" in free.text
+        thought = short.text.partition("</think>")[0]
+        assert free.text.startswith(thought) and len(thought) < len("<think>\nI compute 12")
+
+        grammar = found.call_grammar(TOOLS)
+        assert grammar is not None
+        spec = GrammarSpec(kind="lark", text=grammar)
+        params = SamplingParams(max_tokens=200, temperature=0, structured_outputs=spec)
+        text = llm.chat(question, params, tools=TOOLS)[0].outputs[0].text
+        parser = found.parser("", TOOLS)
+        [call] = [d for d in [*parser.feed(text), *parser.finish()] if d.kind == "tool"]
+        assert call.name == "weather" and json.loads(call.text).keys() == {"city"}
