@@ -34,8 +34,8 @@ class Client:
     script: str
     package: str
     """The package it imports, and the name of its environment with - for _."""
-    all_formats: bool = False
-    """Whether it talks to every chat format, or to one."""
+    formats: tuple[str, ...] = ("hermes",)
+    """Those in which its flows with tools and thinking run; the others run in the first."""
 
     def start(
         self, flows: Sequence[str], environment: Mapping[str, str]
@@ -75,8 +75,8 @@ class Client:
 
 
 ALL = (
-    Client("openai_python.py", "openai", all_formats=True),
-    Client("anthropic_python.py", "anthropic", all_formats=True),
+    Client("openai_python.py", "openai", tuple(sorted(FORMATS, key="hermes".__ne__))),
+    Client("anthropic_python.py", "anthropic", ("hermes", "thinks", "mistral", "harmony")),
     Client("ollama_python.py", "ollama"),
     Client("openai_node.mjs", "openai"),
     Client("langchain_python.py", "langchain_openai"),
@@ -93,8 +93,9 @@ def _cases() -> list[tuple[Client, str, str]]:
     cases = []
     for client in ALL:
         for flow in client.flows():
-            varies = client.all_formats and re.search("tools|thinking", flow)
-            for name, each in FORMATS.items() if varies else [("hermes", FORMATS["hermes"])]:
+            varies = re.search("tools|thinking", flow)
+            for name in client.formats if varies else client.formats[:1]:
+                each = FORMATS[name]
                 if (
                     (each.thinks or "thinking" not in flow)
                     and (each.parallel or "parallel" not in flow)
