@@ -251,7 +251,7 @@ class SamplingParams:
     )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
-        converter=attrs.converters.optional(tuple),
+        converter=attrs.converters.optional(_ids),
         metadata=_described("Draw these token ids only.", flag=False),
     )
     bad_words: tuple[str, ...] = field(

@@ -170,15 +170,15 @@ class Preprocessor:
         self, params: SamplingParams, found: OutputFormat | None, prompt: str
     ) -> SamplingParams:
         """Return the parameters for a rendered conversation: a grammar or a budget of reasoning
-        knows where this format's reasoning begins and ends. Without reasoning there is no
-        budget."""
+        knows where this format's reasoning begins and ends. Where the format has none, or the
+        prompt has closed it, there is no budget, and the grammar holds from the first token."""
         spec, budget = params.structured_outputs, params.thinking_token_budget
-        if (spec is None and budget is None) or found is None or found.reasoning is None:
+        opening, closing = (found.reasoning if found is not None else None) or ("", "")
+        closed = not closing or prompt.rstrip().endswith(closing.strip())
+        if found is None or closed or (spec is None and budget is None):
             return attrs.evolve(params, thinking_token_budget=None) if budget else params
-        opening, closing = (marker.strip() for marker in found.reasoning)
-        markers = ReasoningMarkers(
-            open=opening, close=closing, is_open=found.opens_reasoning(prompt)
-        )
+        is_open = found.opens_reasoning(prompt)
+        markers = ReasoningMarkers(open=opening.strip(), close=closing.strip(), is_open=is_open)
         if spec is not None and spec.reasoning is None:
             spec = attrs.evolve(spec, reasoning=markers)
         return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
