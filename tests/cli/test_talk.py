@@ -37,6 +37,9 @@ class FakePreprocessor:
     vocab_size: int = 10
     response_template: None = None
 
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        return ""
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         if "refuse" in messages[-1]["content"]:
             raise RequestError("No", "Ask something else.")

@@ -14,6 +14,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
+from inferno.server.describe import fields_of
 from inferno.server.early import EarlyStreams
 from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
@@ -153,6 +154,7 @@ def create_app(
         openapi_config=openapi_config(BODIES),
         logging_config=None,
     )
+    app.state.fields = fields_of(BODIES)
     app.state.routes = routes = Routes.of(app)
     gate = Gate(EarlyStreams(app.asgi_handler), routes, frozenset(allowed_hosts), origins)
     app.asgi_handler = Recorded(gate, on_end, prompts=log_prompts)
