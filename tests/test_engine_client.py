@@ -4,6 +4,7 @@ dies. No clocks: `EngineClient.start` returns when the engine is ready or has en
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import signal
@@ -21,6 +22,8 @@ from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import EngineClient
 from inferno.process.heartbeat import Watchdog
+from inferno.process.supervisor import Supervisor
+from inferno.process.worker import ToClient
 from inferno.sampling_params import SamplingParams
 
 pytest.importorskip("inferno_demo")
@@ -280,3 +283,23 @@ def test_the_engine_goes_when_its_parent_is_killed(plan: Plan) -> None:
         parent.kill()
     select.select([engine], [], [])  # readable once the engine has ended
     os.close(engine)
+
+
+def test_the_engines_log_lines_are_written_by_the_client_and_name_the_model(
+    plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: list[list[bytes]] = []
+
+    class Socket:
+        def send_multipart(self, parts: list[bytes]) -> None:
+            sent.append(parts)
+
+    logger, level = "inferno.runner", logging.WARNING
+    record = logging.LogRecord(logger, level, "", 0, "%s is %d", ("it", 3), None)
+    ToClient(Socket()).emit(record)  # type: ignore[arg-type]
+    named = attrs.evolve(plan, model_id="small")
+    with caplog.at_level("INFO"):
+        Supervisor(named, lambda *_: None, lambda _: None)._take(*sent[0])
+    [line] = caplog.records
+    assert (line.name, line.levelno) == (logger, level)
+    assert line.getMessage() == "small: it is 3"

@@ -29,6 +29,9 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's format."""
 
+MAX_LOGPROB_IDS = 1024
+"""Maximum of `logprob_token_ids`."""
+
 _ENDING = 32
 """Tokens of a prompt that show whether it has opened reasoning."""
 DEFAULT_MAX_TOKENS = 256
@@ -167,15 +170,15 @@ class Preprocessor:
         self, params: SamplingParams, found: OutputFormat | None, prompt: str
     ) -> SamplingParams:
         """Return the parameters for a rendered conversation: a grammar or a budget of reasoning
-        knows where this format's reasoning begins and ends. Without reasoning there is no
-        budget."""
+        knows where this format's reasoning begins and ends. Where the format has none, or the
+        prompt has closed it, there is no budget, and the grammar holds from the first token."""
         spec, budget = params.structured_outputs, params.thinking_token_budget
-        if (spec is None and budget is None) or found is None or found.reasoning is None:
+        opening, closing = (found.reasoning if found is not None else None) or ("", "")
+        closed = not closing or prompt.rstrip().endswith(closing.strip())
+        if found is None or closed or (spec is None and budget is None):
             return attrs.evolve(params, thinking_token_budget=None) if budget else params
-        opening, closing = (marker.strip() for marker in found.reasoning)
-        markers = ReasoningMarkers(
-            open=opening, close=closing, is_open=found.opens_reasoning(prompt)
-        )
+        is_open = found.opens_reasoning(prompt)
+        markers = ReasoningMarkers(open=opening.strip(), close=closing.strip(), is_open=is_open)
         if spec is not None and spec.reasoning is None:
             spec = attrs.evolve(spec, reasoning=markers)
         return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
@@ -284,7 +287,14 @@ class Preprocessor:
             self._check_processor(call, f"logits_processors[{i}]")
         self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self.check_ids("stop_token_ids", params.stop_token_ids)
-        self.check_ids("logprob_token_ids", params.logprob_token_ids)
+        wanted = params.logprob_token_ids
+        self.check_ids("logprob_token_ids", wanted)
+        if len(wanted) > MAX_LOGPROB_IDS or (wanted and params.logprobs is None):
+            raise RequestError(
+                f"logprob_token_ids has {len(wanted)} entries, and logprobs is {params.logprobs}",
+                f"Ask for logprobs, and give at most {MAX_LOGPROB_IDS}.",
+                param="logprob_token_ids",
+            )
 
     def _check_processor(self, call: ProcessorCall, param: str) -> None:
         known = self.logits_processors
