@@ -147,15 +147,18 @@ WRITE_NO_CALLS = {
 
 @pytest.mark.skipif(not FOLDER, reason="INFERNO_TEMPLATES names no folder of templates")
 def test_calls_of_real_templates_are_read() -> None:
-    failed, catalog = {}, load_catalog()
+    failed: dict[str, str] = {}
+    catalog = load_catalog()
     for path in sorted(Path(FOLDER or ".").glob("*.jinja")):
         source = path.read_text(encoding="utf-8")
         choice, _, _ = catalog.chat_format(ChatNeed(template=source))
         if choice is None or path.stem in WRITE_NO_CALLS:
             continue
 
+        chosen = choice.item.name
+
         class Real(ChatFormatTests):
-            name, template = choice.item.name, source
+            name, template = chosen, source
 
         for parallel in (True, False):
             Real.parallel = parallel
