@@ -135,15 +135,12 @@ class Preprocessor:
     def check_characters(self, count: int, param: str, least: int = 0) -> None:
         """Raise RequestError for a string of so many characters that it exceeds the context
         whatever they are: encoding takes a second per million. `least` are always allowed."""
-        longest = self._tokenizer(param).longest_token
-        if count > max(self.max_model_len * longest, least):
-            raise RequestError(
-                f"{param} has {count} characters, but the context holds {self.max_model_len} "
-                f"tokens, each of at most {longest} characters",
-                "Shorten it, or start with a larger --max-model-len if the model allows it.",
-                param=param,
-                code="context_length_exceeded",
-            )
+        longest, most = self._tokenizer(param).longest_token, self.max_model_len
+        if count > max(most * longest, least):
+            cause = f"{param} has {count} characters, but the context holds {most} tokens"
+            remedy = "Shorten it, or start with a larger --max-model-len if the model allows it."
+            cause += f", each of at most {longest} characters"
+            raise RequestError(cause, remedy, param=param, code="context_length_exceeded")
 
     def truncated(self, token_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
         """Return the tokens of a prompt that `params.truncate_prompt_tokens` keeps: the last."""
