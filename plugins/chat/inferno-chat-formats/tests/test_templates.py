@@ -147,7 +147,7 @@ WRITE_NO_CALLS = {
 
 @pytest.mark.skipif(not FOLDER, reason="INFERNO_TEMPLATES names no folder of templates")
 def test_calls_of_real_templates_are_read() -> None:
-    failed, catalog = {}, load_catalog()
+    failed, catalog = dict[str, str](), load_catalog()
     for path in sorted(Path(FOLDER or ".").glob("*.jinja")):
         source = path.read_text(encoding="utf-8")
         choice, _, _ = catalog.chat_format(ChatNeed(template=source))
@@ -155,7 +155,7 @@ def test_calls_of_real_templates_are_read() -> None:
             continue
 
         class Real(ChatFormatTests):
-            name, template = choice.item.name, source
+            name, template = choice.item.name if choice else "", source
 
         for parallel in (True, False):
             Real.parallel = parallel
