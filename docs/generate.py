@@ -20,9 +20,10 @@ import click
 
 from inferno import cli, contracts, errors, hookspecs, sampling_params
 from inferno.catalog import ANY, KINDS, Catalog, load_catalog
+from inferno.cli import config
 from inferno.llm import outputs
 from inferno.plan import options, plan
-from inferno.server import FIELDS
+from inferno.server import FIELDS, keys
 
 DOCS = Path(__file__).parent
 FLOORS = DOCS.parent / "tests" / "test_floors.py"
@@ -465,7 +466,14 @@ def floors() -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
 
 
-_MODULES = {"contracts": contracts, "plan": plan, "options": options, "outputs": outputs}
+_MODULES = {
+    "contracts": contracts,
+    "plan": plan,
+    "options": options,
+    "outputs": outputs,
+    "cli.config": config,
+    "server.keys": keys,
+}
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook,
     "fields": fields,

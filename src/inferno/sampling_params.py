@@ -206,9 +206,8 @@ class SamplingParams:
         default=(),
         converter=_ids,
         metadata=_described(
-            "With `logprobs`: return the log-probabilities of these tokens instead of those of the "
-            "most likely ones.",
-            in_body=False,
+            "Return the log-probabilities of these tokens instead of those of the most likely "
+            "ones; needs `logprobs`.",
             flag=False,
         ),
     )

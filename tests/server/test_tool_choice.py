@@ -14,7 +14,7 @@ from inferno.text import ChatTemplate
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("f", "g")
 ]

@@ -50,7 +50,7 @@ class _Client(Protocol):
 class AsyncLLM:
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
     `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
-    engine without a sign of life for `engine_timeout` seconds is replaced (default 60; 0: never).
+    engine without a sign of life for `engine_timeout` seconds is replaced (default 120; 0: never).
     """
 
     def __init__(

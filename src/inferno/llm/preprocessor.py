@@ -29,6 +29,9 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's format."""
 
+MAX_LOGPROB_IDS = 1024
+"""Maximum of `logprob_token_ids`."""
+
 _ENDING = 32
 """Tokens of a prompt that show whether it has opened reasoning."""
 DEFAULT_MAX_TOKENS = 256
@@ -284,7 +287,14 @@ class Preprocessor:
             self._check_processor(call, f"logits_processors[{i}]")
         self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self.check_ids("stop_token_ids", params.stop_token_ids)
-        self.check_ids("logprob_token_ids", params.logprob_token_ids)
+        wanted = params.logprob_token_ids
+        self.check_ids("logprob_token_ids", wanted)
+        if len(wanted) > MAX_LOGPROB_IDS or (wanted and params.logprobs is None):
+            raise RequestError(
+                f"logprob_token_ids has {len(wanted)} entries, and logprobs is {params.logprobs}",
+                f"Ask for logprobs, and give at most {MAX_LOGPROB_IDS}.",
+                param="logprob_token_ids",
+            )
 
     def _check_processor(self, call: ProcessorCall, param: str) -> None:
         known = self.logits_processors
