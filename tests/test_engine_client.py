@@ -17,13 +17,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from inferno.core.types import EngineOutput, FinishReason, Request
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import EngineClient
 from inferno.process.heartbeat import Watchdog
 from inferno.process.supervisor import Supervisor
 from inferno.process.worker import ToClient
+from inferno.requests import EngineOutput, FinishReason, Request
 from inferno.sampling_params import SamplingParams
 
 pytest.importorskip("inferno_demo")

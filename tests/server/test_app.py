@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.server_fakes import FakeLLM
 from tests.server.test_schema import JSON
 
-from inferno.core.types import EngineStats
 from inferno.errors import EngineDeadError, InfernoError
+from inferno.requests import EngineStats
 from inferno.server import create_app
 from inferno.server.app import MAX_WAITING, limiter_of
 

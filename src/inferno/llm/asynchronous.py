@@ -14,13 +14,13 @@ from typing import Any, Protocol, Self
 from attrs import evolve
 
 from inferno.contracts import GrammarSpec, RequestField
-from inferno.core.types import EngineOutput, EngineStats, Pooling, Request
 from inferno.errors import GrammarError, RequestError
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import Opened, Plan
+from inferno.requests import EngineOutput, EngineStats, Pooling, Request
 from inferno.sampling_params import SamplingParams
 
 _ONE = SamplingParams(max_tokens=1)

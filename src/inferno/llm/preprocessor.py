@@ -13,13 +13,13 @@ import attrs
 from attrs import field, frozen
 
 from inferno.contracts import LogitsProcessor, OutputFormat, ReasoningMarkers, TextAssets
-from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.prompts import Prompt, integers, unwrapped
 from inferno.plan import Opened, Options, open_model
 from inferno.processor_calls import ProcessorCall
+from inferno.requests import Pooling, Request
 from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
