@@ -26,8 +26,6 @@ from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 MAX_LOGPROB_IDS = 1024
 """Maximum of `logprob_token_ids`."""
 
-_ENDING = 32
-"""Tokens of a prompt that show whether it has opened reasoning."""
 DEFAULT_MAX_TOKENS = 256
 """`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
 
@@ -163,9 +161,8 @@ class Preprocessor:
     def reasoned(
         self, params: SamplingParams, found: OutputFormat | None, prompt: str
     ) -> SamplingParams:
-        """Return the parameters for a rendered conversation: a grammar or a budget of reasoning
-        knows where this format's reasoning begins and ends. Where the format has none, or the
-        prompt has closed it, there is no budget, and the grammar holds from the first token."""
+        """Return the parameters for a rendered conversation, with the markers of its reasoning.
+        Without any, or if the prompt has closed it, a grammar holds from the first token."""
         spec, budget = params.structured_outputs, params.thinking_token_budget
         opening, closing = (found.reasoning if found is not None else None) or ("", "")
         closed = not closing or prompt.rstrip().endswith(closing.strip())
@@ -181,11 +178,10 @@ class Preprocessor:
         self, params: SamplingParams | None, token_ids: Sequence[int]
     ) -> SamplingParams | None:
         """Return `reasoned` parameters for an encoded conversation."""
-        if params is None or self.tokenizer is None:
+        asked = params and (params.structured_outputs or params.thinking_token_budget is not None)
+        if params is None or not asked or self.tokenizer is None:
             return params
-        if params.structured_outputs is None and params.thinking_token_budget is None:
-            return params
-        ending = self.tokenizer.decode(token_ids[-_ENDING:], skip_special_tokens=False)
+        ending = self.tokenizer.decode(token_ids[-32:], skip_special_tokens=False)
         return self.reasoned(params, self.chat_format(), ending)
 
     def encode_chat(
