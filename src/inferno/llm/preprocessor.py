@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import operator
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
+from inferno.llm.prompts import integers, unwrapped
 from inferno.plan import Opened, Options, open_model
 from inferno.processor_calls import ProcessorCall
 from inferno.sampling_params import SamplingParams, parameters
@@ -124,11 +124,11 @@ class Preprocessor:
 
     def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Mapping):
-            prompt = _unwrapped(prompt)
+            prompt = unwrapped(prompt)
         if isinstance(prompt, str):
             self.check_characters(len(prompt), "prompt")
             return tuple(self._tokenizer("prompt").encode(prompt))
-        ids = _integers(prompt)
+        ids = integers(prompt)
         self.check_ids("prompt", ids)
         return ids
 
@@ -222,7 +222,7 @@ class Preprocessor:
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
-            prompt = _unwrapped(prompt)
+            prompt = unwrapped(prompt)
         bad_words = self._bad_words(params)
         requests = [
             Request(
@@ -376,28 +376,3 @@ def _nth(params: SamplingParams, index: int) -> SamplingParams:
         seed=None if params.seed is None else params.seed + index,
         prompt_logprobs=params.prompt_logprobs if index == 0 else None,
     )
-
-
-def _unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    """Return the ids, else the string, of a vLLM prompt object. Fields that would be ignored are
-    an error."""
-    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
-    found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if unknown or found is None:
-        raise RequestError(
-            f"invalid prompt object: it has {', '.join(unknown or prompt) or 'no fields'}",
-            'Give {"prompt": string} or {"prompt_token_ids": ids}.',
-            param="prompt",
-        )
-    return found
-
-
-def _integers(ids: Any) -> tuple[int, ...]:
-    try:
-        return tuple(map(operator.index, ids))
-    except TypeError as error:
-        raise RequestError(
-            f"a prompt cannot be of type {type(ids).__name__}",
-            "Give a string or a list of token ids.",
-            param="prompt",
-        ) from error
