@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -24,13 +25,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import zmq
-from client import _events as events_of
 from http_cost import TOKENIZER
 
 from inferno.core.types import EngineOutput, EngineStats, FinishReason, Request
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
-from inferno.process import EngineClient
+from inferno.process import EngineClient, protocol
 from inferno.process.client import TokenStream
 from inferno.process.connection import Connection
 from inferno.process.worker import Worker
@@ -51,7 +51,7 @@ class Paced:
         self._token_id = TOKENIZER.encode("a")[0]
         self._steps = 0
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, *, wait: bool = True) -> None:
         self._running[request.id] = request
         self.drawn[request.id] = []
 
@@ -94,12 +94,19 @@ class Link:
 
     async def start(self) -> None:
         endpoint = f"ipc://{tempfile.mkdtemp()}/engine"
-        self._connection = Connection.bind(zmq.Context(), endpoint, self._on_message)
+        ready = asyncio.Event()
+
+        def take(kind: bytes, body: bytes) -> None:
+            ready.set()
+            self._on_message(kind, body)
+
+        self._connection = Connection.bind(zmq.Context(), endpoint, take)
         command = [sys.executable, __file__, "--engine", endpoint, "--times", self._times]
         self._process = subprocess.Popen([*command, "--pace", str(self._pace * 1000)])
+        await ready.wait()  # what is sent before is lost
 
     async def close(self) -> None:
-        self.send(b"stop", b"")
+        self.send(protocol.STOP, b"")
         self._process.wait(10)
 
     def send(self, kind: bytes, body: bytes) -> None:
@@ -122,26 +129,53 @@ def engine(endpoint: str, pace: float, times: str) -> None:
     heart: Any = None
     worker, paced = Worker(socket, os.getppid(), heart), Paced(pace)
     worker._engine = paced  # type: ignore[assignment]
+    worker._send(protocol.STATS, protocol.encode(paced.stats()))
     while worker._serve():
         pass
     Path(times).write_text(json.dumps(paced.drawn))
 
 
+class Reader(asyncio.Protocol):
+    """A client that notes when each token of its stream comes, and does little else: it shares the
+    server's cores."""
+
+    def __init__(self, request: bytes) -> None:
+        self.id = ""
+        self.times: list[float] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request, self._rest = request, b""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = perf_counter()
+        events, mark, rest = (self._rest + data).rpartition(b"\n\n")
+        self._rest = rest if mark else events + rest
+        if not self.id and (found := re.search(rb'"id":"cmpl-(\w+)"', events)):
+            self.id = found[1].decode() + "-0"
+        self.times += [now] * sum(map(len, re.findall(rb'"text":"(a+)"', events)))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.done.set_result(None)
+
+
 async def through_server(url: str, streams: int, tokens: int) -> dict[str, list[float]]:
     """When each token of each stream was read."""
     host, port = url.removeprefix("http://").split(":")
-    body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    read: dict[str, list[float]] = {}
+    asked = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    request, loop = head.encode() + body, asyncio.get_running_loop()
 
-    async def one() -> None:
-        async for event in events_of(host, int(port), json.dumps(body).encode()):
-            now = perf_counter()
-            if event["choices"] and (text := event["choices"][0]["text"]):
-                times = read.setdefault(event["id"].removeprefix("cmpl-") + "-0", [])
-                times.extend([now] * len(text))
+    async def one() -> Reader:
+        _, reader = await loop.create_connection(lambda: Reader(request), host, int(port))
+        await reader.done
+        return reader
 
-    await asyncio.gather(*(one() for _ in range(streams)))
-    return read
+    readers = await asyncio.gather(*(one() for _ in range(streams)))
+    return {reader.id: reader.times for reader in readers}
 
 
 class Local:
@@ -196,7 +230,7 @@ async def in_process(pace: float, streams: int, tokens: int) -> list[float]:
 def delays(drawn: dict[str, list[float]], read: dict[str, list[float]]) -> list[float]:
     found = []
     for name, times in read.items():
-        assert len(times) == len(drawn[name]), "a token was lost"
+        assert len(times) == len(drawn[name]), f"{len(times)} tokens instead of {len(drawn[name])}"
         found += [b - a for a, b in zip(drawn[name], times, strict=True)]
     return found
 

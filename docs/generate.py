@@ -20,9 +20,10 @@ import click
 
 from inferno import cli, contracts, errors, hookspecs, sampling_params
 from inferno.catalog import ANY, KINDS, Catalog, load_catalog
+from inferno.cli import config
 from inferno.llm import outputs
 from inferno.plan import options, plan
-from inferno.server import FIELDS
+from inferno.server import FIELDS, keys
 
 DOCS = Path(__file__).parent
 FLOORS = DOCS.parent / "tests" / "test_floors.py"
@@ -338,6 +339,16 @@ def _named_architectures() -> dict[str, str]:
     return names | {name: distribution for _, name, distribution in ordered}
 
 
+def chat_formats() -> str:
+    """Each chat format, and the models that have it."""
+    rows = [
+        (f"`{offer.item.name}`", offer.item.models, offer.distribution)
+        for offer in load_catalog().of("inferno_chat_formats")
+        if offer.distribution == "inferno" or _is_ours(offer.distribution)
+    ]
+    return _table(("format", "models", "distribution"), rows)
+
+
 def families() -> str:
     """Each family: what it is found by, the formats it loads from, and the configs that the
     conformance kit checks."""
@@ -455,7 +466,14 @@ def floors() -> str:
     return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1))
 
 
-_MODULES = {"contracts": contracts, "plan": plan, "options": options, "outputs": outputs}
+_MODULES = {
+    "contracts": contracts,
+    "plan": plan,
+    "options": options,
+    "outputs": outputs,
+    "cli.config": config,
+    "server.keys": keys,
+}
 _KINDS: dict[str, Callable[..., str]] = {
     "hook": hook,
     "fields": fields,
@@ -469,6 +487,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     "function": function,
     "kit": kit,
     "families": families,
+    "chat-formats": chat_formats,
 }
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ dies. No clocks: `EngineClient.start` returns when the engine is ready or has en
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import signal
@@ -21,6 +22,8 @@ from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import EngineClient
 from inferno.process.heartbeat import Watchdog
+from inferno.process.supervisor import Supervisor
+from inferno.process.worker import ToClient
 from inferno.sampling_params import SamplingParams
 
 pytest.importorskip("inferno_demo")
@@ -177,13 +180,13 @@ def test_a_stopped_engine_is_not_alive_and_goes_on_when_it_is_continued(plan: Pl
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="only POSIX systems stop processes")
 def test_an_engine_that_stays_stopped_is_replaced(plan: Plan) -> None:
     async def run() -> None:
-        client = EngineClient(plan, timeout=1, beat=0.1)
+        client = EngineClient(plan, timeout=2, beat=0.1)
         await client.start()
         reader = asyncio.create_task(collect(client.submit(request("a"))))
         stopped = client.pid
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(EngineDeadError, match="no sign of life for 1 s"):
+        with pytest.raises(EngineDeadError, match="no sign of life for 2 s"):
             await reader
         await until(lambda: client.alive)
         assert client.pid != stopped and client.restarts == 1
@@ -196,7 +199,7 @@ def test_an_engine_that_stays_stopped_is_replaced(plan: Plan) -> None:
     ("beats", "verdict"),
     [
         ((b"\0", b"\1"), None),  # a slow step
-        ((b"\0",), "was busy with one step for 2 s"),
+        ((b"\0",), "was busy with one step for 1 s"),
         ((), "gave no sign of life for 0.1 s"),
     ],
 )
@@ -208,7 +211,7 @@ def test_a_long_step_is_no_silence_but_an_endless_one_is_noticed(
     async def run() -> None:
         watchdog = Watchdog(timeout=0.1, beat=0.01)
         killed = asyncio.Event()
-        watching = asyncio.create_task(watchdog.watch(killed.set))
+        watching = asyncio.create_task(watchdog.watch(os.getpid(), killed.set))
         for i in range(400):
             if killed.is_set():
                 break
@@ -280,3 +283,23 @@ def test_the_engine_goes_when_its_parent_is_killed(plan: Plan) -> None:
         parent.kill()
     select.select([engine], [], [])  # readable once the engine has ended
     os.close(engine)
+
+
+def test_the_engines_log_lines_are_written_by_the_client_and_name_the_model(
+    plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent: list[list[bytes]] = []
+
+    class Socket:
+        def send_multipart(self, parts: list[bytes]) -> None:
+            sent.append(parts)
+
+    logger, level = "inferno.runner", logging.WARNING
+    record = logging.LogRecord(logger, level, "", 0, "%s is %d", ("it", 3), None)
+    ToClient(Socket()).emit(record)  # type: ignore[arg-type]
+    named = attrs.evolve(plan, model_id="small")
+    with caplog.at_level("INFO"):
+        Supervisor(named, lambda *_: None, lambda _: None)._take(*sent[0])
+    [line] = caplog.records
+    assert (line.name, line.levelno) == (logger, level)
+    assert line.getMessage() == "small: it is 3"

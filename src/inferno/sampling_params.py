@@ -206,9 +206,8 @@ class SamplingParams:
         default=(),
         converter=_ids,
         metadata=_described(
-            "With `logprobs`: return the log-probabilities of these tokens instead of those of the "
-            "most likely ones.",
-            in_body=False,
+            "Return the log-probabilities of these tokens instead of those of the most likely "
+            "ones; needs `logprobs`.",
             flag=False,
         ),
     )
@@ -252,7 +251,7 @@ class SamplingParams:
     )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
-        converter=attrs.converters.optional(tuple),
+        converter=attrs.converters.optional(_ids),
         metadata=_described("Draw these token ids only.", flag=False),
     )
     bad_words: tuple[str, ...] = field(

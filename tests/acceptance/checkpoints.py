@@ -30,8 +30,8 @@ def write_checkpoint(
     bos: str = "",
     response_template: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a toy Qwen3 with that chat template, whose turns end with the token `end`. Its model is
-    made of zeros."""
+    """Write a toy Qwen3 with that chat template, whose turns end with the token `end`, and which is
+    an embedding model too. Its weights are zeros."""
     folder.mkdir(parents=True, exist_ok=True)
     backend = byte_backend()
     special = sorted({end, *more_ends, *filter(None, [bos]), *_SPECIAL.findall(template)})
@@ -67,6 +67,15 @@ def write_checkpoint(
             "eos_token_id": [backend.token_to_id(each) for each in (end, *more_ends)],
         },
     )
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(
+            [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        )
+    ]
+    _write(folder / "modules.json", modules)
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    _write(folder / "1_Pooling" / "config.json", {"pooling_mode": "mean"})
     save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

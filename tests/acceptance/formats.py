@@ -14,6 +14,11 @@ from tests.acceptance.checkpoints import write_checkpoint
 from tests.server.server_fakes import RESPONSE_TEMPLATE
 
 _FOLDER = Path(__file__).parent / "templates"
+_THOUGHTS = {"open": "<think>\n", "close": "\n</think>"}
+_LINES = {
+    **RESPONSE_TEMPLATE,
+    "fields": {**RESPONSE_TEMPLATE["fields"], "reasoning_content": _THOUGHTS},  # type: ignore[dict-item]
+}
 
 
 @frozen(kw_only=True)
@@ -30,6 +35,8 @@ class Format:
     bos: str = ""
     thinks: bool = False
     parallel: bool = True
+    forces: bool = True
+    """Whether a call can be demanded (`tool_choice`)."""
     call_id: str = "call0000{index}"
     response_template: Mapping[str, Any] | None = None
 
@@ -60,7 +67,8 @@ FORMATS = {
             name="response_template",
             template="hermes",
             thinks=True,
-            response_template=RESPONSE_TEMPLATE,
+            forces=False,
+            response_template=_LINES,
         ),
         Format(name="hermes", original="Qwen-Qwen3-0.6B", thinks=True),
         Format(name="thinks", original="Qwen-QwQ-32B", thinks=True),

@@ -32,7 +32,7 @@ from inferno.errors import RequestError
 from inferno.llm.preprocessor import Preprocessor
 
 _WEATHER, _ADD = "get_weather", "add"
-_OUTPUT_TOOLS = re.compile(r'(?<!"title": ")\b(Person|final_result|json_tool_call)\b')
+_OUTPUT_TOOLS = re.compile(r'(?<!"title": ")\b((?:Partial)?Person|final_result|json_tool_call)\b')
 """What clients call the tool by which they ask for an object."""
 _SAY = re.compile(r"Say exactly: (\w+)")
 _SYSTEM = re.compile(r"Answer in one word: (\w+)")

@@ -95,8 +95,10 @@ def _cases() -> list[tuple[Client, str, str]]:
         for flow in client.flows():
             varies = client.all_formats and re.search("tools|thinking", flow)
             for name, each in FORMATS.items() if varies else [("hermes", FORMATS["hermes"])]:
-                if ("thinking" not in flow or each.thinks) and (
-                    "parallel" not in flow or each.parallel
+                if (
+                    (each.thinks or "thinking" not in flow)
+                    and (each.parallel or "parallel" not in flow)
+                    and (each.forces or not re.search("required|forced", flow))
                 ):
                     cases.append((client, name, flow))
     return cases

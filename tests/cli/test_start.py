@@ -8,7 +8,7 @@ import sys
 import pytest
 
 HEAVY = "{'torch', 'transformers', 'litestar', 'huggingface_hub', 'numpy'}"
-COMMANDS = ["serve", "chat", "generate", "bench", "explain", "plugins", "pull"]
+COMMANDS = ["serve", "chat", "generate", "run-batch", "bench", "explain", "plugins", "pull"]
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:

@@ -71,6 +71,7 @@ PLAN = SimpleNamespace(
     dtype="float32",
     schemes=(SimpleNamespace(name="dense", layout="float32", nbytes=100),),
     device=SimpleNamespace(torch_name="cpu"),
+    chat_format=SimpleNamespace(name="none"),
 )
 
 

@@ -255,9 +255,9 @@ def test_a_client_that_leaves_frees_its_place(client: Any, served: Served) -> No
     next(iter(stream))
     stream.close()
     headers = {"Authorization": "Bearer secret"}
-    idle = "inferno_num_requests_running 0.0"
+    idle = 'inferno_num_requests_running{model_name="demo"} 0.0'
     wait_until(lambda: idle in httpx.get(f"{served.url}/metrics", headers=headers).text)
-    aborted = 'inferno_request_success_total{finished_reason="abort"} 1.0'
+    aborted = 'inferno_request_success_total{finished_reason="abort",model_name="demo"} 1.0'
     assert aborted in httpx.get(f"{served.url}/metrics", headers=headers).text
 
 

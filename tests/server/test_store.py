@@ -169,13 +169,28 @@ def test_what_is_not_used_for_long_expires(database: Any, tmp_path: Path) -> Non
     db.save("me", stored("new"))
     with db._db:
         db._db.execute("UPDATE records SET used = ? WHERE id = 'old'", (time.time() - 101,))
-    db.create("me", {"id": "c"}, [])
+    db.expire()
     assert db.response("me", "old") is None
     assert db.response("me", "new") is not None
     with db._db:
         db._db.execute("UPDATE records SET used = used - 101")
     db.close()
     assert database(path, seconds=100)._bytes == 0, "expired at the start too"
+
+
+def test_what_has_expired_is_not_found(client: Any) -> None:
+    store = Store(days=1)
+    http = client(store=store)
+    made = http.post(RESPONSES, json={"input": "hi"}).json()
+    path = f"{RESPONSES}/{made['id']}"
+    assert http.get(path).status_code == 200
+
+    def age(database: Database) -> None:
+        with database._db:
+            database._db.execute("UPDATE records SET used = used - 86401")
+
+    asyncio.run(store.run(age))
+    assert http.get(path).status_code == 404
 
 
 # --- files ----------------------------------------------------------------------------------------

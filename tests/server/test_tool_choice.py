@@ -14,11 +14,11 @@ from inferno.text import ChatTemplate
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("f", "g")
 ]
-STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 COMPILES = SimpleNamespace(max_num_seqs=4, grammars=(SimpleNamespace(kind="lark"),))
 
@@ -173,4 +173,5 @@ def test_a_budget_of_reasoning_knows_the_markers(client: Any, body: dict[str, An
     ask(client(llm), **body)
     params = llm.seen[-1][1]
     assert params.thinking_token_budget == 7
+    assert params.reasoning is not None
     assert (params.reasoning.open, params.reasoning.close) == ("<think>", "</think>")

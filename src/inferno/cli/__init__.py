@@ -22,6 +22,7 @@ COMMANDS = (
     "serve",
     "chat",
     "generate",
+    "run-batch",
     "bench",
     "explain",
     "plugins",
@@ -30,7 +31,7 @@ COMMANDS = (
     "load",
     "unload",
 )
-"""Commands in help order. Each is `inferno.cli.<name>:command`."""
+"""Commands in help order. Each is `inferno.cli.<name>:command`, with _ for -."""
 
 
 class _LazyGroup(click.RichGroup):
@@ -40,7 +41,9 @@ class _LazyGroup(click.RichGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"inferno.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(
+            f"inferno.cli.{cmd_name.replace('-', '_')}"
+        ).command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

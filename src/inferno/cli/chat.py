@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from click import get_current_context
+from click.core import ParameterSource
 
 from inferno.cli import arm_interrupt, report
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 @click.option("--thinking/--no-thinking", default=None, help="Turn reasoning on or off.")
 @click.option(
     "--url",
+    envvar="OPENAI_BASE_URL",
     help="Chat with this server instead, any that has OpenAI's API; REF is then its model's name. "
     "[default: OPENAI_BASE_URL, if REF is left out]",
 )
-@click.option("--api-key", help="The server's key. [default: OPENAI_API_KEY]")
+@click.option(
+    "--api-key", envvar="OPENAI_API_KEY", help="The server's key. [default: OPENAI_API_KEY]"
+)
 @click.option(
     "--history/--no-history", default=True, help="Keep what is typed for the next session."
 )
@@ -48,8 +52,12 @@ def command(
 ) -> None:
     """Chat with REF. /help lists the commands. Input may be piped in: each line is one message."""
     sampling = take_sampling(values)
-    if url is None and ref is None and (url := os.environ.get("OPENAI_BASE_URL")):
-        click.echo(f"No model named: using OPENAI_BASE_URL, {url}.", err=True)
+    source = get_current_context().get_parameter_source("url")
+    if url and source is ParameterSource.ENVIRONMENT:
+        if ref is None:
+            click.echo(f"No model named: using the server at {url}.", err=True)
+        else:
+            url = None  # a variable for other programs does not make a path or hub id a server's
     values["chat_template"] = chat_template
     opening = _remote(url, api_key, ref, values) if url else _local(ref, values)
     with opening as model:
@@ -118,9 +126,7 @@ def _remote(
                 f"--{option.replace('_', '-')} is for a model in this process, not for {url}",
                 "Leave it out.",
             )
-    with contextlib.closing(
-        RemoteModel(url, key or os.environ.get("OPENAI_API_KEY"), name)
-    ) as model:
+    with contextlib.closing(RemoteModel(url, key, name)) as model:
         yield model
 
 

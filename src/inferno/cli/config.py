@@ -220,7 +220,7 @@ def _unknown(key: str, path: str | None, known: list[str]) -> OptionError:
 def _toml(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=str)  # of a path, too
 
 
 def _toml_key(name: str) -> str:

@@ -14,15 +14,15 @@ _network = partial(click.option, panel="Network")
 _limits = partial(click.option, panel="Limits")
 
 
-def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Parse file permissions in octal."""
+def _mode(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Check file permissions in octal."""
     try:
         mode = int(value, 8)
     except ValueError:
         mode = -1
     if not 0 <= mode <= 0o777:
         raise click.BadParameter(f"{value} is not a mode like 660", ctx, param)
-    return mode
+    return value
 
 
 network_options = together(
@@ -72,9 +72,9 @@ network_options = together(
         _limits(
             "--engine-timeout",
             type=click.FloatRange(0),
-            default=60,
+            default=120,
             help="Seconds without a sign of life after which the engine process is replaced, or "
-            "one twentieth of those that a single step may take; 0 for never.",
+            "one tenth of those that a single step may take; 0 for never.",
         ),
     ]
 )
@@ -93,6 +93,7 @@ class Network:
     @classmethod
     def taken(cls, values: dict[str, Any]) -> Network:
         """Take the options out of a command's values."""
+        values["uds_mode"] = int(values["uds_mode"], 8)
         server = ("uds", "uds_mode", "ssl_certfile", "ssl_keyfile")
         app = ("cors_origins", "max_waiting", "max_body_bytes", "request_timeout")
         hosts = values.pop("allowed_hosts")

@@ -38,9 +38,8 @@ def declare(function: Callable[..., Any]) -> click.Command:
     `INFERNO_MAX_MODEL_LEN`."""
     settings = {"help_option_names": ["-h", "--help"], "show_default": True}
     first = click.option_panel("Options")  # a command's own options before the shared ones
-    command = click.command(function.__module__.rpartition(".")[2], context_settings=settings)(
-        first(function)
-    )
+    name = function.__module__.rpartition(".")[2].replace("_", "-")
+    command = click.command(name, context_settings=settings)(first(function))
     for option in command.params:
         if isinstance(option, click.Option) and option.expose_value:
             flag = next(o for o in option.opts if o.startswith("--"))

@@ -4,7 +4,6 @@ pipe, where each line is one message."""
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -87,5 +86,4 @@ def _complete(line: str, text: str, i: int, commands: Sequence[str]) -> str | No
 
 
 def _history_file() -> Path:
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "inferno" / "chat_history"
+    return Path(click.get_app_dir("inferno")) / "chat_history"

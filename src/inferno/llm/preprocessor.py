@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import operator
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 from attrs import field, frozen
@@ -18,16 +17,14 @@ from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
+from inferno.llm.prompts import Prompt, integers, unwrapped
 from inferno.plan import Opened, Options, open_model
 from inferno.processor_calls import ProcessorCall
 from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
-
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
-"""A conversation in OpenAI's format."""
+MAX_LOGPROB_IDS = 1024
+"""Maximum of `logprob_token_ids`."""
 
 _ENDING = 32
 """Tokens of a prompt that show whether it has opened reasoning."""
@@ -121,11 +118,11 @@ class Preprocessor:
 
     def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Mapping):
-            prompt = _unwrapped(prompt)
+            prompt = unwrapped(prompt)
         if isinstance(prompt, str):
             self.check_characters(len(prompt), "prompt")
             return tuple(self._tokenizer("prompt").encode(prompt))
-        ids = _integers(prompt)
+        ids = integers(prompt)
         self.check_ids("prompt", ids)
         return ids
 
@@ -167,15 +164,15 @@ class Preprocessor:
         self, params: SamplingParams, found: OutputFormat | None, prompt: str
     ) -> SamplingParams:
         """Return the parameters for a rendered conversation: a grammar or a budget of reasoning
-        knows where this format's reasoning begins and ends. Without reasoning there is no
-        budget."""
+        knows where this format's reasoning begins and ends. Where the format has none, or the
+        prompt has closed it, there is no budget, and the grammar holds from the first token."""
         spec, budget = params.structured_outputs, params.thinking_token_budget
-        if (spec is None and budget is None) or found is None or found.reasoning is None:
+        opening, closing = (found.reasoning if found is not None else None) or ("", "")
+        closed = not closing or prompt.rstrip().endswith(closing.strip())
+        if found is None or closed or (spec is None and budget is None):
             return attrs.evolve(params, thinking_token_budget=None) if budget else params
-        opening, closing = (marker.strip() for marker in found.reasoning)
-        markers = ReasoningMarkers(
-            open=opening, close=closing, is_open=found.opens_reasoning(prompt)
-        )
+        is_open = found.opens_reasoning(prompt)
+        markers = ReasoningMarkers(open=opening.strip(), close=closing.strip(), is_open=is_open)
         if spec is not None and spec.reasoning is None:
             spec = attrs.evolve(spec, reasoning=markers)
         return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
@@ -219,7 +216,7 @@ class Preprocessor:
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
-            prompt = _unwrapped(prompt)
+            prompt = unwrapped(prompt)
         bad_words = self._bad_words(params)
         requests = [
             Request(
@@ -284,7 +281,14 @@ class Preprocessor:
             self._check_processor(call, f"logits_processors[{i}]")
         self.check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self.check_ids("stop_token_ids", params.stop_token_ids)
-        self.check_ids("logprob_token_ids", params.logprob_token_ids)
+        wanted = params.logprob_token_ids
+        self.check_ids("logprob_token_ids", wanted)
+        if len(wanted) > MAX_LOGPROB_IDS or (wanted and params.logprobs is None):
+            raise RequestError(
+                f"logprob_token_ids has {len(wanted)} entries, and logprobs is {params.logprobs}",
+                f"Ask for logprobs, and give at most {MAX_LOGPROB_IDS}.",
+                param="logprob_token_ids",
+            )
 
     def _check_processor(self, call: ProcessorCall, param: str) -> None:
         known = self.logits_processors
@@ -366,28 +370,3 @@ def _nth(params: SamplingParams, index: int) -> SamplingParams:
         seed=None if params.seed is None else params.seed + index,
         prompt_logprobs=params.prompt_logprobs if index == 0 else None,
     )
-
-
-def _unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    """Return the ids, else the string, of a vLLM prompt object. Fields that would be ignored are
-    an error."""
-    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
-    found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if unknown or found is None:
-        raise RequestError(
-            f"invalid prompt object: it has {', '.join(unknown or prompt) or 'no fields'}",
-            'Give {"prompt": string} or {"prompt_token_ids": ids}.',
-            param="prompt",
-        )
-    return found
-
-
-def _integers(ids: Any) -> tuple[int, ...]:
-    try:
-        return tuple(map(operator.index, ids))
-    except TypeError as error:
-        raise RequestError(
-            f"a prompt cannot be of type {type(ids).__name__}",
-            "Give a string or a list of token ids.",
-            param="prompt",
-        ) from error

@@ -1,7 +1,7 @@
 """The messages between the engine process and its client: a kind and one msgpack body, over a local
 socket.
 
-engine -> client   ready Plan (first), tokens [EngineOutput], stats EngineStats,
+engine -> client   ready Plan (first), tokens [EngineOutput], stats EngineStats, log LogLine,
                    failed Failure (then it ends)
 client -> engine   add Request, abort id, stop
 """
@@ -19,7 +19,7 @@ from inferno.errors import ERRORS, InfernoError
 from inferno.plan import Plan, plan_from_json, plan_to_json
 
 ADD, ABORT, STOP = b"add", b"abort", b"stop"
-READY, TOKENS, STATS, FAILED = b"ready", b"tokens", b"stats", b"failed"
+READY, TOKENS, STATS, LOG, FAILED = b"ready", b"tokens", b"stats", b"log", b"failed"
 
 
 @frozen
@@ -45,11 +45,21 @@ class Failure:
         return ERRORS.get(self.kind, InfernoError)(self.cause, self.remedy).with_detail(self.detail)
 
 
+@frozen
+class LogLine:
+    """A line of the engine's log, which the client writes: it knows the format and the level."""
+
+    logger: str
+    level: int
+    message: str
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode_request: Any = msgspec.msgpack.Decoder(Request).decode
 decode_tokens: Any = msgspec.msgpack.Decoder(list[EngineOutput]).decode
 decode_stats: Any = msgspec.msgpack.Decoder(EngineStats).decode
 decode_failure: Any = msgspec.msgpack.Decoder(Failure).decode
+decode_log: Any = msgspec.msgpack.Decoder(LogLine).decode
 decode_text: Any = msgspec.msgpack.Decoder(str).decode
 
 

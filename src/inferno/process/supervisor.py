@@ -155,7 +155,7 @@ class Supervisor:
         while True:
             process, connection, watchdog = self._process, self._connection, self._watchdog
             assert process and connection and watchdog, "_spawn sets them"
-            watching = asyncio.create_task(watchdog.watch(process.kill))
+            watching = asyncio.create_task(watchdog.watch(process.pid, process.kill))
             await process.wait()
             watching.cancel()
             connection.receive()
@@ -167,7 +167,7 @@ class Supervisor:
             self.restarts += 1
             words, ending = self._last_words, watchdog.verdict or _ending(process)
             cause = words.cause if words else f"the engine process {ending}"
-            log.error("%s; starting another", cause)
+            log.error("%s: %s; starting another", self.plan.model_id, cause)
             if words and words.detail:
                 log.error("%s", words.detail)
             self._on_end(
@@ -184,16 +184,23 @@ class Supervisor:
                 start = time.perf_counter()
                 await self._spawn()
                 log.warning(
-                    "engine process %s is ready after %.1f s", self.pid, time.perf_counter() - start
+                    "%s: engine process %s is ready after %.1f s",
+                    self.plan.model_id,
+                    self.pid,
+                    time.perf_counter() - start,
                 )
                 return True
             except InfernoError as error:
-                log.error("the engine did not start: %s", error)
+                log.error("%s: the engine did not start: %s", self.plan.model_id, error)
                 self._failure = EngineDeadError(
                     f"the engine does not start: {error.cause}", error.remedy
                 )
                 await asyncio.sleep(2**attempt)
-        log.critical("the engine failed to start %d times in a row; giving up", _GIVE_UP_AFTER)
+        log.critical(
+            "%s: the engine failed to start %d times in a row; giving up",
+            self.plan.model_id,
+            _GIVE_UP_AFTER,
+        )
         return False
 
     def _take(self, kind: bytes, body: bytes) -> None:
@@ -203,6 +210,10 @@ class Supervisor:
         elif kind == protocol.FAILED:
             failure: protocol.Failure = protocol.decode_failure(body)
             self._last_words = failure.error()
+        elif kind == protocol.LOG:
+            line: protocol.LogLine = protocol.decode_log(body)
+            logger = logging.getLogger(line.logger)
+            logger.log(line.level, "%s: %s", self.plan.model_id, line.message)
         else:
             self._on_message(kind, body)
 

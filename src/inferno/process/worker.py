@@ -10,9 +10,11 @@ error.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import zmq
@@ -85,6 +87,22 @@ class Worker:
         self._socket.send_multipart([kind, body])
 
 
+class ToClient(logging.Handler):
+    """Sends log lines to the client. Those of other threads than the engine's, which owns the
+    socket, go to stderr as they are."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        super().__init__()
+        self._socket = socket
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            print(self.format(record), file=sys.stderr)
+            return
+        line = protocol.LogLine(record.name, record.levelno, self.format(record))
+        self._socket.send_multipart([protocol.LOG, protocol.encode(line)])
+
+
 def main() -> None:
     sleep_at_barriers()
     # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, then
@@ -98,6 +116,8 @@ def main() -> None:
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 2000)
     socket.connect(endpoint)
+    logging.getLogger("inferno").addHandler(ToClient(socket))
+    logging.getLogger("inferno").setLevel(logging.INFO)
     try:
         heart = Heart(int(sys.argv[4]), float(sys.argv[5]))
         Worker(socket, parent, heart).run(Path(sys.argv[3]))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from attrs import frozen
 
-from inferno.errors import InfernoError
 from inferno.server.model import ServedModel
 
-Capability = Literal["chat", "completion", "tools", "reasoning", "embeddings", "rerank"]
+Capability = Literal[
+    "chat", "completion", "tools", "reasoning", "structured", "embeddings", "rerank"
+]
+
+
+Fields = Mapping[str, Mapping[str, list[str]]]
+"""Names of fields by endpoint and support."""
 
 
 @frozen(kw_only=True)
@@ -31,7 +37,10 @@ class Description:
     trained_len: int | None
     """The longest context of its config.json."""
     hidden_size: int | None
-    has_template: bool
+    chat_format: str
+    """How it writes tool calls and reasoning; `none` if that is unknown."""
+    grammars: tuple[str, ...]
+    """The kinds of grammar that can constrain its output."""
     capabilities: tuple[Capability, ...]
 
     @classmethod
@@ -50,7 +59,8 @@ class Description:
             max_model_len=model.preprocessor.max_model_len,
             trained_len=_whole(text.get("max_position_embeddings")),
             hidden_size=_whole(text.get("hidden_size")),
-            has_template=model.preprocessor.template.exists,
+            chat_format=plan.chat_format.name,
+            grammars=tuple(use.kind for use in plan.grammars),
             capabilities=capabilities(model),
         )
 
@@ -63,9 +73,11 @@ def capabilities(model: ServedModel) -> tuple[Capability, ...]:
         found.append("chat")
         if model.output_format is not None and model.output_format.has_tools:
             found.append("tools")
-        if _can_reason(model):
+        if model.output_format is not None and model.output_format.reasoning is not None:
             found.append("reasoning")
     found.append("completion")
+    if model.llm.plan.grammars and model.tokenizer is not None:
+        found.append("structured")
     if not pooling.unsupported:
         found.append("embeddings")
     if pooling.judge is not None or pooling.is_embedder:
@@ -73,14 +85,38 @@ def capabilities(model: ServedModel) -> tuple[Capability, ...]:
     return tuple(found)
 
 
-def _can_reason(model: ServedModel) -> bool:
-    """Whether the chat template knows thoughts."""
-    try:
-        source = model.preprocessor.template.source()
-    except InfernoError:
-        return False
-    return any(word in source for word in ("enable_thinking", "reasoning", "thinking", "<think>"))
-
-
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
+
+
+def fields_of(bodies: Iterable[type[Any]]) -> Fields:
+    """Return the names of each body's fields by their support, by endpoint."""
+    return {
+        body.endpoint: {
+            verdict: [row.name for row in body.rows if row.verdict == verdict]
+            for verdict in ("honoured", "accepted", "refused")
+        }
+        for body in bodies
+    }
+
+
+def details(model: ServedModel, fields: Fields) -> dict[str, Any]:
+    """Return what a model's card says beyond OpenAI's fields."""
+    found = Description.of(model)
+    pooling = model.preprocessor.pooling
+    embeds = "embeddings" in found.capabilities
+    return {
+        "architecture": found.architecture,
+        "format": found.format,
+        "quantization": found.quantization,
+        "device": found.device,
+        "weight_bytes": found.nbytes,
+        "trained_context": found.trained_len,
+        "capabilities": found.capabilities,
+        "chat_format": found.chat_format,
+        "grammars": found.grammars,
+        "embeddings": {"pooling": pooling.pooling, "size": pooling.size, "why": pooling.reason}
+        if embeds
+        else None,
+        "fields": fields,
+    }

@@ -7,7 +7,17 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import admin, anthropic, debug, ollama, openai, pooling, responses, routes
+from inferno.server import (
+    admin,
+    anthropic,
+    debug,
+    llamacpp,
+    ollama,
+    openai,
+    pooling,
+    responses,
+    routes,
+)
 from inferno.server.support import Field
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
@@ -16,6 +26,7 @@ HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *anthropic.HANDLERS,
     *pooling.HANDLERS,
     *ollama.HANDLERS,
+    *llamacpp.HANDLERS,
     *admin.HANDLERS,
     *routes.HANDLERS,
     *debug.HANDLERS,
@@ -26,6 +37,7 @@ BODIES: tuple[type[Any], ...] = (
     *anthropic.BODIES,
     *pooling.BODIES,
     *ollama.BODIES,
+    *llamacpp.BODIES,
     *admin.BODIES,
     *routes.BODIES,
 )

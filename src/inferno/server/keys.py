@@ -184,6 +184,7 @@ class KeyFields:
     concurrency: int | None = None
     """The most requests at once."""
     requests_per_minute: int | None = None
+    """POST requests."""
     tokens_per_minute: int | None = None
     """Prompt and generated tokens together."""
     priority: int | None = None

@@ -27,6 +27,7 @@ _WITH_BODY = {
     "408": "The body did not arrive in time",
     "413": "The body is too large",
     "415": "The body is not JSON",
+    "504": "The answer took longer than the request or the server allows",
 }
 _STREAMS = {"/api": "application/x-ndjson", "/v1": "text/event-stream"}
 """Media type of a streamed answer, by the first part of the path."""

@@ -13,6 +13,7 @@ from litestar.params import FromPath, JSONBody
 import inferno
 from inferno.errors import RequestError
 from inferno.server.anthropic import models as anthropic
+from inferno.server.describe import details
 from inferno.server.errors import RETRY_AFTER
 from inferno.server.metrics import Metrics
 from inferno.server.model import in_time
@@ -44,11 +45,17 @@ def list_models(request: Request[Any, Any, Any], models: NamedDependency[Models]
 def get_model(
     name: FromPath[str], request: Request[Any, Any, Any], models: NamedDependency[Models]
 ) -> dict[str, Any]:
-    """Describe a model under one of its names, which may have slashes."""
+    """Describe a model under one of its names, which may have slashes: what it can do, and the
+    support of each field."""
     wanted = name.removeprefix("/")
     wanted = wanted if f"/{wanted}" not in models.names else f"/{wanted}"
-    found = _card(models.slot(wanted), wanted)
-    return anthropic.card(found) if anthropic.VERSION_HEADER in request.headers else found
+    slot = models.slot(wanted)
+    found = _card(slot, wanted)
+    if anthropic.VERSION_HEADER in request.headers:
+        return anthropic.card(found)
+    if slot.served is not None:
+        found["x_inferno"] = details(slot.served, request.app.state.fields)
+    return found
 
 
 @get(["/health", "/ping"], sync_to_thread=False)

@@ -13,7 +13,7 @@ from inferno.contracts import GrammarSpec
 from inferno.errors import RequestError
 from inferno.processor_calls import ProcessorCall
 from inferno.sampling_params import Parameter, parameters
-from inferno.server import support
+from inferno.server import others, support
 from inferno.server.errors import unsupported
 from inferno.server.structured import StructuredFields
 from inferno.server.support import Field
@@ -124,7 +124,7 @@ class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     endpoint: ClassVar[str] = "/v1/chat/completions"
-    rows: ClassVar[tuple[Field, ...]] = support.CHAT
+    rows: ClassVar[tuple[Field, ...]] = (*support.CHAT, *others.CHAT)
 
     messages: list[Message]
     max_completion_tokens: int | None = None
@@ -146,7 +146,7 @@ class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
     endpoint: ClassVar[str] = "/v1/completions"
-    rows: ClassVar[tuple[Field, ...]] = support.COMPLETIONS
+    rows: ClassVar[tuple[Field, ...]] = (*support.COMPLETIONS, *others.COMPLETIONS)
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None

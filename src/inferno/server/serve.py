@@ -26,6 +26,8 @@ from inferno.server.transport import Door, Limits
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
 
+KEEP_ALIVE_SECONDS = 75
+"""Before an idle connection is closed: proxies close theirs after 60 s, and must be first."""
 SHUTDOWN_SECONDS = 30.0
 """Seconds that running requests may take to finish after the first signal."""
 
@@ -76,6 +78,7 @@ def run_server(
             log_level=log_level,
             log_config=None,
             access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             # longer than the drain, so that its error frames are still sent
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
         )

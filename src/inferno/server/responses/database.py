@@ -242,14 +242,17 @@ class Database:
         return found is not None
 
     def expire(self) -> None:
-        """Delete what was not used for too long."""
+        """Delete what was not made, continued or added to for too long."""
         if self.seconds is None:
             return
         limit = time.time() - self.seconds
+        old = self._all("SELECT id, bytes FROM records WHERE used < ?", limit)
+        if not old:
+            return
         with self._transaction():
-            old = self._all("SELECT id, bytes FROM records WHERE used < ?", limit)
             for id, size in old:
                 self._drop(id, size)
+        self._forget()
 
     def _insert(
         self,
@@ -301,7 +304,6 @@ class Database:
                 "Send store: false, or start the server with a larger --store-size.",
                 param="store",
             )
-        self.expire()
         while self._bytes + size > self.max_bytes:
             id, freed = self._one("SELECT id, bytes FROM records ORDER BY used LIMIT 1")
             self._drop(id, freed)

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+import msgspec
+
 from inferno.errors import NotFoundError, OptionError, StoreError
 from inferno.server.responses.database import Database
 
@@ -50,12 +52,14 @@ class Store:
         self, method: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call a method of the database in its thread. Raises StoreError."""
-        loop = asyncio.get_running_loop()
+
+        def call() -> T:
+            self._database.expire()
+            return method(self._database, *args, **kwargs)
+
         try:
-            return await loop.run_in_executor(
-                self._thread, lambda: method(self._database, *args, **kwargs)
-            )
-        except sqlite3.Error as error:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except (sqlite3.Error, msgspec.DecodeError) as error:
             raise StoreError(
                 f"the store cannot be used: {error}",
                 "Send the whole conversation with store: false, or see the server's disk.",

@@ -15,7 +15,10 @@ from inferno_chat_formats.values import resolve, types_of
 Token = Callable[[str], AddedToken | None]
 
 _TEXT = "/(?s:.*)/"
-_SPACE = r"/\s*/"
+_SPACE = r"/\s{0,8}/"
+_JSON_SPACE = r"( |\n[ ]{0,32})"
+"""White space between the parts of JSON: a space, or a line break with indentation, but no endless
+run."""
 
 
 def grammar(
@@ -266,7 +269,7 @@ class _Rules:
 
         members = self._members(tool.schema, f"{i}", "{}=", value)
         if not tool.properties:
-            member = self.add("any_member", r"/[a-zA-Z_]\w*=/ %json {}")
+            member = self.add("any_member", rf"/[a-zA-Z_]\w*=/ %json {_dumped({})}")
             members = f"({member} (/, ?/ {member})*)?"
         return f'{json.dumps(f"[{tool.name}(")} {members} ")]"'
 
@@ -287,7 +290,7 @@ class _Rules:
         if tool.properties:
             return value(tool.schema, f"{i}")
         text = f"{self.literal(_QUOTE)} {self.up_to('any_value', _QUOTE)}"
-        member = self.add("any_member", rf"/\w+:/ ({text} | %json {{}})")
+        member = self.add("any_member", rf"/\w+:/ ({text} | %json {_dumped({})})")
         return f'"{{" ({member} ("," {member})*)? "}}"'
 
     def _members(
@@ -317,7 +320,8 @@ _QUOTE = '<|"|>'
 
 
 def _dumped(schema: Mapping[str, Any]) -> str:
-    return json.dumps(_hoisted(dict(schema)), ensure_ascii=False)
+    options = {"x-guidance": {"whitespace_pattern": _JSON_SPACE}}
+    return json.dumps({**_hoisted(dict(schema)), **options}, ensure_ascii=False)
 
 
 def _hoisted(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,247 @@
+"""Runs a file of requests through an app in this process, in the format of OpenAI's Batch API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from attrs import define, field, frozen
+from litestar.types import ASGIApp
+
+from inferno.errors import OptionError
+
+URLS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+)
+"""Endpoints that a line may name."""
+
+
+@frozen
+class Line:
+    """One request of a batch."""
+
+    number: int
+    """Of its line in the file, from 1."""
+    custom_id: str | None
+    url: str = ""
+    body: bytes = b""
+    problem: str = ""
+    """Why it cannot be sent, if so."""
+
+
+@define
+class Done:
+    """What an output file has."""
+
+    ids: set[str] = field(factory=set)
+    nameless: int = 0
+    """Lines about requests without an id: those come in the input's order."""
+
+
+@define
+class Summary:
+    """What became of a batch."""
+
+    answered: int = 0
+    failed: int = 0
+    skipped: int = 0
+    """Lines whose answers the output already had."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def done(self) -> int:
+        return self.answered + self.failed + self.skipped
+
+
+def read_lines(file: Iterable[bytes], done: Done) -> Iterator[Line | None]:
+    """Yield the requests of a batch file; None for those that are done."""
+    seen: set[str] = set()
+    nameless = 0
+    for number, raw in enumerate(file, start=1):
+        if not raw.strip():
+            continue
+        line = _line(number, raw)
+        if line.custom_id is None:
+            nameless += 1
+            yield line if nameless > done.nameless else None
+        elif line.custom_id in done.ids:
+            yield None
+        elif line.custom_id in seen:
+            problem = "its custom_id is that of an earlier line"
+            yield Line(number, line.custom_id, problem=problem)
+        else:
+            seen.add(line.custom_id)
+            yield line
+
+
+def _line(number: int, raw: bytes) -> Line:
+    try:
+        request = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return Line(number, None, problem=f"it is not valid JSON: {error}")
+    if not isinstance(request, dict):
+        return Line(number, None, problem="it is not a JSON object")
+    custom_id, url, body = (request.get(name) for name in ("custom_id", "url", "body"))
+    if not isinstance(custom_id, str) or not custom_id:
+        return Line(number, None, problem="it has no custom_id, a string")
+    problem = ""
+    if request.get("method", "POST") != "POST":
+        problem = "its method is not POST"
+    elif url not in URLS:
+        problem = f"its url is not one of {', '.join(URLS)}"
+    elif not isinstance(body, dict):
+        problem = "its body is not an object"
+    elif body.get("stream"):
+        problem = "its body asks for a stream: leave stream out"
+    if problem:
+        return Line(number, custom_id, problem=problem)
+    return Line(number, custom_id, str(url), msgspec.json.encode(body))
+
+
+def resume(output: Path) -> Done:
+    """Return what an output file has answers for, and cut off a last line that is not complete.
+    Raises OptionError if it is another kind of file."""
+    done = Done()
+    if not output.exists():
+        return done
+    complete = 0
+    with output.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                break
+            complete += len(raw)
+            try:
+                custom_id = json.loads(raw)["custom_id"]
+            except (ValueError, TypeError, KeyError) as error:
+                raise OptionError(
+                    f"line {number} of {output} is not the answer to a request",
+                    "Name another file for the output.",
+                ) from error
+            if custom_id is None:
+                done.nameless += 1
+            else:
+                done.ids.add(custom_id)
+    with output.open("r+b") as file:
+        file.truncate(complete)
+    return done
+
+
+async def run(
+    app: ASGIApp,
+    lines: Iterable[Line | None],
+    output: BinaryIO,
+    summary: Summary,
+    *,
+    concurrency: int,
+    progress: Callable[[Summary], object] = lambda summary: None,
+) -> None:
+    """Send the requests, at most `concurrency` at once, and write each answer when it is there.
+    Counts them in `summary`, and calls `progress` after each."""
+    waiting = iter(lines)
+
+    async def work() -> None:
+        for line in waiting:
+            if line is None:
+                summary.skipped += 1
+            else:
+                output.write(await _answer(app, line, summary) + b"\n")
+                output.flush()
+            progress(summary)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+
+
+async def _answer(app: ASGIApp, line: Line, summary: Summary) -> bytes:
+    id = f"batch_req_{uuid.uuid4().hex}"
+    response: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    if line.problem:
+        message = f"line {line.number}: {line.problem}"
+        error = {"code": "invalid_request", "message": message}
+    else:
+        status, body, request_id = await post(app, line.url, line.body)
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        if status != 200:
+            found = body.get("error") or {}
+            error = {"code": found.get("code") or str(status), "message": found.get("message")}
+        elif isinstance(usage := body.get("usage"), dict):
+            summary.prompt_tokens += _tokens(usage, "prompt_tokens", "input_tokens")
+            summary.completion_tokens += _tokens(usage, "completion_tokens", "output_tokens")
+    if error is None:
+        summary.answered += 1
+    else:
+        summary.failed += 1
+    return msgspec.json.encode(
+        {"id": id, "custom_id": line.custom_id, "response": response, "error": error}
+    )
+
+
+def _tokens(usage: dict[str, Any], *names: str) -> int:
+    return next((int(usage[name]) for name in names if name in usage), 0)
+
+
+async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, dict[str, Any], str]:
+    """Send a request to an app in this process. Returns the status, the body and the request's
+    id."""
+    headers = [
+        (b"host", b"localhost"),
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    scope: Any = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+        "state": {},
+    }
+    sent = False
+    status, request_id, parts = 500, "", list[bytes]()
+
+    async def receive() -> Any:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # the client stays until it has its answer
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        nonlocal status, request_id
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            found = dict(message.get("headers", ()))
+            request_id = found.get(b"x-request-id", b"").decode("latin-1")
+        elif message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, msgspec.json.decode(b"".join(parts)), request_id
+
+
+@contextlib.asynccontextmanager
+async def started(app: Any) -> AsyncIterator[None]:
+    """Run a Litestar app's lifespan."""
+    async with app.lifespan():
+        yield

@@ -1,0 +1,17 @@
+"""llama.cpp's own API, as its editor plugins use it: completion, infill, and what describes the
+server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferno.server.llamacpp.completion import completion, infill
+from inferno.server.llamacpp.schema import (
+    LlamaCompletionRequest,
+    LlamaInfillRequest,
+    LlamaTemplateRequest,
+)
+from inferno.server.llamacpp.status import apply_template, props, slots
+
+HANDLERS = (completion, infill, apply_template, props, slots)
+BODIES: tuple[type[Any], ...] = (LlamaCompletionRequest, LlamaInfillRequest, LlamaTemplateRequest)

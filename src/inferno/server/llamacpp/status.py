@@ -1,0 +1,90 @@
+"""What llama.cpp's clients ask about the server, and POST /apply-template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromQuery, JSONBody
+
+import inferno
+from inferno.server.llamacpp.schema import LlamaTemplateRequest
+from inferno.server.llamacpp.shape import settings
+from inferno.server.model import ServedModel
+from inferno.server.models import Models
+from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.record import current
+from inferno.server.schema import ERROR_RESPONSES, TokenizeRequest
+
+
+@get("/props", sync_to_thread=False)
+def props(models: NamedDependency[Models], model: FromQuery[str | None] = None) -> dict[str, Any]:
+    """Describe the server and a model's default sampling, as llama.cpp does."""
+    served = _named(models, model)
+    template = served.preprocessor.template
+    defaults = settings(served, served.preprocessor.default_params)
+    return {
+        "default_generation_settings": {
+            "n_ctx": served.preprocessor.max_model_len,
+            "params": defaults,
+        },
+        "total_slots": served.llm.plan.max_num_seqs,
+        "model_alias": served.names[0],
+        "model_path": served.llm.model_id,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": template.source() if template.exists else "",
+        "build_info": f"inferno-{inferno.__version__}",
+    }
+
+
+@get("/slots", sync_to_thread=False)
+def slots(
+    models: NamedDependency[Models], model: FromQuery[str | None] = None
+) -> list[dict[str, Any]]:
+    """List as many slots as sequences run at once, as llama.cpp does. A request has none of its
+    own."""
+    served = _named(models, model)
+    running = served.llm.stats.num_running
+    return [
+        {
+            "id": i,
+            "n_ctx": served.preprocessor.max_model_len,
+            "is_processing": i < running,
+        }
+        for i in range(served.llm.plan.max_num_seqs)
+    ]
+
+
+@post(
+    "/apply-template",
+    status_code=200,
+    dto=CattrsDTO[LlamaTemplateRequest],
+    return_dto=None,
+    responses=ERROR_RESPONSES,
+)
+async def apply_template(
+    data: JSONBody[Parsed[LlamaTemplateRequest]], models: NamedDependency[Models]
+) -> Response[Any]:
+    """Render a conversation with the chat template."""
+    body = data.body
+    model = await models.find(body.model)
+    asked = TokenizeRequest(
+        messages=body.messages,
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+    )
+    found = await model.encode_chat(asked, body.tools or [])
+    answer: dict[str, Any] = {"prompt": found.text}
+    if ignored := (*data.ignored, *found.ignored):
+        answer["x_inferno"] = {"ignored": ignored}
+    return Response(answer, media_type="application/json")
+
+
+def _named(models: Models, name: str | None) -> ServedModel:
+    """Return a loaded model that the request's key may use."""
+    record = current()
+    if record is not None and record.key is not None:
+        record.key.check_model(models.slot(name).spec.names)
+    return models.named(name)
