@@ -284,6 +284,7 @@ def test_embeddings_are_normalized_and_cut(client: Start) -> None:
     assert one["embedding"] == [3.0, 4.0, 98.0, 1.0]
     long = {"model": "fake", "input": "abcdefgh", "truncate": False}
     assert start.post("/api/embed", json=long).status_code == 400
+    assert start.post("/api/embed", json={"model": "fake", "input": []}).status_code == 400
 
 
 # --- the `ollama` package -------------------------------------------------------------------------

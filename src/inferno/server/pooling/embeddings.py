@@ -122,7 +122,9 @@ async def encode_inputs(
     param: str = "input",
 ) -> list[tuple[int, ...]]:
     """Return the token ids of each input, cut to `limit`. Raises RequestError for an empty one, or
-    for too many."""
+    for none or too many."""
+    if not inputs:
+        raise RequestError(f"{param} is empty", "Send at least one string.", param=param)
     if len(inputs) > MAX_INPUTS:
         raise RequestError(
             f"{param} has {len(inputs)} entries",
