@@ -21,7 +21,8 @@ from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import Tables
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import Request, Sampled
+from inferno.core.types import Sampled
+from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16

@@ -1,5 +1,5 @@
-"""What HTTP and the engine process add to the way of a token: from the moment an engine draws it to
-the moment a client has read it, through a server, and through `AsyncLLM` in one process.
+"""What HTTP and the engine process add to the way of a token: from the moment an engine draws it
+to the moment a client has read it, through a server, and through `AsyncLLM` in one process.
 
     python benchmarks/http_latency.py [--streams 64] [--tokens 100] [--pace 10] [--rounds 5]
 
@@ -27,13 +27,13 @@ from typing import Any
 import zmq
 from http_cost import TOKENIZER
 
-from inferno.core.types import EngineOutput, EngineStats, FinishReason, Request
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.process import EngineClient, protocol
 from inferno.process.client import TokenStream
 from inferno.process.connection import Connection
 from inferno.process.worker import Worker
+from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
 from inferno.sampling_params import SamplingParams
 from inferno.server import run_server
 

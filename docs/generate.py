@@ -339,6 +339,16 @@ def _named_architectures() -> dict[str, str]:
     return names | {name: distribution for _, name, distribution in ordered}
 
 
+def chat_formats() -> str:
+    """Each chat format, and the models that have it."""
+    rows = [
+        (f"`{offer.item.name}`", offer.item.models, offer.distribution)
+        for offer in load_catalog().of("inferno_chat_formats")
+        if offer.distribution == "inferno" or _is_ours(offer.distribution)
+    ]
+    return _table(("format", "models", "distribution"), rows)
+
+
 def families() -> str:
     """Each family: what it is found by, the formats it loads from, and the configs that the
     conformance kit checks."""
@@ -477,6 +487,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     "function": function,
     "kit": kit,
     "families": families,
+    "chat-formats": chat_formats,
 }
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from inferno.contracts import GrammarSpec
-from inferno.core.types import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.errors import EngineDeadError
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Plan
 from inferno.process.client import TokenStream
+from inferno.requests import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.text import ChatTemplate, Tokenizer
 
 END = 256

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferno.core.engine import Engine
-from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request
 from inferno.errors import RequestError
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve, with_num_blocks
+from inferno.requests import EngineOutput, FinishReason, Logprobs, Request
 from inferno.sampling_params import SamplingParams
 from inferno.testing import randomize
 from inferno.testing.tiny import Toy

@@ -17,8 +17,8 @@ from tests.test_engine import assert_same, ids, mixed_requests, prompt_of, run
 from inferno import LLM
 from inferno.core.engine import Engine
 from inferno.core.runner import LaunchedStep, ModelRunner
-from inferno.core.types import EngineOutput, FinishReason, Pooling, Request
 from inferno.plan import Options, open_model
+from inferno.requests import EngineOutput, FinishReason, Pooling, Request
 from inferno.sampling_params import SamplingParams
 
 reference, checkpoint = test_engine.reference, test_engine.checkpoint

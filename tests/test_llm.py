@@ -6,11 +6,11 @@ import pytest
 from tests.fake_engine import END, TOKENIZER, FakeEngine, echoes, forever, front, says
 
 from inferno.contracts import TextAssets
-from inferno.core.types import EngineOutput, FinishReason, Request
 from inferno.errors import InfernoError, OptionError, RequestError
 from inferno.llm import LLM, Logprob
 from inferno.llm.outputs import OutputBuilder
 from inferno.llm.preprocessor import default_params, open_for
+from inferno.requests import EngineOutput, FinishReason, Request
 from inferno.sampling_params import SamplingParams
 
 LONG = SamplingParams(max_tokens=50)

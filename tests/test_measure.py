@@ -23,7 +23,7 @@ from inferno.core.engine import Engine
 from inferno.core.kvcache import KVCache
 from inferno.core.measure import free_memory
 from inferno.core.runner import LaunchedStep, ModelRunner
-from inferno.core.types import Request, Step
+from inferno.core.types import Step
 from inferno.errors import OutOfMemoryError, RequestError
 from inferno.llm import AsyncLLM
 from inferno.plan import (
@@ -41,6 +41,7 @@ from inferno.plan import (
 )
 from inferno.process import EngineClient, protocol
 from inferno.process.worker import Worker
+from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 
 MIB = 1 << 20

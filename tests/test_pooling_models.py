@@ -5,13 +5,14 @@ Suffixes: L tokens of a prompt, D hidden size.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.fake_engine import byte_backend
-from tests.tiny_served import serving, write
+from tests.tiny_served import opened_llm, serving, write
 
 YES, NO = ord("y"), ord("n")
 TEXTS = ["a short one", "b", "a longer one, of more than a block of sixteen tokens"]
@@ -51,6 +52,21 @@ def test_a_generative_model_embeds_and_says_how(tmp_path: Path) -> None:
     expected_D = hidden(model, TEXTS[0])[-1][:8]
     found_D = torch.tensor(answer["data"][0]["embedding"])
     torch.testing.assert_close(found_D, expected_D / expected_D.norm(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_python_api_pools_alike(tmp_path: Path) -> None:
+    model = write(tmp_path, ("Transformer", {}), ("Pooling", {"pooling_mode": "mean"}))
+
+    async def embed(**options: Any) -> list[list[float]]:
+        async with opened_llm(tmp_path) as llm:
+            return await llm.embed(TEXTS, **options)
+
+    plain, unit = asyncio.run(embed()), asyncio.run(embed(pooling="last", normalize=True))
+    for text, found, last in zip(TEXTS, plain, unit, strict=True):
+        x_LD = hidden(model, text)
+        torch.testing.assert_close(torch.tensor(found), x_LD.mean(0), rtol=1e-4, atol=1e-4)
+        expected_D = x_LD[-1] / x_LD[-1].norm()
+        torch.testing.assert_close(torch.tensor(last), expected_D, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -20,11 +20,12 @@ from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner, Tables
 from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
-from inferno.core.types import Request, Slice, Step
+from inferno.core.types import Slice, Step
 from inferno.nn import Router
 from inferno.nn.batch import Batch
 from inferno.nn.capture import CallCapture
 from inferno.plan import CaptureUse, Options, open_model
+from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 from inferno.testing import randomize
 

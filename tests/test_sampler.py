@@ -14,12 +14,12 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from inferno.core.sampling import Sampler, logprobs_of
-from inferno.core.sampling.draw import floor_share
-from inferno.core.sampling.state import RowState, TokenCounts, uniform
-from inferno.core.types import Request
 from inferno.core.validation import validate_request
 from inferno.errors import RequestError
+from inferno.requests import Request
+from inferno.sampling import Sampler, logprobs_of
+from inferno.sampling.draw import floor_share
+from inferno.sampling.state import RowState, TokenCounts, uniform
 from inferno.sampling_params import SamplingParams
 
 VOCAB = 700
@@ -497,7 +497,7 @@ def test_requests_with_the_same_seed_draw_the_same() -> None:
 def test_extreme_uniform_numbers_draw_no_impossible_token(
     u: int, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferno.core.sampling.state.uniform", lambda key, position: u)
+    monkeypatch.setattr("inferno.sampling.state.uniform", lambda key, position: u)
     logits = torch.full((VOCAB,), -math.inf)
     logits[[3, 130, 690]] = torch.tensor([0.0, -200.0, 1.0])
     assert draw_once(logits, **params) in {3, 690}

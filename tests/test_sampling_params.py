@@ -1,4 +1,4 @@
-"""A sampling parameter is said once: its field in `core.sampling_params`."""
+"""A sampling parameter is said once: its field in `sampling_params`."""
 
 from __future__ import annotations
 

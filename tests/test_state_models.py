@@ -20,7 +20,7 @@ from inferno.core.engine import Engine
 from inferno.core.runner import Tables
 from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
-from inferno.core.types import BlockUpdate, NewSequence, Request, Slice, Step
+from inferno.core.types import BlockUpdate, NewSequence, Slice, Step
 from inferno.errors import CheckpointError, OutOfMemoryError
 from inferno.loading import load_model
 from inferno.nn.batch import Batch
@@ -35,6 +35,7 @@ from inferno.plan import (
 )
 from inferno.plan.cache_groups import StateUse
 from inferno.plan.cache_size import CacheSizes, describe
+from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 from inferno.testing import generate
 from inferno.testing.tiny import Outcome, Toy

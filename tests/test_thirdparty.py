@@ -113,6 +113,24 @@ with LLM(sys.argv[1], cache_policy="loyal", device="cpu", max_num_seqs=4) as llm
     run(installed, "-c", script, str(checkpoint))
 
 
+def test_its_processor_and_its_field_need_no_change_here(installed: Path, checkpoint: Path) -> None:
+    script = """
+import json, sys
+from inferno import AsyncLLM, LLM, SamplingParams
+from inferno.server.openai import BODIES
+from inferno.server.parsing import decode
+from inferno.server.schema import sampling_values
+llm = AsyncLLM(sys.argv[1], device="cpu", max_num_seqs=4)
+[body] = [each for each in BODIES if each.endpoint == "/v1/completions"]
+sent = json.dumps({"prompt": [1], "favourite": 7}).encode()
+parsed = decode(sent, body, strict=True, plugin_fields=llm.request_fields)
+params = SamplingParams(max_tokens=5, temperature=0, **sampling_values(parsed.body))
+with LLM(sys.argv[1], device="cpu", max_num_seqs=4) as own:
+    assert own.generate([[1, 2]], params)[0].outputs[0].token_ids == (7,) * 5
+"""
+    run(installed, "-c", script, str(checkpoint))
+
+
 # --- plugins that break their contract ------------------------------------------------------------
 
 

@@ -37,8 +37,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "code",
     [
         "import inferno; inferno.__version__, inferno.hookimpl, inferno.SamplingParams",
-        "import inferno.contracts, inferno.hookspecs, inferno.core.types, inferno.errors, "
-        "inferno.configs",
+        "import inferno.contracts, inferno.hookspecs, inferno.core.types, inferno.requests, "
+        "inferno.errors, inferno.configs",
         "import inferno.catalog; inferno.catalog.load_catalog()",
         "import inferno.process.client, inferno.core.scheduler, inferno.core.kvcache",
         "from inferno.process import EngineClient",

@@ -19,9 +19,10 @@ from torch import Tensor
 from inferno.core.engine import Engine
 from inferno.core.kvcache import WindowBlocks
 from inferno.core.runner import ModelRunner
-from inferno.core.types import BlockUpdate, Request, Step
+from inferno.core.types import BlockUpdate, Step
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve
+from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 from inferno.testing import generate, randomize
 from inferno.testing.fake_runner import continuation

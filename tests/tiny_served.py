@@ -66,8 +66,8 @@ def write(
     return model
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[TestClient[Any]]:
+def opened_llm(folder: Path) -> AsyncLLM:
+    """An AsyncLLM whose engine runs in this process."""
     options = Options(
         device="cpu", dtype="float32", max_model_len=600, max_num_seqs=4, max_num_batched_tokens=64
     )
@@ -75,6 +75,11 @@ def serving(folder: Path) -> Iterator[TestClient[Any]]:
         preprocessor, engine = Preprocessor.open(opened), Engine.load(opened)
     client = FakeClient(cast(Any, engine))
     client.plan = engine.plan
-    app = create_app(AsyncLLM.of(client, preprocessor))
+    return AsyncLLM.of(client, preprocessor)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[TestClient[Any]]:
+    app = create_app(opened_llm(folder))
     with TestClient(app, raise_server_exceptions=False) as http:
         yield http

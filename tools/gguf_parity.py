@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from inferno.catalog import load_catalog
-from inferno.core.types import Request
 from inferno.errors import InfernoError
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve
+from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 from inferno.testing.tiny import Toy, generate
 from inferno.text.tokenizer import Tokenizer

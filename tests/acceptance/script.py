@@ -27,9 +27,9 @@ from tests.acceptance.clients.words import (
     WARM,
 )
 
-from inferno.core.types import Request
 from inferno.errors import RequestError
 from inferno.llm.preprocessor import Preprocessor
+from inferno.requests import Request
 
 _WEATHER, _ADD = "get_weather", "add"
 _OUTPUT_TOOLS = re.compile(r'(?<!"title": ")\b((?:Partial)?Person|final_result|json_tool_call)\b')

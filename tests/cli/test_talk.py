@@ -35,10 +35,9 @@ class FakePreprocessor:
     default_params: SamplingParams = SamplingParams(max_tokens=256, temperature=0.6)
     tokenizer: None = None
     vocab_size: int = 10
-    response_template: None = None
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
-        return ""
+    def chat_format(self) -> None:
+        return None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         if "refuse" in messages[-1]["content"]:

@@ -15,12 +15,12 @@ from inferno.builtin import response_template
 from inferno.catalog import load_catalog
 from inferno.constraints import Grammars, vocabulary_of
 from inferno.contracts import ChatNeed, OutputFormat, RequestField
-from inferno.core.types import EngineStats, Logprobs, Pooling
 from inferno.errors import EngineDeadError, GrammarError
 from inferno.llm import TextDelta
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.preprocessor import Preprocessor
+from inferno.requests import EngineStats, Logprobs, Pooling
 from inferno.sampling_params import SamplingParams
 from inferno.text import ChatTemplate, Tokenizer
 

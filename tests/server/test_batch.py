@@ -19,7 +19,7 @@ CHAT = "/v1/chat/completions"
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def request(custom_id: Any, url: str = CHAT, body: Any = MESSAGES, **more: Any) -> bytes:
+def request(custom_id: Any, url: Any = CHAT, body: Any = MESSAGES, **more: Any) -> bytes:
     line = {"custom_id": custom_id, "method": "POST", "url": url, "body": body, **more}
     return json.dumps(line).encode() + b"\n"
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.server.server_fakes import FakeLLM
 
 from inferno.server import logs
+from inferno.server.record import Record
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "my secret prompt"}]
@@ -97,6 +98,22 @@ def test_other_lines_name_the_request_and_uvicorn_speaks_the_same_format(
     assert broken["request_id"] == "r-2"
     assert "ZeroDivisionError" in broken["exception"]
     assert uvicorn["message"] == "from uvicorn"
+
+
+@given(st.text())
+def test_a_path_cannot_forge_a_line(path: str) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logs.TextFormatter())
+    logger = logging.getLogger("inferno.access")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        logs.log_request(Record("id", "GET", f"/{path}", status=404))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    assert len(stream.getvalue().splitlines()) == 1
 
 
 @given(st.text())

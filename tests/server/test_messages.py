@@ -300,10 +300,13 @@ def test_what_claude_code_sends_is_answered(llm: FakeLLM, served: Live) -> None:
         "anthropic-version": "2023-06-01",
         "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14",
         "user-agent": "claude-cli/2.1.0 (external, cli)",
+        "x-claude-code-session-id": "s1",
     }
     url = f"{served.url}/v1/messages?beta=true"
     answer = httpx.post(url, json=CLAUDE_CODE, headers=headers)
     assert answer.status_code == 200, answer.text
+    usage = httpx.get(f"{served.url}/v1/usage?session_id=s1", headers=headers).json()
+    assert usage["requests"] == 1
     ignored = set(answer.json()["x_inferno"]["ignored"])
     assert {"metadata", "context_management", "tools[20]", "messages[1].content[1]"} <= ignored
     prompt = llm.prompts[-1]

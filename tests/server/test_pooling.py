@@ -13,9 +13,9 @@ from tests.fake_engine import TOKENIZER
 from tests.server.server_fakes import FakeLLM
 
 from inferno.contracts import Reranker, TextAssets
-from inferno.core.types import Logprobs
 from inferno.llm import TextDelta
 from inferno.llm.pooling import Judge, PoolingConfig
+from inferno.requests import Logprobs
 from inferno.sampling_params import SamplingParams
 from inferno.text import ChatTemplate
 

@@ -453,7 +453,6 @@ def test_what_codex_sends_is_answered(llm: FakeLLM, served: Live) -> None:
     kind, last = events(served, **CODEX)[-1]
     assert kind == "completed"
     assert set(last["response"]["x_inferno"]["ignored"]) == {
-        "prompt_cache_key",
         "client_metadata",
         "tools[1]",
         "tools[2]",
@@ -467,6 +466,23 @@ def test_what_codex_sends_is_answered(llm: FakeLLM, served: Live) -> None:
     assert prompt.count("<|im_start|>system") == 1, "most templates have one place for it"
     assert "user\n<environment_context>\nList the files.<|im_end|>" in prompt
     assert "TOOLS 1" in prompt
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        ({"session_id": "s1", "prompt_cache_key": "other"}, {"session-id": "other"}),
+        ({"prompt_cache_key": "s1"}, {"session-id": "other"}),
+        ({}, {"session-id": "s1"}),
+        ({}, {"session_id": "s1"}),
+    ],
+)
+def test_a_session_has_many_names(
+    client: Any, body: dict[str, Any], headers: dict[str, str]
+) -> None:
+    http = client(FakeLLM())
+    assert http.post("/v1/responses", json={"input": "hi", **body}, headers=headers).is_success
+    assert http.get("/v1/usage?session_id=s1").json()["requests"] == 1
 
 
 def test_a_custom_tools_history_is_kept(llm: FakeLLM, sdk: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -188,3 +189,31 @@ def test_the_server_answers_while_models_load(live: Any) -> None:
     first.join(20)
     assert answers[0].json()["choices"][0]["message"]["content"] == "I am a"
     wait_until(lambda: httpx.get(server.url + "/health").status_code == 200)
+
+
+@pytest.mark.parametrize("error", [None, CheckpointError("torn", "Get it again.")])
+def test_a_stream_is_kept_alive_while_its_model_loads(live: Any, error: Exception | None) -> None:
+    gate = asyncio.Event()
+    a = FakeModel("a", gate=gate, error=error)
+    server = live([a.spec()], ping_seconds=0.02)
+    body = {"messages": MESSAGES, "stream": True, "model": "a"}
+    headers = {"x-request-id": "r-1", "Origin": server.url}
+    with httpx.stream("POST", server.url + CHAT, json=body, headers=headers) as running:
+        assert running.status_code == 200
+        assert running.headers["content-type"].startswith("text/event-stream")
+        assert running.headers.get_list("x-request-id") == ["r-1"]
+        lines = running.iter_lines()
+        assert [next(lines) for _ in range(4)] == [": ping", "", ": ping", ""]
+        gate.set()
+        rest = [line for line in lines if line and line != ": ping"]
+    if error is None:
+        assert rest[-1] == "data: [DONE]" and "I a" in rest[1]
+    else:
+        [line] = rest
+        assert json.loads(line.removeprefix("data: "))["error"]["code"] == "model_unavailable"
+
+
+def test_a_whole_answer_that_waits_for_a_load_has_its_own_status(live: Any) -> None:
+    a = FakeModel("a", error=CheckpointError("torn", "Get it again."))
+    server = live([a.spec()], ping_seconds=0.001)
+    assert server.post(CHAT, messages=MESSAGES).status_code == 503

@@ -90,6 +90,7 @@ def inferno_chat_formats() -> list[ChatFormat]:
             name="response-template",
             matches="inferno.builtin.response_template:matches",
             build="inferno.builtin.response_template:build",
+            models="checkpoints whose `tokenizer_config.json` describes the format",
             priority=100,  # the checkpoint's own word
         )
     ]

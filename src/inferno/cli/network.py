@@ -72,9 +72,9 @@ network_options = together(
         _limits(
             "--engine-timeout",
             type=click.FloatRange(0),
-            default=60,
+            default=120,
             help="Seconds without a sign of life after which the engine process is replaced, or "
-            "one twentieth of those that a single step may take; 0 for never.",
+            "one tenth of those that a single step may take; 0 for never.",
         ),
     ]
 )

@@ -1,4 +1,4 @@
-"""Sampling options, derived from `core.sampling_params`. Options not given keep the model's
+"""Sampling options, derived from `sampling_params`. Options not given keep the model's
 defaults."""
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from inferno.cli import render
 from inferno.cli.options import chosen, plan_options
 from inferno.errors import OptionError
 from inferno.llm import LLM
-from inferno.llm.preprocessor import Preprocessor, Prompt
+from inferno.llm.preprocessor import Preprocessor
+from inferno.llm.prompts import Prompt
 from inferno.plan import open_model
 from inferno.process.prepare import prepared
 from inferno.sampling_params import SamplingParams

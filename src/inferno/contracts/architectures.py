@@ -98,6 +98,7 @@ class Reranker:
     yes: str
     """Token that means relevant, as written in the vocabulary."""
     no: str
+    """Token that means not relevant."""
     instruction: str = ""
     """What the query asks for, unless the request says it."""
 

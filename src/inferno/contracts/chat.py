@@ -143,5 +143,7 @@ class ChatFormat:
     Imports no torch."""
     build: Callable[[ChatNeed], OutputFormat] = field(converter=lazy.function)
     """Called once at start-up. Raises ValueError if the checkpoint's own description is wrong."""
+    models: str = ""
+    """Models that have it, for the documentation."""
     priority: int = 0
     api_version: int = 1

@@ -10,18 +10,12 @@ from typing import Protocol
 from inferno.constraints import Constraint, Constraints, Drafts, Grammars, Mask
 from inferno.core.kvcache import CacheGroups
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import (
-    EngineOutput,
-    EngineStats,
-    FinishReason,
-    Request,
-    Sampled,
-    Step,
-)
+from inferno.core.types import Sampled, Step
 from inferno.core.validation import validate_request
 from inferno.drafts import DraftCost
 from inferno.errors import RequestError
 from inferno.plan import Opened, Plan
+from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
 
 
 class Ticket(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inferno.core.types import EngineOutput, FinishReason, Request, Sampled, Sequence
+from inferno.core.types import Sampled, Sequence
+from inferno.requests import EngineOutput, FinishReason, Request
 
 
 def outputs_of(

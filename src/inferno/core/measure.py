@@ -15,9 +15,9 @@ from torch import nn
 
 from inferno.contracts import Device
 from inferno.core.kvcache import KVCache
-from inferno.core.types import EngineOutput, Request
 from inferno.errors import OutOfMemoryError
 from inferno.plan import Measured, Plan, find_device, trial_lengths, trial_plan, with_measured
+from inferno.requests import EngineOutput, Request
 from inferno.sampling_params import SamplingParams
 
 FreeMemory = Callable[[], int]

@@ -20,19 +20,9 @@ from itertools import count as counter
 
 from inferno.core.finish import embedding_of, output_of, outputs_of
 from inferno.core.kvcache import CacheGroups
-from inferno.core.types import (
-    BlockUpdate,
-    EngineOutput,
-    EngineStats,
-    Move,
-    NewSequence,
-    Request,
-    Sampled,
-    Sequence,
-    Slice,
-    Step,
-)
+from inferno.core.types import BlockUpdate, Move, NewSequence, Sampled, Sequence, Slice, Step
 from inferno.drafts import MOST_SUGGESTED, DraftCost
+from inferno.requests import EngineOutput, EngineStats, Request
 
 
 class Scheduler:

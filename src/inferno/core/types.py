@@ -1,93 +1,15 @@
-"""The values that modules pass to each other. All are frozen but Sequence, which the scheduler
-owns, and EngineOutput: a step makes hundreds, and frozen ones take three times as long to make.
-
-They travel between processes as msgpack: plain numbers, strings, tuples and dicts only.
-"""
+"""The values that the modules of the engine pass to each other. All are frozen but Sequence, which
+the scheduler owns."""
 
 from __future__ import annotations
 
-import enum
-import secrets
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from attrs import define, field, frozen
 
 from inferno.drafts import Acceptance
-from inferno.sampling_params import SamplingParams
-
-Pooling = Literal["last", "first", "mean", "max"]
-"""How a prompt becomes one embedding: a token's hidden state, or the mean or maximum of all."""
-
-
-@frozen(kw_only=True)
-class Request:
-    """What a caller wants, in tokens. Never changes."""
-
-    id: str
-    token_ids: tuple[int, ...]
-    params: SamplingParams = SamplingParams()
-    eos_token_ids: tuple[int, ...] = ()
-    """The model's own end tokens; empty if the caller ignores them."""
-    priority: int = 0
-    """Lower runs first; among equals, first come first served."""
-    cache_salt: str = ""
-    """Requests share cached prefixes only with requests of the same salt."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """The tokens of `params.bad_words`."""
-    pooling: Pooling | None = None
-    """Return the prompt's embedding instead of generating."""
-    unseeded: int = field(factory=lambda: secrets.randbits(64))
-    """The seed if `params.seed` is None. It is drawn here and travels with the request, so that a
-    restarted engine and every rank draw the same tokens."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of its draws."""
-        return self.unseeded if self.params.seed is None else self.params.seed
-
-
-class FinishReason(enum.StrEnum):
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-@frozen
-class Logprobs:
-    """One position's log-probabilities (natural), under the model's own distribution."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    """1 for the most likely token."""
-    top: tuple[tuple[int, float], ...] = ()
-    """The most likely tokens with their log-probabilities, best first."""
-
-
-@define
-class EngineOutput:
-    """What the engine reports for one request: its next token, or that it ended without one."""
-
-    request_id: str
-    token_id: int | None
-    """None if the request ended without a further token."""
-    finish: FinishReason | None = None
-    stop_id: int | None = None
-    """The `stop_token_ids` entry that ended the request, None for the model's own end token."""
-    logprobs: Logprobs | None = None
-    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
-    """On a request's first token, if asked for: one entry per prompt token, None for the first."""
-    num_cached: int = 0
-    """On a request's first token: prompt tokens found in the cache."""
-    num_drafts: int = 0
-    """On the first token of a step: draft tokens that the step verified for the request."""
-    num_accepted: int = 0
-    """How many of them were accepted: tokens that the step returned beyond its first."""
-    embedding: tuple[float, ...] | None = None
-    """The prompt's embedding, if asked for."""
-    error: str = ""
+from inferno.requests import Logprobs, Request
 
 
 @define(eq=False)
@@ -254,26 +176,3 @@ class Sampled:
     """Keys of the moves that are done."""
     failed: Mapping[str, str] = field(factory=dict)
     """By request id: why its logits processors failed."""
-
-
-@define
-class EngineStats:
-    """The engine's gauges now, and its counters since it started."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    kv_usage: float = 0.0
-    """Share of the cache's blocks that sequences hold, 0 to 1, in the group that is fullest."""
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens found in the cache instead of computed."""
-    generated_tokens: int = 0
-    draft_tokens: int = 0
-    """Draft tokens that steps verified."""
-    accepted_tokens: int = 0
-    """Draft tokens that were accepted."""
-    prefix_queries: int = 0
-    """Prompt tokens looked up in the prefix cache."""
-    prefix_hits: int = 0
-    preemptions: int = 0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from inferno.core.types import Request
 from inferno.errors import RequestError
+from inferno.requests import Request
 
 
 def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from inferno.llm.asynchronous import AsyncLLM
 from inferno.llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TextDelta
-from inferno.llm.preprocessor import Prompt
+from inferno.llm.prompts import Prompt
 from inferno.llm.sync import LLM
 
 __all__ = [

@@ -14,12 +14,13 @@ from typing import Any, Protocol, Self
 from attrs import evolve
 
 from inferno.contracts import GrammarSpec, RequestField
-from inferno.core.types import EngineOutput, EngineStats, Pooling, Request
 from inferno.errors import GrammarError, RequestError
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
+from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
+from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import Opened, Plan
+from inferno.requests import EngineOutput, EngineStats, Pooling, Request
 from inferno.sampling_params import SamplingParams
 
 _ONE = SamplingParams(max_tokens=1)
@@ -50,7 +51,7 @@ class _Client(Protocol):
 class AsyncLLM:
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
     `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
-    engine without a sign of life for `engine_timeout` seconds is replaced (default 60; 0: never).
+    engine without a sign of life for `engine_timeout` seconds is replaced (default 120; 0: never).
     """
 
     def __init__(

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
-from inferno.core.types import EngineOutput, FinishReason, Logprobs, Request
 from inferno.errors import InfernoError
+from inferno.requests import EngineOutput, FinishReason, Logprobs, Request
 from inferno.sampling_params import SamplingParams
 from inferno.text import TextStream, Tokenizer
 

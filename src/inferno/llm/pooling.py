@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from inferno.contracts import Reranker, TextAssets
-from inferno.core.types import Pooling
+from inferno.requests import Pooling
 from inferno.text import ChatTemplate, Tokenizer
 
 _MODES: Mapping[str, Pooling] = {

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import difflib
-import operator
 import random
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 from attrs import field, frozen
 
 from inferno.contracts import LogitsProcessor, OutputFormat, ReasoningMarkers, TextAssets
-from inferno.core.types import Pooling, Request
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
+from inferno.llm.prompts import Prompt, integers, unwrapped
 from inferno.plan import Opened, Options, open_model
 from inferno.processor_calls import ProcessorCall
+from inferno.requests import Pooling, Request
 from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
-
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A string, token ids, or vLLM's {"prompt": string} and {"prompt_token_ids": ids}."""
-
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
-"""A conversation in OpenAI's format."""
 
 MAX_LOGPROB_IDS = 1024
 """Maximum of `logprob_token_ids`."""
 
-_ENDING = 32
-"""Tokens of a prompt that show whether it has opened reasoning."""
 DEFAULT_MAX_TOKENS = 256
 """`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
 
@@ -124,11 +116,11 @@ class Preprocessor:
 
     def _encoded(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, Mapping):
-            prompt = _unwrapped(prompt)
+            prompt = unwrapped(prompt)
         if isinstance(prompt, str):
             self.check_characters(len(prompt), "prompt")
             return tuple(self._tokenizer("prompt").encode(prompt))
-        ids = _integers(prompt)
+        ids = integers(prompt)
         self.check_ids("prompt", ids)
         return ids
 
@@ -169,9 +161,8 @@ class Preprocessor:
     def reasoned(
         self, params: SamplingParams, found: OutputFormat | None, prompt: str
     ) -> SamplingParams:
-        """Return the parameters for a rendered conversation: a grammar or a budget of reasoning
-        knows where this format's reasoning begins and ends. Where the format has none, or the
-        prompt has closed it, there is no budget, and the grammar holds from the first token."""
+        """Return the parameters for a rendered conversation, with the markers of its reasoning.
+        Without any, or if the prompt has closed it, a grammar holds from the first token."""
         spec, budget = params.structured_outputs, params.thinking_token_budget
         opening, closing = (found.reasoning if found is not None else None) or ("", "")
         closed = not closing or prompt.rstrip().endswith(closing.strip())
@@ -187,11 +178,10 @@ class Preprocessor:
         self, params: SamplingParams | None, token_ids: Sequence[int]
     ) -> SamplingParams | None:
         """Return `reasoned` parameters for an encoded conversation."""
-        if params is None or self.tokenizer is None:
+        asked = params and (params.structured_outputs or params.thinking_token_budget is not None)
+        if params is None or not asked or self.tokenizer is None:
             return params
-        if params.structured_outputs is None and params.thinking_token_budget is None:
-            return params
-        ending = self.tokenizer.decode(token_ids[-_ENDING:], skip_special_tokens=False)
+        ending = self.tokenizer.decode(token_ids[-32:], skip_special_tokens=False)
         return self.reasoned(params, self.chat_format(), ending)
 
     def encode_chat(
@@ -222,7 +212,7 @@ class Preprocessor:
         params = self._bounded(params, self.max_model_len - len(token_ids))
         request_id = request_id or uuid.uuid4().hex
         if isinstance(prompt, Mapping):
-            prompt = _unwrapped(prompt)
+            prompt = unwrapped(prompt)
         bad_words = self._bad_words(params)
         requests = [
             Request(
@@ -376,28 +366,3 @@ def _nth(params: SamplingParams, index: int) -> SamplingParams:
         seed=None if params.seed is None else params.seed + index,
         prompt_logprobs=params.prompt_logprobs if index == 0 else None,
     )
-
-
-def _unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    """Return the ids, else the string, of a vLLM prompt object. Fields that would be ignored are
-    an error."""
-    unknown = sorted(prompt.keys() - {"prompt", "prompt_token_ids"})
-    found: str | Sequence[int] | None = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if unknown or found is None:
-        raise RequestError(
-            f"invalid prompt object: it has {', '.join(unknown or prompt) or 'no fields'}",
-            'Give {"prompt": string} or {"prompt_token_ids": ids}.',
-            param="prompt",
-        )
-    return found
-
-
-def _integers(ids: Any) -> tuple[int, ...]:
-    try:
-        return tuple(map(operator.index, ids))
-    except TypeError as error:
-        raise RequestError(
-            f"a prompt cannot be of type {type(ids).__name__}",
-            "Give a string or a list of token ids.",
-            param="prompt",
-        ) from error

@@ -7,12 +7,13 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from inferno.core.types import EngineOutput, Pooling, Request
 from inferno.errors import GrammarError, RequestError
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
-from inferno.llm.preprocessor import Messages, ParentRequest, Preprocessor, Prompt, open_for
+from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
+from inferno.llm.prompts import Messages, Prompt
 from inferno.process.prepare import prepared
+from inferno.requests import EngineOutput, Pooling, Request
 from inferno.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None

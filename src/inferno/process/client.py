@@ -10,13 +10,13 @@ from attrs import define, field
 
 from inferno.constraints import hint_for, uncompiled
 from inferno.contracts import GrammarSpec
-from inferno.core.types import EngineOutput, EngineStats, FinishReason, Request
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.grammar_check import GrammarChecker
 from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT
 from inferno.process.supervisor import Supervisor
+from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
 
 
 @define(eq=False)

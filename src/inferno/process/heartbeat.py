@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 
 BEAT_SECONDS = 1.0
-UNRESPONSIVE_AFTER = 5
-"""Beats missed before the engine counts as unresponsive."""
-ENGINE_TIMEOUT = 60.0
+UNRESPONSIVE_AFTER = 30
+"""Beats missed before the engine counts as unresponsive: a native kernel holds the interpreter's
+lock, for seconds if the matrix is large and the CPU slow."""
+ENGINE_TIMEOUT = 120.0
 """Seconds of silence after which the process is replaced."""
-STEP_FACTOR = 20
+STEP_FACTOR = 10
 """A single step may take this many timeouts: a chunk of a prompt on a slow CPU takes minutes."""
 _STILL, _MOVED = b"\0", b"\1"
 
@@ -62,6 +63,7 @@ class Watchdog:
         self.verdict: str | None = None
         """Why the process was killed."""
         self._silent = self._still = 0
+        self._stopped = False
         self._pipe, self.pipe_of_process = os.pipe()
         os.set_blocking(self._pipe, False)
         asyncio.get_running_loop().add_reader(self._pipe, self._read)
@@ -73,16 +75,17 @@ class Watchdog:
 
     @property
     def responsive(self) -> bool:
-        return self._silent < UNRESPONSIVE_AFTER
+        return not self._stopped and self._silent < UNRESPONSIVE_AFTER
 
-    async def watch(self, kill: Callable[[], object]) -> None:
-        """Kill the process when it has been silent for too long, and return. Without a timeout (0),
-        never."""
+    async def watch(self, pid: int, kill: Callable[[], object]) -> None:
+        """Watch a child process. Kill it when it has been silent for too long, and return. Without
+        a timeout (0), never."""
         self._silent = self._still = 0
         while True:
             await asyncio.sleep(self.beat)
             self._silent += 1
             self._still += 1
+            self._stopped = _is_stopped(pid)
             if self.timeout and self.silence >= self.timeout:
                 self.verdict = f"gave no sign of life for {self.silence:g} s"
             elif self.timeout and self._still * self.beat >= STEP_FACTOR * self.timeout:
@@ -107,3 +110,13 @@ class Watchdog:
         self._silent = 0
         if _MOVED in beats:
             self._still = 0
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped this child process; False where the system does not say."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it has ended
+        return False

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from attrs import frozen
 
-from inferno.core.types import EngineOutput, EngineStats, Request
 from inferno.errors import ERRORS, InfernoError
 from inferno.plan import Plan, plan_from_json, plan_to_json
+from inferno.requests import EngineOutput, EngineStats, Request
 
 ADD, ABORT, STOP = b"add", b"abort", b"stop"
 READY, TOKENS, STATS, LOG, FAILED = b"ready", b"tokens", b"stats", b"log", b"failed"

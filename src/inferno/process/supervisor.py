@@ -155,7 +155,7 @@ class Supervisor:
         while True:
             process, connection, watchdog = self._process, self._connection, self._watchdog
             assert process and connection and watchdog, "_spawn sets them"
-            watching = asyncio.create_task(watchdog.watch(process.kill))
+            watching = asyncio.create_task(watchdog.watch(process.pid, process.kill))
             await process.wait()
             watching.cancel()
             connection.receive()

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import zmq
 
-from inferno.core.types import EngineOutput, EngineStats, FinishReason
 from inferno.errors import RequestError
 from inferno.host import sleep_at_barriers
 from inferno.process import protocol
 from inferno.process.heartbeat import Heart
+from inferno.requests import EngineOutput, EngineStats, FinishReason
 
 _IDLE_MS = 1000
 """How long to wait for work before checking whether the parent is alive."""

@@ -15,6 +15,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
 from inferno.server.describe import fields_of
+from inferno.server.early import EarlyStreams
 from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
 from inferno.server.gate import ANY, Gate, origins_of
@@ -112,6 +113,7 @@ def create_app(
         lambda slot, llm: serve(llm, slot.spec.names, slot.limiter),
         budgets=budgets,
         max_loaded=max_loaded,
+        ping_seconds=ping_seconds,
     )
 
     @contextlib.asynccontextmanager
@@ -154,7 +156,7 @@ def create_app(
     )
     app.state.fields = fields_of(BODIES)
     app.state.routes = routes = Routes.of(app)
-    gate = Gate(app.asgi_handler, routes, frozenset(allowed_hosts), origins)
+    gate = Gate(EarlyStreams(app.asgi_handler), routes, frozenset(allowed_hosts), origins)
     app.asgi_handler = Recorded(gate, on_end, prompts=log_prompts)
     return app
 

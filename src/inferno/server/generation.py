@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from attrs import define, evolve, field, frozen
 
-from inferno.core.types import Pooling
 from inferno.errors import (
     EngineDeadError,
     InfernoError,
@@ -21,6 +20,7 @@ from inferno.errors import (
     RequestTimeoutError,
     ShuttingDownError,
 )
+from inferno.requests import Pooling
 from inferno.sampling_params import SamplingParams
 from inferno.server.parsing import Parsed
 from inferno.server.record import Record, current

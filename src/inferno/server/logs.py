@@ -3,6 +3,7 @@ Prompts are logged only if asked for, keys never."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -18,6 +19,7 @@ LEVELS = ("debug", "info", "warning", "error")
 _access = logging.getLogger("inferno.access")
 QUIET_PATHS = ("/health", "/ping", "/metrics")
 """Paths that are asked for every few seconds: their successes are logged at level debug."""
+_MAX_PATH = 1000
 _MAX_PROMPT = 10_000
 """Characters of a logged prompt."""
 
@@ -71,8 +73,9 @@ def log_request(record: Record) -> None:
     quiet = record.path in QUIET_PATHS and not failed
     level = logging.DEBUG if quiet else logging.INFO
     if _access.isEnabledFor(level):
-        message = f"{record.method} {record.path}"
-        _access.log(level, "%s", message, extra={"inferno": fields(record)})
+        path = record.path[:_MAX_PATH]
+        path = path if path.isprintable() else json.dumps(path)
+        _access.log(level, "%s %s", record.method, path, extra={"inferno": fields(record)})
 
 
 def fields(record: Record) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def _context(record: logging.LogRecord) -> dict[str, Any]:
 def _quoted(value: Any) -> str:
     text = str(value)
     plain = text and all(c.isprintable() and c not in ' "=' for c in text)
-    return text if plain else msgspec.json.encode(text).decode()
+    return text if plain else json.dumps(text)  # escapes what ends a line somewhere
 
 
 def _time(record: logging.LogRecord) -> str:

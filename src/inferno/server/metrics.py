@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inferno.core.types import EngineStats
+from inferno.requests import EngineStats
 from inferno.server.limits import Key
 
 _MODEL = "model_name"

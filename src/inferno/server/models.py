@@ -52,14 +52,16 @@ class Models:
         budgets: Mapping[str, int] | None = None,
         max_loaded: int | None = None,
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
+        ping_seconds: float = 10.0,
     ) -> None:
         """`serve` makes the served model of a started one. `budgets` are the bytes that models may
         use together on each device, by torch's name for it. `max_loaded` limits how many are loaded
-        at once. `in_thread` runs what would block the event loop."""
+        at once. `in_thread` runs what would block the event loop. Streams that
+        wait for a load get a comment every `ping_seconds`."""
         self.slots = tuple(slots)
         """The first one answers requests that name none."""
         self._serve, self._max_loaded = serve, max_loaded
-        self._in_thread = in_thread
+        self._in_thread, self._ping_seconds = in_thread, ping_seconds
         self._budgets = dict(budgets or {})
         self._by_name = {name: slot for slot in self.slots for name in slot.spec.names}
         self._loading = asyncio.Lock()
@@ -87,9 +89,11 @@ class Models:
         """Whether a model generates for a request."""
         return any(slot.limiter.running for slot in self.slots)
 
-    async def find(self, name: str | None) -> ServedModel:
+    async def find(self, name: str | None, *, stream: bool | None = False) -> ServedModel:
         """Return the model of that name, ready to serve, and hold it until the current HTTP request
-        has ended. Loads it first if need be; requests for it meanwhile wait for the same load.
+        has ended. Loads it first if need be; requests for it meanwhile wait for the same load. With
+        `stream`, the answer is server-sent events with OpenAI's errors: comments keep its
+        connection alive meanwhile.
 
         Raises ModelNotFoundError, PermissionDeniedError, ModelUnavailableError, ShuttingDownError.
         """
@@ -98,11 +102,12 @@ class Models:
             record.model = slot.name
             if record.key is not None:
                 record.key.check_model(slot.spec.names)
-        release = await self._hold(slot)
         if record is None:
-            release()
-        else:
-            record.at_end.append(release)
+            (await self._hold(slot))()
+            return _loaded(slot)
+        alive = stream and slot.state is not State.LOADED
+        async with record.pinging(self._ping_seconds) if alive else contextlib.nullcontext():
+            record.at_end.append(await self._hold(slot))
         return _loaded(slot)
 
     @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -54,6 +55,9 @@ class Record:
     """The code of an error answer; its text may quote the request."""
     attributes: dict[str, Any] = field(factory=dict)
     """What only traces have."""
+    pinging: Callable[[float], AbstractAsyncContextManager[None]] = lambda _: nullcontext()
+    """Context in which a streamed response is begun, and kept alive by a comment every so many
+    seconds."""
     at_end: list[Callable[[], object]] = field(factory=list)
     """Called in reverse order when the response has ended, whatever ended it."""
     headers: Callable[[], dict[str, str]] = dict

@@ -1,5 +1,5 @@
 """The bodies of requests and of errors. null means "not given". Sampling parameters are fields made
-from `core.sampling_params`, and `sampling_values` reads them."""
+from `sampling_params`, and `sampling_values` reads them."""
 
 from __future__ import annotations
 

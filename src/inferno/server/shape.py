@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import msgspec
 from attrs import define, field
 
-from inferno.core.types import Logprobs
+from inferno.requests import Logprobs
 from inferno.server import errors
 
 if TYPE_CHECKING:

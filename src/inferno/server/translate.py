@@ -16,6 +16,8 @@ from inferno.server.model import ServedModel
 from inferno.server.parsing import Parsed, read
 from inferno.server.schema import ChatRequest
 
+_SESSION_HEADERS = ("session-id", "session_id", "x-session-id", "x-claude-code-session-id")
+
 
 @frozen
 class Translation:
@@ -74,6 +76,12 @@ class Translation:
             return error
         cause = error.cause.replace(error.param, name)
         return RequestError(cause, error.remedy, param=name, code=error.code, detail=error.detail)
+
+
+def session_of(body: Any, headers: Mapping[str, str]) -> str | None:
+    """Return the session that a request names: clients differ in where."""
+    named = (body.session_id, body.prompt_cache_key, *map(headers.get, _SESSION_HEADERS))
+    return next(filter(None, named), None)
 
 
 def without_late_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -20,6 +20,7 @@ from inferno.loading import checkpoint_path
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests
+from inferno.testing.chat_format import ChatFormatTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
@@ -49,6 +50,7 @@ __all__ = [
     "AttentionBackendTests",
     "CachePolicyTests",
     "Catalog",
+    "ChatFormatTests",
     "ChatTemplate",
     "CheckpointFormatTests",
     "FakeRunner",

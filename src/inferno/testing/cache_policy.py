@@ -24,7 +24,7 @@ from inferno.catalog import Catalog
 from inferno.contracts import CachePolicy, PrefixCache
 from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks, extend_keys
 from inferno.core.scheduler import Scheduler
-from inferno.core.types import FinishReason, Request
+from inferno.requests import FinishReason, Request
 from inferno.sampling_params import SamplingParams
 from inferno.testing.fake_runner import FakeRunner, continuation
 from inferno.testing.installed import Installed

@@ -22,7 +22,6 @@ from inferno.builtin.mtp import MTPDrafter
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, DraftRequest, Lookahead, TensorInfo
 from inferno.core.engine import Engine
-from inferno.core.types import EngineOutput, Request
 from inferno.drafts import Acceptance
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.loading import check, load_drafter, load_model
@@ -36,6 +35,7 @@ from inferno.plan import (
     reopen,
     with_num_blocks,
 )
+from inferno.requests import EngineOutput, Request
 from inferno.sampling_params import SamplingParams
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.installed import Installed

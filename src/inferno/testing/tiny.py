@@ -25,9 +25,10 @@ from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.runner.tables import StepArrays
-from inferno.core.types import EngineStats, Request, Step
+from inferno.core.types import Step
 from inferno.loading import check, load_model
 from inferno.plan import Options, Plan, open_model
+from inferno.requests import EngineStats, Request
 from inferno.sampling_params import SamplingParams
 
 MAX_MODEL_LEN = 160

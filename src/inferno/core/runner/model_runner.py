@@ -27,12 +27,13 @@ from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
-from inferno.core.sampling import Sampler, logprobs_of
-from inferno.core.types import Logprobs, NewSequence, Pooling, Sampled, Slice, Step, Verified
+from inferno.core.types import NewSequence, Sampled, Slice, Step, Verified
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
 from inferno.plan import CaptureUse, Plan
+from inferno.requests import Logprobs, Pooling
+from inferno.sampling import Sampler, logprobs_of
 
 _LOGPROB_ROWS = 256
 """Prompt positions whose logits are in memory at once."""

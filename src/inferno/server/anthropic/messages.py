@@ -14,6 +14,7 @@ from inferno.server.anthropic.shape import MessageShape
 from inferno.server.anthropic.translation import translate
 from inferno.server.models import Models
 from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.translate import session_of
 
 
 @post(
@@ -32,7 +33,7 @@ async def create_message(
     """Generate the next message of a conversation, in Anthropic's format."""
     body, id = data.body, request_id_of(request)
     model = await models.find(body.model)
-    translation = translate(data, model)
+    translation = translate(data, model, session_of(body, request.headers))
     conversation = await translation.prepare(model)
     shape = MessageShape(model, conversation, bool(body.stream), id)
     with translation.naming():

@@ -53,3 +53,5 @@ class MessagesRequest(_Sampling, CountTokensRequest):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None

@@ -53,13 +53,15 @@ MESSAGES = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
+        session_id="Counts the request in `GET /v1/usage?session_id=...`; without it, "
+        "`prompt_cache_key` does, or the header `x-claude-code-session-id` or `session-id`.",
+        prompt_cache_key="A session, if there is no session_id.",
     ),
     Field("metadata", "accepted", "The end user is not used.", harmless=({},)),
     Field("service_tier", "accepted", "There is one tier.", harmless=("auto", "standard_only")),
     Field("container", "accepted", "The server runs no code."),
     Field("diagnostics", "accepted", "Cache misses are not explained here."),
     Field("inference_geo", "accepted", "The server runs where it runs."),
-    *_SESSION,
     Field("max_tokens_to_sample", "refused", "Use max_tokens."),
     Field("prompt", "refused", "Use messages."),
 )

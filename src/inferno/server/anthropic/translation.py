@@ -38,7 +38,9 @@ _SERVER_BLOCKS = ("server_tool_use", "container_upload", "mcp_tool_use")
 
 
 def translate(
-    parsed: Parsed[MessagesRequest] | Parsed[CountTokensRequest], model: ServedModel
+    parsed: Parsed[MessagesRequest] | Parsed[CountTokensRequest],
+    model: ServedModel,
+    session: str | None = None,
 ) -> Translation:
     """Make a chat request. Raises RequestError."""
     body = parsed.body
@@ -58,7 +60,7 @@ def translate(
     }
     if isinstance(body, MessagesRequest):
         chat |= {name: getattr(body, name) for name in (*_SAME, *(p.name for p in SAMPLING))}
-        chat["stop"] = body.stop_sequences
+        chat |= {"stop": body.stop_sequences, "session_id": session}
     else:
         chat["model"] = body.model
     ignored = [*parsed.ignored, *ignored, *ignored_tools, *ignored_thinking]

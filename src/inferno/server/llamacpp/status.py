@@ -11,15 +11,17 @@ from litestar.params import FromQuery, JSONBody
 import inferno
 from inferno.server.llamacpp.schema import LlamaTemplateRequest
 from inferno.server.llamacpp.shape import settings
+from inferno.server.model import ServedModel
 from inferno.server.models import Models
 from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.record import current
 from inferno.server.schema import ERROR_RESPONSES, TokenizeRequest
 
 
 @get("/props", sync_to_thread=False)
 def props(models: NamedDependency[Models], model: FromQuery[str | None] = None) -> dict[str, Any]:
     """Describe the server and a model's default sampling, as llama.cpp does."""
-    served = models.named(model)
+    served = _named(models, model)
     template = served.preprocessor.template
     defaults = settings(served, served.preprocessor.default_params)
     return {
@@ -42,7 +44,7 @@ def slots(
 ) -> list[dict[str, Any]]:
     """List as many slots as sequences run at once, as llama.cpp does. A request has none of its
     own."""
-    served = models.named(model)
+    served = _named(models, model)
     running = served.llm.stats.num_running
     return [
         {
@@ -78,3 +80,11 @@ async def apply_template(
     if ignored := (*data.ignored, *found.ignored):
         answer["x_inferno"] = {"ignored": ignored}
     return Response(answer, media_type="application/json")
+
+
+def _named(models: Models, name: str | None) -> ServedModel:
+    """Return a loaded model that the request's key may use."""
+    record = current()
+    if record is not None and record.key is not None:
+        record.key.check_model(models.slot(name).spec.names)
+    return models.named(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from litestar import Response, delete, get, post, route
+from litestar import Request, Response, delete, get, post, route
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -19,6 +19,8 @@ from inferno.server.ollama.schema import OllamaNameRequest, OllamaPullRequest
 from inferno.server.ollama.shape import timestamp
 from inferno.server.ollama.translation import find, plain_name
 from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.record import record_of
+from inferno.server.slot import Slot
 
 _CAPABILITIES = {"tools": "tools", "reasoning": "thinking", "embeddings": "embedding"}
 _NEVER = "2318-01-01T00:00:00Z"
@@ -32,16 +34,17 @@ def version() -> dict[str, str]:
 
 
 @get("/api/tags", sync_to_thread=False)
-def tags(models: NamedDependency[Models]) -> dict[str, Any]:
-    """List the models under each of their names."""
-    loaded = {name: model for model in models.served for name in model.names}
-    return {"models": [_entry(name, loaded.get(name)) for name in models.names]}
+def tags(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
+    """List the models that the key may use, under each of their names."""
+    slots = _usable(request, models)
+    return {"models": [_entry(name, slot.served) for slot in slots for name in slot.spec.names]}
 
 
 @get("/api/ps", sync_to_thread=False)
-def processes(models: NamedDependency[Models]) -> dict[str, Any]:
-    """List the loaded models."""
-    return {"models": [_running(model) for model in models.served]}
+def processes(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
+    """List the loaded models that the key may use."""
+    served = [slot.served for slot in _usable(request, models)]
+    return {"models": [_running(model) for model in served if model is not None]}
 
 
 @post(
@@ -129,6 +132,12 @@ def change() -> Response[Any]:
 def remove() -> Response[Any]:
     """Refuse to delete a model."""
     raise _unchanging()
+
+
+def _usable(request: Request[Any, Any, Any], models: Models) -> list[Slot]:
+    record = record_of(request.scope)
+    key = record.key if record is not None else None
+    return [slot for slot in models.slots if key is None or key.may_use(slot.spec.names)]
 
 
 def _unchanging() -> UnsupportedError:

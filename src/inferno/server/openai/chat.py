@@ -28,7 +28,7 @@ async def chat_completions(
     models: NamedDependency[Models],
 ) -> Response[Any]:
     """Generate the next message of a conversation."""
-    model = await models.find(data.body.model)
+    model = await models.find(data.body.model, stream=data.body.stream)
     conversation = await prepare(data, model)
     shape = ChatShape(model, data.body, conversation)
     return await model.pipeline.respond(conversation.prepared, shape, request.receive)

@@ -40,7 +40,7 @@ async def completions(
 ) -> Response[Any]:
     """Continue a string, or token ids."""
     body = data.body
-    model = await models.find(body.model)
+    model = await models.find(body.model, stream=body.stream)
     prepared, texts = await prepare_text(data, model)
     reports_prompt = "prompt_logprobs" in sampling_values(body)
     n = prepared.params.n

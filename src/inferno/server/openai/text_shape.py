@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import define, field
 
-from inferno.core.types import Logprobs
 from inferno.llm import TextDelta
+from inferno.requests import Logprobs
 from inferno.server.model import ServedModel
 from inferno.server.openai import logprobs
 from inferno.server.openai.chunks import Chunked, Chunks, OpenAIShape, encode_event

@@ -11,8 +11,8 @@ from litestar import Request, Response, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.core.types import Pooling
 from inferno.errors import RequestError
+from inferno.requests import Pooling
 from inferno.sampling_params import SamplingParams
 from inferno.server.errors import unsupported
 from inferno.server.model import ServedModel, in_time

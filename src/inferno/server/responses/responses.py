@@ -21,6 +21,7 @@ from inferno.server.responses.shape import Context, ResponsesShape
 from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.responses.translation import conversation_id, translate
 from inferno.server.schema import ERROR_RESPONSES
+from inferno.server.translate import session_of
 
 Asked = Request[Any, Any, Any]
 
@@ -43,7 +44,7 @@ async def create_response(
     body, owner = data.body, owner_of(request)
     model = await models.find(body.model)
     own, before = await history(body, store, owner)
-    translation = translate(data, before, own)
+    translation = translate(data, before, own, session_of(body, request.headers))
     conversation = await translation.prepare(model)
     context = Context(
         owner=owner,

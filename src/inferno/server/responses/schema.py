@@ -49,6 +49,8 @@ class ResponsesRequest(_Sampling):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

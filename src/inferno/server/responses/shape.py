@@ -215,7 +215,7 @@ class ResponsesShape(Shape[_Choice]):
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "conversation": None if conversation is None else {"id": conversation},
-            "prompt_cache_key": None,
+            "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {k: reasoning.get(k) for k in ("effort", "summary")},
             "safety_identifier": None,
             "service_tier": "default",

@@ -41,6 +41,10 @@ RESPONSES = (
         priority="Lower runs first.",
         cache_salt="Only requests with equal salts share cached prefixes; at most 128 characters.",
         request_id="Returned as the header x-request-id, unless the request has that header.",
+        session_id="Counts the request in `GET /v1/usage?session_id=...`; without it, "
+        "`prompt_cache_key` does, or the header `session-id`.",
+        prompt_cache_key="A session, if there is no session_id. Shared prefixes are found by "
+        "content.",
         chat_template_kwargs="Variables for the chat template, as in chat.",
     ),
     Field(
@@ -55,10 +59,8 @@ RESPONSES = (
     Field("service_tier", "accepted", "There is one tier.", harmless=("auto", "default")),
     Field("user", "accepted", "The end user's name is not used."),
     Field("safety_identifier", "accepted", "The end user's name is not used."),
-    Field("prompt_cache_key", "accepted", _SHARED),
     Field("prompt_cache_retention", "accepted", _SHARED),
     Field("prompt_cache_options", "accepted", _SHARED, harmless=({},)),
-    Field("session_id", "accepted", _SHARED),
     Field("image", "accepted", "Input is text only.", harmless=({},)),
     Field("access_programs", "accepted", "There are none.", harmless=({},)),
     Field(

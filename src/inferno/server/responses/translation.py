@@ -38,7 +38,10 @@ _MAX_METADATA = 16
 
 
 def translate(
-    parsed: Parsed[ResponsesRequest], before: Sequence[Item], own: Sequence[Item]
+    parsed: Parsed[ResponsesRequest],
+    before: Sequence[Item],
+    own: Sequence[Item],
+    session: str | None = None,
 ) -> Translation:
     """Make a chat request of a body, its items (`own`) and those that it continues. Raises
     RequestError."""
@@ -49,6 +52,7 @@ def translate(
         **{name: getattr(body, name) for name in _SAME},
         "messages": to_messages([*before, *own], body.instructions),
         "max_tokens": body.max_output_tokens,
+        "session_id": session,
         "tools": tools or None,
         "tool_choice": choice,
         "response_format": _response_format(body.text or {}),

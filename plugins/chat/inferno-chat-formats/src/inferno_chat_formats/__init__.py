@@ -17,6 +17,7 @@ def inferno_chat_formats() -> list[ChatFormat]:
             name=spec.name,
             matches=spec.matches,
             build=partial(_build, spec),
+            models=spec.models,
             priority=spec.priority,
         )
         for spec in FAMILIES

@@ -123,8 +123,8 @@ class Spec:
     parser: Literal["tagged", "channels"] = "tagged"
     prompt_tail: str = ""
     """A marker at the end of prompts that belongs to the output."""
-    example: str = field(default="", eq=False)
-    """A model, for the documentation."""
+    models: str = field(default="", eq=False)
+    """Models that have it, for the documentation."""
 
     def matches(self, need: ChatNeed) -> str | None:
         """Return what of the checkpoint shows this format, or None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, CachePolicy
+from inferno.contracts import Architecture, CachePolicy, LogitsProcessor, RequestField
 
 
 @hookimpl
@@ -20,3 +20,28 @@ def inferno_architectures() -> list[Architecture]:
 @hookimpl
 def inferno_cache_policies() -> list[CachePolicy]:
     return [CachePolicy(name="loyal", build="inferno_stranger.loyal:LoyalCache", priority=-5)]
+
+
+@hookimpl
+def inferno_logits_processors() -> list[LogitsProcessor]:
+    return [
+        LogitsProcessor(
+            name="favour",
+            build="inferno_stranger.favour:build",
+            check="inferno_stranger.favour:check",
+            help="Adds `bias` to the logit of `token_id`.",
+        )
+    ]
+
+
+@hookimpl
+def inferno_request_fields() -> list[RequestField]:
+    return [
+        RequestField(
+            name="favourite",
+            type="integer",
+            minimum=0,
+            apply="inferno_stranger.favour:apply",
+            help="A token id that is favoured.",
+        )
+    ]

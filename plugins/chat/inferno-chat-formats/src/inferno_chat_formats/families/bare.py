@@ -15,7 +15,7 @@ FAMILIES = (
             Calls(call=("<|python_tag|>", Slot.OBJECT), keys=_LLAMA, between=";"),
             Calls(call=("<|python_tag|>", Slot.PYTHON), repeated=False),
         ),
-        example="Llama 3.1, 3.2 and 3.3",
+        models="Llama 3.1, 3.2 and 3.3",
     ),
     Spec(
         name="lfm2",
@@ -24,7 +24,7 @@ FAMILIES = (
         calls=(
             Calls(call=("<|tool_call_start|>", Slot.PYTHON, "<|tool_call_end|>"), repeated=False),
         ),
-        example="LFM2",
+        models="LFM2",
     ),
     Spec(
         name="olmo",
@@ -34,14 +34,14 @@ FAMILIES = (
         calls=(
             Calls(call=("<function_calls>\n", Slot.PYTHON, "\n</function_calls>"), repeated=False),
         ),
-        example="OLMo 3",
+        models="OLMo 3",
     ),
     Spec(
         name="pythonic",
         shows=("tools", "[func_name1(params_name1=params_value1"),
         priority=-1,
         calls=(Calls(call=(Slot.PYTHON,), bare=True, repeated=False),),
-        example="Llama 4, Llama 3.2 with Python calls",
+        models="Llama 4, Llama 3.2 with Python calls",
     ),
     Spec(
         name="json",
@@ -52,13 +52,13 @@ FAMILIES = (
             Calls(call=(Slot.OBJECT,), between=";", bare=True),
             Calls(call=(Slot.OBJECTS,), bare=True, repeated=False),
         ),
-        example="templates with tools of no known format",
+        models="templates with tools of no known format",
     ),
     Spec(
         name="think",
         shows=("</think>",),
         priority=-20,
         reasoning=THINK,
-        example="reasoning without tools",
+        models="reasoning without tools",
     ),
 )

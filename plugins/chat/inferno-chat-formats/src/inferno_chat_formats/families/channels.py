@@ -21,6 +21,6 @@ FAMILIES = (
                 repeated=False,
             ),
         ),
-        example="gpt-oss",
+        models="gpt-oss",
     ),
 )

@@ -20,7 +20,7 @@ FAMILIES = (
         lacks=("<arg_key>", "<function=", "<invoke name=", "<tool_call:"),
         reasoning=THINK,
         calls=(_TOOL_CALL,),
-        example="Qwen2.5, Qwen3, QwQ, Hermes 2 and 3, Granite 4, MiMo, SmolLM3, Bielik",
+        models="Qwen2.5, Qwen3, QwQ, Hermes 2 and 3, Granite 4, MiMo, SmolLM3, Bielik",
     ),
     Spec(
         name="command-r7b",
@@ -28,7 +28,7 @@ FAMILIES = (
         reasoning=COHERE,
         calls=(_COHERE,),
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-        example="Command R7B, Command A",
+        models="Command R7B, Command A",
     ),
     Spec(
         name="command-r",
@@ -40,7 +40,7 @@ FAMILIES = (
                 repeated=False,
             ),
         ),
-        example="Command R, Command R+",
+        models="Command R, Command R+",
     ),
     Spec(
         name="mistral",
@@ -51,13 +51,13 @@ FAMILIES = (
             Calls(call=("[TOOL_CALLS]", Slot.NAME, "[ARGS]", Slot.ARGUMENTS)),
         ),
         ids="alphanumeric",
-        example="Mistral 7B v0.3, Mistral Nemo, Mixtral",
+        models="Mistral 7B v0.3, Mistral Nemo, Mixtral",
     ),
     Spec(
         name="phi4",
         shows=("<|tool_call|>", "<|/tool_call|>"),
         calls=(Calls(call=("<|tool_call|>", Slot.OBJECTS, "<|/tool_call|>"), repeated=False),),
-        example="Phi-4-mini",
+        models="Phi-4-mini",
     ),
     Spec(
         name="granite",
@@ -66,7 +66,7 @@ FAMILIES = (
         reasoning=(("<think>", "</think>"),),
         calls=(Calls(call=("<|tool_call|>", Slot.OBJECTS), repeated=False),),
         dropped=("<response>", "</response>"),
-        example="Granite 3",
+        models="Granite 3",
     ),
     Spec(
         name="minimax-m1",
@@ -81,7 +81,7 @@ FAMILIES = (
                 closing="\n</tool_calls>",
             ),
         ),
-        example="MiniMax-M1",
+        models="MiniMax-M1",
     ),
     Spec(
         name="apriel",
@@ -98,14 +98,14 @@ FAMILIES = (
                 repeated=False,
             ),
         ),
-        example="Apriel",
+        models="Apriel",
     ),
     Spec(
         name="nemotron",
         shows=("<TOOLCALL>",),
         reasoning=THINK,
         calls=(Calls(call=("<TOOLCALL>", Slot.OBJECTS, "</TOOLCALL>"), repeated=False),),
-        example="Nemotron Nano 2",
+        models="Nemotron Nano 2",
     ),
     Spec(
         name="apertus",
@@ -118,13 +118,13 @@ FAMILIES = (
                 repeated=False,
             ),
         ),
-        example="Apertus",
+        models="Apertus",
     ),
     Spec(
         name="gigachat",
         shows=("<|function_call|>",),
         calls=(Calls(call=("<|function_call|>", Slot.OBJECT), repeated=False),),
-        example="GigaChat 3.1",
+        models="GigaChat 3.1",
     ),
     Spec(
         name="gigachat3",
@@ -136,12 +136,12 @@ FAMILIES = (
                 repeated=False,
             ),
         ),
-        example="GigaChat 3",
+        models="GigaChat 3",
     ),
     Spec(
         name="firefunction",
         shows=("functools[",),
         calls=(Calls(call=("functools", Slot.OBJECTS), repeated=False),),
-        example="FireFunction v2",
+        models="FireFunction v2",
     ),
 )

@@ -29,7 +29,7 @@ FAMILIES = (
         shows=("<｜tool▁calls▁begin｜>", "```json"),
         reasoning=THINK,
         calls=(_WITH_TYPE, _WITHOUT_TYPE),
-        example="DeepSeek V3, R1 and its distillations",
+        models="DeepSeek V3, R1 and its distillations",
     ),
     Spec(
         name="deepseek-v3.1",
@@ -37,7 +37,7 @@ FAMILIES = (
         lacks=("```json",),
         reasoning=THINK,
         calls=(_WITHOUT_TYPE, _WITH_TYPE),
-        example="DeepSeek V3.1",
+        models="DeepSeek V3.1",
     ),
     Spec(
         name="kimi-k2",
@@ -58,7 +58,7 @@ FAMILIES = (
         ),
         ids="named",
         call_ends_reasoning=True,
-        example="Kimi K2",
+        models="Kimi K2",
     ),
     Spec(
         name="mistral-args",
@@ -70,7 +70,7 @@ FAMILIES = (
             Calls(call=("[TOOL_CALLS]", Slot.NAME, "[CALL_ID]", Slot.ID, "[ARGS]", Slot.ARGUMENTS)),
         ),
         ids="alphanumeric",
-        example="Devstral, Magistral, Ministral 3",
+        models="Devstral, Magistral, Ministral 3",
     ),
     Spec(
         name="mistral-ids",
@@ -81,14 +81,14 @@ FAMILIES = (
             Calls(call=("[TOOL_CALLS]", Slot.NAME, "[ARGS]", Slot.ARGUMENTS)),
         ),
         ids="alphanumeric",
-        example="Mistral Small 3.2",
+        models="Mistral Small 3.2",
     ),
     Spec(
         name="functionary-v3.1",
         shows=("<function=", "</function>"),
         lacks=("<parameter=", "<tool_call>"),
         calls=(Calls(call=("<function=", Slot.NAME, ">", Slot.ARGUMENTS, "</function>")),),
-        example="Functionary v3.1, Llama 3.1 with custom tools",
+        models="Functionary v3.1, Llama 3.1 with custom tools",
     ),
     Spec(
         name="functionary-v3.2",
@@ -96,7 +96,7 @@ FAMILIES = (
         calls=(Calls(call=(">>>", Slot.NAME, "\n", Slot.ARGUMENTS)),),
         dropped=(">>>all\n",),
         prompt_tail=">>>",
-        example="Functionary v3.2",
+        models="Functionary v3.2",
     ),
     Spec(
         name="gemma4",
@@ -107,7 +107,7 @@ FAMILIES = (
                 call=("<|tool_call>call:", Slot.NAME, Slot.GEMMA_ARGUMENTS, "<tool_call|>"),
             ),
         ),
-        example="Gemma 4",
+        models="Gemma 4",
     ),
     Spec(
         name="solar-open",
@@ -131,6 +131,6 @@ FAMILIES = (
         ),
         dropped=("<|content|>",),
         ids="alphanumeric",
-        example="Solar Open",
+        models="Solar Open",
     ),
 )

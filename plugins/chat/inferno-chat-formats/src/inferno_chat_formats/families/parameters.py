@@ -82,7 +82,7 @@ FAMILIES = (
         shows=("<tool_call>", "<function=", "<parameter="),
         reasoning=THINK,
         calls=_functions("<tool_call>", "</tool_call>"),
-        example="Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5",
+        models="Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5",
     ),
     Spec(
         name="seed-oss",
@@ -90,14 +90,14 @@ FAMILIES = (
         priority=1,
         reasoning=(("<seed:think>", "</seed:think>"),),
         calls=_functions("<seed:tool_call>", "</seed:tool_call>", lines=False),
-        example="Seed-OSS",
+        models="Seed-OSS",
     ),
     Spec(
         name="glm4",
         shows=("<arg_key>", "<arg_value>"),
         reasoning=THINK,
         calls=(_arguments("\n"),),
-        example="GLM 4.5, 4.6 and 4.7, Ling 3",
+        models="GLM 4.5, 4.6 and 4.7, Ling 3",
     ),
     Spec(
         name="hunyuan",
@@ -111,14 +111,14 @@ FAMILIES = (
                 mark=":opensource",
             ),
         ),
-        example="Hunyuan 3",
+        models="Hunyuan 3",
     ),
     Spec(
         name="minimax-m2",
         shows=("<minimax:tool_call>", "<invoke name="),
         reasoning=THINK,
         calls=(_invocations("<minimax:tool_call>\n", "\n</minimax:tool_call>"),),
-        example="MiniMax-M2",
+        models="MiniMax-M2",
     ),
     Spec(
         name="deepseek-v3.2",
@@ -129,7 +129,7 @@ FAMILIES = (
                 f"<{_DSML}function_calls>\n", f"\n</{_DSML}function_calls>", _DSML, typed=True
             ),
         ),
-        example="DeepSeek V3.2",
+        models="DeepSeek V3.2",
     ),
     Spec(
         name="deepseek-v4",
@@ -139,7 +139,7 @@ FAMILIES = (
         calls=(
             _invocations(f"<{_DSML}tool_calls>\n", f"\n</{_DSML}tool_calls>", _DSML, typed=True),
         ),
-        example="DeepSeek V4",
+        models="DeepSeek V4",
     ),
     Spec(
         name="minicpm5",
@@ -152,7 +152,7 @@ FAMILIES = (
                 between="\n",
             ),
         ),
-        example="MiniCPM5",
+        models="MiniCPM5",
     ),
     Spec(
         name="kimi-k3",
@@ -189,6 +189,6 @@ FAMILIES = (
             "<|close|>message<|sep|>",
             "<|end_of_msg|>",
         ),
-        example="Kimi K3",
+        models="Kimi K3",
     ),
 )

@@ -27,7 +27,9 @@ from torch import Tensor
 
 from inferno.constraints.rules import LogitsRules, apply_masks, processed
 from inferno.contracts import LogitsProcessor
-from inferno.core.sampling.draw import (
+from inferno.nn import ops
+from inferno.requests import Logprobs, Request
+from inferno.sampling.draw import (
     UNDECIDED,
     draw_full,
     draw_truncated,
@@ -37,10 +39,8 @@ from inferno.core.sampling.draw import (
     sort_best,
     truncate,
 )
-from inferno.core.sampling.logprobs import wanted_logprobs
-from inferno.core.sampling.state import UNIFORM_BITS, RowState, Strategy, TokenCounts
-from inferno.core.types import Logprobs, Request
-from inferno.nn import ops
+from inferno.sampling.logprobs import wanted_logprobs
+from inferno.sampling.state import UNIFORM_BITS, RowState, Strategy, TokenCounts
 from inferno.sampling_params import SamplingParams
 
 _SECOND_LOOK = 4096

@@ -15,7 +15,7 @@ from attrs import define
 from torch import Tensor
 
 from inferno.constraints.rules import LogitsRules
-from inferno.core.types import Request
+from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 
 UNIFORM_BITS = 31

@@ -12,9 +12,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from inferno.core.sampling.draw import index_of, replace_nonfinite, sort_best
-from inferno.core.sampling.state import RowState
-from inferno.core.types import Logprobs
+from inferno.requests import Logprobs
+from inferno.sampling.draw import index_of, replace_nonfinite, sort_best
+from inferno.sampling.state import RowState
 
 
 def logprobs_of(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inferno.core.sampling.state import UNIFORM_BITS
+from inferno.sampling.state import UNIFORM_BITS
 
 UNDECIDED = -1
 """Returned if the candidates do not decide the draw: draw again from more of them."""
