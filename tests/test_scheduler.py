@@ -119,6 +119,19 @@ def test_a_preempted_sequence_finds_what_it_computed() -> None:
     )
 
 
+def test_the_first_token_says_how_long_its_request_was_queued() -> None:
+    """Those that find no room wait for those that run, and no preemption counts again."""
+    harness = Harness(num_blocks=12, max_model_len=48)
+    for i in range(5):
+        harness.add(str(i), prompt_of(i, 12), 24)
+    harness.run()
+    assert harness.scheduler.stats.preemptions > 0
+    waited = [harness.outputs[str(i)][0].queue_seconds for i in range(5)]
+    assert 0 < waited[0] < waited[4]
+    later = (token for tokens in harness.outputs.values() for token in tokens[1:])
+    assert not any(token.queue_seconds for token in later)
+
+
 def test_abort_at_any_time_gives_everything_back() -> None:
     for moment in range(12):
         harness = Harness(num_blocks=12, max_model_len=48, budget=6, max_num_seqs=3)

@@ -79,6 +79,8 @@ class EngineOutput:
     """On a request's first token, if asked for: one entry per prompt token, None for the first."""
     num_cached: int = 0
     """On a request's first token: prompt tokens found in the cache."""
+    queue_seconds: float = field(default=0.0, eq=False)
+    """On a request's first token: how long it waited in the queue."""
     num_drafts: int = 0
     """On the first token of a step: draft tokens that the step verified for the request."""
     num_accepted: int = 0

@@ -266,6 +266,8 @@ def test_metrics_have_vllms_names(client: Any) -> None:
     assert samples["inferno_inter_token_latency_seconds_count",] == 2 * (11 - 3)
     assert samples["inferno_request_time_per_output_token_seconds_count",] == 2
     assert samples["inferno_request_decode_time_seconds_count",] == 2
+    assert samples["inferno_request_queue_time_seconds_count",] == 2
+    assert samples["inferno_request_prefill_time_seconds_count",] == 2
     assert samples["inferno_request_generation_tokens_sum",] == 2 * 11
     assert samples["inferno_request_prompt_tokens_count",] == 1
     assert samples["inferno_http_requests_total", "200"] == 1

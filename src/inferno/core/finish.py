@@ -42,7 +42,7 @@ def output_of(
         sampled.logprobs.get(index) if sampled.logprobs else None,
     )
     if generated == 1:
-        output.num_cached = sequence.num_cached or 0
+        output.num_cached, output.queue_seconds = sequence.num_cached or 0, sequence.waited
         output.prompt_logprobs = sampled.prompt_logprobs.get(sequence.held_row)
     return output
 

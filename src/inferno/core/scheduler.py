@@ -17,6 +17,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 from itertools import count as counter
+from time import monotonic
 
 from inferno.core.finish import embedding_of, output_of, outputs_of
 from inferno.core.kvcache import CacheGroups
@@ -283,6 +284,7 @@ class Scheduler:
         stats.prefix_hits += num_found
         if sequence.num_cached is None:
             sequence.num_cached = num_found
+            sequence.waited = monotonic() - sequence.arrived
             stats.prompt_tokens += len(sequence.token_ids)
             stats.cached_tokens += num_found
 

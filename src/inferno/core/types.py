@@ -4,6 +4,7 @@ the scheduler owns."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import monotonic
 from typing import NamedTuple
 
 from attrs import define, field, frozen
@@ -40,6 +41,10 @@ class Sequence:
     """Drafts of the engine for its next step, instead of the proposer's."""
     num_cached: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
+    arrived: float = field(factory=monotonic)
+    """When it was queued, in seconds."""
+    waited: float = 0.0
+    """Seconds from then to its first admission."""
     keys: list[bytes] = field(factory=list)
     """Content keys of the leading full blocks: see `kvcache.extend_keys`."""
     block_ids: list[int] = field(factory=list)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from attrs import frozen
+from attrs import field, frozen
 
 from inferno.errors import InfernoError
 from inferno.requests import EngineOutput, FinishReason, Logprobs, Request
@@ -32,6 +32,8 @@ class TextDelta:
     """The stop string or stop token id that ended it; None for the model's own end."""
     num_cached: int = 0
     """Prompt tokens found in the cache."""
+    queue_seconds: float = field(default=0.0, eq=False)
+    """How long the request waited in the engine's queue."""
     num_drafts: int = 0
     """Draft tokens verified for it."""
     num_accepted: int = 0
@@ -120,6 +122,7 @@ class OutputBuilder:
         self._stop_reason: str | int | None = None
         self._reported = False
         self._num_cached = self._num_drafts = self._num_accepted = 0
+        self._queue_seconds = 0.0
         self._prompt_logprobs: tuple[Logprobs | None, ...] | None = None
         self._pieces: list[str] = []
         self._ids: list[int] = []
@@ -142,6 +145,7 @@ class OutputBuilder:
             )
             return
         self._num_cached = self._num_cached or token.num_cached
+        self._queue_seconds = self._queue_seconds or token.queue_seconds
         self.embedding = token.embedding
         self._num_drafts += token.num_drafts
         self._num_accepted += token.num_accepted
@@ -181,6 +185,7 @@ class OutputBuilder:
             finish_reason=self._finish,
             stop_reason=self._stop_reason,
             num_cached=self._num_cached,
+            queue_seconds=self._queue_seconds,
             num_drafts=self._num_drafts,
             num_accepted=self._num_accepted,
             prompt_logprobs=self._prompt_logprobs,

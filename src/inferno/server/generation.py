@@ -294,7 +294,7 @@ class Generation:
                     record.cached(now_cached - before)
             if times is None and count:
                 times = self._times[index] = Times(now - self._started, now)
-                self.metrics.first_token(times.first)
+                self.metrics.first_token(times.first, delta.queue_seconds)
             elif times is not None and count:
                 self.metrics.next_tokens(count, now - times.last)
                 times.last = now

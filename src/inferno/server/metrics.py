@@ -147,6 +147,12 @@ class Metrics:
         self._decode = histogram(
             "request_decode_time_seconds", "From a request's first token to its last."
         )
+        self._queue = histogram(
+            "request_queue_time_seconds", "How long a request waited in the engine's queue."
+        )
+        self._prefill = histogram(
+            "request_prefill_time_seconds", "From a request's admission to its first token."
+        )
         self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self._generated = histogram("request_generation_tokens", "Tokens of an output.", _TOKENS)
         self._success = Counter(
@@ -169,6 +175,8 @@ class Metrics:
             self._per_token.labels(model),
             self._whole.labels(model),
             self._decode.labels(model),
+            self._queue.labels(model),
+            self._prefill.labels(model),
             self._prompt.labels(model),
             self._generated.labels(model),
         )
@@ -193,12 +201,17 @@ class ModelMetrics:
     _per_token: Histogram
     _whole: Histogram
     _decode: Histogram
+    _queue: Histogram
+    _prefill: Histogram
     _prompt: Histogram
     _generated: Histogram
 
-    def first_token(self, seconds: float) -> None:
-        """Record an output's first tokens, so long after the request."""
+    def first_token(self, seconds: float, queued: float) -> None:
+        """Record an output's first tokens: `seconds` after the request, `queued` of them spent in
+        the engine's queue."""
         self._first_token.observe(seconds)
+        self._queue.observe(queued)
+        self._prefill.observe(max(0.0, seconds - queued))
 
     def next_tokens(self, count: int, seconds: float) -> None:
         """Record `count` tokens of an output, so long after its last ones."""
