@@ -197,16 +197,16 @@ class ModelMetrics:
     _generated: Histogram
 
     def first_token(self, seconds: float) -> None:
-        """Record an output's first tokens, so long after the request."""
+        """Record an output's first tokens, and their time since the request."""
         self._first_token.observe(seconds)
 
     def next_tokens(self, count: int, seconds: float) -> None:
-        """Record `count` tokens of an output, so long after its last ones."""
+        """Record `count` tokens of an output, and their time since the last ones."""
         for _ in range(count):
             self._inter_token.observe(seconds / count)
 
     def finished(self, reason: str, seconds: float, first: float | None, tokens: int) -> None:
-        """Record an output that ended by itself, `seconds` after the request, with its first token
+        """Record an output that ended normally, `seconds` after the request, with its first token
         after `first` seconds, if it has one."""
         self._success.labels(self._model, reason).inc()
         self._whole.observe(seconds)
@@ -217,7 +217,7 @@ class ModelMetrics:
                 self._per_token.observe((seconds - first) / (tokens - 1))
 
     def aborted(self, outputs: int) -> None:
-        """Count outputs that ended before their end."""
+        """Count outputs that were aborted."""
         self._success.labels(self._model, "abort").inc(outputs)
 
     def prompt(self, tokens: int) -> None:
