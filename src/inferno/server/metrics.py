@@ -206,7 +206,7 @@ class ModelMetrics:
             self._inter_token.observe(seconds / count)
 
     def finished(self, reason: str, seconds: float, first: float | None, tokens: int) -> None:
-        """Record an output that ended normally, `seconds` after the request, with its first token
+        """Record an output that ended by itself, `seconds` after the request, with its first token
         after `first` seconds, if it has one."""
         self._success.labels(self._model, reason).inc()
         self._whole.observe(seconds)
