@@ -197,11 +197,11 @@ class ModelMetrics:
     _generated: Histogram
 
     def first_token(self, seconds: float) -> None:
-        """Record an output's first tokens, and their time since the request."""
+        """Record an output's first tokens, so long after the request."""
         self._first_token.observe(seconds)
 
     def next_tokens(self, count: int, seconds: float) -> None:
-        """Record `count` tokens of an output, and their time since the last ones."""
+        """Record `count` tokens of an output, so long after its last ones."""
         for _ in range(count):
             self._inter_token.observe(seconds / count)
 
@@ -217,7 +217,7 @@ class ModelMetrics:
                 self._per_token.observe((seconds - first) / (tokens - 1))
 
     def aborted(self, outputs: int) -> None:
-        """Count outputs that were aborted."""
+        """Count outputs that ended before their end."""
         self._success.labels(self._model, "abort").inc(outputs)
 
     def prompt(self, tokens: int) -> None:
