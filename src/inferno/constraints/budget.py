@@ -1,4 +1,4 @@
-"""A budget of reasoning: after so many of its tokens, the closing marker is the only text that can
+"""A budget for reasoning: once its tokens are used up, the closing marker is the only text that can
 follow.
 
 Suffixes: W words of 32 tokens, N a row's next token and drafts.

@@ -104,13 +104,13 @@ class GrammarConstraint:
 
 
 _MOST_GAPS = 2
-"""Tokens of whitespace between the reasoning and the answer, which are no part of either."""
+"""Tokens of whitespace between the reasoning and the answer, which belong to neither."""
 
 
 @define(eq=False)
 class ReasoningConstraint:
     """The output matches a grammar after its reasoning, in which any token but an end token may be
-    drawn. Without an opening marker at the begin of the output there is no reasoning."""
+    drawn. Without an opening marker at the beginning of the output there is no reasoning."""
 
     matcher: Matcher
     compiler: GrammarCompiler
@@ -210,7 +210,7 @@ class ReasoningTokens:
     """Tokens of line breaks only."""
     _straddling: dict[int, list[int]]
     """By the number of the closing marker's bytes before it: tokens that complete the marker and go
-    on with text, so that the grammar would not see its begin."""
+    on with text, so that the grammar would not see its beginning."""
     _free_W: Mask
     """Allows every token but end tokens."""
 

@@ -36,7 +36,7 @@ class Constraints:
 
     def ready(self, *, idle: bool) -> dict[str, BaseException | None]:
         """Return the requests whose constraints have been compiled since the last call, each with
-        the error if that failed. An `idle` engine waits for the first for a short while."""
+        the error if that failed. An `idle` engine waits briefly for the first."""
         wait(self._compiling.values(), _POLL_SECONDS if idle else 0, "FIRST_COMPLETED")
         done = {id: each for id, each in self._compiling.items() if each.done()}
         for request_id, future in done.items():

@@ -32,7 +32,7 @@ from inferno.text import Tokenizer
 
 
 def hint_for(plan: Plan, kind: str) -> str:
-    """Return a sentence on how to install what compiles this kind of grammars, or an empty
+    """Return a sentence on how to install what compiles this kind of grammar, or an empty
     string."""
     return load_catalog(disable=plan.disable, only=plan.only).hint("grammar", kind)
 
@@ -90,8 +90,8 @@ class Grammars:
         return cls(opened.parts.grammars, read, partial(hint_for, plan))
 
     def constraint_of(self, params: SamplingParams) -> Constraint | None:
-        """Return what holds a request's output to its grammar and its budget of reasoning, or None
-        if it has neither. Raises GrammarError."""
+        """Return the constraint of a request's grammar and its budget of reasoning, or None if it
+        has neither. Raises GrammarError."""
         spec, markers = params.structured_outputs, params.reasoning
         found = self.compile(spec) if spec is not None else None
         if params.thinking_token_budget is None or markers is None:

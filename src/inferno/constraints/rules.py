@@ -78,8 +78,8 @@ class LogitsRules:
         self.error = f"the logits processor {name} failed: {type(error).__name__}: {error}"
 
     def process(self, logits_V: Tensor) -> Tensor:
-        """Return what the processors make of the logits, in float32. An error leaves them as they
-        are."""
+        """Return the logits as the processors change them, in float32. After an error they are
+        unchanged."""
         found_V = logits_V.to(torch.float32, copy=True)
         for processor in () if self.error else self.processors:
             try:

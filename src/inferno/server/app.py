@@ -85,7 +85,7 @@ def create_app(
     Several models may be given instead, to be loaded on demand: see `Models` for `budgets` and
     `max_loaded`. `key_metrics` shows each key's usage, by name. `on_end` is called with the record
     of each request once its response has been sent; `log_prompts` keeps prompts in it.
-    `prompt_history` is the number of requests that /v1/debug/cache knows of each model. `store`
+    `prompt_history` is the number of requests of each model that /v1/debug/cache knows. `store`
     keeps responses and conversations, by default in memory; the app closes it.
     """
     kept, running = store or Store(), Running()

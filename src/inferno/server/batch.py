@@ -46,7 +46,7 @@ class Done:
 
     ids: set[str] = field(factory=set)
     nameless: int = 0
-    """Lines about requests without an id: those come in the input's order."""
+    """Lines about requests without an id: these follow the input's order."""
 
 
 @define
@@ -111,8 +111,8 @@ def _line(number: int, raw: bytes) -> Line:
 
 
 def resume(output: Path) -> Done:
-    """Return what an output file has answers for, and cut off a last line that is not complete.
-    Raises OptionError if it is another kind of file."""
+    """Return what an output file has answers for, and cut off an incomplete last line. Raises
+    OptionError if it is another kind of file."""
     done = Done()
     if not output.exists():
         return done
@@ -147,7 +147,7 @@ async def run(
     concurrency: int,
     progress: Callable[[Summary], object] = lambda summary: None,
 ) -> None:
-    """Send the requests, at most `concurrency` at once, and write each answer when it is there.
+    """Send the requests, at most `concurrency` at once, and write each answer when it is complete.
     Counts them in `summary`, and calls `progress` after each."""
     waiting = iter(lines)
 

@@ -1,4 +1,4 @@
-"""Limits of a body's content, checked before anything is made of it: its values are a hundred times
+"""Limits of a body's content, checked before it becomes objects: its values are a hundred times
 larger in memory than in the body."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ITEMS: Mapping[str, int] = {
 
 
 def check_size(body: bytes) -> None:
-    """Raise RequestError for a body of too many values, without reading it."""
+    """Raise RequestError for a body with too many values, without decoding it."""
     if len(body) * 3 < MAX_VALUES:
         return
     if sum(map(body.count, (b",", b"[", b"{"))) + 2 * body.count(b":") > MAX_VALUES:

@@ -1,5 +1,5 @@
 """Prepares a conversation for generation, for every endpoint that has messages: each makes a
-`ChatRequest` of its body. Parses the outputs into reasoning, content and tool calls."""
+`ChatRequest` from its body. Parses the outputs into reasoning, content and tool calls."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ def usage(
     models: NamedDependency[Models],
     session_id: FromQuery[str | None] = None,
 ) -> dict[str, Any]:
-    """Count what the client's key has used since the server started, in all or in one session."""
+    """Report what the client's key has used since the server started, in total or in one
+    session."""
     owner, total, by_model = owner_of(request), Used(), {}
     for model in models.served:
         used = model.pipeline.memory.usage.of(owner, session_id)

@@ -1,5 +1,5 @@
 """Begins a stream before its handler does, while the handler waits for a model to be loaded: a
-connection that is silent for minutes would be closed by a proxy or its client."""
+proxy or the client would close a connection that is silent for minutes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Early:
 
     @contextlib.asynccontextmanager
     async def pinging(self, seconds: float) -> AsyncIterator[None]:
-        """Send a comment every so many seconds while the block runs."""
+        """Send a comment at regular intervals while the block runs."""
         ended = asyncio.Event()
 
         async def work() -> None:

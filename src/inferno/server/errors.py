@@ -94,7 +94,7 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
 
 
 def _no_route(request: Request[Any, Any, Any], error: HTTPException) -> HTTPException:
-    """Say which routes there are instead."""
+    """Name the methods or routes that exist instead."""
     routes: Routes = request.app.state.routes
     path = shorten(request.url.path, 200)
     if methods := routes.methods(request.url.path):

@@ -28,7 +28,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class MediaTypeError(RequestError):
-    """A body that does not say that it is JSON."""
+    """A body whose Content-Type is not JSON."""
 
     status = 415
     code = "unsupported_media_type"
@@ -55,7 +55,7 @@ class OriginError(PermissionDeniedError):
 
 def hosts_of(address: str) -> tuple[str, ...]:
     """Return the names under which a server at this address may be called: on loopback only this
-    machine's, so that no web page reaches it by a name of its own; elsewhere any."""
+    machine's, so that no web page reaches it by the page's own host name; elsewhere any name."""
     bare = address.strip("[]").lower()
     return (*_LOOPBACK, bare) if bare in _LOOPBACK or bare.startswith("127.") else (ANY,)
 
@@ -128,8 +128,8 @@ class Gate:
             )
 
     def _check_own(self, origin: str, host: str) -> None:
-        """Browsers name the page that sends a request: only this server's own, or an allowed one,
-        may send one that changes something."""
+        """Browsers name the page that sends a request: only this server's own page, or an allowed
+        one, may send a request that changes something."""
         if origin.partition("://")[2].lower() != host.lower():
             raise OriginError.of(origin)
 

@@ -64,7 +64,7 @@ class Prepared:
     pooling: Pooling | None = None
     """Make an embedding of each prompt instead of generating."""
     rendered: Rendered | None = None
-    """The conversation that the prompt was made of, if it was."""
+    """The conversation that the prompt was made from, if there is one."""
     session: str | None = None
     """The session in whose usage the request counts."""
     timeout: float | None = None
@@ -132,7 +132,7 @@ class Generation:
     created: int = field(factory=lambda: int(time.time()))
     completion_tokens: int = 0
     watch: Watch | None = None
-    """Is given what the generation yields, and its end."""
+    """Receives what the generation yields, and its end."""
     record: Record | None = field(factory=current)
     """Of the HTTP request, if it is one."""
     _started: float = field(factory=time.monotonic)

@@ -1,4 +1,4 @@
-"""The last prompts, to explain what the prefix cache held of one and why not more."""
+"""The last prompts, to explain how much of one the prefix cache held, and why not more."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class History:
             self._bound()
 
     def find(self, name: str, owner: str) -> Seen | None:
-        """Return the owner's request of that answer id, with or without its prefix, or of that
+        """Return the owner's request with that answer id, with or without its prefix, or with that
         x-request-id."""
         own = [seen for seen in reversed(self._seen.values()) if seen.owner == owner]
         id = re.split(r"[-_]", name)[-1]

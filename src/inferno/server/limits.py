@@ -40,8 +40,8 @@ class Bucket:
         self._level = self.level - amount
 
     def seconds_until(self, amount: float) -> float:
-        """Return how long until `amount` is there, or until the bucket is full if it is more than
-        that; 0 if it is there."""
+        """Return the time until `amount` is available, or until the bucket is full if that is less;
+        0 if it is available now."""
         missing = min(amount, self.limit) - self.level
         return max(0.0, missing * 60 / self.limit)
 
@@ -60,7 +60,7 @@ class Usage:
 
 @define(eq=False)
 class Account:
-    """One key's limits and usage. It outlives a new reading of the keys' file."""
+    """One key's limits and usage. They are kept when the file of keys is read again."""
 
     name: str
     concurrency: int | None = None
@@ -106,7 +106,7 @@ class Account:
         self.usage.prompt_tokens += tokens
 
     def take_generated(self, tokens: int) -> None:
-        """Count generated tokens. They may put the key into debt: an answer is never cut."""
+        """Count generated tokens. They may put the key into debt: an answer is never cut off."""
         if self.tokens is not None:
             self.tokens.take(tokens)
         self.usage.completion_tokens += tokens

@@ -28,8 +28,8 @@ def url_of(listener: socket.socket, *, tls: bool = False) -> str:
 
 @contextlib.contextmanager
 def listening(host: str, port: int, uds: Path | None, mode: int) -> Iterator[socket.socket]:
-    """Bind an address or, if given, the Unix socket `uds` with permissions `mode`. The latter is
-    removed at the end. Raises AddressError."""
+    """Bind an address or, if given, the Unix socket `uds` with permissions `mode`. The socket's
+    file is removed at the end. Raises AddressError."""
     if uds is None:
         with contextlib.closing(_bind(host, port)) as listener:
             yield listener

@@ -18,7 +18,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 _access = logging.getLogger("inferno.access")
 QUIET_PATHS = ("/health", "/ping", "/metrics")
-"""Paths that are asked for every few seconds: their successes are logged at level debug."""
+"""Paths that probes request every few seconds: their successes are logged at level debug."""
 _MAX_PATH = 1000
 _MAX_PROMPT = 10_000
 """Characters of a logged prompt."""

@@ -40,8 +40,8 @@ class Models:
     """Finds the model of a request, and loads it first if need be. (Not an attrs class: Litestar
     would inspect it.)
 
-    Each model has an engine process of its own. Models are loaded one after another, since each
-    load decides by the memory that the others leave.
+    Each model has its own engine process. Models are loaded one after another, since each load
+    depends on the memory that the others leave.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Models:
         return slot.served
 
     def slot(self, name: str | None) -> Slot:
-        """Return the model of that name, whatever its state. Raises ModelNotFoundError."""
+        """Return the model of that name, in any state. Raises ModelNotFoundError."""
         if name is None:
             return self.slots[0]
         if (found := self._by_name.get(name)) is None:

@@ -1,5 +1,5 @@
-"""Fields that clients of vLLM, SGLang and OpenAI send and that have no place here. A client learns
-why, instead of finding the field ignored. Extends the tables of `server.support`."""
+"""Fields that clients of vLLM, SGLang and OpenAI send and that are not supported here. A client
+learns why, instead of finding the field ignored. Extends the tables of `server.support`."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ _TYPES: Mapping[JSONType, tuple[type, ...]] = {
 def applied(
     raw: dict[str, Any], body: type[Any], known: Mapping[str, RequestField]
 ) -> dict[str, Any]:
-    """Return a body of that class after the effects of its plugin fields, which are taken out.
-    Raises RequestError."""
+    """Return a body of that class with the effects of its plugin fields applied and the fields
+    removed. Raises RequestError."""
     own = fields_dict(body)
     found = {
         name: known[name]

@@ -48,7 +48,7 @@ class Record:
     keeps_prompts: bool = False
     """Whether prompts are to be logged."""
     prompts: list[str] = field(factory=list)
-    """Texts of the prompts, if they are to be logged."""
+    """The prompts as strings, if they are to be logged."""
     trace_headers: Mapping[str, str] = field(factory=dict)
     """The client's trace, if it has one."""
     error: str | None = None
@@ -56,16 +56,16 @@ class Record:
     attributes: dict[str, Any] = field(factory=dict)
     """What only traces have."""
     pinging: Callable[[float], AbstractAsyncContextManager[None]] = lambda _: nullcontext()
-    """Context in which a streamed response is begun, and kept alive by a comment every so many
-    seconds."""
+    """Context that starts a streamed response and keeps it alive by a comment at regular
+    intervals."""
     at_end: list[Callable[[], object]] = field(factory=list)
-    """Called in reverse order when the response has ended, whatever ended it."""
+    """Called in reverse order when the response has ended, for any reason."""
     headers: Callable[[], dict[str, str]] = dict
     """Headers of the response."""
 
     @property
     def seconds(self) -> float:
-        """How long ago the request began."""
+        """Seconds since the request began."""
         return time.monotonic() - self.started
 
     @property
@@ -132,7 +132,7 @@ class Recorded:
     def __init__(
         self, app: ASGIApp, ended: Callable[[Record], object], *, prompts: bool = False
     ) -> None:
-        """`prompts` keeps the prompts' texts in the records."""
+        """`prompts` keeps the prompts' strings in the records."""
         self._app, self._ended, self._prompts = app, ended, prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,6 +1,7 @@
-"""Token-exact replay: an assistant's turn that comes back gets the tokens that it was generated as.
+"""Token-exact replay: an assistant's turn that comes back gets the tokens that were generated for
+it.
 
-A tokenizer often splits a string otherwise than the model wrote it, and the prefix cache, which
+A tokenizer often splits a string differently than the model wrote it, and the prefix cache, which
 knows tokens, would then miss from that turn on. The string that the model reads stays the same: a
 turn is replayed only where its tokens decode to the rendered string, special tokens included.
 """
@@ -138,8 +139,8 @@ def _without_end(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
 
 
 def _tail(tokenizer: Tokenizer, ids: Sequence[int]) -> Sequence[int]:
-    """Return the prompt's tokens after its last special one. There a tokenizer always splits; later
-    it may split otherwise, once the turn's text follows."""
+    """Return the prompt's tokens after its last special one. A tokenizer always splits there; later
+    it may split differently, once the turn's text follows."""
     for count in range(min(len(ids), _TAIL)):
         if tokenizer.is_special(ids[-1 - count]):
             return ids[len(ids) - count :]

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
 
 KEEP_ALIVE_SECONDS = 75
-"""Before an idle connection is closed: proxies close theirs after 60 s, and must be first."""
+"""Seconds before an idle connection is closed: proxies close theirs after 60 s, and must be
+first."""
 SHUTDOWN_SECONDS = 30.0
 """Seconds that running requests may take to finish after the first signal."""
 

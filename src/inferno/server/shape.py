@@ -85,7 +85,7 @@ class Shape(ABC, Generic[C]):
         """Return the body of an answer that is not streamed."""
 
     def close(self) -> None:
-        """The request has ended, whatever ended it: called once if `open` was."""
+        """The request has ended, for any reason: called once if `open` was."""
         return None
 
     def error(self, error: BaseException) -> bytes:

@@ -1,4 +1,4 @@
-"""One model of a server with several: how to make it, whether it is loaded, and who uses it."""
+"""One model of a server with several: how to make it, whether it is loaded, and what uses it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class ModelSpec:
     ref: str = ""
     """For people."""
     pin: bool = False
-    """Keep it once it is loaded, whatever other models need."""
+    """Keep it once it is loaded, even if other models need its memory."""
     idle_seconds: float | None = None
-    """Unload it after so long without a request; None: never."""
+    """Seconds without a request after which it is unloaded; None: never."""
     preload: bool = False
     """Load it when the server starts."""
 
@@ -111,7 +111,7 @@ class Slot:
 
     @classmethod
     def loaded(cls, served: ServedModel, limiter: Limiter) -> Self:
-        """A slot whose model somebody else loads and closes."""
+        """A slot whose model the caller loads and closes."""
         spec = ModelSpec(names=served.names, make=None, ref=served.llm.model_id, pin=True)
         return cls(spec, state=State.LOADED, served=served, limiter=limiter)
 
@@ -130,8 +130,8 @@ class Slot:
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Count a request that waits for the model: it is not unloaded before that request had its
-        turn."""
+        """Count a request that waits for the model: it is not unloaded before that request has used
+        it."""
         self.waiting += 1
         try:
             yield

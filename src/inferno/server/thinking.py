@@ -1,4 +1,4 @@
-"""How a request asks for more or less reasoning, and what its chat template knows of it."""
+"""How a request asks for more or less reasoning, and which of that its chat template supports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tools in a request: which ones the model is offered, and whether its calls are held by a
-grammar."""
+"""Tools in a request: which ones the model is offered, and whether a grammar constrains its
+calls."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _PATH = "/v1/traces"
 
 
 class Tracer:
-    """Sends spans to a collector, in batches and in a thread of its own."""
+    """Sends spans to a collector, in batches and in its own thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         resource = Resource.create({"service.name": "inferno", "service.version": __version__})
@@ -78,7 +78,7 @@ class Tracer:
 
 
 def attributes(record: Record) -> dict[str, Any]:
-    """A request's attributes; prompts and keys are none of them."""
+    """A request's attributes, without prompts and keys."""
     found: dict[str, Any] = {
         "http.request.method": record.method,
         "url.path": record.path,

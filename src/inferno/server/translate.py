@@ -1,5 +1,5 @@
-"""Makes a chat request of another API's body. What a chat request honours or refuses then holds for
-every API; errors and ignored names are those of the body that the client sent."""
+"""Makes a chat request from another API's body. What a chat request honours or refuses then holds
+for every API; errors and ignored names are those of the body that the client sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Translation:
     chat: Mapping[str, Any]
     """The JSON object of a chat request."""
     names: Mapping[str, str] = field(factory=dict)
-    """The body's name for each field of the chat request that is called otherwise."""
+    """The body's name for each field of the chat request that has another name there."""
     ignored: Sequence[str] = ()
     """Names of what has no effect in the body."""
 
@@ -41,8 +41,8 @@ class Translation:
     async def prepare(self, model: ServedModel) -> Conversation:
         """Check the request, render and tokenize its messages. Raises RequestError.
 
-        If the template refuses system messages within the conversation, which agents send, the user
-        says them."""
+        If the template refuses system messages within the conversation, which agents send, they
+        become user messages."""
         messages = self.chat["messages"]
         with self.naming():
             try:
@@ -79,14 +79,14 @@ class Translation:
 
 
 def session_of(body: Any, headers: Mapping[str, str]) -> str | None:
-    """Return the session that a request names: clients differ in where."""
+    """Return the session that a request names: clients put it in different places."""
     named = (body.session_id, body.prompt_cache_key, *map(headers.get, _SESSION_HEADERS))
     return next(filter(None, named), None)
 
 
 def without_late_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the messages with system messages only at the beginning. The user says what later ones
-    say, and what follows each other of the user's is one message."""
+    """Return the messages with system messages only at the beginning. Later ones become user
+    messages, and consecutive user messages are merged."""
     found: list[Mapping[str, Any]] = []
     late = False
     for message in messages:
@@ -110,7 +110,7 @@ def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
 def function_tool(
     name: str, description: Any, parameters: Any, strict: Any = None
 ) -> dict[str, Any]:
-    """Make a chat request's tool."""
+    """Make a tool of a chat request."""
     given = {"description": description, "parameters": parameters, "strict": strict}
     function = {"name": name} | {k: v for k, v in given.items() if v is not None}
     return {"type": "function", "function": function}
@@ -127,7 +127,7 @@ def named_function(name: str) -> dict[str, Any]:
 
 
 def text_of(part: Any, param: str, kinds: Sequence[str]) -> str:
-    """Return a content part's text. Raises RequestError for what is not text."""
+    """Return a content part's text. Raises RequestError for a part that is not text."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in kinds and isinstance(part.get("text"), str):
         return str(part["text"])

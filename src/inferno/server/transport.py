@@ -1,8 +1,8 @@
-"""The HTTP protocol on a connection: uvicorn's, with what a server needs that anyone can reach.
+"""The HTTP protocol on a connection: uvicorn's, with what a server needs if anyone can reach it.
 
 A request's head and body have limits of size and time. A client that has closed its side of the
-connection still gets its answer. HTTP/1.0 gets no chunks. While the server drains, each answer ends
-its connection.
+connection still gets its answer. HTTP/1.0 clients get no chunked responses. While the server
+drains, each answer ends its connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GONE_SECONDS = 0.1
-"""Between looks at whether a client that has sent its end is still there."""
+"""Seconds between checks whether a client that has closed its side is still there."""
 
 
 @frozen(kw_only=True)
@@ -47,7 +47,7 @@ class Door:
     draining: bool = False
     """New requests are answered, but each answer ends its connection."""
     closing: bool = False
-    """No request is waited for."""
+    """Connections no longer wait for a request."""
 
     def protocol(self, **given: Any) -> Connection:
         """Make the protocol of one connection, for uvicorn's `http` option."""

@@ -47,7 +47,7 @@ class UsageBook:
                 self._sessions.popitem(last=False)
 
     def of(self, owner: str, session: str | None = None) -> Used | None:
-        """Return what an owner has used, in all or in one session; None for nothing."""
+        """Return what an owner has used, in total or in one session; None for nothing."""
         if session is None:
             return self._owners.get(owner)
         return self._sessions.get((owner, session))

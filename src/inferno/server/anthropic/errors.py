@@ -60,7 +60,7 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
 
 
 def request_id_of(request: Request[Any, Any, Any]) -> str:
-    """Return the id that the header x-request-id will have, which Anthropic calls request-id."""
+    """Return the value that the header x-request-id will have, which Anthropic calls request-id."""
     record, state = record_of(request.scope), request.scope.get("state", {})
     own = uuid.uuid4().hex if record is None else record.id
     return own if request.headers.get("x-request-id") == own else state.get("request_id") or own

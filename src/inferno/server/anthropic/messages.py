@@ -55,7 +55,7 @@ async def count_tokens(
     request: Request[Any, Any, Any],
     models: NamedDependency[Models],
 ) -> Response[Any]:
-    """Count the prompt's tokens of a message, without generating it."""
+    """Count the tokens of a message's prompt, without generating an answer."""
     model = await models.find(data.body.model)
     conversation = await translate(data, model).prepare(model)
     return Response(

@@ -10,7 +10,7 @@ VERSION_HEADER = "anthropic-version"
 
 
 def card(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Make Anthropic's model object of OpenAI's."""
+    """Make Anthropic's model object from OpenAI's."""
     return {
         "type": "model",
         "id": shown["id"],
@@ -23,7 +23,7 @@ def card(shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def page(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make Anthropic's list of OpenAI's model objects."""
+    """Make Anthropic's list from OpenAI's model objects."""
     data = [card(each) for each in cards]
     return {
         "data": data,

@@ -6,7 +6,7 @@ from inferno.sampling_params import parameters
 from inferno.server.support import Field, honoured, sampling_rows
 
 OTHER_NAMES = ("max_tokens", "stop", "n", "prompt_logprobs", "thinking_token_budget")
-"""Sampling parameters that a message has no place for, or that have rows of their own."""
+"""Sampling parameters that a message does not have, or that have their own rows."""
 
 _SAMPLING = [p for p in parameters() if p.name not in OTHER_NAMES]
 _CACHE = "Shared prefixes are cached without marks."

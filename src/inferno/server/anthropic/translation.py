@@ -1,4 +1,4 @@
-"""Makes a chat request of a message's body."""
+"""Makes a chat request from a message's body."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _user(role: str, content: list[Any], param: str, ignored: list[str]) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before what the user says."""
+    """Results of tools are separate messages, before what the user says."""
     results, texts = [], []
     for i, block in enumerate(content):
         where = f"{param}[{i}]"
@@ -154,7 +154,7 @@ def _result(block: dict[str, Any], param: str, ignored: list[str]) -> dict[str, 
 
 
 def _text(content: Any, param: str, ignored: list[str]) -> str | list[dict[str, Any]]:
-    """Return chat content of a string or of blocks."""
+    """Return a string or blocks as chat content."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -29,7 +29,7 @@ _NAMES = {
     "repetition_penalty": "repeat_penalty",
     "logprobs": "n_probs",
 }
-"""Fields that /v1/completions calls otherwise -> llama.cpp's names."""
+"""Fields that have other names in /v1/completions -> llama.cpp's names."""
 _SAME = (
     "model",
     "temperature",
@@ -77,7 +77,7 @@ async def infill(
     request: Request[Any, Any, Any],
     models: NamedDependency[Models],
 ) -> Response[Any]:
-    """Write what is between a prefix and a suffix, as llama.cpp does."""
+    """Write the text between a prefix and a suffix, as llama.cpp does."""
     body = data.body
     model = await models.find(body.model)
     tokenizer = model.needed_tokenizer("input_prefix")

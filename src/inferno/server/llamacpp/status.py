@@ -42,8 +42,8 @@ def props(models: NamedDependency[Models], model: FromQuery[str | None] = None) 
 def slots(
     models: NamedDependency[Models], model: FromQuery[str | None] = None
 ) -> list[dict[str, Any]]:
-    """List as many slots as sequences run at once, as llama.cpp does. A request has none of its
-    own."""
+    """List as many slots as sequences can run at once, as llama.cpp does. Requests are not assigned
+    to slots."""
     served = _named(models, model)
     running = served.llm.stats.num_running
     return [

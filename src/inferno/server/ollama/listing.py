@@ -24,7 +24,7 @@ from inferno.server.slot import Slot
 
 _CAPABILITIES = {"tools": "tools", "reasoning": "thinking", "embeddings": "embedding"}
 _NEVER = "2318-01-01T00:00:00Z"
-"""When a model without `keep_alive` ends, as Ollama says it."""
+"""When a model without `keep_alive` is unloaded, as Ollama reports it."""
 
 
 @get("/api/version", sync_to_thread=False)
@@ -118,7 +118,7 @@ async def pull(
     sync_to_thread=False,
 )
 def change() -> Response[Any]:
-    """Refuse what would change the models."""
+    """Refuse requests that would change the models."""
     raise _unchanging()
 
 

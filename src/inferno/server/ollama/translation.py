@@ -1,4 +1,4 @@
-"""Makes a chat request of Ollama's bodies."""
+"""Makes a chat request from Ollama's bodies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inferno.server.parsing import Parsed, read
 from inferno.server.translate import Translation, function_call
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Options that chat requests call otherwise."""
+"""Options that have other names in chat requests."""
 _NAMES = {
     **{_OPTIONS.get(name, name): f"options.{name}" for name in fields_dict(Options)},
     "response_format": "format",
@@ -54,7 +54,7 @@ def translate_chat(parsed: Parsed[OllamaChatRequest], model: ServedModel) -> Tra
 
 
 def translate_prompt(parsed: Parsed[OllamaGenerateRequest], model: ServedModel) -> Translation:
-    """Make a chat request of a prompt. Raises RequestError."""
+    """Make a chat request from a prompt. Raises RequestError."""
     body = parsed.body
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": body.prompt or ""})

@@ -36,7 +36,7 @@ async def prepare_pairs(
     asymmetric: bool = False,
 ) -> tuple[Prepared, PairScores]:
     """Prepare the scoring of pairs. `asymmetric`: the first of each pair is a query, which some
-    embedding models want to be told. Raises RequestError."""
+    embedding models need to know. Raises RequestError."""
     pooling = model.preprocessor.pooling
     if pooling.judge is not None and not pooling.is_embedder:
         return await _judged(parsed, model, pairs, pooling.judge, instruction, max_tokens_per_doc)
@@ -174,7 +174,7 @@ class ComparedPairs(PairScores):
 
 
 class PairsShape(WholeShape[Any]):
-    """An answer made of the scores of pairs."""
+    """An answer made from the scores of pairs."""
 
     def __init__(self, pairs: PairScores) -> None:
         self.pairs, self.choices = pairs, pairs.choices

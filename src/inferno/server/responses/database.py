@@ -22,7 +22,7 @@ _APPLICATION = 0x696E6672
 """Marks the file as ours (`PRAGMA application_id`): "infr"."""
 _VERSION = 1
 _OVERHEAD = 256
-"""Bytes that a record takes besides its content, about."""
+"""Approximate bytes that a record takes besides its content."""
 _SCHEMA = """
 CREATE TABLE records (
   id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, used REAL NOT NULL,
@@ -242,7 +242,7 @@ class Database:
         return found is not None
 
     def expire(self) -> None:
-        """Delete what was not made, continued or added to for too long."""
+        """Delete what has not been created, continued or extended for too long."""
         if self.seconds is None:
             return
         limit = time.time() - self.seconds

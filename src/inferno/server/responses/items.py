@@ -53,7 +53,7 @@ _MAX_ID, _MAX_ITEMS = 128, 10_000
 _TEXT = ("input_text", "output_text", "text")
 _SEALED = "inferno1:"
 """Begins `encrypted_content`, which is the reasoning in base64: clients send back what they cannot
-read, and some of them nothing else."""
+read, and some send nothing else."""
 
 
 def new_id(prefix: str) -> str:
@@ -79,7 +79,7 @@ def without_effect(items: Iterable[Item], param: str = "input") -> list[str]:
 
 
 def to_messages(items: Iterable[Item], instructions: str | None = None) -> list[dict[str, Any]]:
-    """Make a chat request's messages of complete items.
+    """Make a chat request's messages from complete items.
 
     Reasoning, text and calls that follow each other are one message of the assistant. System
     messages at the beginning become one, since most templates have one place for them.
@@ -101,7 +101,7 @@ def to_messages(items: Iterable[Item], instructions: str | None = None) -> list[
 
 
 def reasoning_of(item: Item) -> str:
-    """Return a reasoning item's text: its own, or what was sealed, or the summary."""
+    """Return a reasoning item's text: its own, or that in `encrypted_content`, or the summary."""
     own = "".join(part["text"] for part in item.get("content") or ())
     return (
         own
@@ -111,7 +111,7 @@ def reasoning_of(item: Item) -> str:
 
 
 def seal(text: str) -> str:
-    """Make `encrypted_content` of reasoning."""
+    """Make `encrypted_content` from reasoning."""
     return _SEALED + base64.b64encode(text.encode()).decode()
 
 

@@ -71,7 +71,7 @@ async def count_input_tokens(
     models: NamedDependency[Models],
     store: NamedDependency[Store],
 ) -> Response[Any]:
-    """Count the prompt's tokens of a response, without generating it."""
+    """Count the tokens of a response's prompt, without generating it."""
     model = await models.find(data.body.model)
     own, before = await history(data.body, store, owner_of(request))
     conversation = await translate(data, before, own).prepare(model)

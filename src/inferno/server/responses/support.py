@@ -6,7 +6,7 @@ from inferno.sampling_params import parameters
 from inferno.server.support import Field, honoured, sampling_rows
 
 NOT_OFFERED = ("max_tokens", "n", "prompt_logprobs", "best_of")
-"""Sampling parameters that a response has no place for, or calls otherwise."""
+"""Sampling parameters that a response does not have, or has under other names."""
 
 _SAMPLING = [p for p in parameters() if p.name not in NOT_OFFERED]
 _SHARED = "Shared prefixes are found by content."

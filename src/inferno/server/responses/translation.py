@@ -1,4 +1,4 @@
-"""Makes a chat request of a response's body."""
+"""Makes a chat request from a response's body."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def translate(
     own: Sequence[Item],
     session: str | None = None,
 ) -> Translation:
-    """Make a chat request of a body, its items (`own`) and those that it continues. Raises
+    """Make a chat request from a body, its items (`own`) and those that it continues. Raises
     RequestError."""
     body = parsed.body
     tools, choice, names, ignored = _tools(body)

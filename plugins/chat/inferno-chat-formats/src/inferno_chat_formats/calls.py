@@ -49,7 +49,7 @@ class _Found:
 
 
 def read_call(text: Text, calls: Calls, tools: Tools) -> Wait[list[Call]]:
-    """Read a call; several where they are written in one array. Raises Broken."""
+    """Read a call, or several if they are written as one array. Raises Broken."""
     found = _Found()
     for i, part in enumerate(calls.call):
         if isinstance(part, Slot):
@@ -142,8 +142,8 @@ def _parameters(
 
 
 def _value(text: Text, end: str, *, lines: bool) -> Wait[str]:
-    """Read a value up to its closing marker; without the line breaks around it if it has lines of
-    its own."""
+    """Read a value up to its closing marker, without the line breaks around it if it is on its own
+    lines."""
     start = text.pos  # white space after the opening marker is the value's
     value = yield from text.until(end)
     assert text.pos > start, "the marker was read"

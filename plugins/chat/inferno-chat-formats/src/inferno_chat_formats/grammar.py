@@ -261,8 +261,8 @@ class _Rules:
     # --- Python and Gemma ---
 
     def _python(self, tool: _Tool, i: int) -> str:
-        """Return a list of one call. Arguments are JSON, which Python reads alike but for three
-        words that the parser knows."""
+        """Return a list of one call. Arguments are JSON, which Python reads the same way, except
+        for three words that the parser knows."""
 
         def value(schema: Any, where: str) -> str:
             return f"%json {_dumped(tool.part(schema))}"
@@ -315,7 +315,8 @@ class _Rules:
 
 
 MAX_NESTED = 8
-"""Nesting from which Gemma's arguments are JSON, as for schemas that refer to themselves."""
+"""Nesting beyond which Gemma's arguments are JSON, as they are for schemas that refer to
+themselves."""
 _QUOTE = '<|"|>'
 
 

@@ -1,4 +1,5 @@
-"""Parsers of one output: the frame that all share, and that of formats whose calls have markers."""
+"""Parsers of one output: what all of them share, and the parser of formats whose calls have
+markers."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class Tagged:
         self.spec, self.think, self.tools, self.opened = spec, reasoning, tools, opened
         calls = spec.calls if tools else ()
         self.marked: dict[str, list[Calls]] = {}
-        """By what a call begins with: a section's opening, or a call's, should that be left out."""
+        """By what a call begins with: a section's opening, or a call's if the section's is
+        missing."""
         for each in calls:
             for first in (each.opening, each.call[0]):
                 if marker := beginning(first):
@@ -138,8 +140,8 @@ class Tagged:
 
     def _content(self, parser: Parser, *, trim: bool) -> Wait[tuple[str, bool]]:
         """Emit content up to a marker, and read the marker. Returns it, empty at the end, and
-        whether there was content. White space before a call is no content; nor is that after
-        reasoning or a call, with `trim`."""
+        whether there was content. White space before a call is not content; with `trim`, neither is
+        white space after reasoning or a call."""
         text, seen = parser.text, False
         while True:
             if trim and not seen:
@@ -166,8 +168,8 @@ class Tagged:
             yield from text.more()
 
     def _section(self, parser: Parser, marker: str) -> Wait[bool]:
-        """Read calls after a marker that opens them. False, and nothing more read, if it does
-        not."""
+        """Read calls after a marker that opens them. Returns False, and reads nothing more, if it
+        does not."""
         text = parser.text
         start = text.pos
         for calls in self.marked[marker]:
@@ -179,8 +181,8 @@ class Tagged:
         return False
 
     def _calls(self, parser: Parser, calls: Calls) -> Wait[bool]:
-        """Read calls one after another. False if the first is broken; any other that is broken is
-        read no further."""
+        """Read calls one after another. Returns False if the first is broken; reading stops at any
+        other that is broken."""
         text, num_read = parser.text, 0
         while True:
             start = text.pos
@@ -199,8 +201,8 @@ class Tagged:
                 return True
 
     def _bare(self, parser: Parser) -> Wait[bool]:
-        """Read an answer that is a call without markers, of known tools. False, and nothing read,
-        if it is not one."""
+        """Read an answer that is a call without markers, of known tools. Returns False, and reads
+        nothing, if it is not one."""
         text = parser.text
         start = text.pos
         for calls in self.bare:
@@ -219,8 +221,8 @@ class Tagged:
 
 
 def _looks_like(text: Text, calls: Calls) -> Wait[None]:
-    """Look at the beginning of a call without a marker, to not wait for the end of something else.
-    Raises Broken."""
+    """Check the beginning of a call without a marker, so as not to wait for the end of something
+    else. Raises Broken."""
     start = text.pos
     if calls.call[0] is Slot.PYTHON:
         yield from text.expect("[")

@@ -1,4 +1,4 @@
-"""Reads text of which more may come. Its methods are generators: each `yield` waits for more."""
+"""Reads text that may grow. Its methods are generators: each `yield` waits for more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 Wait = Generator[None, None, T]
 
 MAX_DEPTH = 400
-"""Nesting of JSON from which a call is broken."""
+"""Nesting of JSON beyond which a call is broken."""
 MAX_NAME = 256
 _NAME = re.compile(r"""[^\s"'<>{}\[\]()=,\\]+""")
 _OUTSIDE = re.compile(r'["{}\[\]]')
@@ -56,7 +56,7 @@ class Text:
                 return
 
     def accept(self, literal: str) -> Wait[bool]:
-        """Read the literal if it comes next, whatever white space is at its ends or in place of its
+        """Read the literal if it comes next, with any white space at its ends or in place of its
         own."""
         start = self.pos
         for piece in literal.split():
@@ -194,12 +194,13 @@ class Text:
         return parse_json((yield from self.bracketed()))
 
     def find(self, markers: Markers) -> tuple[int, str] | None:
-        """Find the first of the markers in the rest; of two at one place, the longer."""
+        """Find the first of the markers in the rest; the longer one if two begin at the same
+        place."""
         found = markers.pattern.search(self.buffer, self.pos)
         return (found.start(), found[0]) if found else None
 
     def held(self, markers: Markers) -> int:
-        """Return from where on the text may be the beginning of a marker."""
+        """Return the position from which the text may be the beginning of a marker."""
         size = len(self.buffer)
         for i in range(max(self.pos, size - markers.longest + 1), size):
             if self.buffer[i:] in markers.beginnings:

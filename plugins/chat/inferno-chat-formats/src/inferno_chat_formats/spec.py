@@ -1,7 +1,7 @@
 """The description of a chat format, from which its output is parsed and its grammar is made.
 
-A call is a sequence of parts: strings as the model writes them, and slots for what varies. Reading,
-white space at the ends of a string is optional.
+A call is a sequence of parts: strings as the model writes them, and slots for what varies. The
+reader treats white space at the ends of a string as optional.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Spec:
     calls: tuple[Calls, ...] = ()
     """Alternatives. A grammar makes the first."""
     dropped: tuple[str, ...] = ()
-    """Markers around content, which are no part of it."""
+    """Markers around content, which are not part of it."""
     ids: IdStyle = "call"
     """Ids of calls: call_ and 24 hexadecimal digits, 9 letters and digits, or
     functions.NAME:INDEX."""
@@ -127,7 +127,7 @@ class Spec:
     """Models that have it, for the documentation."""
 
     def matches(self, need: ChatNeed) -> str | None:
-        """Return what of the checkpoint shows this format, or None."""
+        """Return what in the checkpoint shows this format, or None."""
         template = need.template
         if not all(text in template for text in self.shows):
             return None
@@ -152,5 +152,5 @@ _MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
 def strings(text: str) -> list[str]:
-    """Return the markers in a part that may be tokens of their own."""
+    """Return the markers in a part that may be single tokens."""
     return [*_MARKER.findall(text), *([text.strip()] if text.strip() else [])]

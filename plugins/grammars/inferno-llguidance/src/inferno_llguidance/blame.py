@@ -17,7 +17,7 @@ _MANY = ("prefixItems", "anyOf", "oneOf", "allOf")
 
 
 def blamed(spec: GrammarSpec, error: str, error_of: Callable[[GrammarSpec], str]) -> str:
-    """Return the path to the smallest subschema that has the same error by itself."""
+    """Return the path to the smallest subschema that causes the same error by itself."""
     if spec.kind != "json_schema":
         return ""
     value, path, tries = json.loads(spec.text), "", _MAX_TRIES

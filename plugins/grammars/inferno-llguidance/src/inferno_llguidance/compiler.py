@@ -22,7 +22,7 @@ LIMITS = llguidance.LLParserLimits(
     max_lexer_states=100_000,  # 100 to 200 MB in the worst case
     verbose_errors=False,  # they would quote the whole grammar and the parser's state
 )
-"""What one matcher may use. Each mask has limits of its own: the library's, some 15 ms."""
+"""What one matcher may use. Each mask also has the library's limits, some 15 ms."""
 
 
 class _Tokens:

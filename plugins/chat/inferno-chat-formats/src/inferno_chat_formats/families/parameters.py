@@ -1,4 +1,4 @@
-"""Families that write each argument between markers of its own, as text."""
+"""Families that write each argument as text, between its own markers."""
 
 from inferno_chat_formats.families.thinking import THINK
 from inferno_chat_formats.spec import Calls, Part, Slot, Spec
