@@ -200,6 +200,30 @@ def test_keys_are_read_again_and_keep_what_they_used(tmp_path: Path, client: Any
     assert http.get("/v1/keys/usage", headers=bearer("a")).json()["keys"][0]["rejected"] == 1
 
 
+def test_a_request_that_runs_while_keys_are_read_again_gives_its_place_back(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[keys.a]\nkey = "a"\nconcurrency = 1')
+    keys = Keys((), file)
+    running = keys.all[0].account
+    running.enter()
+    file.write_text('[keys.a]\nkey = "a"\nconcurrency = 1\npriority = 3')
+    keys.reload()
+    [key] = keys.all
+    assert key.priority == 3
+    with pytest.raises(LimitError):
+        key.account.enter()
+    running.leave()
+    key.account.enter()
+
+
+def test_a_key_cannot_look_at_a_model_that_it_may_not_use(keyed: Any) -> None:
+    http = keyed('[keys.a]\nkey = "a"\nmodels = ["other"]\n[keys.b]\nkey = "b"')
+    answers = [http.get("/v1/models/fake", headers=bearer(key)) for key in "ab"]
+    assert [answer.status_code for answer in answers] == [403, 200]
+
+
 def test_keys_appear_by_name_only(
     tmp_path: Path, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
+from inferno.server.app import models_of
 from inferno.text import ChatTemplate
 
 anthropic = pytest.importorskip("anthropic")
@@ -409,3 +410,16 @@ def test_errors_have_the_sdks_classes(llm: FakeLLM, served: Live, sdk: Any) -> N
     bearer = anthropic.Anthropic(base_url=served.url, auth_token="k", max_retries=0)
     with bearer:
         assert create(bearer).stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("request_id", ["\u2603", "x\r\nset-cookie: a=b"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_id_that_no_header_can_carry_is_replaced(
+    llm: FakeLLM, served: Live, request_id: str, stream: bool
+) -> None:
+    answer = post(served, request_id=request_id, stream=stream)
+    assert answer.status_code == 200
+    assert answer.headers["request-id"] == answer.headers["x-request-id"] != request_id
+    assert "set-cookie" not in answer.headers
+    [slot] = models_of(served.app).slots
+    wait_until(lambda: slot.limiter.in_flight == 0)

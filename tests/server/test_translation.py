@@ -22,6 +22,7 @@ from inferno.server.anthropic.translation import _messages
 from inferno.server.parsing import decode
 from inferno.server.responses.items import read_items, to_messages
 from inferno.server.responses.output import Output
+from inferno.server.translate import Translation, without_late_systems
 
 unhurried = settings(deadline=None)
 TEXT = st.text(min_size=1, max_size=8)
@@ -336,3 +337,32 @@ def test_deep_json_is_answered_or_refused(
     answer = http.post(path, content=sent, headers={"content-type": "application/json"})
     assert answer.status_code in (200, 400), answer.text[:500]
     assert "server_error" not in answer.text and "api_error" not in answer.text
+
+
+def test_late_system_messages_and_empty_ones_become_the_users() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {"role": "system", "content": "late"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    assert without_late_systems(messages) == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "\n\na\n\nlate"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+
+
+def test_a_name_is_translated_by_its_longest_known_beginning() -> None:
+    names = Translation({}, {"tools[1]": "tools[4]", "tools[1].function": "tools[4].f", "a": "b"})
+    for param, expected in {
+        "tools[1].function.name": "tools[4].f.name",
+        "tools[1].type": "tools[4].type",
+        "tools[12]": "tools[12]",
+        "a": "b",
+        "ab": "ab",
+    }.items():
+        assert names.name(param) == expected

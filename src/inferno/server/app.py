@@ -118,19 +118,16 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        if only is None:
-            async with models.running():
-                yield
-            return
-        if own_llm:
-            await only.start()
-        try:
-            await asyncio.to_thread(models.named(None).warm_up)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, kept.close)
+            if only is None:
+                await stack.enter_async_context(models.running())
+            else:
+                if own_llm:
+                    await only.start()
+                    stack.push_async_callback(only.close)
+                await asyncio.to_thread(models.named(None).warm_up)
             yield
-        finally:
-            if own_llm:
-                await only.close()
-            await asyncio.to_thread(kept.close)
 
     async def count(message: Message, _: Scope) -> None:
         if message["type"] == "http.response.start":

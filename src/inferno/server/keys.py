@@ -87,12 +87,8 @@ class Keys:
         except OptionError as error:
             log.error("the keys stay as they are: %s", error)
             return
-        before = {key.name: key for key in self._keys}
-        for key in new:
-            old = before.get(key.name)
-            if old is not None and old is not key and old.digest == key.digest:
-                key.account.adopt(old.account)
-        self._keys = new
+        before = {(key.name, key.digest): key for key in self._keys}
+        self._keys = tuple(_continued(key, before.get((key.name, key.digest))) for key in new)
         log.warning("%s was read again: %d keys", self._file, len(new))
 
     def guard(self, open_paths: Sequence[str]) -> Guard:
@@ -144,6 +140,14 @@ async def admin_only(connection: Connection, _: BaseRouteHandler) -> None:
             "only clients on the server's machine may do this",
             "Run it there, or give a key `admin = true` in the keys' file.",
         )
+
+
+def _continued(key: Key, old: Key | None) -> Key:
+    """Return a key that was read again, with its account: requests that run will leave that one."""
+    if old is None or old is key:
+        return key
+    old.account.limit(key.account)
+    return attrs.evolve(key, account=old.account)
 
 
 def owner_of(connection: Connection) -> str:

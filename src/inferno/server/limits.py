@@ -121,14 +121,13 @@ class Account:
                 headers[f"x-ratelimit-reset-{name}"] = _duration(bucket.seconds_until(bucket.limit))
         return headers
 
-    def adopt(self, before: Account) -> None:
-        """Continue another account: its running requests, its usage, and what is left of the limits
-        that have not changed."""
-        self.running, self.usage = before.running, before.usage
-        if self._same(self.requests, before.requests):
-            self.requests = before.requests
-        if self._same(self.tokens, before.tokens):
-            self.tokens = before.tokens
+    def limit(self, new: Account) -> None:
+        """Take over another account's limits; what is left of those that have not changed stays."""
+        self.concurrency = new.concurrency
+        if not self._same(new.requests, self.requests):
+            self.requests = new.requests
+        if not self._same(new.tokens, self.tokens):
+            self.tokens = new.tokens
 
     @staticmethod
     def _same(new: Bucket | None, old: Bucket | None) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from attrs import asdict, frozen
 
 from inferno.errors import RequestError
@@ -103,6 +104,8 @@ class ServedModel:
 
         characters = sum(len(str(m.get("content"))) for m in messages)
         preprocessor.check_characters(characters, "messages", least)
+        rest = [tools, [{k: v for k, v in m.items() if k != "content"} for m in messages]]
+        characters += len(msgspec.json.encode(rest))
 
         def work() -> tuple[Rendered, tuple[int, ...]]:
             text = preprocessor.render_chat(messages, tools=tools or None, **options)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from litestar.response.base import ASGIResponse, Response
 from litestar.types import Receive, Scope, Send
 
+from inferno.server.errors import CLIENT_LEFT
 from inferno.server.generation import Generation, Limiter, Prepared
 from inferno.server.shape import Shape
 from inferno.server.watch import Memory
@@ -52,13 +53,19 @@ class Pipeline:
         await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open(self.request_timeout)
-        self.memory.watch(generation, self.llm)
-        shape.open(generation)
+        is_open = True
 
         def close() -> None:
-            generation.close()
-            shape.close()
+            nonlocal is_open
+            if is_open:
+                is_open = False
+                generation.close()
+                shape.close()
 
+        if generation.record is not None:  # even if the response is never sent
+            generation.record.at_end.append(close)
+        self.memory.watch(generation, self.llm)
+        shape.open(generation)
         if prepared.stream:
             return Stream(
                 _frames(generation, shape),
@@ -73,8 +80,9 @@ class Pipeline:
                 async for deltas in generation.deltas():
                     for delta in deltas:
                         shape.choices[delta.index].take(delta)
-            if all(choice.finish for choice in shape.choices):
-                await shape.completed()
+            if not all(choice.finish for choice in shape.choices):  # its client is gone
+                return Response(b"", status_code=CLIENT_LEFT, media_type="application/json")
+            await shape.completed()
             return Response(shape.whole(), media_type="application/json")
         finally:
             close()

@@ -49,7 +49,9 @@ def get_model(
     support of each field."""
     wanted = name.removeprefix("/")
     wanted = wanted if f"/{wanted}" not in models.names else f"/{wanted}"
-    slot = models.slot(wanted)
+    slot, record = models.slot(wanted), record_of(request.scope)
+    if record is not None and record.key is not None:
+        record.key.check_model(slot.spec.names)
     found = _card(slot, wanted)
     if anthropic.VERSION_HEADER in request.headers:
         return anthropic.card(found)

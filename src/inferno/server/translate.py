@@ -4,7 +4,6 @@ for every API; errors and ignored names are those of the body that the client se
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,10 +64,9 @@ class Translation:
 
     def name(self, param: str) -> str:
         """Return the body's name for a field of the chat request."""
-        known = [
-            name for name in self.names if re.fullmatch(rf"{re.escape(name)}([.\[].*)?", param)
-        ]
-        longest = max(known, key=len, default=None)
+        # The longest beginning of the param, up to a dot or a bracket, that has another name.
+        ends = (i for i in range(len(param), 0, -1) if param[i : i + 1] in ("", ".", "["))
+        longest = next((param[:i] for i in ends if param[:i] in self.names), None)
         return param if longest is None else self.names[longest] + param[len(longest) :]
 
     def _renamed(self, error: RequestError) -> RequestError:
@@ -87,19 +85,23 @@ def session_of(body: Any, headers: Mapping[str, str]) -> str | None:
 def without_late_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the messages with system messages only at the beginning. Later ones become user
     messages, and consecutive user messages are merged."""
-    found: list[Mapping[str, Any]] = []
+    runs: list[list[Mapping[str, Any]]] = []
     late = False
     for message in messages:
         is_system = message["role"] in ("system", "developer")
         if late and is_system:
             message = {**message, "role": "user"}
         late = late or not is_system
-        if found and message["role"] == found[-1]["role"] == "user":
-            text = "\n\n".join(joined(each["content"]) for each in (found[-1], message))
-            found[-1] = {**message, "content": text}
+        if runs and message["role"] == runs[-1][-1]["role"] == "user":
+            runs[-1].append(message)
         else:
-            found.append(message)
-    return found
+            runs.append([message])
+    return [run[0] if len(run) == 1 else _merged(run) for run in runs]
+
+
+def _merged(run: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    text = "\n\n".join(joined(message["content"] or "") for message in run)
+    return {**run[-1], "content": text}
 
 
 def joined(content: str | Sequence[Mapping[str, Any]]) -> str:

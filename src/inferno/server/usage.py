@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 
 from attrs import asdict, define
@@ -41,8 +42,9 @@ class UsageBook:
         """Count a request that has ended."""
         self._owners.setdefault(owner, Used()).add(used)
         if session is not None:
-            self._sessions.setdefault((owner, session), Used()).add(used)
-            self._sessions.move_to_end((owner, session))
+            key = owner, _short(session)
+            self._sessions.setdefault(key, Used()).add(used)
+            self._sessions.move_to_end(key)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
 
@@ -50,4 +52,9 @@ class UsageBook:
         """Return what an owner has used, in total or in one session; None for nothing."""
         if session is None:
             return self._owners.get(owner)
-        return self._sessions.get((owner, session))
+        return self._sessions.get((owner, _short(session)))
+
+
+def _short(session: str) -> str:
+    """Clients choose the name, and may choose megabytes."""
+    return session if len(session) <= 128 else hashlib.sha256(session.encode()).hexdigest()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from inferno.text import Tokenizer
 
 Pair = tuple[str, str]
+_MAX_QUERIES = 16_000_000
+"""Maximum characters of the queries in the prompts of one request."""
 
 
 async def prepare_pairs(
@@ -75,6 +77,12 @@ async def _judged(
         ]
         return tuple(tokenizer.encode(judge.template.render(messages), add_special_tokens=False))
 
+    if sum(len(query) for query, _ in pairs) > _MAX_QUERIES:
+        raise RequestError(
+            "the query is too long for so many documents: each is judged in a prompt of its own",
+            "Send fewer documents, or a shorter query.",
+            param="documents",
+        )
     for query, document in pairs:
         model.preprocessor.check_characters(len(query), "query")
         if max_tokens_per_doc is None:
