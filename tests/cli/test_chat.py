@@ -128,6 +128,14 @@ def test_an_address_that_is_wrong_says_so(live: Callable[..., Live], url: str, s
     assert said in result.stderr and len(result.stderr.strip().splitlines()) == 2
 
 
+def test_a_message_that_fails_in_a_pipe_is_the_exit_status(live: Callable[..., Live]) -> None:
+    server = live()
+    command = ["chat", "nope", "--url", server.url]
+    result = CliRunner().invoke(cli, command, input="hi\n/model fake\nhi\n")
+    assert result.exit_code == 1
+    assert result.stdout == "Hello there\n" and "404" in result.stderr
+
+
 def test_options_of_a_local_model_are_refused_with_a_server() -> None:
     result = CliRunner().invoke(cli, ["chat", "--url", "http://x", "--memory", "1GiB"])
     assert result.exit_code == 2
@@ -137,7 +145,7 @@ def test_options_of_a_local_model_are_refused_with_a_server() -> None:
 def test_an_answer_that_breaks_off_stays_as_far_as_it_came(live: Callable[..., Live]) -> None:
     llm = FakeLLM(reply="word ", endless=True, dies_after=4)
     server = live(llm)
-    result = chat(server, "go", "/undo")
+    result = chat(server, "go", "/undo", code=1)
     assert "the answer broke off: the engine process ended" in result.stderr
     assert "Forgot 'go'" in result.stderr
 
@@ -168,7 +176,7 @@ def test_retry_undo_clear_and_a_message_with_a_slash(live: Callable[..., Live]) 
 
 def test_a_refused_message_is_sent_again_by_retry(live: Callable[..., Live]) -> None:
     server = live(FakeLLM(max_model_len=120))
-    result = chat(server, "x" * 200, "ok", "/undo", "/clear", "/retry", "fine")
+    result = chat(server, "x" * 200, "ok", "/undo", "/clear", "/retry", "fine", code=1)
     assert "400" in result.stderr
     assert prompts(server)[-1] == "u:fine"
     assert "there is no message yet" in result.stderr, "/clear forgets it too"

@@ -88,9 +88,9 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     return llm
 
 
-def run(*args: str, stdin: str = "") -> Result:
+def run(*args: str, stdin: str = "", code: int = 0) -> Result:
     result = CliRunner().invoke(cli, args, input=stdin)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result
 
 
@@ -166,7 +166,7 @@ def test_chat_remembers_until_reset(llm: FakeLLM) -> None:
 
 
 def test_chat_goes_on_after_a_refused_message(llm: FakeLLM) -> None:
-    result = run("chat", stdin="refuse this\nfine\n")
+    result = run("chat", stdin="refuse this\nfine\n", code=2)
     assert "Error: No\nAsk something else." in result.stderr
     assert [prompt for prompt, _ in llm.asked] == ["u:fine"]
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from tests.server.server_fakes import FakeLLM
 
+from inferno.cli import cli
 from inferno.errors import OptionError
 from inferno.server import AddressError, run_server
 
@@ -159,6 +161,9 @@ def test_tls(process: Any, tmp_path: Path) -> None:
     assert httpx.get(url + "/health", verify=trusted).json() == {"status": "ok"}
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(url.replace("https", "http") + "/health")
+    for command in (["ps", "--url", url], ["chat", "--url", url]):
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 1 and "SSL_CERT_FILE" in result.stderr.splitlines()[1]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from litestar.testing import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.conftest import wait_until
 from tests.server.model_fakes import GIB, FakeModel
+from tests.server.server_fakes import FakeLLM
 
 from inferno.errors import CheckpointError, ModelNotFoundError
 from inferno.server.app import models_of
@@ -172,6 +173,14 @@ def test_loading_and_unloading_is_for_admins(live: Any) -> None:
     assert refused.status_code == 403
     assert refused.json()["error"]["code"] == "permission_denied"
     assert server.post("/v1/models/unload", model="c").status_code == 404
+
+
+def test_the_memory_of_the_only_model_is_shown(live: Any) -> None:
+    server = live(FakeLLM())
+    [shown] = httpx.get(server.url + "/v1/models/status").json()["models"]
+    assert (shown["bytes"], shown["device"]) == (150, "cpu")
+    metrics = httpx.get(server.url + "/metrics").text
+    assert 'inferno_model_memory_bytes{model_name="fake"} 150.0' in metrics
 
 
 def test_the_server_answers_while_models_load(live: Any) -> None:

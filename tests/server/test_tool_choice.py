@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.server.server_fakes import RESPONSE_TEMPLATE, TEMPLATE, FakeLLM
+from tests.server.server_fakes import PLAN, RESPONSE_TEMPLATE, TEMPLATE, FakeLLM
 
 from inferno.catalog import load_catalog
 from inferno.contracts import ChatFormat, ChatNeed, OutputFormat
@@ -20,7 +20,7 @@ TOOLS: list[dict[str, Any]] = [
 ]
 STRICT = [{"type": "function", "function": {"name": "f", "strict": True}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-COMPILES = SimpleNamespace(max_num_seqs=4, grammars=(SimpleNamespace(kind="lark"),))
+COMPILES = SimpleNamespace(**{**vars(PLAN), "grammars": (SimpleNamespace(kind="lark"),)})
 
 
 def hermes() -> OutputFormat:
@@ -83,7 +83,7 @@ def test_strict_tools_are_held_from_their_marker_on(client: Any) -> None:
 
 
 def test_strict_is_ignored_and_said_so_where_nothing_compiles_grammars(client: Any) -> None:
-    llm = fake(plan=SimpleNamespace(max_num_seqs=4, grammars=()))
+    llm = fake(plan=PLAN)
     answer = ask(client(llm), tools=STRICT)
     assert spec_of(llm) is None
     assert answer["x_inferno"]["ignored"] == ["tools[0].function.strict"]

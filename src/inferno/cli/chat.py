@@ -72,6 +72,8 @@ def command(
             click.echo(f"{model.name}. /help lists the commands.", err=True)
         with line_editing(list(COMMANDS), history) if sys.stdin.isatty() else _nothing():
             _talk(conversation)
+    if conversation.failed is not None and not sys.stdin.isatty():
+        sys.exit(conversation.failed.exit_code)
 
 
 def _talk(conversation: Conversation) -> None:

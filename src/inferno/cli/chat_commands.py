@@ -117,8 +117,9 @@ def _model(conversation: Conversation, rest: str) -> None:
 def _stats(conversation: Conversation, rest: str) -> None:
     used = conversation.totals
     rate = used.completion_tokens / max(used.seconds, 1e-9)
+    answers = f"{used.answers} answer{'s' * (used.answers != 1)}"
     _say(
-        f"  {used.answers} answers, {used.completion_tokens} tokens in {used.seconds:.1f} s "
+        f"  {answers}, {used.completion_tokens} tokens in {used.seconds:.1f} s "
         f"({rate:.1f} tokens/s with their prompts)\n"
         f"  {used.prompt_tokens} prompt tokens, {used.cached_tokens} of them cached"
     )

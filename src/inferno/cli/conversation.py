@@ -60,6 +60,8 @@ class Conversation:
     """Texts that go in front of the next message."""
     unanswered: str = ""
     """The last message, if it got no answer."""
+    failed: InfernoError | None = None
+    """Why the last message that failed has no answer, or not all of it."""
     thought: str = ""
     """The reasoning of the last answer."""
     totals: Totals = Factory(Totals)
@@ -163,6 +165,7 @@ class Conversation:
                 screen.show(new)
         except InfernoError as error:
             screen.close()
+            self.failed = error
             report(error)
             if not parts["content"]:
                 return None

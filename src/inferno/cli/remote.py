@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from inferno.cli.chat_model import Message, Piece, Usage
+from inferno.cli.running_server import untrusted
 from inferno.errors import OptionError, RemoteError
 from inferno.sampling_params import parameters
 
@@ -77,7 +78,8 @@ class RemoteModel:
                 yield response
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise RemoteError(
-                f"{self.url} cannot be reached: {error}", "Check the address, and that it runs."
+                f"{self.url} cannot be reached: {error}",
+                untrusted(error) or "Check the address, and that it runs.",
             ) from error
         except httpx.HTTPError as error:
             raise RemoteError(

@@ -49,8 +49,15 @@ def call(url: str, path: str, api_key: str | None, body: dict[str, Any] | None =
         reason = getattr(error, "reason", error)
         raise ServerError(
             f"no inferno server answers at {base}: {reason}",
-            "Start it (inferno serve), or name another: --url.",
+            untrusted(reason) or "Start it (inferno serve), or name another: --url.",
         ) from error
+
+
+def untrusted(reason: object) -> str:
+    """The remedy if a server's certificate is why it cannot be reached, else nothing."""
+    if "CERTIFICATE_VERIFY_FAILED" not in str(reason):
+        return ""
+    return "If you trust the server's certificate, name its file: SSL_CERT_FILE=cert.pem."
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -130,7 +130,6 @@ class Run:
 
 
 def speed(tokens: int, seconds: float, more: str) -> str:
-    text = (
-        f"{tokens} tokens in {seconds:.2f} s, {tokens / max(seconds, 1e-9):.1f} tokens/s ({more})"
-    )
+    rate = f"{tokens / max(seconds, 1e-9):.1f} tokens/s"
+    text = f"{tokens} token{'s' * (tokens != 1)} in {seconds:.2f} s, {rate} ({more})"
     return click.style(text, dim=True)

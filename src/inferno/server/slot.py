@@ -112,8 +112,12 @@ class Slot:
     @classmethod
     def loaded(cls, served: ServedModel, limiter: Limiter) -> Self:
         """A slot whose model the caller loads and closes."""
+        plan = served.llm.plan
         spec = ModelSpec(names=served.names, make=None, ref=served.llm.model_id, pin=True)
-        return cls(spec, state=State.LOADED, served=served, limiter=limiter)
+        slot = cls(spec, state=State.LOADED, served=served, limiter=limiter)
+        slot.nbytes = sum(item.nbytes for item in plan.memory)
+        slot.device = plan.device.torch_name
+        return slot
 
     def hold(self) -> Callable[[], None]:
         """Keep the loaded model until the returned function is called."""

@@ -81,7 +81,9 @@ class ToolUse:
         text = found.call_grammar(self.callable, choice=choice, parallel=self.parallel)
         if text is None and self.forced:
             raise unsupported(
-                "tool_choice", "Use auto: this model's format has no grammar of calls."
+                "tool_choice",
+                "Use auto: this model's format has no grammar of calls. Another --chat-format of "
+                "the server may have one.",
             )
         if text is None or (own is not None and not self.forced and not _is_json(own)):
             return own
