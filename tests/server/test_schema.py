@@ -146,7 +146,7 @@ def test_unknown_fields_of_messages_are_named_too() -> None:
 def test_a_mistake_is_named_by_its_path(body: dict[str, Any], param: str) -> None:
     error = refusal(**body)
     assert error.param == param
-    assert f"$.{param}" in str(error)
+    assert str(error).startswith(f"{param}: ")
 
 
 def test_a_missing_field_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from inferno.errors import OptionError
 if TYPE_CHECKING:
     from inferno.server.logs import LogFormat
     from inferno.server.slot import ModelSpec
+
+log = logging.getLogger("inferno.server")
 
 
 @declare
@@ -176,19 +179,19 @@ def command(
 
     def ready(url: str, app: Any) -> None:
         chat = f" Chat at {url}/." if page and not url.startswith("unix:") else ""
+        name = found.specs[0].name if not is_one else names[0] if names else llm.model_id
+        if log_format == "json":  # one object per line, and nothing else
+            log.info("serving %s at %s/v1", name, url)
+            return
         if is_one:
             clock.lap("engine")
             render.started(llm.plan, clock.laps)
-            name = names[0] if names else llm.model_id
         else:
-            name = found.specs[0].name
             for spec in found.specs:
                 click.echo(f"  {', '.join(spec.names)}: {spec.ref}", err=True)
         curl = _curl(url, name, keyed=keys.needed)
         click.echo(f"Serving at {url}/v1.{chat} Try:\n{curl}", err=True)
 
-    if network.server["uds"] is None:
-        _warn(host, keyed=keys.needed)
     app = {
         "api_keys": keys,
         "key_metrics": key_metrics,
@@ -209,6 +212,8 @@ def command(
         served = found.specs
         app |= {"budgets": found.budgets, "max_loaded": max_loaded}
     with observe(log_format, log_level, otlp_endpoint, prompts=log_prompts) as observers:
+        if network.server["uds"] is None:
+            _warn(host, keyed=keys.needed)
         run_server(
             served,
             host=host,
@@ -222,9 +227,7 @@ def command(
 
 def _warn(host: str, *, keyed: bool) -> None:
     if host not in ("127.0.0.1", "localhost", "::1") and not keyed:
-        click.echo(
-            f"Listening on {host} without --api-key: anyone who can connect can use it.", err=True
-        )
+        log.warning("listening on %s without --api-key: anyone who can connect can use it", host)
 
 
 def _curl(url: str, model: str, *, keyed: bool) -> str:

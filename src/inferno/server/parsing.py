@@ -179,7 +179,10 @@ def _unknown_in_messages(raw: dict[str, Any], cls: type[Any], strict: bool) -> l
 def _refusal(error: Exception) -> RequestError:
     problems = list(_problems(error, "$"))
     path = problems[0][0].removeprefix("$").removeprefix(".")
-    shown = "; ".join(f"{p}: {text}" if p != "$" else text for p, text in problems[:_MAX_PROBLEMS])
+    shown = "; ".join(
+        f"{where.removeprefix('$.')}: {text}" if where != "$" else text
+        for where, text in problems[:_MAX_PROBLEMS]
+    )
     more = len(problems) - _MAX_PROBLEMS
     tail = f"; and {more} more" if more > 0 else ""
     return RequestError(shown + tail, param=path or None)
