@@ -169,10 +169,12 @@ class ReasoningConstraint:
             return 0
         seen, marks = self._seen, self.marks
         for count, token_id in enumerate(token_ids):
-            if seen.rstrip().endswith(marks.close) or not marks.allows(seen, token_id):
+            if not marks.allows(seen, token_id):
                 return count
             seen += marks.bytes_of(token_id)
-        return len(token_ids) - seen.rstrip().endswith(marks.close)
+            if seen.rstrip().endswith(marks.close):
+                return count  # the token after it is the grammar's
+        return len(token_ids)
 
     def forced(self) -> Sequence[int]:
         if self._state == "begin" and self._opening:
