@@ -53,3 +53,12 @@ def test_the_token_after_the_closing_marker_is_the_grammars() -> None:
         ([a, END, x], 1),
     ]:
         assert reasoning().count_valid(drafts) == count, drafts
+
+
+def test_no_token_closes_the_marker_and_goes_on_with_its_last_character() -> None:
+    held = reasoning()
+    for token_id in b"</think":
+        assert held.accept(token_id)
+    found = allowed(held)
+    assert ord(">") in found and DOUBLE not in found
+    assert held.count_valid([DOUBLE]) == 0

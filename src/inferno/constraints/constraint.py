@@ -226,7 +226,7 @@ class ReasoningTokens:
             for known in range(len(close)):
                 rest = close[known:]
                 found = token.startswith(rest) if known else rest in token
-                if found and token.rpartition(rest)[2].strip():
+                if found and token.partition(rest)[2].strip():
                     straddling.setdefault(known, []).append(token_id)
         free_W = allow_all(len(tokens))
         for token_id in (*vocabulary.end, *straddling.get(0, ())):
