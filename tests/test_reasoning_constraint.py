@@ -62,3 +62,26 @@ def test_no_token_closes_the_marker_and_goes_on_with_its_last_character() -> Non
     found = allowed(held)
     assert ord(">") in found and DOUBLE not in found
     assert held.count_valid([DOUBLE]) == 0
+
+
+def test_reasoning_contains_no_marker_of_calls() -> None:
+    """A parser may take a call in reasoning that was not closed as a real one."""
+    held = reasoning(evolve(MARKERS, calls=("<call>", "[calls]")))
+    assert CALL in allowed(reasoning())
+    assert CALL not in allowed(held) and CALL not in allowed(held, b"a")
+    assert ord("[") in allowed(held), "a marker of several tokens"
+    assert held.count_valid([ord("a"), CALL]) == 1
+
+
+def test_a_budget_holds_however_the_opening_marker_is_written() -> None:
+    marks = ReasoningTokens.of(VOCABULARY, MARKERS)
+
+    def begun(*token_ids: int) -> bool:
+        constraint = BudgetConstraint(None, marks, (CLOSE,), 2, is_open=False)
+        for token_id in (*token_ids, ord("a"), ord("b")):
+            assert constraint.accept(token_id)
+        return list(constraint.forced()) == [CLOSE]
+
+    assert begun(OPEN) and begun(*b"<think>") and begun(*b"\n <think>")
+    assert begun(ord("\n"), OPEN) and begun(LINE_OPEN)
+    assert not begun(*b"<thin") and not begun(*b"a<think>") and not begun(*b"\n")

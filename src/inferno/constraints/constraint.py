@@ -212,7 +212,8 @@ class ReasoningTokens:
     """Tokens of line breaks only."""
     _straddling: dict[int, list[int]]
     """By the number of the closing marker's bytes before it: tokens that complete the marker and go
-    on with text, so that the grammar would not see its begin."""
+    on with text, so that the grammar would not see its begin. By 0 also markers of calls, which
+    would begin a call without the grammar."""
     _free_W: Mask
     """Allows every token but end tokens."""
 
@@ -228,6 +229,9 @@ class ReasoningTokens:
                 found = token.startswith(rest) if known else rest in token
                 if found and token.partition(rest)[2].strip():
                     straddling.setdefault(known, []).append(token_id)
+        for marker in markers.calls:
+            if len(ids := vocabulary.encode(marker)) == 1:
+                straddling.setdefault(0, []).append(ids[0])
         free_W = allow_all(len(tokens))
         for token_id in (*vocabulary.end, *straddling.get(0, ())):
             clear_bit(free_W, token_id)

@@ -169,7 +169,12 @@ class Preprocessor:
         if found is None or closed or (spec is None and budget is None):
             return attrs.evolve(params, thinking_token_budget=None) if budget else params
         is_open = found.opens_reasoning(prompt)
-        markers = ReasoningMarkers(open=opening.strip(), close=closing.strip(), is_open=is_open)
+        markers = ReasoningMarkers(
+            open=opening.strip(),
+            close=closing.strip(),
+            is_open=is_open,
+            calls=tuple(marker.strip() for marker in found.call_markers),
+        )
         if spec is not None and spec.reasoning is None:
             spec = attrs.evolve(spec, reasoning=markers)
         return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
