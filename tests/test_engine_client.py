@@ -303,3 +303,40 @@ def test_the_engines_log_lines_are_written_by_the_client_and_name_the_model(
     [line] = caplog.records
     assert (line.name, line.levelno) == (logger, level)
     assert line.getMessage() == "small: it is 3"
+
+
+def test_closing_ends_an_engine_that_is_just_being_started(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no process yet that could be told."""
+    real = asyncio.create_subprocess_exec
+
+    async def body() -> None:
+        supervisor = Supervisor(plan, lambda *_: None, lambda _: None, timeout=0)
+        starting, go_on = asyncio.Event(), asyncio.Event()
+        processes: list[asyncio.subprocess.Process] = []
+
+        async def spawn(*_: object, **__: object) -> asyncio.subprocess.Process:
+            if processes:
+                starting.set()
+                await go_on.wait()
+            processes.append(await real("sleep", "600"))
+            if len(processes) == 1 and supervisor._ready is not None:
+                supervisor._ready.set_result(None)
+            return processes[-1]
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
+        await supervisor.start()
+        processes[0].kill()
+        await starting.wait()
+        closing = asyncio.create_task(supervisor.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        done, _ = await asyncio.wait([closing], timeout=10)
+        ended = len(processes) == 2 and processes[1].returncode is not None
+        if not done:
+            processes[1].kill()
+        await closing
+        assert done and ended and not supervisor.running
+
+    asyncio.run(body())

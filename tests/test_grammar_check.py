@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -56,10 +57,6 @@ def test_a_grammar_that_does_not_end_is_stopped_and_others_go_on() -> None:
         ticker.cancel()
         assert ticks > 20, "the event loop went on"
         assert before is not None and before.returncode is not None, "the process is killed"
-        start = time.monotonic()
-        with pytest.raises(GrammarError, match="takes more than 1 s"):
-            await checker.check(SLOW)
-        assert time.monotonic() - start < 0.5, "the verdict is remembered"
         await checker.check(GOOD)
 
     checking(body)
@@ -122,6 +119,35 @@ def test_a_cancelled_check_does_not_answer_the_next_one() -> None:
             await task
         with pytest.raises(GrammarError, match="unclosed"):
             await checker.check(GrammarSpec(kind="regex", text="(("))
+
+    checking(body)
+
+
+def test_what_a_busy_machine_caused_is_not_remembered() -> None:
+    async def body(checker: GrammarChecker) -> None:
+        for text, sent, cause in [
+            ("a", signal.SIGSTOP, "takes more than 1 s"),
+            ("b", signal.SIGKILL, "takes too much memory"),
+        ]:
+            process = await checker._started()
+            process.send_signal(sent)
+            spec = GrammarSpec(kind="regex", text=text)
+            with pytest.raises(GrammarError, match=cause):
+                await checker.check(spec)
+            await checker.check(spec)
+
+    checking(body)
+
+
+def test_a_signal_to_the_process_group_leaves_the_checker_running() -> None:
+    async def body(checker: GrammarChecker) -> None:
+        await checker.check(GOOD)
+        process = checker._process
+        assert process is not None
+        for sent in (signal.SIGINT, signal.SIGTERM):
+            process.send_signal(sent)
+        await checker.check(refused({"type": "integer"}))
+        assert checker._process is process and process.returncode is None
 
     checking(body)
 

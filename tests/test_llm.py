@@ -189,6 +189,14 @@ def test_logprobs_have_vllm_s_shape() -> None:
     assert output.prompt_logprobs == [None, {HI[1]: Logprob(-0.5, 2, "i")}]
 
 
+def test_tokens_that_the_caller_named_have_no_rank() -> None:
+    model, _ = llm(says("b"))
+    b = TOKENIZER.encode("b")[0]
+    (output,) = model.generate("hi", SamplingParams(logprobs=2, logprob_token_ids=(0, 1)))
+    drawn = (output.outputs[0].logprobs or [])[0]
+    assert {i: found.rank for i, found in drawn.items()} == {b: 2, 0: None, 1: None}
+
+
 def test_a_stop_string_ends_the_output_and_the_engine_s_request() -> None:
     model, engine = llm(forever)
     (output,) = model.generate("hi", SamplingParams(stop=["ba"], max_tokens=90))

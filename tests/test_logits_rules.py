@@ -13,6 +13,8 @@ from inferno import LLM, SamplingParams
 from inferno.builtin import inferno_logits_processors
 from inferno.contracts import LogitsProcessor, ProcessorContext
 from inferno.errors import InfernoError, RequestError
+from inferno.llm.preprocessor import Preprocessor
+from inferno.plan import Options, open_model
 
 PROMPT = "def f(x):"
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -165,6 +167,21 @@ def test_only_allowed_tokens_are_drawn(llm: LLM) -> None:
         ids(llm, evolve(GREEDY, allowed_token_ids=(5000,)))
     with pytest.raises(RequestError, match="empty"):
         SamplingParams(allowed_token_ids=())
+
+
+def test_a_bad_word_that_the_model_has_no_tokens_for_is_refused(llm: LLM) -> None:
+    """A tokenizer may have more tokens than the model."""
+    [last] = llm.preprocessor.tokenizer.encode("~", False)  # type: ignore[union-attr]
+    fewer = evolve(llm.preprocessor, vocab_size=last)
+    with pytest.raises(RequestError, match="invalid token id") as caught:
+        fewer.prepare([1, 2], evolve(GREEDY, bad_words="~"))
+    assert caught.value.param == "bad_words"
+
+
+def test_the_preprocessor_knows_the_plans_vocabulary() -> None:
+    with open_model("demo", Options(device="cpu")) as opened:
+        plan = evolve(opened.plan, vocab_size=99)
+        assert Preprocessor.open(evolve(opened, plan=plan)).vocab_size == 99
 
 
 def test_bad_words_do_not_appear(llm: LLM) -> None:

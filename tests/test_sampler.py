@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -587,6 +588,8 @@ def test_logprobs_ignore_what_the_request_does_to_the_logits_and_go_to_who_asked
         ("prompt", make_request(prompt=[0, 10])),
         ("prompt", make_request(prompt=[-1, 3])),
         ("stop_token_ids", make_request(stop_token_ids=[10])),
+        ("allowed_token_ids", make_request(allowed_token_ids=[3, 10])),
+        ("bad_words", evolve(make_request(), bad_words=((1, 2), (3, 10)))),
         ("logit_bias", make_request(logit_bias={10: 1.0})),
         ("logit_bias", make_request(logit_bias={-1: 1.0})),
         ("logit_bias", make_request(logit_bias={1: math.nan})),

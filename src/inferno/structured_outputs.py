@@ -30,6 +30,8 @@ class ReasoningMarkers:
     is_open: bool
     """Whether the prompt has opened it. If not, the output may begin with `open`, or with the
     answer."""
+    calls: tuple[str, ...] = ()
+    """Markers of calls, which reasoning under a grammar must not contain."""
 
 
 @frozen(kw_only=True)

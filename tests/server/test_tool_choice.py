@@ -67,6 +67,7 @@ def test_a_forced_call_is_held_by_a_grammar(client: Any, choice: Any) -> None:
     assert '"const": "f"' in spec.text
     assert ('"const": "g"' in spec.text) == (choice == "required")
     assert (spec.reasoning.open, spec.reasoning.is_open) == ("<think>", False)
+    assert spec.reasoning.calls == ("<tool_call>",)
     assert "TOOLS 2" in llm.prompts[-1], "the prompt is the same, whatever the choice"
 
 

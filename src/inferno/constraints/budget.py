@@ -34,7 +34,7 @@ class BudgetConstraint:
     is_open: bool
     _state: Literal["begin", "reasoning", "closing", "after"] = field(init=False)
     _count: int = 0
-    """Tokens of reasoning; while opening or closing, tokens of the marker."""
+    """Tokens of reasoning; while closing, tokens of the marker."""
     _seen: bytes = b""
     _failure: str = ""
 
@@ -69,12 +69,13 @@ class BudgetConstraint:
     def _follow(self, token_id: int) -> None:
         marks = self.marks
         if self._state == "begin":
-            if not marks.open or token_id != marks.open[self._count]:
-                self._state = "after"
-            elif (count := self._count + 1) == len(marks.open):
+            # By its text: a model may write the marker in other tokens, or line breaks before it.
+            opening = b"".join(map(marks.bytes_of, marks.open)).strip()
+            self._seen = (self._seen + marks.bytes_of(token_id)).lstrip()
+            if opening and self._seen.startswith(opening):
                 self._begin()
-            else:
-                self._count = count
+            elif not opening or not opening.startswith(self._seen):
+                self._state = "after"
         elif self._state == "reasoning":
             self._count += 1
             self._seen = (self._seen + marks.bytes_of(token_id))[-2 * len(marks.close) - 64 :]

@@ -169,10 +169,12 @@ class ReasoningConstraint:
             return 0
         seen, marks = self._seen, self.marks
         for count, token_id in enumerate(token_ids):
-            if seen.rstrip().endswith(marks.close) or not marks.allows(seen, token_id):
+            if not marks.allows(seen, token_id):
                 return count
             seen += marks.bytes_of(token_id)
-        return len(token_ids) - seen.rstrip().endswith(marks.close)
+            if seen.rstrip().endswith(marks.close):
+                return count  # the token after it is the grammar's
+        return len(token_ids)
 
     def forced(self) -> Sequence[int]:
         if self._state == "begin" and self._opening:
@@ -210,7 +212,8 @@ class ReasoningTokens:
     """Tokens of line breaks only."""
     _straddling: dict[int, list[int]]
     """By the number of the closing marker's bytes before it: tokens that complete the marker and go
-    on with text, so that the grammar would not see its beginning."""
+    on with text, so that the grammar would not see its beginning. By 0 also markers of calls, which
+    would begin a call without the grammar."""
     _free_W: Mask
     """Allows every token but end tokens."""
 
@@ -224,8 +227,11 @@ class ReasoningTokens:
             for known in range(len(close)):
                 rest = close[known:]
                 found = token.startswith(rest) if known else rest in token
-                if found and token.rpartition(rest)[2].strip():
+                if found and token.partition(rest)[2].strip():
                     straddling.setdefault(known, []).append(token_id)
+        for marker in markers.calls:
+            if len(ids := vocabulary.encode(marker)) == 1:
+                straddling.setdefault(0, []).append(ids[0])
         free_W = allow_all(len(tokens))
         for token_id in (*vocabulary.end, *straddling.get(0, ())):
             clear_bit(free_W, token_id)

@@ -31,6 +31,8 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", params.logit_bias),
         ("logprob_token_ids", params.logprob_token_ids),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("bad_words", [i for word in request.bad_words for i in word]),
     ):
         lowest = min(ids, default=0)
         bad = lowest if lowest < 0 else max(ids, default=0)

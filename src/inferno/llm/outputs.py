@@ -50,7 +50,7 @@ class Logprob:
 
     logprob: float
     rank: int | None = None
-    """1 for the most likely token."""
+    """1 for the most likely token; None for one of `logprob_token_ids` that was not drawn."""
     decoded_token: str | None = None
 
 
@@ -228,7 +228,10 @@ def collect(
         prompt_logprobs=None
         if scored is None
         else [None if s is None else _by_token(s, tokenizer) for s in scored],
-        outputs=[_completion(by_index[i], tokenizer) for i in sorted(by_index)],
+        outputs=[
+            _completion(by_index[i], tokenizer, builders[0].request.params)
+            for i in sorted(by_index)
+        ],
         num_cached_tokens=max((d.num_cached for d in by_index.get(0, ())), default=0),
         num_draft_tokens=sum(d.num_drafts for d in every),
         num_accepted_tokens=sum(d.num_accepted for d in every),
@@ -240,23 +243,31 @@ def collect(
     )
 
 
-def _completion(deltas: Sequence[TextDelta], tokenizer: Tokenizer | None) -> CompletionOutput:
+def _completion(
+    deltas: Sequence[TextDelta], tokenizer: Tokenizer | None, params: SamplingParams
+) -> CompletionOutput:
     scored = None if deltas[0].logprobs is None else [p for d in deltas for p in d.logprobs or ()]
+    ranked = not params.logprob_token_ids  # the engine scores these instead of the most likely
     return CompletionOutput(
         index=deltas[0].index,
         text="".join(d.text for d in deltas),
         token_ids=tuple(i for d in deltas for i in d.token_ids),
         cumulative_logprob=None if scored is None else sum(p.logprob for p in scored),
-        logprobs=None if scored is None else [_by_token(p, tokenizer) for p in scored],
+        logprobs=None if scored is None else [_by_token(p, tokenizer, ranked) for p in scored],
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
     )
 
 
-def _by_token(position: Logprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    def entry(token_id: int, logprob: float, rank: int) -> Logprob:
+def _by_token(
+    position: Logprobs, tokenizer: Tokenizer | None, ranked: bool = True
+) -> dict[int, Logprob]:
+    def entry(token_id: int, logprob: float, rank: int | None) -> Logprob:
         return Logprob(logprob, rank, tokenizer.token_text(token_id) if tokenizer else None)
 
     drawn = {position.token_id: entry(position.token_id, position.logprob, position.rank)}
-    top = {i: entry(i, logprob, rank) for rank, (i, logprob) in enumerate(position.top, start=1)}
+    top = {
+        i: entry(i, logprob, rank if ranked else None)
+        for rank, (i, logprob) in enumerate(position.top, start=1)
+    }
     return drawn | {i: found for i, found in top.items() if i not in drawn}

@@ -96,13 +96,12 @@ class Preprocessor:
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
         template = ChatTemplate.from_assets(assets, override)
         reranker = opened.parts.architecture.reranker
-        vocab_size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
         return cls(
             tokenizer=tokenizer,
             template=template,
             max_model_len=plan.max_model_len,
-            vocab_size=vocab_size,
-            eos_token_ids=tuple(i for i in eos if vocab_size is None or i < vocab_size),
+            vocab_size=plan.vocab_size,
+            eos_token_ids=tuple(i for i in eos if i < plan.vocab_size),
             default_params=default_params(assets),
             chat_format=cache(partial(opened.chat_format, override)),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
@@ -169,7 +168,12 @@ class Preprocessor:
         if found is None or closed or (spec is None and budget is None):
             return attrs.evolve(params, thinking_token_budget=None) if budget else params
         is_open = found.opens_reasoning(prompt)
-        markers = ReasoningMarkers(open=opening.strip(), close=closing.strip(), is_open=is_open)
+        markers = ReasoningMarkers(
+            open=opening.strip(),
+            close=closing.strip(),
+            is_open=is_open,
+            calls=tuple(marker.strip() for marker in found.call_markers),
+        )
         if spec is not None and spec.reasoning is None:
             spec = attrs.evolve(spec, reasoning=markers)
         return attrs.evolve(params, structured_outputs=spec, reasoning=markers)
@@ -312,6 +316,7 @@ class Preprocessor:
             # A space of its own, as of a tokenizer without one in its tokens, bans nothing more.
             for ids in (plain, spaced if len(spaced) == len(plain) else plain):
                 if ids:
+                    self.check_ids("bad_words", ids)
                     found[ids] = None
         return tuple(found)
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import resource
+import signal
 import sys
 import tempfile
 from collections import OrderedDict
@@ -83,17 +84,21 @@ class GrammarChecker:
             self._process = None
 
     async def _ask(self, body: bytes) -> Verdict:
+        """Return the process's verdict. Raises GrammarError if it gives none, for which a busy
+        machine may be the reason: so this is not remembered."""
         process = await self._started()
         try:
             found = await asyncio.wait_for(_exchange(process, body), self._seconds)
-        except TimeoutError:
+        except TimeoutError as error:
             await self.close()
-            return Verdict(
+            raise GrammarError(
                 f"the grammar takes more than {self._seconds:g} s to compile", "Simplify it."
-            )
-        except asyncio.IncompleteReadError:
+            ) from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
             await self.close()
-            return Verdict("the grammar takes too much memory to compile", "Simplify it.")
+            raise GrammarError(
+                "the grammar takes too much memory to compile", "Simplify it."
+            ) from error
         except BaseException:  # cancelled: the answer would be taken for the next one's
             await self.close()
             raise
@@ -139,6 +144,10 @@ def main() -> None:
     from inferno.constraints import Grammars
     from inferno.plan import reopen
 
+    # Both may go to the whole process group (Ctrl-C, a service manager), while the client drains:
+    # the end of the pipe ends the process.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     with reopen(plan_from_json(Path(sys.argv[1]).read_bytes())) as opened:
         grammars = Grammars.of(opened)

@@ -126,6 +126,8 @@ class Supervisor:
                 stdout=sys.stderr.fileno() if _has_fileno() else None,
                 pass_fds=(watchdog.pipe_of_process,),
             )
+            if self._closing:  # `close` found no process to stop
+                raise EngineDeadError("the engine was closed", "Start another.")
             ended = asyncio.ensure_future(process.wait())
             either: set[asyncio.Future[Any]] = {self._ready, ended}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -191,6 +193,8 @@ class Supervisor:
                 )
                 return True
             except InfernoError as error:
+                if self._closing:
+                    return False
                 log.error("%s: the engine did not start: %s", self.plan.model_id, error)
                 self._failure = EngineDeadError(
                     f"the engine does not start: {error.cause}", error.remedy

@@ -203,3 +203,14 @@ def test_no_marker_is_inside_of_another_one() -> None:
 
 def test_names_are_unique() -> None:
     assert len({spec.name for spec in FAMILIES}) == len(FAMILIES)
+
+
+def test_a_marker_that_begins_a_call_in_open_reasoning_is_known() -> None:
+    """Reasoning under a grammar must not contain it."""
+    [spec] = [spec for spec in FAMILIES if spec.call_ends_reasoning]
+    section, call = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
+    assert list(format_of(spec).call_markers) == [section, call]
+    rest = 'functions.weather:0<|tool_call_argument_begin|>{"city": "Graz"}<|tool_call_end|>'
+    for markers in (section + call, call):
+        found = read(spec, f"<think>I look.{markers}{rest}")
+        assert calls_in(found) == [("weather", {"city": "Graz"})]

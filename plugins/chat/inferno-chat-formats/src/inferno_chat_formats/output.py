@@ -11,7 +11,7 @@ from inferno.contracts import ChatNeed, ToolChoice
 from inferno_chat_formats.channels import Channels
 from inferno_chat_formats.grammar import grammar
 from inferno_chat_formats.parser import Parser, Tagged
-from inferno_chat_formats.spec import Spec, strings
+from inferno_chat_formats.spec import Spec, beginning, strings
 from inferno_chat_formats.values import tools_of
 
 
@@ -44,7 +44,9 @@ class Format:
 
     @property
     def call_markers(self) -> Sequence[str]:
-        return [calls.marker for calls in self.spec.calls if calls.marker]
+        """Of a section and of a call: a section's opening may be left out."""
+        parts = (part for calls in self.spec.calls for part in (calls.opening, calls.call[0]))
+        return list(dict.fromkeys(marker for part in parts if (marker := beginning(part))))
 
     def writes_special(self, *, tools: bool) -> bool:
         return self._special or (tools and self._special_calls)
