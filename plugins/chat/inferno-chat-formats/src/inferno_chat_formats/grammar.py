@@ -320,7 +320,7 @@ _QUOTE = '<|"|>'
 
 
 def _dumped(schema: Mapping[str, Any]) -> str:
-    options = {"x-guidance": {"whitespace_pattern": _JSON_SPACE}}
+    options = {"x-guidance": {"whitespace_pattern": _JSON_SPACE, "coerce_one_of": True}}
     return json.dumps({**_hoisted(dict(schema)), **options}, ensure_ascii=False)
 
 
