@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.server.server_fakes import RESPONSE_TEMPLATE, TEMPLATE, FakeLLM
+from attrs import evolve
+from tests.server.server_fakes import RESPONSE_TEMPLATE, TEMPLATE, FakeLLM, grammars
 
 from inferno.catalog import load_catalog
 from inferno.contracts import ChatFormat, ChatNeed, OutputFormat
@@ -93,6 +94,32 @@ def test_an_answer_in_json_may_be_a_call_instead(client: Any) -> None:
     llm = fake()
     ask(client(llm), tools=TOOLS, response_format={"type": "json_object"})
     assert spec_of(llm).text.startswith("start: answer_only | calls_only")
+
+
+ONE_OF = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
+PAIR = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "yes", "no"),
+    [
+        ({"json": PAIR}, "[1, 1]", "[1,      1]"),
+        ({"json": PAIR, "disable_any_whitespace": True}, "[1,1]", "[1, 1]"),
+        ({"json": PAIR, "whitespace_pattern": " +"}, "[1,      1]", "[1,\n1]"),
+        ({"json": ONE_OF}, '"ab"', "1"),
+        ({"json": True}, "null", "no"),
+        ({"json_object": True}, '{"a": 1}', '{"a":      1}'),
+    ],
+)
+def test_an_answer_in_json_is_held_alike_beside_tools(
+    client: Any, asked: dict[str, Any], yes: str, no: str
+) -> None:
+    llm = fake()
+    ask(client(llm), tools=TOOLS, structured_outputs=asked)
+    spec = evolve(spec_of(llm), reasoning=None)
+    for text, allowed in ((yes, True), (CALL, True), (no, False)):
+        constraint = grammars().compile(spec)
+        assert all(constraint.accept(byte) for byte in text.encode()) == allowed, text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ grammar."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -174,12 +175,15 @@ def _compiles_lark(model: ServedModel) -> bool:
 
 
 def _is_json(spec: GrammarSpec) -> bool:
-    return spec.kind in ("json_schema", "json_object") and not spec.whitespace
+    return spec.kind in ("json_schema", "json_object")
 
 
 def _either(own: GrammarSpec, calls: str) -> GrammarSpec:
     """Return the grammar of an answer in JSON, or calls."""
-    schema = own.text if own.kind == "json_schema" else '{"type": "object"}'
+    found = json.loads(own.text) if own.kind == "json_schema" else {"type": "object"}
+    if isinstance(found, bool):
+        found = {} if found else {"not": {}}
+    schema = json.dumps({**found, "x-guidance": own.json_options}, ensure_ascii=False)
     calls = calls.replace("start:", "calls_only:", 1)
     text = f"start: {_ANSWER}_only | calls_only\n{_ANSWER}_only: %json {schema}\n{calls}"
     return GrammarSpec(kind="lark", text=text, param=own.param)
