@@ -32,7 +32,7 @@ def _json_schema(spec: GrammarSpec) -> str:
     _check_multiples(schema)
     # The text, not the value: numbers keep their precision.
     text = spec.text if isinstance(schema, dict) else "{}"
-    options = spec.json_options
+    options: Any = spec.json_options
     grammar: str = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
     return grammar
 
