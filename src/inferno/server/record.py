@@ -141,7 +141,7 @@ class Recorded:
             return
         state: dict[str, Any] = scope.setdefault("state", {})
         sent = next((v for k, v in scope["headers"] if k == b"x-request-id"), b"")
-        header = _safe(sent.decode("latin-1"))
+        header = safe_id(sent.decode("latin-1"))
         record = Record(header or uuid.uuid4().hex, scope["method"], scope["path"])
         record.keeps_prompts = self._prompts
         record.trace_headers = {
@@ -154,7 +154,7 @@ class Recorded:
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                record.id = header or _safe(state.get("request_id")) or record.id
+                record.id = header or safe_id(state.get("request_id")) or record.id
                 headers = {"x-request-id": record.id, **record.headers()}
                 message["headers"] = [
                     *message.get("headers", ()),
@@ -173,5 +173,6 @@ class Recorded:
                 self._ended(record)
 
 
-def _safe(request_id: str | None) -> str | None:
+def safe_id(request_id: str | None) -> str | None:
+    """Return a client's request id if it is safe for a header and a log line, else None."""
     return request_id if request_id and _REQUEST_ID.fullmatch(request_id) else None

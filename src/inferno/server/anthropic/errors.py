@@ -11,7 +11,7 @@ from litestar.exceptions import HTTPException
 from litestar.openapi.datastructures import ResponseSpec
 
 from inferno.server import errors
-from inferno.server.record import record_of
+from inferno.server.record import record_of, safe_id
 from inferno.server.schema import ERROR_RESPONSES
 
 _TYPES = {
@@ -63,7 +63,8 @@ def request_id_of(request: Request[Any, Any, Any]) -> str:
     """Return the id that the header x-request-id will have, which Anthropic calls request-id."""
     record, state = record_of(request.scope), request.scope.get("state", {})
     own = uuid.uuid4().hex if record is None else record.id
-    return own if request.headers.get("x-request-id") == own else state.get("request_id") or own
+    sent = request.headers.get("x-request-id") == own
+    return own if sent else safe_id(state.get("request_id")) or own
 
 
 EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {

@@ -233,7 +233,7 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
     kind = choice.get("type")
     if kind == "tool":
         found: Any = named_function(_string(dict(choice), "name", "tool_choice"))
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         found = _CHOICES[kind]
     else:
         raise RequestError(
