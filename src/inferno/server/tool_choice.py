@@ -70,16 +70,19 @@ class ToolUse:
         """Whether a tool's schema is to be enforced."""
         return any(map(_strict, self.callable))
 
-    def grammar(self, model: ServedModel, own: GrammarSpec | None) -> GrammarSpec | None:
-        """Return what the output must match: calls, or else `own`, the request's own. Raises
-        RequestError if calls are forced, and the format cannot say how they are written."""
+    def grammar(
+        self, model: ServedModel, own: GrammarSpec | None, prompt: str
+    ) -> GrammarSpec | None:
+        """Return what the output of the rendered prompt must match: calls, or else `own`, the
+        request's own. Raises RequestError if calls are forced, and the format cannot say how they
+        are written."""
         found = model.output_format
         if found is None or not self.offered:
             return own
         if not self.forced and own is None and not (self.strict and _compiles_lark(model)):
             return None
         choice: ToolChoice = "required" if self.forced or own is not None else "auto"
-        text = found.call_grammar(self.callable, choice=choice, parallel=self.parallel)
+        text = found.call_grammar(self.callable, prompt, choice=choice, parallel=self.parallel)
         if text is None and self.forced:
             raise unsupported(
                 "tool_choice", "Use auto: this model's format has no grammar of calls."
