@@ -21,6 +21,11 @@ expression that the whole output matches; a JSON list of strings; a grammar in t
 that llguidance documents; a GBNF grammar; a structural tag in JSON."""
 
 
+JSON_WHITESPACE = r"( |\r?\n[ \t]{0,32})"
+"""Whitespace in JSON, unless the caller says otherwise: a space, or a line break with the next
+line's indentation. If any were allowed, some models would write nothing else."""
+
+
 @frozen(kw_only=True)
 class ReasoningMarkers:
     """Where the reasoning before an answer begins and ends. The grammar applies to what follows."""
@@ -47,6 +52,15 @@ class GrammarSpec:
     """The kernel handles it: a provider can ignore it."""
     param: str = field(default="structured_outputs", eq=False)
     """The field of the request that the text comes from, for errors."""
+
+    @property
+    def json_options(self) -> dict[str, Any]:
+        """How JSON is written and its schema read, as `x-guidance` in llguidance's dialect."""
+        if self.whitespace == "":
+            space = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+        else:
+            space = {"whitespace_pattern": self.whitespace or JSON_WHITESPACE}
+        return {**space, "coerce_one_of": True}
 
 
 MAX_CHARACTERS = 256 * 1024

@@ -13,7 +13,7 @@ from tests.server.test_schema import JSON
 
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.requests import EngineStats
-from inferno.server import create_app
+from inferno.server import create_app, pipeline
 from inferno.server.app import MAX_WAITING, limiter_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -383,6 +383,14 @@ def test_the_gate_is_left_whatever_happens(client: Any) -> None:
         http.post(CHAT, json=body)
         assert limiter_of(http.app).in_flight == 0
         assert not limiter_of(http.app).running
+
+
+def test_the_gate_is_left_when_a_response_cannot_be_begun(client: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pipeline.Stream, "to_asgi_response", lambda *args, **kwargs: 1 // 0)
+    http = client(FakeLLM())
+    error(http.post(CHAT, json={"messages": MESSAGES, "stream": True}), 500)
+    assert limiter_of(http.app).in_flight == 0
+    assert not limiter_of(http.app).running
 
 
 def test_a_response_template_that_cannot_be_read_costs_the_tools_only(

@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
-from inferno.server.app import models_of
+from inferno.server.app import limiter_of, models_of
 from inferno.text import ChatTemplate
 
 anthropic = pytest.importorskip("anthropic")
@@ -380,6 +380,7 @@ def test_one_call_only_if_parallel_ones_are_disabled(llm: FakeLLM, sdk: Any) -> 
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
         ({"tools": [{"input_schema": {}}]}, "tools[0]"),
         ({"tool_choice": {"type": "perhaps"}}, "tool_choice"),
+        ({"tool_choice": {"type": ["auto"]}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"thinking": {"type": "much"}}, "thinking"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
@@ -423,3 +424,20 @@ def test_an_id_that_no_header_can_carry_is_replaced(
     assert "set-cookie" not in answer.headers
     [slot] = models_of(served.app).slots
     wait_until(lambda: slot.limiter.in_flight == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["body", "header"])
+def test_an_id_that_no_header_can_have_is_replaced(
+    llm: FakeLLM, served: Live, where: str, stream: bool
+) -> None:
+    headers: dict[bytes, bytes] = {b"x-api-key": b"k"}
+    body: dict[str, Any] = {"max_tokens": 9, "messages": USER, "stream": stream}
+    if where == "body":
+        body["request_id"] = "日本"
+    else:
+        headers[b"x-request-id"] = "日本".encode()
+    answer = httpx.post(f"{served.url}/v1/messages", json=body, headers=headers, timeout=20)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    wait_until(lambda: limiter_of(served.app).in_flight == 0)

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.server.server_fakes import PLAN, RESPONSE_TEMPLATE, TEMPLATE, FakeLLM
+from attrs import evolve
+from tests.server.server_fakes import PLAN, RESPONSE_TEMPLATE, TEMPLATE, FakeLLM, grammars
 
 from inferno.catalog import load_catalog
-from inferno.contracts import ChatFormat, ChatNeed, OutputFormat
+from inferno.contracts import AddedToken, ChatFormat, ChatNeed, OutputFormat
 from inferno.text import ChatTemplate
 
 CHAT = "/v1/chat/completions"
@@ -24,8 +25,11 @@ COMPILES = SimpleNamespace(**{**vars(PLAN), "grammars": (SimpleNamespace(kind="l
 
 
 def hermes() -> OutputFormat:
-    declared = load_catalog().named(ChatFormat, "hermes").item
-    return declared.build(ChatNeed(template="<tool_call> <think></think>"))
+    return built("hermes", ChatNeed(template="<tool_call> <think></think>"))
+
+
+def built(name: str, need: ChatNeed) -> OutputFormat:
+    return load_catalog().named(ChatFormat, name).item.build(need)
 
 
 def fake(**fields: Any) -> FakeLLM:
@@ -94,6 +98,60 @@ def test_an_answer_in_json_may_be_a_call_instead(client: Any) -> None:
     llm = fake()
     ask(client(llm), tools=TOOLS, response_format={"type": "json_object"})
     assert spec_of(llm).text.startswith("start: answer_only | calls_only")
+
+
+def test_a_forced_call_goes_on_from_what_the_prompt_ends_with(client: Any) -> None:
+    template = ChatTemplate({"default": "{{ messages[0].content }}>>>"})
+    found = built("functionary-v3.2", ChatNeed(template=">>>all"))
+    llm = fake(reply='f\n{"a": 1}', output_format=found, template=template)
+    answer = ask(client(llm), tools=TOOLS, tool_choice="required")
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    constraint = grammars().compile(spec_of(llm))
+    assert constraint.accept(ord("f")), "not the marker once more"
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_format_s_special_tokens_stay_in_the_text_whatever_the_client_says(
+    client: Any, special: bool
+) -> None:
+    need = ChatNeed(
+        template="<tool_call>",
+        token=lambda text: AddedToken(9, special) if text == "<tool_call>" else None,
+    )
+    llm = fake(output_format=built("hermes", need))
+    answer = ask(client(llm), tools=TOOLS, skip_special_tokens=True)
+    assert llm.seen[-1][1].skip_special_tokens is not special
+    ignored = answer.get("x_inferno", {}).get("ignored", [])
+    assert ignored == (["skip_special_tokens"] if special else [])
+    ask(client(llm), skip_special_tokens=True)
+    assert llm.seen[-1][1].skip_special_tokens is True, "there is no call to be read"
+
+
+ONE_OF = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
+PAIR = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+
+
+@pytest.mark.parametrize(
+    ("asked", "yes", "no"),
+    [
+        ({"json": PAIR}, "[1, 1]", "[1,      1]"),
+        ({"json": PAIR, "disable_any_whitespace": True}, "[1,1]", "[1, 1]"),
+        ({"json": PAIR, "whitespace_pattern": " +"}, "[1,      1]", "[1,\n1]"),
+        ({"json": ONE_OF}, '"ab"', "1"),
+        ({"json": True}, "null", "no"),
+        ({"json_object": True}, '{"a": 1}', '{"a":      1}'),
+    ],
+)
+def test_an_answer_in_json_is_held_alike_beside_tools(
+    client: Any, asked: dict[str, Any], yes: str, no: str
+) -> None:
+    llm = fake()
+    ask(client(llm), tools=TOOLS, structured_outputs=asked)
+    spec = evolve(spec_of(llm), reasoning=None)
+    for text, allowed in ((yes, True), (CALL, True), (no, False)):
+        constraint = grammars().compile(spec)
+        assert all(constraint.accept(byte) for byte in text.encode()) == allowed, text
 
 
 @pytest.mark.parametrize(

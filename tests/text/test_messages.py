@@ -125,6 +125,15 @@ def test_a_system_message_goes_into_the_first_user_s_where_the_template_has_none
         assert render(source, messages) == "[user: be brief\n\nhi]"
 
 
+def test_a_template_that_only_mentions_developers_gets_a_system_message() -> None:
+    only = "{% if m.role in ('system', 'user') %}[{{ m.role }}: {{ m.content }}]{% endif %}"
+    knows = "{% if m.role != 'system' %}[{{ m.role }}: {{ m.content }}]{% endif %}"
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    for source, role in ((only, "system"), (knows, "developer")):
+        source = each(source) + "{# for developers #}"
+        assert render(source, messages) == f"[{role}: be brief][user: hi]"
+
+
 def test_content_is_parts_for_a_template_that_knows_only_those() -> None:
     part = "{% if p.type == 'text' %}[{{ p.text }}]{% endif %}"
     source = each("{% for p in m.content %}" + part + "{% endfor %}")

@@ -103,7 +103,8 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
 def test_developer_messages_are_system_messages_to_templates_that_do_not_know_them() -> None:
     developer = [{"role": "developer", "content": "x"}]
     assert render("{{ messages[0].role }}", developer) == "system"
-    assert render("{# developer #}{{ messages[0].role }}", developer) == "developer"
+    known = "{# developer #}{{ messages[0].role }}: {{ messages[0].content }}"
+    assert render(known, developer) == "developer: x"
 
 
 def test_the_tool_template_is_used_when_there_are_tools() -> None:

@@ -38,16 +38,18 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
     """Check the request, render and tokenize its messages. Raises RequestError."""
     body, found = parsed.body, model.output_format
     use = ToolUse.of(body, model)
-    params = _params(body, model, has_tools=bool(use.offered))
+    special = found is not None and found.writes_special(tools=bool(use.offered))
+    params = _params(body, model, keeps_special=special)
     prompt = await model.encode_chat(body, use.offered)
-    params = model.preprocessor.reasoned(_held(params, use, model), found, prompt.text)
+    held = _held(params, use, model, prompt.text)
+    params = model.preprocessor.reasoned(held, found, prompt.text)
     prompt = evolve(prompt, token_ids=model.preprocessor.truncated(prompt.token_ids, params))
     prepared = Prepared.of(
         parsed,
         model=model.name(body.model),
         prompts=[prompt.token_ids],
         params=params,
-        ignored=(*use.ignored, *prompt.ignored),
+        ignored=(*use.ignored, *prompt.ignored, *_overruled(body, special)),
         rendered=prompt.rendered,
     )
     parsers = [
@@ -57,11 +59,18 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
     return Conversation(prepared, prompt, parsers)
 
 
-def _held(params: SamplingParams, use: ToolUse, model: ServedModel) -> SamplingParams:
+def _held(params: SamplingParams, use: ToolUse, model: ServedModel, prompt: str) -> SamplingParams:
     """Return the parameters with the grammar of calls, if there is one."""
     own = params.structured_outputs
-    spec = use.grammar(model, own)
+    spec = use.grammar(model, own, prompt)
     return params if spec is own else evolve(params, structured_outputs=spec)
+
+
+def _overruled(data: ChatRequest, special: bool) -> tuple[str, ...]:
+    """Return the names of fields that the format does not allow: without the special tokens that
+    it writes, no parser could tell a call from content."""
+    given = getattr(data, "skip_special_tokens", None)
+    return ("skip_special_tokens",) if special and given else ()
 
 
 @define
@@ -105,15 +114,14 @@ class ParsedChoice(Choice):
         return deltas + self.parser.finish() if delta.finish_reason is not None else deltas
 
 
-def _params(data: ChatRequest, model: ServedModel, *, has_tools: bool) -> SamplingParams:
+def _params(data: ChatRequest, model: ServedModel, *, keeps_special: bool) -> SamplingParams:
     if data.top_logprobs and not data.logprobs:
         raise RequestError(
             "top_logprobs needs logprobs", "Set logprobs to true.", param="top_logprobs"
         )
-    values: dict[str, Any] = {"max_tokens": None}
-    if model.output_format is not None and model.output_format.writes_special(tools=has_tools):
+    values: dict[str, Any] = {"max_tokens": None, **sampling_values(data)}
+    if keeps_special:
         values["skip_special_tokens"] = False
-    values |= sampling_values(data)
     if (budget := Thinking.of(data).budget) is not None:
         values["thinking_token_budget"] = budget
     if data.max_completion_tokens is not None:

@@ -53,26 +53,20 @@ class Pipeline:
         await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open(self.request_timeout)
-        is_open = True
-
-        def close() -> None:
-            nonlocal is_open
-            if is_open:
-                is_open = False
-                generation.close()
-                shape.close()
-
-        if generation.record is not None:  # even if the response is never sent
-            generation.record.at_end.append(close)
+        ending = contextlib.ExitStack()
+        ending.callback(generation.close)
+        if generation.record is not None:  # even if the response is never begun
+            generation.record.at_end.append(ending.close)
         self.memory.watch(generation, self.llm)
         shape.open(generation)
+        ending.callback(shape.close)
         if prepared.stream:
             return Stream(
                 _frames(generation, shape),
                 media_type=shape.media_type,
                 ping=shape.ping,
                 abort=generation.abort,
-                close=close,
+                close=ending.close,
                 ping_seconds=self.ping_seconds,
             )
         try:
@@ -85,7 +79,7 @@ class Pipeline:
             await shape.completed()
             return Response(shape.whole(), media_type="application/json")
         finally:
-            close()
+            ending.close()
 
 
 async def _frames(generation: Generation, shape: Shape[Any]) -> AsyncGenerator[bytes, None]:

@@ -3,6 +3,7 @@ calls."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,16 +70,19 @@ class ToolUse:
         """Whether a tool's schema is to be enforced."""
         return any(map(_strict, self.callable))
 
-    def grammar(self, model: ServedModel, own: GrammarSpec | None) -> GrammarSpec | None:
-        """Return what the output must match: calls, or else `own`, the request's own. Raises
-        RequestError if calls are forced, and the format cannot say how they are written."""
+    def grammar(
+        self, model: ServedModel, own: GrammarSpec | None, prompt: str
+    ) -> GrammarSpec | None:
+        """Return what the output of the rendered prompt must match: calls, or else `own`, the
+        request's own. Raises RequestError if calls are forced, and the format cannot say how they
+        are written."""
         found = model.output_format
         if found is None or not self.offered:
             return own
         if not self.forced and own is None and not (self.strict and _compiles_lark(model)):
             return None
         choice: ToolChoice = "required" if self.forced or own is not None else "auto"
-        text = found.call_grammar(self.callable, choice=choice, parallel=self.parallel)
+        text = found.call_grammar(self.callable, prompt, choice=choice, parallel=self.parallel)
         if text is None and self.forced:
             raise unsupported(
                 "tool_choice",
@@ -176,12 +180,15 @@ def _compiles_lark(model: ServedModel) -> bool:
 
 
 def _is_json(spec: GrammarSpec) -> bool:
-    return spec.kind in ("json_schema", "json_object") and not spec.whitespace
+    return spec.kind in ("json_schema", "json_object")
 
 
 def _either(own: GrammarSpec, calls: str) -> GrammarSpec:
     """Return the grammar of an answer in JSON, or calls."""
-    schema = own.text if own.kind == "json_schema" else '{"type": "object"}'
+    found = json.loads(own.text) if own.kind == "json_schema" else {"type": "object"}
+    if isinstance(found, bool):
+        found = {} if found else {"not": {}}
+    schema = json.dumps({**found, "x-guidance": own.json_options}, ensure_ascii=False)
     calls = calls.replace("start:", "calls_only:", 1)
     text = f"start: {_ANSWER}_only | calls_only\n{_ANSWER}_only: %json {schema}\n{calls}"
     return GrammarSpec(kind="lark", text=text, param=own.param)

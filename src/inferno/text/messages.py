@@ -87,7 +87,8 @@ class TemplateNeeds:
             tool_names=tool_names,
             parts=parts,
             system=probe.shows(system) or not probe.works([_USER]),
-            developer="developer" in source,
+            developer="developer" in source
+            and probe.shows([{**system[0], "role": "developer"}, _USER]),
             reasoning=tuple(name for name in REASONING if name in source),
             reasoning_with_content=probe.works(both) or not probe.works(_turn("c", **form)),
         )

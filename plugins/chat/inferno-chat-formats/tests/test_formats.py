@@ -44,10 +44,16 @@ def format_of(spec: Spec) -> Format:
 def read(
     spec: Spec, text: str, cuts: Iterable[int] = (), tools: Any = TOOLS, **options: Any
 ) -> list[Delta]:
+    return joined(fed(spec, text, cuts, tools, **options))
+
+
+def fed(
+    spec: Spec, text: str, cuts: Iterable[int] = (), tools: Any = TOOLS, **options: Any
+) -> list[Delta]:
     parser = format_of(spec).parser("", tools, **options)
     at = [0, *sorted({c % (len(text) + 1) for c in cuts}), len(text)]
     deltas = [d for a, b in zip(at, at[1:], strict=False) for d in parser.feed(text[a:b])]
-    return joined(deltas + parser.finish())
+    return deltas + parser.finish()
 
 
 def joined(deltas: Iterable[Delta]) -> list[Delta]:
@@ -179,11 +185,24 @@ def test_any_chunking_of_a_broken_answer_gives_the_same_and_loses_nothing(
     assert read(spec, text, cuts) == whole
     assert read(spec, text, range(len(text))) == whole
     kept = "".join(d.text + d.name for d in whole)
-    assert kept.count("ZQX") == text.count("ZQX"), "a word of the answer is lost"
+    ids = " ".join(d.id for d in fed(spec, text))
+    assert kept.count("ZQX") + ids.count("ZQX") == text.count("ZQX"), "a word of the answer is lost"
     if not calls_in(whole) and "ZQX" not in text and spec.parser == "tagged":
         dropped = [*spec.dropped, *(m.strip() for pair in spec.reasoning for m in pair)]
         pattern = "|".join(map(re.escape, dropped)) or r"(?!)"
         assert squeezed(re.sub(pattern, "", kept)) == squeezed(re.sub(pattern, "", text))
+        if not re.search(pattern, text):
+            assert kept == text, "white space is lost"
+
+
+@pytest.mark.parametrize("spec", WITH_CALLS, ids=lambda spec: spec.name)
+def test_white_space_before_a_marker_that_begins_no_call_stays(spec: Spec) -> None:
+    marker = spec.calls[0].marker
+    if not marker or spec.parser == "channels":
+        pytest.skip("it has no marker, or messages of its own")
+    text = f"Use the\n\n{marker} tag, \n {marker}"
+    for cuts in ((), range(len(text))):
+        assert read(spec, text, cuts) == [Delta("content", text)]
 
 
 def squeezed(text: str) -> str:

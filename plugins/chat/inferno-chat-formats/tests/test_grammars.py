@@ -162,6 +162,27 @@ def test_tools_may_have_definitions_of_the_same_name() -> None:
     assert not allows(grammar, vocabulary, written(spec, [("a", {"x": "y"})]))
 
 
+def test_one_of_is_read_as_any_of() -> None:
+    """As in a response format: what has branches that are not disjoint is no error."""
+    value = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
+    parameters = {"type": "object", "properties": {"x": value}, "required": ["x"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    [spec] = [spec for spec in FAMILIES if spec.name == "hermes"]
+    vocabulary = vocabulary_of(spec, special=True)
+    grammar = grammar_of(spec, vocabulary, tools)
+    assert allows(grammar, vocabulary, written(spec, [("f", {"x": "ab"})]))
+    assert not allows(grammar, vocabulary, written(spec, [("f", {"x": 1})]))
+
+
+def test_a_marker_that_the_prompt_ends_with_is_not_written_again() -> None:
+    [spec] = [spec for spec in WITH_CALLS if spec.prompt_tail]
+    vocabulary = vocabulary_of(spec, special=True)
+    grammar = grammar_of(spec, vocabulary, prompt=f"user{spec.prompt_tail}")
+    text = written(spec, [CALL, OTHER])
+    assert allows(grammar, vocabulary, text.removeprefix(spec.prompt_tail))
+    assert not allows(grammar, vocabulary, text)
+
+
 def test_names_are_escaped() -> None:
     [spec] = [spec for spec in FAMILIES if spec.name == "glm4"]
     vocabulary = vocabulary_of(spec, special=True)

@@ -48,6 +48,13 @@ def test_whitespace_in_json_is_bounded_unless_the_caller_says_otherwise(compiler
     assert not matches(compiler, schema(pair, whitespace=""), "[1, 1]")
 
 
+def test_a_schema_of_true_is_any_json_and_one_of_false_is_refused(compiler: Any) -> None:
+    assert matches(compiler, schema(True), '{"a": [1, null]}')
+    assert not matches(compiler, schema(True), "no")
+    with pytest.raises(GrammarError, match="false matches nothing"):
+        compiler.compile(schema(False))
+
+
 @pytest.mark.parametrize(
     ("value", "path"),
     [

@@ -29,14 +29,16 @@ def grammar(
     *,
     choice: ToolChoice,
     parallel: bool,
+    opened: bool = False,
 ) -> str | None:
-    """Return the grammar; None for "auto" if calls have no marker."""
+    """Return the grammar; None for "auto" if calls have no marker. With `opened`, the prompt ends
+    with the first call's marker."""
     if choice == "auto" and not calls.marker:
         return None
     known = [_Tool.of(tool, all_strict=choice == "required") for tool in tools]
     rules = _Rules(calls, token, known, parallel)
     lead = f"({rules.literal(spec.grammar_lead)})? " if spec.grammar_lead else ""
-    start = f"{lead}{rules.section()}"
+    start = f"{lead}{rules.section(opened=opened)}"
     if choice == "auto":
         text = rules.up_to("lead", calls.marker)
         start = f"({text} {rules.section(opened=True)})* {rules.without('TAIL', calls.marker)}"
@@ -321,7 +323,7 @@ _QUOTE = '<|"|>'
 
 
 def _dumped(schema: Mapping[str, Any]) -> str:
-    options = {"x-guidance": {"whitespace_pattern": _JSON_SPACE}}
+    options = {"x-guidance": {"whitespace_pattern": _JSON_SPACE, "coerce_one_of": True}}
     return json.dumps({**_hoisted(dict(schema)), **options}, ensure_ascii=False)
 
 

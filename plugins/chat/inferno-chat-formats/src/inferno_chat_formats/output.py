@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import evolve
-
 from inferno.contracts import ChatNeed, ToolChoice
 from inferno_chat_formats.channels import Channels
 from inferno_chat_formats.grammar import grammar
@@ -81,10 +79,6 @@ class Format:
             return None
         calls = self.spec.calls[0]
         tail = self.spec.prompt_tail
-        if tail and prompt.endswith(tail):
-            first = calls.call[0]
-            assert isinstance(first, str), "the tail begins a call"
-            calls = evolve(calls, call=(first.removeprefix(tail), *calls.call[1:]))
         return grammar(
             self.spec,
             calls,
@@ -92,4 +86,5 @@ class Format:
             self._need.token,
             choice=choice,
             parallel=parallel,
+            opened=bool(tail) and prompt.endswith(tail),
         )

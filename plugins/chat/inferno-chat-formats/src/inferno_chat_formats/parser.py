@@ -103,7 +103,7 @@ class Tagged:
             if at_start and self.bare and (yield from self._bare(parser)):
                 trim = True
                 continue
-            marker, seen = yield from self._content(parser, trim=trim)
+            marker, gap, seen = yield from self._content(parser, trim=trim)
             at_start, trim = False, trim and not seen
             if not marker:
                 return
@@ -112,7 +112,7 @@ class Tagged:
                     at_start = trim = True
                     continue
                 broken, trim = broken + 1, False
-                parser.content(marker)
+                parser.content(gap + marker)
 
     def _reason(self, parser: Parser) -> Wait[None]:
         """Read reasoning to its closing marker, without the line breaks around it."""
@@ -138,10 +138,10 @@ class Tagged:
             text.forget()
             yield from text.more()
 
-    def _content(self, parser: Parser, *, trim: bool) -> Wait[tuple[str, bool]]:
-        """Emit content up to a marker, and read the marker. Returns it, empty at the end, and
-        whether there was content. White space before a call is not content; with `trim`, neither is
-        white space after reasoning or a call."""
+    def _content(self, parser: Parser, *, trim: bool) -> Wait[tuple[str, str, bool]]:
+        """Emit content up to a marker, and read the marker. Returns it, empty at the end; the white
+        space before it, which is not content before a call; and whether there was content. With
+        `trim`, white space after reasoning or a call is not content either."""
         text, seen = parser.text, False
         while True:
             if trim and not seen:
@@ -150,10 +150,9 @@ class Tagged:
             if found:
                 piece, text.pos = text.buffer[text.pos : found[0]], found[0]
                 marker = yield from text.longest(self.markers)
-                if marker in self.marked:
-                    piece = piece.rstrip()
-                parser.content(piece)
-                return marker, seen or bool(piece)
+                kept = piece.rstrip() if marker in self.marked else piece
+                parser.content(kept)
+                return marker, piece[len(kept) :], seen or bool(kept)
             end = len(text.buffer)
             if self.marked and not text.ended:
                 end = _before_space(text.buffer, text.pos, text.held(self.markers))
@@ -163,7 +162,7 @@ class Tagged:
             parser.content(piece)
             seen = seen or bool(piece)
             if text.ended:
-                return "", seen
+                return "", "", seen
             text.forget()
             yield from text.more()
 

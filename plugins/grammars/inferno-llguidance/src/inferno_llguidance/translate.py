@@ -15,9 +15,6 @@ from inferno.errors import GrammarError
 
 MAX_MULTIPLE = 10_000
 """Limit of `multipleOf`: llguidance makes a state for each remainder."""
-WHITESPACE = r"( |\r?\n[ \t]{0,32})"
-"""Whitespace in JSON, unless the caller says otherwise: a space, or a line break with the next
-line's indentation. If any were allowed, some models would write nothing else."""
 
 
 def llguidance_grammar(spec: GrammarSpec) -> str:
@@ -30,14 +27,12 @@ def _json_schema(spec: GrammarSpec) -> str:
     schema = loaded(spec.text)
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"a schema is {_kind(schema)}", "Send an object.")
+    if schema is False:
+        raise GrammarError("the schema false matches nothing", "Send an object, or true.")
     _check_multiples(schema)
-    options: Any = {"coerce_one_of": True}
-    if spec.whitespace == "":
-        options |= {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-    else:
-        options["whitespace_pattern"] = spec.whitespace or WHITESPACE
     # The text, not the value: numbers keep their precision.
-    text = spec.text if isinstance(schema, dict) else json.dumps(schema)
+    text = spec.text if isinstance(schema, dict) else "{}"
+    options: Any = spec.json_options
     grammar: str = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
     return grammar
 
