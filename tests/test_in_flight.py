@@ -91,6 +91,9 @@ class Cycle:
             for token_id in self.allowed(offset):
                 mask_W.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
 
+    def ends(self, token_id: int | None) -> bool:
+        return False
+
     def finish_fill(self, mask_NW: Any) -> None:
         assert mask_NW.any()
 

@@ -231,6 +231,19 @@ def test_a_preempted_request_goes_on_in_its_grammar(llm: LLM) -> None:
     assert text == plain.outputs[0].text
 
 
+@pytest.mark.parametrize("early", [{"ignore_eos": True}, {"min_tokens": 4}])
+def test_an_end_token_that_the_grammar_takes_is_not_text(llm: LLM, early: Any) -> None:
+    """Also where it does not end the request by itself."""
+    tokenizer = llm.preprocessor.tokenizer
+    assert tokenizer is not None
+    end = tokenizer.eos_token_ids[0]
+    bias = {end: 100.0, tokenizer.encode("a", False)[0]: 50.0}
+    spec = {"regex": "a|abbbb"}
+    params = asking(spec, logit_bias=bias, skip_special_tokens=False, temperature=0, **early)
+    [output] = llm.generate(PROMPT, params)
+    assert output.outputs[0].text in ("a", "abbbb") and output.outputs[0].finish_reason == "stop"
+
+
 # --- reasoning ------------------------------------------------------------------------------------
 
 THINK = ReasoningMarkers(open="<think>", close="</think>", is_open=True)

@@ -55,6 +55,9 @@ class BudgetConstraint:
     def is_done(self) -> bool:
         return self.inner is not None and self.inner.is_done
 
+    def ends(self, token_id: int | None) -> bool:
+        return token_id in self.marks.vocabulary.end
+
     @property
     def error(self) -> str:
         return self._failure or (self.inner.error if self.inner is not None else "")

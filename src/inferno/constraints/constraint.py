@@ -37,6 +37,10 @@ class Constraint(Protocol):
         """Whether the output is complete: nothing but an end token can follow."""
         ...
 
+    def ends(self, token_id: int | None) -> bool:
+        """Whether this is an end token, which is no part of the text."""
+        ...
+
     @property
     def error(self) -> str:
         """Why it gave up; empty if it did not. The request then ends with this error."""
@@ -74,11 +78,16 @@ class GrammarConstraint:
 
     matcher: Matcher
     compiler: GrammarCompiler
+    end: Sequence[int] = ()
+    """The model's end tokens."""
     failure: str = ""
 
     @property
     def is_done(self) -> bool:
         return self.matcher.is_done
+
+    def ends(self, token_id: int | None) -> bool:
+        return token_id in self.end
 
     @property
     def error(self) -> str:
@@ -131,6 +140,9 @@ class ReasoningConstraint:
     @property
     def is_done(self) -> bool:
         return self._state == "grammar" and self.matcher.is_done
+
+    def ends(self, token_id: int | None) -> bool:
+        return token_id in self.marks.vocabulary.end
 
     @property
     def error(self) -> str:

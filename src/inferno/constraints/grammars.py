@@ -113,7 +113,7 @@ class Grammars:
                 f"the grammar cannot be compiled: {type(error).__name__}: {error}"
             ) from error
         if spec.reasoning is None:
-            return GrammarConstraint(matcher, compiler)
+            return GrammarConstraint(matcher, compiler, self._known().end)
         marks = self._marks_of(spec.reasoning)
         return ReasoningConstraint(matcher, compiler, spec.reasoning, marks)
 

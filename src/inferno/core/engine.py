@@ -200,9 +200,12 @@ class Engine:
             if error:
                 output = EngineOutput(request_id, None, FinishReason.ERROR, error=error)
             elif constraint and constraint.is_done and output.finish is not FinishReason.STOP:
-                output.finish = None  # its token is part of the text, unlike an end token
-                found.append(output)
-                output = EngineOutput(request_id, None, FinishReason.STOP)
+                if constraint.ends(output.token_id):  # with `ignore_eos`, or before `min_tokens`
+                    output.finish = FinishReason.STOP
+                else:
+                    output.finish = None  # its token is part of the text
+                    found.append(output)
+                    output = EngineOutput(request_id, None, FinishReason.STOP)
             if output.finish is not None:
                 ended.add(request_id)
                 self._scheduler.abort(request_id)
