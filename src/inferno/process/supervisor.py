@@ -192,13 +192,9 @@ class Supervisor:
                     time.perf_counter() - start,
                 )
                 return True
-            except InfernoError as error:
-                if self._closing:
+            except (InfernoError, OSError) as error:  # OSError: no room for its files, no process
+                if not self._tries_again(error):
                     return False
-                log.error("%s: the engine did not start: %s", self.plan.model_id, error)
-                self._failure = EngineDeadError(
-                    f"the engine does not start: {error.cause}", error.remedy
-                )
                 await asyncio.sleep(2**attempt)
         log.critical(
             "%s: the engine failed to start %d times in a row; giving up",
@@ -206,6 +202,16 @@ class Supervisor:
             _GIVE_UP_AFTER,
         )
         return False
+
+    def _tries_again(self, error: InfernoError | OSError) -> bool:
+        """Note that the engine did not start. Returns whether to start another."""
+        if self._closing:
+            return False
+        log.error("%s: the engine did not start: %s", self.plan.model_id, error)
+        cause = error.cause if isinstance(error, InfernoError) else str(error)
+        remedy = error.remedy if isinstance(error, InfernoError) else "See the server's log."
+        self._failure = EngineDeadError(f"the engine does not start: {cause}", remedy)
+        return True
 
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == protocol.READY and self._ready is not None and not self._ready.done():
