@@ -49,9 +49,9 @@ class Pipeline:
     ) -> Response[Any]:
         """Generate, and answer in that shape: as a stream if the client asks for one, else whole.
         Raises errors that become a status code."""
-        await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open(self.request_timeout)
+        await generation.check()
         self.memory.watch(generation, self.llm)
         shape.open(generation)
 
