@@ -193,13 +193,12 @@ class Supervisor:
                 )
                 return True
             except InfernoError as error:
-                if self._closing:
-                    return False
-                log.error("%s: the engine did not start: %s", self.plan.model_id, error)
-                self._failure = EngineDeadError(
-                    f"the engine does not start: {error.cause}", error.remedy
-                )
-                await asyncio.sleep(2**attempt)
+                if not self._closing:
+                    log.error("%s: the engine did not start: %s", self.plan.model_id, error)
+                    self._failure = EngineDeadError(
+                        f"the engine does not start: {error.cause}", error.remedy
+                    )
+                    await asyncio.sleep(2**attempt)
         log.critical(
             "%s: the engine failed to start %d times in a row; giving up",
             self.plan.model_id,
