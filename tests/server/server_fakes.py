@@ -174,8 +174,8 @@ class FakeLLM:
     ) -> AsyncGenerator[list[TextDelta], None]:
         self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
-        self.seen += [(ids, params) for ids in encoded]
         if pooling is not None:
+            self.seen += [(ids, params) for ids in encoded]
             return self._embed(encoded, pooling, request_id)
         return self._run(encoded, params, request_id)
 
@@ -201,6 +201,7 @@ class FakeLLM:
     async def _run(
         self, prompts: list[tuple[int, ...]], params: SamplingParams, name: str
     ) -> AsyncGenerator[list[TextDelta], None]:
+        self.seen += [(ids, params) for ids in prompts]
         stop = self.live[name] = asyncio.Event()
         try:
             step, at, sent = 0, [0] * (len(prompts) * params.n), 0

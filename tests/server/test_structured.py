@@ -3,8 +3,10 @@ And fields of plugins, which need no change in the server."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,11 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.builtin import inferno_request_fields
 from inferno.contracts import FieldEffect, GrammarSpec, RequestField
+from inferno.errors import QueueFullError
+from inferno.sampling_params import SamplingParams
+from inferno.server.app import limiter_of
+from inferno.server.generation import Limiter, Prepared
+from inferno.server.pipeline import Pipeline
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 Client = Callable[..., TestClient[Any]]
@@ -216,3 +223,37 @@ def test_its_wrong_values_are_a_400(client: Client, fields: Any, message: str) -
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, next(iter(fields)))
     assert message in error["message"]
+
+
+class Waiting(FakeLLM):
+    """Its grammars wait for those of other requests, without an end."""
+
+    async def check(self, params: SamplingParams) -> None:
+        if params.structured_outputs is not None:
+            await asyncio.Event().wait()
+
+
+def test_a_grammar_that_waits_to_be_checked_counts_in_the_timeout(client: Client) -> None:
+    http = client(Waiting(), request_timeout=0.1)
+    answer = chat(http, structured_outputs={"regex": "a"})
+    assert answer.status_code == 504, answer.text
+    assert not limiter_of(http.app).running
+
+
+def test_a_grammar_that_waits_to_be_checked_counts_in_the_limit() -> None:
+    async def body() -> None:
+        limiter, params = Limiter(limit=1), SamplingParams(structured_outputs={"regex": "a"})
+        prepared = Prepared(model="m", prompts=[(1, 2)], params=params)
+        llm: Any = Waiting()
+        metrics: Any = SimpleNamespace(aborted=lambda outputs: None)
+        unused: Any = None
+        pipeline = Pipeline(llm, limiter, metrics)
+        first = asyncio.create_task(pipeline.respond(prepared, unused, unused))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await pipeline.respond(prepared, unused, unused)
+        first.cancel()
+        await asyncio.wait([first])
+        assert not limiter.running and not limiter.in_flight
+
+    asyncio.run(body())

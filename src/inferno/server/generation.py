@@ -121,7 +121,7 @@ class Generation:
     """One HTTP request in the engine: one or more prompts with `params.n` outputs each. Output j of
     prompt i has index i * n + j.
 
-    Use: create, `open`, read `deltas` to the end, `close`.
+    Use: create, `open`, `check`, read `deltas` to the end, `close`.
     """
 
     llm: AsyncLLM
@@ -147,6 +147,8 @@ class Generation:
     _stream: AsyncGenerator[list[TextDelta], None] | None = None
     """Once open."""
     _deadline: asyncio.TimerHandle | None = None
+    _checking: asyncio.Future[None] | None = None
+    """While the grammar is checked."""
 
     @property
     def num_outputs(self) -> int:
@@ -181,6 +183,24 @@ class Generation:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(min(limits), self.abort, "timeout")
 
+    async def check(self) -> None:
+        """Check the grammar, which may wait for those of other requests: so the request must be
+        open, to count in the limit and in the timeout. Raises errors that become a status code, and
+        closes the generation."""
+        if self.prepared.params.structured_outputs is None:
+            return
+        self._checking = asyncio.ensure_future(self.llm.check(self.prepared.params))
+        try:
+            await self._checking
+        except BaseException as error:
+            self._ended = True  # the engine does not know it
+            self.close()
+            if isinstance(error, asyncio.CancelledError):
+                self._gone()
+            raise
+        finally:
+            self._checking = None
+
     def _describe(self, record: Record) -> None:
         """Add the generation to its request's record. Raises LimitError."""
         prepared, params = self.prepared, self.prepared.params
@@ -214,6 +234,8 @@ class Generation:
             self.metrics.aborted(self.num_outputs)
             if self.record is not None:
                 self.record.finish_reasons.append("abort")
+        if self._checking is not None:
+            self._checking.cancel()
         self.llm.abort(self.id)
 
     async def deltas(self) -> AsyncGenerator[list[TextDelta], None]:

@@ -50,13 +50,13 @@ class Pipeline:
     ) -> Response[Any]:
         """Generate, and answer in that shape: as a stream if the client asks for one, else whole.
         Raises errors that become a status code."""
-        await self.llm.check(prepared.params)
         generation = Generation(self.llm, self.limiter, self.metrics, prepared)
         generation.open(self.request_timeout)
         ending = contextlib.ExitStack()
         ending.callback(generation.close)
         if generation.record is not None:  # even if the response is never begun
             generation.record.at_end.append(ending.close)
+        await generation.check()
         self.memory.watch(generation, self.llm)
         shape.open(generation)
         ending.callback(shape.close)
