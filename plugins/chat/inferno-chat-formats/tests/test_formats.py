@@ -222,3 +222,9 @@ def test_no_marker_is_inside_of_another_one() -> None:
 
 def test_names_are_unique() -> None:
     assert len({spec.name for spec in FAMILIES}) == len(FAMILIES)
+
+
+def test_a_recipient_ends_where_a_broken_marker_begins() -> None:
+    [spec] = [spec for spec in FAMILIES if spec.parser == "channels"]
+    text = "to=functions.weather<ZQX|channel|>commentary json<|message|>{}<|call|>"
+    assert "ZQX" in text_in(read(spec, text))
