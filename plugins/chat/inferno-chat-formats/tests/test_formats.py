@@ -233,3 +233,9 @@ def test_a_marker_that_begins_a_call_in_open_reasoning_is_known() -> None:
     for markers in (section + call, call):
         found = read(spec, f"<think>I look.{markers}{rest}")
         assert calls_in(found) == [("weather", {"city": "Graz"})]
+
+
+def test_a_recipient_ends_where_a_broken_marker_begins() -> None:
+    [spec] = [spec for spec in FAMILIES if spec.parser == "channels"]
+    text = "to=functions.weather<ZQX|channel|>commentary json<|message|>{}<|call|>"
+    assert "ZQX" in text_in(read(spec, text))

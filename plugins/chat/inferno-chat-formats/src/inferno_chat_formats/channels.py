@@ -17,8 +17,8 @@ MAX_HEADER = 512
 _HEADERS = Markers([START, CHANNEL])
 _BODY_ENDS = Markers([*ENDS, START])
 _HEADER = re.compile(
-    r"(<\|start\|>(assistant)?)?\s*(to=\S+?)?\s*"
-    r"(<\|channel\|>\s*(analysis|commentary|final))?\s*(to=\S+?)?\s*"
+    r"(<\|start\|>(assistant)?)?\s*(to=[^\s<]+)?\s*"
+    r"(<\|channel\|>\s*(analysis|commentary|final))?\s*(to=[^\s<]+)?\s*"
     r"((<\|constrain\|>)?(json|code|text))?\s*"
 )
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
