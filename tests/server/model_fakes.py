@@ -12,7 +12,7 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.errors import OutOfMemoryError
 from inferno.llm import AsyncLLM
-from inferno.server.generation import Limiter
+from inferno.server.limiter import Limiter
 from inferno.server.metrics import Metrics
 from inferno.server.model import ServedModel
 from inferno.server.models import Models

@@ -18,7 +18,8 @@ from inferno.contracts import FieldEffect, GrammarSpec, RequestField
 from inferno.errors import QueueFullError
 from inferno.sampling_params import SamplingParams
 from inferno.server.app import limiter_of
-from inferno.server.generation import Limiter, Prepared
+from inferno.server.generation import Prepared
+from inferno.server.limiter import Limiter
 from inferno.server.pipeline import Pipeline
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -19,9 +19,9 @@ from inferno.server.early import EarlyStreams
 from inferno.server.endpoints import BODIES, HANDLERS
 from inferno.server.errors import error_response
 from inferno.server.gate import ANY, Gate, origins_of
-from inferno.server.generation import Limiter
 from inferno.server.history import LIMIT as PROMPT_HISTORY
 from inferno.server.keys import Keys
+from inferno.server.limiter import Limiter
 from inferno.server.metrics import Metrics, ModelView
 from inferno.server.model import ServedModel
 from inferno.server.models import Models

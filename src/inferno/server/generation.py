@@ -1,4 +1,4 @@
-"""Generates the answer to a prepared request, for all endpoints, and limits how many do at once."""
+"""Generates the answer to a prepared request, for all endpoints."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from inferno.errors import (
     EngineDeadError,
     InfernoError,
     ModelUnavailableError,
-    QueueFullError,
     RequestError,
     RequestTimeoutError,
     ShuttingDownError,
 )
 from inferno.requests import Pooling
 from inferno.sampling_params import SamplingParams
+from inferno.server.limiter import Limiter
 from inferno.server.parsing import Parsed
 from inferno.server.record import Record, current
 from inferno.server.rendered import Rendered
@@ -334,49 +334,6 @@ class Generation:
             self.metrics.prompt(len(self.prepared.prompts[index // self.prepared.params.n]))
         if self.record is not None:
             self.record.finish_reasons.append(reason)
-
-
-@define(eq=False)
-class Limiter:
-    """Admits up to `limit` outputs at a time, and none once the server is shutting down."""
-
-    limit: int | None = None
-    """Maximum of outputs running or waiting in the engine; None for no limit."""
-    in_flight: int = 0
-    draining: bool = False
-    running: set[Generation] = field(factory=set)
-
-    def admit(self, generation: Generation) -> None:
-        """Admit a generation, to be released later. Raises QueueFullError or ShuttingDownError."""
-        if self.draining:
-            raise ShuttingDownError("the server is shutting down", "Try again.")
-        if (
-            self.limit is not None
-            and self.in_flight
-            and self.in_flight + generation.num_outputs > self.limit
-        ):
-            raise QueueFullError(
-                "too many requests are waiting",
-                "Try again later, or start the server with a larger --max-waiting.",
-            )
-        self.in_flight += generation.num_outputs
-        self.running.add(generation)
-
-    def release(self, generation: Generation) -> None:
-        """Release a generation. Does nothing if it is not admitted or already released."""
-        if generation in self.running:
-            self.running.remove(generation)
-            self.in_flight -= generation.num_outputs
-
-    def drain(self, seconds: float) -> None:
-        """Admit nothing more, and abort what still runs after `seconds`."""
-        self.draining = True
-        asyncio.get_running_loop().call_later(seconds, self.expire)
-
-    def expire(self, why: Ending = "shutdown") -> None:
-        """Abort what runs."""
-        for generation in list(self.running):
-            generation.abort(why)
 
 
 def _without_output(delta: TextDelta) -> TextDelta:

@@ -14,7 +14,8 @@ from litestar.response.base import ASGIResponse, Response
 from litestar.types import Receive, Scope, Send
 
 from inferno.server.errors import CLIENT_LEFT
-from inferno.server.generation import Generation, Limiter, Prepared
+from inferno.server.generation import Generation, Prepared
+from inferno.server.limiter import Limiter
 from inferno.server.shape import Shape
 from inferno.server.watch import Memory
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from attrs import define, field, frozen
 
 from inferno.errors import InfernoError, ModelNotFoundError, ModelUnavailableError
-from inferno.server.generation import Limiter
+from inferno.server.limiter import Limiter
 from inferno.server.model import ServedModel
 
 if TYPE_CHECKING:
