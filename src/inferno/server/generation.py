@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from attrs import define, evolve, field, frozen
 
@@ -21,7 +21,7 @@ from inferno.errors import (
 )
 from inferno.requests import Pooling
 from inferno.sampling_params import SamplingParams
-from inferno.server.limiter import Limiter
+from inferno.server.limiter import Ending, Limiter
 from inferno.server.parsing import Parsed
 from inferno.server.record import Record, current
 from inferno.server.rendered import Rendered
@@ -30,10 +30,6 @@ from inferno.server.schema import GenerationRequest, StreamOptions
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM, TextDelta
     from inferno.server.metrics import ModelMetrics
-
-Ending = Literal["client", "shutdown", "unload", "timeout"]
-"""Why a generation is aborted: its client is gone, the server stops, its model is unloaded, or it
-took too long."""
 
 
 class Watch(Protocol):

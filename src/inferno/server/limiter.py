@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Literal, Protocol
 
 from attrs import define, field
 
 from inferno.errors import QueueFullError, ShuttingDownError
 
-if TYPE_CHECKING:
-    from inferno.server.generation import Ending, Generation
+Ending = Literal["client", "shutdown", "unload", "timeout"]
+"""Why a generation is aborted: its client is gone, the server stops, its model is unloaded, or it
+took too long."""
+
+
+class Admitted(Protocol):
+    """What is admitted: a generation."""
+
+    @property
+    def num_outputs(self) -> int: ...
+
+    def abort(self, why: Ending) -> None: ...
 
 
 @define(eq=False)
@@ -21,9 +31,9 @@ class Limiter:
     """Maximum of outputs running or waiting in the engine; None for no limit."""
     in_flight: int = 0
     draining: bool = False
-    running: set[Generation] = field(factory=set)
+    running: set[Admitted] = field(factory=set)
 
-    def admit(self, generation: Generation) -> None:
+    def admit(self, generation: Admitted) -> None:
         """Admit a generation, to be released later. Raises QueueFullError or ShuttingDownError."""
         if self.draining:
             raise ShuttingDownError("the server is shutting down", "Try again.")
@@ -39,7 +49,7 @@ class Limiter:
         self.in_flight += generation.num_outputs
         self.running.add(generation)
 
-    def release(self, generation: Generation) -> None:
+    def release(self, generation: Admitted) -> None:
         """Release a generation. Does nothing if it is not admitted or already released."""
         if generation in self.running:
             self.running.remove(generation)
