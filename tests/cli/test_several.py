@@ -40,7 +40,8 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     said = ""
     for line in process.stderr:
         said += line
-        if match := re.match(r"Serving at (http://\S+)/v1", line):
+        assert line.startswith("{"), "a collector reads JSON, and nothing else"
+        if match := re.search(r"serving a at (http://\S+)/v1", line):
             yield process, match[1]
             break
     else:
