@@ -43,7 +43,8 @@ class Client:
     """An engine client whose engine draws "a" for each request, once in each turn of the loop."""
 
     def __init__(self) -> None:
-        self.plan: Any = SimpleNamespace(model_id="fake", max_num_seqs=64)
+        device = SimpleNamespace(torch_name="cpu")
+        self.plan: Any = SimpleNamespace(model_id="fake", max_num_seqs=64, memory=(), device=device)
         self.alive = True
         self.stats = EngineStats()
         self._running: dict[str, tuple[TokenStream, Request, int]] = {}

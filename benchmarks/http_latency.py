@@ -38,7 +38,13 @@ from inferno.sampling_params import SamplingParams
 from inferno.server import run_server
 
 WORST = 0.99
-PLAN: Any = SimpleNamespace(model_id="fake", max_num_seqs=4096, max_model_len=100_000)
+PLAN: Any = SimpleNamespace(
+    model_id="fake",
+    max_num_seqs=4096,
+    max_model_len=100_000,
+    memory=(),
+    device=SimpleNamespace(torch_name="cpu"),
+)
 
 
 class Paced:
