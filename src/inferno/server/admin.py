@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from attrs import frozen
-from litestar import Request, get, post
+from litestar import Request, get
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
@@ -14,9 +14,8 @@ from inferno.server import support
 from inferno.server.keys import Keys, admin_only
 from inferno.server.limits import Key
 from inferno.server.models import DRAIN_SECONDS, Models
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.record import record_of
-from inferno.server.schema import ERROR_RESPONSES
 from inferno.server.slot import Slot
 from inferno.server.support import Field
 
@@ -42,14 +41,7 @@ class UnloadRequest:
     seconds: float | None = None
 
 
-@post(
-    "/v1/models/load",
-    status_code=200,
-    dto=CattrsDTO[LoadRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-    guards=[admin_only],
-)
+@post_body(LoadRequest, guards=[admin_only])
 async def load_model(
     data: JSONBody[Parsed[LoadRequest]], models: NamedDependency[Models]
 ) -> dict[str, Any]:
@@ -62,14 +54,7 @@ async def load_model(
     return _status(slot)
 
 
-@post(
-    "/v1/models/unload",
-    status_code=200,
-    dto=CattrsDTO[UnloadRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-    guards=[admin_only],
-)
+@post_body(UnloadRequest, guards=[admin_only])
 async def unload_model(
     data: JSONBody[Parsed[UnloadRequest]], models: NamedDependency[Models]
 ) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import cattrs.gen
 import msgspec
 from attrs import fields_dict, frozen
 from cattrs.errors import IterableValidationError, IterableValidationNote
+from litestar import post
 from litestar.dto import AbstractDTO, DTOConfig
 from litestar.typing import FieldDefinition
 
@@ -23,7 +24,7 @@ from inferno.errors import RequestError
 from inferno.server.bounds import check_shape, check_size
 from inferno.server.errors import shorten, unsupported
 from inferno.server.plugin_fields import applied
-from inferno.server.schema import Message, StreamOptions
+from inferno.server.schema import ERROR_RESPONSES, Message, StreamOptions
 from inferno.server.support import Field
 
 T = TypeVar("T")
@@ -125,6 +126,19 @@ class CattrsDTO(AbstractDTO[T], Generic[T]):
         cls, field_definition: Any, handler_id: str, schema_creator: Any
     ) -> Any:
         return schema_creator.for_field_definition(FieldDefinition.from_annotation(cls.model_type))
+
+
+def post_body(body: type[Any], *paths: str, **options: Any) -> post:
+    """Return the decorator of the handler that is sent such a body: at its class's endpoint, or at
+    these paths. `options` are Litestar's."""
+    dto: Any = CattrsDTO
+    return post(
+        list(paths) or body.endpoint,
+        status_code=200,
+        dto=dto[body],
+        return_dto=None,
+        **{"responses": ERROR_RESPONSES, **options},
+    )
 
 
 def _judge(raw: dict[str, Any], cls: type[Any], strict: bool) -> list[str]:

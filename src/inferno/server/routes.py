@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import MediaType, Request, Response, get, post
+from litestar import MediaType, Request, Response, get
 from litestar.datastructures import State as AppState
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
@@ -19,9 +19,9 @@ from inferno.server.metrics import Metrics
 from inferno.server.model import in_time
 from inferno.server.models import Models
 from inferno.server.openai.logprobs import token_text
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.record import record_of
-from inferno.server.schema import ERROR_RESPONSES, DetokenizeRequest, TokenizeRequest
+from inferno.server.schema import DetokenizeRequest, TokenizeRequest
 from inferno.server.slot import Slot, State
 
 _MIN_CHARACTERS = 2**18
@@ -87,13 +87,7 @@ def metrics(state: AppState) -> Response[bytes]:
     return Response(exported.text(), media_type="text/plain; version=0.0.4")
 
 
-@post(
-    "/tokenize",
-    status_code=200,
-    dto=CattrsDTO[TokenizeRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(TokenizeRequest)
 async def tokenize(
     data: JSONBody[Parsed[TokenizeRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:
@@ -134,13 +128,7 @@ async def tokenize(
     return _answer(await in_time(write, len(ids) if wants_pieces else 0), ignored)
 
 
-@post(
-    "/detokenize",
-    status_code=200,
-    dto=CattrsDTO[DetokenizeRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(DetokenizeRequest)
 async def detokenize(
     data: JSONBody[Parsed[DetokenizeRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:

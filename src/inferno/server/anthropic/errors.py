@@ -77,3 +77,5 @@ RESPONSES = {
     for status, spec in ERROR_RESPONSES.items()
 }
 """Error responses in the OpenAPI schema."""
+OPTIONS: dict[str, Any] = {"responses": RESPONSES, "exception_handlers": EXCEPTION_HANDLERS}
+"""Of each of its handlers."""

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.server.anthropic.errors import EXCEPTION_HANDLERS, RESPONSES, request_id_of
+from inferno.server.anthropic.errors import OPTIONS, request_id_of
 from inferno.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from inferno.server.anthropic.shape import MessageShape
 from inferno.server.anthropic.translation import translate
 from inferno.server.models import Models
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.translate import session_of
 
 
-@post(
-    "/v1/messages",
-    status_code=200,
-    dto=CattrsDTO[MessagesRequest],
-    return_dto=None,
-    exception_handlers=EXCEPTION_HANDLERS,
-    responses=RESPONSES,
-)
+@post_body(MessagesRequest, **OPTIONS)
 async def create_message(
     data: JSONBody[Parsed[MessagesRequest]],
     request: Request[Any, Any, Any],
@@ -42,14 +35,7 @@ async def create_message(
     return response
 
 
-@post(
-    "/v1/messages/count_tokens",
-    status_code=200,
-    dto=CattrsDTO[CountTokensRequest],
-    return_dto=None,
-    exception_handlers=EXCEPTION_HANDLERS,
-    responses=RESPONSES,
-)
+@post_body(CountTokensRequest, **OPTIONS)
 async def count_tokens(
     data: JSONBody[Parsed[CountTokensRequest]],
     request: Request[Any, Any, Any],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -20,8 +20,8 @@ from inferno.server.llamacpp.shape import LlamaShape
 from inferno.server.model import ServedModel, in_time
 from inferno.server.models import Models
 from inferno.server.openai.completions import prepare_text
-from inferno.server.parsing import CattrsDTO, Parsed, read
-from inferno.server.schema import ERROR_RESPONSES, CompletionRequest
+from inferno.server.parsing import Parsed, post_body, read
+from inferno.server.schema import CompletionRequest
 from inferno.server.translate import Translation
 
 _NAMES = {
@@ -47,13 +47,7 @@ _SAME = (
 )
 
 
-@post(
-    "/completion",
-    status_code=200,
-    dto=CattrsDTO[LlamaCompletionRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(LlamaCompletionRequest)
 async def completion(
     data: JSONBody[Parsed[LlamaCompletionRequest]],
     request: Request[Any, Any, Any],
@@ -65,13 +59,7 @@ async def completion(
     return await _respond(data, model, prompt, request)
 
 
-@post(
-    "/infill",
-    status_code=200,
-    dto=CattrsDTO[LlamaInfillRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(LlamaInfillRequest)
 async def infill(
     data: JSONBody[Parsed[LlamaInfillRequest]],
     request: Request[Any, Any, Any],

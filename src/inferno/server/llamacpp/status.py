@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Response, get, post
+from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, JSONBody
 
@@ -13,9 +13,9 @@ from inferno.server.llamacpp.schema import LlamaTemplateRequest
 from inferno.server.llamacpp.shape import settings
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.record import current
-from inferno.server.schema import ERROR_RESPONSES, TokenizeRequest
+from inferno.server.schema import TokenizeRequest
 
 
 @get("/props", sync_to_thread=False)
@@ -56,13 +56,7 @@ def slots(
     ]
 
 
-@post(
-    "/apply-template",
-    status_code=200,
-    dto=CattrsDTO[LlamaTemplateRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(LlamaTemplateRequest)
 async def apply_template(
     data: JSONBody[Parsed[LlamaTemplateRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -16,19 +16,12 @@ from inferno.server.models import Models
 from inferno.server.ollama import errors
 from inferno.server.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from inferno.server.ollama.translation import find
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.pooling.embeddings import ONE_TOKEN, check_embedding, encode_inputs
 from inferno.server.pooling.shape import Pooled, WholeShape, blaming
 
 
-@post(
-    "/api/embed",
-    status_code=200,
-    dto=CattrsDTO[OllamaEmbedRequest],
-    return_dto=None,
-    responses=errors.RESPONSES,
-    exception_handlers=errors.HANDLERS,
-)
+@post_body(OllamaEmbedRequest, **errors.OPTIONS)
 async def embed(
     data: JSONBody[Parsed[OllamaEmbedRequest]],
     request: Request[Any, Any, Any],
@@ -44,14 +37,7 @@ async def embed(
         return await model.pipeline.respond(prepared, shape, request.receive)
 
 
-@post(
-    "/api/embeddings",
-    status_code=200,
-    dto=CattrsDTO[OllamaEmbeddingsRequest],
-    return_dto=None,
-    responses=errors.RESPONSES,
-    exception_handlers=errors.HANDLERS,
-)
+@post_body(OllamaEmbeddingsRequest, **errors.OPTIONS)
 async def embeddings(
     data: JSONBody[Parsed[OllamaEmbeddingsRequest]],
     request: Request[Any, Any, Any],

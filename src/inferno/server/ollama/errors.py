@@ -11,6 +11,7 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from inferno.errors import InfernoError
 from inferno.server import errors
+from inferno.server.schema import ERROR_RESPONSES
 
 
 @frozen
@@ -38,13 +39,8 @@ HANDLERS: dict[Any, Any] = {
     Exception: error_response,
 }
 RESPONSES = {
-    status: ResponseSpec(OllamaError, description=text, generate_examples=False)
-    for status, text in {
-        400: "Invalid request, or a feature that this server does not support",
-        401: "API key missing or wrong",
-        404: "Model not found",
-        413: "The body is too large",
-        429: "Too many requests are waiting",
-        503: "The engine is restarting, or the server is shutting down",
-    }.items()
+    status: ResponseSpec(OllamaError, description=spec.description, generate_examples=False)
+    for status, spec in ERROR_RESPONSES.items()
 }
+OPTIONS: dict[str, Any] = {"responses": RESPONSES, "exception_handlers": HANDLERS}
+"""Of each of its handlers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -18,18 +18,11 @@ from inferno.server.ollama.schema import Generating, OllamaChatRequest, OllamaGe
 from inferno.server.ollama.shape import GenerateShape, OllamaShape, timestamp
 from inferno.server.ollama.translation import find, translate_chat, translate_prompt
 from inferno.server.openai.completions import prepare_text
-from inferno.server.parsing import CattrsDTO, Parsed, read
+from inferno.server.parsing import Parsed, post_body, read
 from inferno.server.schema import CompletionRequest
 
 
-@post(
-    "/api/chat",
-    status_code=200,
-    dto=CattrsDTO[OllamaChatRequest],
-    return_dto=None,
-    responses=errors.RESPONSES,
-    exception_handlers=errors.HANDLERS,
-)
+@post_body(OllamaChatRequest, **errors.OPTIONS)
 async def chat(
     data: JSONBody[Parsed[OllamaChatRequest]],
     request: Request[Any, Any, Any],
@@ -45,14 +38,7 @@ async def chat(
     return await model.pipeline.respond(conversation.prepared, shape, request.receive)
 
 
-@post(
-    "/api/generate",
-    status_code=200,
-    dto=CattrsDTO[OllamaGenerateRequest],
-    return_dto=None,
-    responses=errors.RESPONSES,
-    exception_handlers=errors.HANDLERS,
-)
+@post_body(OllamaGenerateRequest, **errors.OPTIONS)
 async def generate(
     data: JSONBody[Parsed[OllamaGenerateRequest]],
     request: Request[Any, Any, Any],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from litestar import Request, Response, delete, get, post, route
+from litestar import Request, Response, delete, get, route
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -18,7 +18,7 @@ from inferno.server.ollama import errors
 from inferno.server.ollama.schema import OllamaNameRequest, OllamaPullRequest
 from inferno.server.ollama.shape import timestamp
 from inferno.server.ollama.translation import find, plain_name
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.record import record_of
 from inferno.server.slot import Slot
 
@@ -47,14 +47,7 @@ def processes(request: Request[Any, Any, Any], models: NamedDependency[Models]) 
     return {"models": [_running(model) for model in served if model is not None]}
 
 
-@post(
-    "/api/show",
-    status_code=200,
-    dto=CattrsDTO[OllamaNameRequest],
-    return_dto=None,
-    responses=errors.RESPONSES,
-    exception_handlers=errors.HANDLERS,
-)
+@post_body(OllamaNameRequest, **errors.OPTIONS)
 async def show(
     data: JSONBody[Parsed[OllamaNameRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:
@@ -87,14 +80,7 @@ async def show(
     return Response(body, media_type="application/json")
 
 
-@post(
-    "/api/pull",
-    status_code=200,
-    dto=CattrsDTO[OllamaPullRequest],
-    return_dto=None,
-    responses=errors.RESPONSES,
-    exception_handlers=errors.HANDLERS,
-)
+@post_body(OllamaPullRequest, **errors.OPTIONS)
 async def pull(
     data: JSONBody[Parsed[OllamaPullRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:

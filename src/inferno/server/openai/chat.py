@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.server.conversation import prepare
 from inferno.server.models import Models
 from inferno.server.openai.chat_shape import ChatShape
-from inferno.server.parsing import CattrsDTO, Parsed
-from inferno.server.schema import ERROR_RESPONSES, ChatRequest
+from inferno.server.parsing import Parsed, post_body
+from inferno.server.schema import ChatRequest
 
 
-@post(
-    "/v1/chat/completions",
-    status_code=200,
-    dto=CattrsDTO[ChatRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(ChatRequest)
 async def chat_completions(
     data: JSONBody[Parsed[ChatRequest]],
     request: Request[Any, Any, Any],

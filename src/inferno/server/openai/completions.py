@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -17,8 +17,8 @@ from inferno.server.generation import Prepared
 from inferno.server.model import ServedModel, in_time
 from inferno.server.models import Models
 from inferno.server.openai.text_shape import TextShape
-from inferno.server.parsing import CattrsDTO, Parsed
-from inferno.server.schema import ERROR_RESPONSES, CompletionRequest, sampling_values
+from inferno.server.parsing import Parsed, post_body
+from inferno.server.schema import CompletionRequest, sampling_values
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
@@ -26,13 +26,7 @@ _MAX_OUTPUTS = 1024
 """Maximum of prompts times n in one request."""
 
 
-@post(
-    "/v1/completions",
-    status_code=200,
-    dto=CattrsDTO[CompletionRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(CompletionRequest)
 async def completions(
     data: JSONBody[Parsed[CompletionRequest]],
     request: Request[Any, Any, Any],

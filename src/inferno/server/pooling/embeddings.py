@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, cast, get_args
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
@@ -17,23 +17,16 @@ from inferno.sampling_params import SamplingParams
 from inferno.server.errors import unsupported
 from inferno.server.model import ServedModel, in_time
 from inferno.server.models import Models
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.pooling.schema import EmbeddingRequest
 from inferno.server.pooling.shape import Pooled, WholeShape, blaming, prepared
-from inferno.server.schema import ERROR_RESPONSES
 
 ONE_TOKEN = SamplingParams(max_tokens=1)
 MAX_INPUTS = 2048
 """OpenAI's limit of inputs in one request."""
 
 
-@post(
-    "/v1/embeddings",
-    status_code=200,
-    dto=CattrsDTO[EmbeddingRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(EmbeddingRequest)
 async def embeddings(
     data: JSONBody[Parsed[EmbeddingRequest]],
     request: Request[Any, Any, Any],

@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
 from inferno.server.models import Models
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.pooling.pairs import PairScores, PairsShape, prepare_pairs
 from inferno.server.pooling.schema import RerankRequest
 from inferno.server.pooling.shape import blaming
-from inferno.server.schema import ERROR_RESPONSES
 
 MAX_DOCUMENTS = 1024
 
 
-@post(
-    ["/v1/rerank", "/rerank", "/v2/rerank"],
-    status_code=200,
-    dto=CattrsDTO[RerankRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(RerankRequest, "/v1/rerank", "/rerank", "/v2/rerank")
 async def rerank(
     data: JSONBody[Parsed[RerankRequest]],
     request: Request[Any, Any, Any],

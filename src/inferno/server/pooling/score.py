@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, post
+from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
 from inferno.server.models import Models
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.pooling.pairs import Pair, PairsShape, prepare_pairs
 from inferno.server.pooling.rerank import MAX_DOCUMENTS
 from inferno.server.pooling.schema import ScoreRequest
 from inferno.server.pooling.shape import blaming
-from inferno.server.schema import ERROR_RESPONSES
 
 
-@post(
-    ["/v1/score", "/score"],
-    status_code=200,
-    dto=CattrsDTO[ScoreRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(ScoreRequest, "/v1/score", "/score")
 async def score(
     data: JSONBody[Parsed[ScoreRequest]],
     request: Request[Any, Any, Any],

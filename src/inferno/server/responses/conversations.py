@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from litestar import Request, Response, delete, get, post
+from litestar import Request, Response, delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from inferno.server.keys import owner_of
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.responses.database import Database, Page
 from inferno.server.responses.history import resolved
 from inferno.server.responses.items import Item, new_id, read_items
@@ -27,13 +27,7 @@ from inferno.server.schema import ERROR_RESPONSES
 Asked = Request[Any, Any, Any]
 
 
-@post(
-    "/v1/conversations",
-    status_code=200,
-    dto=CattrsDTO[ConversationRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(ConversationRequest)
 async def create_conversation(
     data: JSONBody[Parsed[ConversationRequest]], request: Asked, store: NamedDependency[Store]
 ) -> Response[Any]:
@@ -58,13 +52,7 @@ async def get_conversation(
     return answer(await _found(id, owner_of(request), store))
 
 
-@post(
-    "/v1/conversations/{id:str}",
-    status_code=200,
-    dto=CattrsDTO[ConversationUpdate],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(ConversationUpdate, "/v1/conversations/{id:str}")
 async def update_conversation(
     id: FromPath[str],
     data: JSONBody[Parsed[ConversationUpdate]],
@@ -89,13 +77,7 @@ async def delete_conversation(
     return answer({"id": id, "object": "conversation.deleted", "deleted": True})
 
 
-@post(
-    "/v1/conversations/{id:str}/items",
-    status_code=200,
-    dto=CattrsDTO[ItemsRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(ItemsRequest, "/v1/conversations/{id:str}/items")
 async def create_items(
     id: FromPath[str],
     data: JSONBody[Parsed[ItemsRequest]],

@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from inferno.errors import RequestError
 from inferno.server.keys import owner_of
 from inferno.server.models import Models
-from inferno.server.parsing import CattrsDTO, Parsed
+from inferno.server.parsing import Parsed, post_body
 from inferno.server.responses.database import Database
 from inferno.server.responses.history import history
 from inferno.server.responses.pages import After, Limit, Order, answer, page_of
@@ -26,13 +26,7 @@ from inferno.server.translate import session_of
 Asked = Request[Any, Any, Any]
 
 
-@post(
-    "/v1/responses",
-    status_code=200,
-    dto=CattrsDTO[ResponsesRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(ResponsesRequest)
 async def create_response(
     data: JSONBody[Parsed[ResponsesRequest]],
     request: Asked,
@@ -58,13 +52,7 @@ async def create_response(
         return await model.pipeline.respond(conversation.prepared, shape, request.receive)
 
 
-@post(
-    "/v1/responses/input_tokens",
-    status_code=200,
-    dto=CattrsDTO[InputTokensRequest],
-    return_dto=None,
-    responses=ERROR_RESPONSES,
-)
+@post_body(InputTokensRequest)
 async def count_input_tokens(
     data: JSONBody[Parsed[InputTokensRequest]],
     request: Asked,
