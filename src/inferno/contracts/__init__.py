@@ -39,7 +39,9 @@ from inferno.contracts.checkpoints import (
     BareDecoder,
     Checkpoint,
     CheckpointView,
+    HeldMatrix,
     QuantScheme,
+    StoredMatrix,
     TensorInfo,
     TextAssets,
     with_head,
@@ -67,6 +69,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
+from inferno.contracts.layouts import IntLayout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.proposers import (
     Drafter,
@@ -118,7 +121,9 @@ __all__ = [
     "GrammarKind",
     "GrammarProvider",
     "GrammarSpec",
+    "HeldMatrix",
     "Hint",
+    "IntLayout",
     "JSONType",
     "KernelNeed",
     "KernelProvider",
@@ -150,6 +155,7 @@ __all__ = [
     "Source",
     "Span",
     "StateSpec",
+    "StoredMatrix",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",
