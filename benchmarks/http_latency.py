@@ -91,7 +91,7 @@ class Paced:
 
 
 class Link:
-    """Stands for the supervisor: starts the paced engine in a process of its own."""
+    """What `EngineClient` uses of the supervisor: starts the paced engine in its own process."""
 
     def __init__(self, on_message: Any, pace: float, times: str) -> None:
         self.plan = PLAN

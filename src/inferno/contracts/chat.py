@@ -66,12 +66,6 @@ class OutputParser(Protocol):
         """How many tool calls were returned so far."""
         ...
 
-    @property
-    def reasoning_spans(self) -> Sequence[tuple[int, int]] | None:
-        """The (start, end) of all reasoning in the output so far, in characters, without markers;
-        None if the parser does not know."""
-        ...
-
     def feed(self, text: str) -> list[Delta]:
         """Return what the next part of the output completes. Raises nothing."""
         ...
