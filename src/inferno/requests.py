@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import secrets
+from bisect import bisect_left
 from typing import Literal
 
 from attrs import define, field, frozen
@@ -90,6 +91,10 @@ class EngineOutput:
     error: str = ""
 
 
+STEP_SIZES = (1, 8, *(2**i for i in range(4, 15)))
+"""The limits by which steps are counted, in tokens: those of vLLM's histogram."""
+
+
 @define
 class EngineStats:
     """The engine's gauges now, and its counters since it started."""
@@ -99,6 +104,11 @@ class EngineStats:
     kv_usage: float = 0.0
     """Share of the cache's blocks that sequences hold, 0 to 1, in the group that is fullest."""
     steps: int = 0
+    step_tokens: int = 0
+    """Tokens that steps computed, drafts that were not accepted left out."""
+    step_sizes: list[int] = field(factory=lambda: [0] * (len(STEP_SIZES) + 1))
+    """How many steps computed at most as many tokens as each of `STEP_SIZES`, and more than the one
+    before; at last, how many more than any."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens found in the cache instead of computed."""
@@ -111,3 +121,8 @@ class EngineStats:
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     preemptions: int = 0
+
+    def count_step(self, num_tokens: int) -> None:
+        self.steps += 1
+        self.step_tokens += num_tokens
+        self.step_sizes[bisect_left(STEP_SIZES, num_tokens)] += 1

@@ -80,7 +80,10 @@ ToolChoice = Literal["auto", "required"]
 
 
 class OutputFormat(Protocol):
-    """A model's output format, built from a `ChatFormat`."""
+    """A model's output format, built from a `ChatFormat`.
+
+    It may have `call_ends_reasoning` too, a bool: whether a call may begin in reasoning that was
+    not closed. Without it, no call does."""
 
     @property
     def has_tools(self) -> bool:

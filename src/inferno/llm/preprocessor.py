@@ -173,6 +173,7 @@ class Preprocessor:
             close=closing.strip(),
             is_open=is_open,
             calls=tuple(marker.strip() for marker in found.call_markers),
+            calls_end=getattr(found, "call_ends_reasoning", False),
         )
         if spec is not None and spec.reasoning is None:
             spec = attrs.evolve(spec, reasoning=markers)

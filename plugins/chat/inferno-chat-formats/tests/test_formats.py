@@ -227,6 +227,7 @@ def test_a_marker_that_begins_a_call_in_open_reasoning_is_known() -> None:
     [spec] = [spec for spec in FAMILIES if spec.call_ends_reasoning]
     section, call = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
     assert list(format_of(spec).call_markers) == [section, call]
+    assert format_of(spec).call_ends_reasoning
     rest = 'functions.weather:0<|tool_call_argument_begin|>{"city": "Graz"}<|tool_call_end|>'
     for markers in (section + call, call):
         found = read(spec, f"<think>I look.{markers}{rest}")
