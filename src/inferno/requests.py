@@ -17,6 +17,9 @@ from inferno.sampling_params import SamplingParams
 
 Pooling = Literal["last", "first", "mean", "max"]
 """How a prompt becomes one embedding: a token's hidden state, or the mean or maximum of all."""
+Reduction = Literal["last", "first", "mean", "max", "score"]
+"""What a prompt becomes instead of being continued: an embedding, or by `score` the logits of a
+classifier's labels."""
 
 
 @frozen(kw_only=True)
@@ -34,8 +37,8 @@ class Request:
     """Requests share cached prefixes only with requests of the same salt."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """The tokens of `params.bad_words`."""
-    pooling: Pooling | None = None
-    """Return the prompt's embedding instead of generating."""
+    pooling: Reduction | None = None
+    """Return the prompt's embedding, or its labels' logits, instead of generating."""
     unseeded: int = field(factory=lambda: secrets.randbits(64))
     """The seed if `params.seed` is None. It is drawn here and travels with the request, so that a
     restarted engine and every rank draw the same tokens."""
@@ -87,7 +90,7 @@ class EngineOutput:
     num_accepted: int = 0
     """How many of them were accepted: tokens that the step returned beyond its first."""
     embedding: tuple[float, ...] | None = None
-    """The prompt's embedding, if asked for."""
+    """The prompt's embedding or its labels' logits, if asked for."""
     error: str = ""
 
 

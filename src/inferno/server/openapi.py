@@ -104,7 +104,11 @@ def _plugin_schema(field: RequestField) -> dict[str, Any]:
         for side, limit in (("min", field.minimum), ("max", field.maximum))
         if prefix is not None and limit is not None
     }
-    kind = {"type": field.type, **({"items": {}} if field.type == "array" else {}), **limits}
+    kind: dict[str, Any] = {
+        "type": field.type,
+        **({"items": {}} if field.type == "array" else {}),
+        **limits,
+    }
     return {"anyOf": [kind, {"type": "null"}], "description": field.help}
 
 
