@@ -4,8 +4,9 @@ same batch without.
     python benchmarks/constrained.py MODEL [--streams 16] [--tokens 96] [--rounds 5]
 
 The ways take turns. Each time is that of a long answer less that of a short one, so that prompts
-and the compilation of grammars do not count. `letters` draws from a set of letters, so that every mask is different from all
-ones and nothing is forced; `json` is a schema, whose forced text is verified as drafts.
+and the compilation of grammars do not count. `letters` draws from a set of letters, so that every
+mask is different from all ones and nothing is forced; `json` is a schema, whose forced text is
+verified as drafts.
 """
 
 from __future__ import annotations
