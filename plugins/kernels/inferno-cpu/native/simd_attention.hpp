@@ -1,4 +1,4 @@
-// Vectors for attention: 8-bit elements of its cache, and lanes selected by index.
+// Vectors for attention: 8-bit elements of its cache, 16-bit integers, and lanes selected by index.
 #pragma once
 #include "simd.hpp"
 
@@ -6,21 +6,25 @@ struct fp8 {
   uint8_t bits;
 };  // e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity
 
-// Reading an fp8 as float16 gives 2^-8 of its value; scales are multiplied by this to compensate.
-constexpr float kFp8Read = 256.0f;
+// An fp8 whose exponent and mantissa are shifted to those of a bf16 is a bf16 of 2^-120 times its
+// value. Subnormal ones, below 2^-14 of a row's largest element, are read as zero by the
+// instruction that multiplies bf16.
+constexpr float kFp8Read = 0x1p120f;
 
 #if defined(INFERNO_AVX512)
 
-INL F32 load(const fp8* p) {
-  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
-  __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
-  return _mm512_cvtph_ps(
-      _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7)));
+INL Pairs load_pairs(const int16_t* p) { return _mm512_loadu_si512(p); }
+INL Pairs load_pairs(const int8_t* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
 }
-// Store pairs of values that are exact in bfloat16.
-INL void store_pairs(bf16* p, F32 even, F32 odd) {
-  __m512i high = _mm512_and_si512(_mm512_castps_si512(odd), _mm512_set1_epi32(int32_t(0xffff0000)));
-  _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_srli_epi32(_mm512_castps_si512(even), 16)));
+INL Pairs load_pairs(const fp8* p) {
+  __m512i x = _mm512_slli_epi16(load_pairs((const int8_t*)p), 4);  // the sign is in the top bits
+  return _mm512_and_si512(x, _mm512_set1_epi16(int16_t(0x87f0)));
+}
+INL void store_pairs(void* p, Pairs x) { _mm512_storeu_si512(p, x); }
+INL I32 dot2(I32 sum, Pairs a, Pairs b) { return _mm512_dpwssd_epi32(sum, a, b); }
+INL void store(int16_t* p, I32 x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x));
 }
 // Lanes first <= i < stop from x, the others from y.
 INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
@@ -31,15 +35,27 @@ INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
 
 #elif defined(INFERNO_AVX2)
 
-INL __m256 widen8(__m128i bytes) {
-  __m128i x = _mm_cvtepu8_epi16(bytes);
-  __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);
-  return _mm256_cvtph_ps(
-      _mm_or_si128(sign, _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7)));
+INL Pairs load_pairs(const int16_t* p) { return load_pairs((const bf16*)p); }
+INL Pairs load_pairs(const int8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
 }
-INL F32 load(const fp8* p) {
-  return {widen8(_mm_loadl_epi64((const __m128i*)p)),
-          widen8(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+INL Pairs load_pairs(const fp8* p) {
+  Pairs x = load_pairs((const int8_t*)p);
+  __m256i mask = _mm256_set1_epi16(int16_t(0x87f0));
+  return {_mm256_and_si256(_mm256_slli_epi16(x.lo, 4), mask),  // the sign is in the top bits
+          _mm256_and_si256(_mm256_slli_epi16(x.hi, 4), mask)};
+}
+INL void store_pairs(void* p, Pairs x) {
+  _mm256_storeu_si256((__m256i*)p, x.lo), _mm256_storeu_si256((__m256i*)p + 1, x.hi);
+}
+INL I32 dot2(I32 sum, Pairs a, Pairs b) {
+  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
+          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
+}
+INL void store(int16_t* p, I32 x) {
+  __m256i mixed = _mm256_packs_epi32(x.lo, x.hi);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
 INL __m256 lanes8(int64_t first, int64_t stop) {
   __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -59,11 +75,24 @@ INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
 
 #else
 
-INL F32 load(const fp8* p) {
-  F32 r;
-  for (int i = 0; i < 16; i++)
-    r[i] = to_float(f16{uint16_t((p[i].bits & 0x80) << 8 | (p[i].bits & 0x7f) << 7)});
+INL uint32_t as_pair(int16_t a, int16_t b) { return uint32_t(uint16_t(b)) << 16 | uint16_t(a); }
+INL Pairs load_pairs(const int16_t* p) { return load_pairs((const bf16*)p); }
+INL Pairs load_pairs(const int8_t* p) {
+  Pairs r;
+  for (int i = 0; i < 16; i++) r[i] = as_pair(p[2 * i], p[2 * i + 1]);
   return r;
+}
+INL Pairs load_pairs(const fp8* p) {
+  return (load_pairs((const int8_t*)p) << 4) & 0x87f087f0;  // the sign is in the top bits
+}
+INL void store_pairs(void* p, Pairs x) { memcpy(p, &x, 64); }
+INL I32 dot2(I32 sum, Pairs a, Pairs b) {
+  I32 x, y;
+  memcpy(&x, &a, 64), memcpy(&y, &b, 64);
+  return sum + (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
+}
+INL void store(int16_t* p, I32 x) {
+  for (int i = 0; i < 16; i++) p[i] = int16_t(x[i]);
 }
 INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
   for (int i = 0; i < 16; i++) x[i] = i >= first && i < stop ? x[i] : y[i];
@@ -72,14 +101,20 @@ INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
 
 #endif
 
-// One of two consecutive rows of sixteen; in bfloat16 the two are interleaved (a0 b0 a1 b1 ..).
+// dot2(sum, a, b) of 16-bit integers = sum + a.first * b.first + a.second * b.second in each lane.
+
+// Element types of which two consecutive rows of sixteen are stored interleaved (a0 b0 a1 b1 ..).
+template <class E>
+constexpr bool kPaired = __is_same(E, bf16) || sizeof(E) == 1;
+
+// One of two consecutive rows of sixteen.
 template <class E>
 INL F32 row(const E* p, int which) {
-  return load(p + 16 * which);
-}
-INL F32 row(const int8_t* p, int which) { return to_f32(load(p + 16 * which)); }
-INL F32 row(const bf16* p, int which) {
-  return which ? second(load_pairs(p)) : first(load_pairs(p));
+  if constexpr (kPaired<E>) {
+    return which ? second(load_pairs(p)) : first(load_pairs(p));
+  } else {
+    return load(p + 16 * which);
+  }
 }
 
 INL void from_float(fp8* to, float x) {  // |x| <= 448, to nearest, ties to even
