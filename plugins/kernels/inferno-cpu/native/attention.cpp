@@ -105,8 +105,7 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
   Scratch& own = own_scratch();
   const int rows = tile.tokens * (step.H / step.K), C = step.C;
   const int64_t size = int64_t(16) * C;
-  if (tile.split == tile.num_splits - 1 && tile.stores)
-    store_one<E>(step, tile.query, tile.head);
+  if (tile.split == tile.num_splits - 1 && tile.stores) store_one<E>(step, tile.query, tile.head);
   read_queries<E, X>(step, tile, own);
   for (int r = 0; r < rows; r++) {
     own.best[r] = kNothing;
@@ -162,8 +161,7 @@ void attend_in(const AttentionStep& step) {
       if (span->tokens < 2) continue;
       int64_t base = span->stored * step.K;
       for (int64_t i = max(begin, base); i < min(end, base + span->tokens * step.K); i++)
-        store_one<E>(step, span->query + (i - base) % span->tokens,
-                     int((i - base) / span->tokens));
+        store_one<E>(step, span->query + (i - base) % span->tokens, int((i - base) / span->tokens));
     }
   });
   const int threads = int(min(inferno_threads, work.count));

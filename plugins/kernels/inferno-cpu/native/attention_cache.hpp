@@ -80,7 +80,8 @@ void copy_known(const E* panel, int C, int known, E* to) {
   for (int b = 0; b < C; b += 16)
     for (int t = known; t < 16; t++)
       for (int c = 0; c < 16; c++)
-        memset(to + 16 * b + (kPaired<E> ? 32 * (t / 2) + 2 * c + t % 2 : 16 * t + c), 0, sizeof(E));
+        memset(to + 16 * b + (kPaired<E> ? 32 * (t / 2) + 2 * c + t % 2 : 16 * t + c), 0,
+               sizeof(E));
 }
 
 }  // namespace

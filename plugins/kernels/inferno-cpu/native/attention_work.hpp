@@ -89,8 +89,8 @@ bool continues(const AttentionStep& step, int64_t s) {
   if (step.context_lens[s] < 1 || step.context_lens[s + 1] != step.context_lens[s] + 1)
     return false;
   if (step.slots[first] < 0 || step.slots[first + 1] < 0) return false;
-  const int64_t* block = step.tables + s * step.table_stride +
-                         (step.context_lens[s] - 1) / step.block_size;
+  const int64_t* block =
+      step.tables + s * step.table_stride + (step.context_lens[s] - 1) / step.block_size;
   return block[0] == block[step.table_stride];
 }
 
@@ -103,8 +103,7 @@ void list_spans(const AttentionStep& step, WorkList& work) {
     while (single && s + 1 < step.S && continues(step, s)) s++;
     int64_t tokens = step.query_starts[s + 1] - first;
     if (tokens < 1) continue;
-    work.spans[work.num_spans++] = {s,           first, tokens, step.context_lens[s],
-                                    work.stored, single};
+    work.spans[work.num_spans++] = {s, first, tokens, step.context_lens[s], work.stored, single};
     if (tokens > 1) work.stored += tokens;
   }
 }
@@ -120,8 +119,7 @@ void list_tiles(const AttentionStep& step, WorkList& work, bool write) {
       if ((span->tokens == 1) != bool(single)) continue;
       for (int head = 0; head < step.K; head++)
         for (int64_t stop = span->tokens; stop > 0; stop -= per_tile) {
-          int64_t start = max(0, stop - per_tile),
-                  position = span->context - span->tokens + start;
+          int64_t start = max(0, stop - per_tile), position = span->context - span->tokens + start;
           int64_t reach = max(0, position + stop - start);
           int64_t begin = step.window ? max(0, position + 1 - step.window) / 16 : 0,
                   end = (reach + 15) / 16;
