@@ -76,12 +76,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         assert request.id not in self._by_id, "the engine refuses ids that are in use"
-        self._by_id[request.id] = sequence = Sequence(
-            request,
-            list(request.token_ids),
-            self._arrivals,
-            limit_of(request, self._max_model_len),
-        )
+        limit = limit_of(request, self._max_model_len)
+        sequence = Sequence(request, list(request.token_ids), self._arrivals, limit)
+        self._by_id[request.id] = sequence
         self._arrivals += 1
         self._enqueue(sequence)
 
