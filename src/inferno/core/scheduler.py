@@ -293,7 +293,7 @@ class Scheduler:
         if step.is_empty:
             return []
         outputs: list[EngineOutput] = []
-        groups, block_size, first = self._groups, self._groups.block_size, 0
+        groups, block_size, first, num_tokens = self._groups, self._groups.block_size, 0, 0
         verified, token_ids, logprobs = sampled.verified, sampled.token_ids, sampled.logprobs
         num_drafts = num_accepted = num_pooled = 0
         for key in sampled.moved:
@@ -304,6 +304,7 @@ class Scheduler:
             if verified:
                 num_drafts, num_accepted = verified.get(row, (0, 0))
             index, first = first, first + (1 + num_accepted if samples else 0)
+            num_tokens += count + num_accepted
             if sequence is None:
                 continue
             sequence.num_computed = stop = start + count + num_accepted
@@ -337,7 +338,7 @@ class Scheduler:
                 outputs.append(embedding_of(sequence, sampled.embeddings[row]))
                 num_pooled += 1
                 self._end(sequence)
-        self.stats.steps += 1
+        self.stats.count_step(num_tokens)
         self.stats.generated_tokens += len(outputs) - num_pooled
         self._gauge()
         return outputs
