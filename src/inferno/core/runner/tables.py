@@ -7,6 +7,7 @@ Suffixes: T tokens of the step, S sequences of the step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -118,9 +119,9 @@ class Tables:
 
         A draft is a sequence of one token, with the block table of its row. Attention then does the
         same arithmetic for it as in a step of that token alone."""
-        rows, starts, counts, samples, _ = np.array(
-            step.slices, np.int64
-        ).T.copy()  # kernels read dense arrays
+        numbers = np.fromiter(chain.from_iterable(step.slices), np.int64, 5 * len(step.slices))
+        # Kernels read dense arrays.
+        rows, starts, counts, samples, _ = numbers.reshape(-1, 5).T.copy()
         sampling = samples.astype(bool)
         sampling_rows, next_positions = rows[sampling].tolist(), (starts + counts)[sampling]
         given, slices = None, slice(None)
