@@ -1,7 +1,8 @@
-// Vectors of sixteen lanes on every machine: one AVX-512 register, two AVX2 registers, or a GCC
-// vector that the compiler lowers to the target. Kernels are written once in terms of these, and
-// compiled for each level that gains from it (CMakeLists.txt). simd/LEVEL.hpp defines the vectors
-// of a level; this file chooses one by the compiler's flags, and holds what is the same on all.
+// Vectors of sixteen lanes on every machine: one AVX-512 register, two AVX2 registers, four SSE
+// registers, or a GCC vector that the compiler lowers to the target. Kernels are written once in
+// terms of these, and compiled for each level that gains from it (CMakeLists.txt). simd/LEVEL.hpp
+// defines the vectors of a level; this file chooses one by the compiler's flags, and holds what is
+// the same on all.
 //
 // Every translation unit that includes this is compiled several times with different flags. Nothing
 // in it may have external linkage but the table it exports, and it may use no std:: template that
@@ -15,9 +16,15 @@
 #include "dtype.hpp"
 
 // The instruction sets of this translation unit, from its compiler flags. Each one includes those
-// above it.
+// above it, but AVX-512 does not include AVX-VNNI.
+#if defined(__SSE4_2__)
+#define INFERNO_SSE42
+#endif
 #if defined(__AVX2__)  // with FMA and F16C
 #define INFERNO_AVX2
+#endif
+#if defined(__AVXVNNI__)
+#define INFERNO_AVXVNNI
 #endif
 #if defined(__AVX512F__)  // with BW, DQ, VL and VNNI
 #define INFERNO_AVX512
@@ -28,7 +35,7 @@
 
 #if defined(INFERNO_EMULATE)
 #include "emulate.hpp"
-#elif defined(INFERNO_AVX2)
+#elif defined(INFERNO_SSE42)
 #include <immintrin.h>
 #endif
 
@@ -154,6 +161,8 @@ INL void with_type(int dtype, const Call& call) {
 #include "simd/avx512.hpp"
 #elif defined(INFERNO_AVX2)
 #include "simd/avx2.hpp"
+#elif defined(INFERNO_SSE42)
+#include "simd/sse42.hpp"
 #else
 #include "simd/portable.hpp"
 #endif

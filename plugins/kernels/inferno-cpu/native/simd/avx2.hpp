@@ -160,6 +160,23 @@ INL void store_int8(uint8_t* p, I32 a) {
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(lo, hi));
 }
 
+#if defined(INFERNO_AVXVNNI)
+
+template <int BITS>
+struct Dot {
+  using Acc = I32;
+  static constexpr int kRun = 8;
+  static constexpr bool kSigned = false;
+  INL B64 code(B64 v) { return v; }
+  INL Acc start(int32_t first) { return splat(first); }
+  INL Acc add(Acc a, B64 w, Four x) {
+    return {_mm256_dpbusd_avx_epi32(a.lo, w.lo, x), _mm256_dpbusd_avx_epi32(a.hi, w.hi, x)};
+  }
+  INL I32 total(Acc a, int32_t) { return a; }
+};
+
+#else
+
 // vpmaddubsw adds two products of a code (0 .. 2^BITS - 1) and an activation (-127 .. 127) into 16
 // bits, saturating. kRun of these sums stay within +-32767, so nothing saturates and nothing wraps:
 // 4 bits 8 * 2 * 15 * 127 = 30480; 5 bits 4 * 2 * 31 * 127 = 31496; 6 bits 2 * 2 * 63 * 127 =
@@ -202,6 +219,8 @@ struct Dot<8> {
   INL Acc add(Acc a, B64 w, Four x) { return {add(a.lo, w.lo, x), add(a.hi, w.hi, x)}; }
   INL I32 total(Acc a, int32_t) { return a; }
 };
+
+#endif
 
 // ---- attention ----
 
