@@ -108,5 +108,9 @@ class KernelProvider:
     """prepare(nbytes) -> a context manager, entered before torch is imported and left when the
     model is loaded. It may do what can overlap the import, such as faulting in `nbytes` of memory
     for the weights in its layouts. Must not import torch."""
+    level: Callable[[], str] | None = field(default=None, converter=lazy.optional)
+    """Returns which of its builds this machine runs, such as an instruction set: `explain` and the
+    start line show it beside the name. Raises OptionError if the user has chosen one that it cannot
+    run. Must not import torch."""
     priority: int = 0
     api_version: int = 1

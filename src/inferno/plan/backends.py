@@ -93,8 +93,16 @@ def choose_kernels(
     ops = OPS + EXPERT_OPS if experts else OPS
     needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
     asked = [(need, *catalog.kernel(need)) for need in needs]
+    providers = {offer.item.name: offer.item for _, offer, _ in asked if offer is not None}
+    levels = {name: item.level() for name, item in providers.items() if item.level is not None}
     uses = tuple(
-        KernelUse(op=need.op, layout=need.layout, name=o.item.name, distribution=o.distribution)
+        KernelUse(
+            op=need.op,
+            layout=need.layout,
+            name=o.item.name,
+            distribution=o.distribution,
+            level=levels.get(o.item.name, ""),
+        )
         for need, o, _ in asked
         if o is not None
     )

@@ -57,6 +57,7 @@ def inferno_kernels() -> list[KernelProvider]:
             },
             capture="inferno_cpu.capturing:capture",
             prepare="inferno_cpu.reserve:reserved",
+            level="inferno_cpu.level:level",
             priority=10,
         )
     ]
