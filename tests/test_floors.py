@@ -24,6 +24,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"sampling"},
     {"constraints", "drafts", "requests"},
     {"loading", "text"},
+    {"packing", "pairing"},
     {"plan", "builtin"},
     {"nn", "catalog"},
     {"configs", "sampling_params", "packed"},

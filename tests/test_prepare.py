@@ -37,6 +37,7 @@ class Asked:
                 SimpleNamespace(op=op, layout=layout, name=name) for op, layout, name in kernels
             ],
             isq=isq,
+            packed_cache=None,
         )
         parts = SimpleNamespace(kernels={**providers, "silent": silent})
         self.opened = cast(Opened, SimpleNamespace(plan=plan, parts=parts))

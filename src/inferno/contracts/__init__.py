@@ -68,6 +68,7 @@ from inferno.contracts.kernels import (
     Uncaptured,
 )
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
+from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
     Drafter,
     DraftParts,
@@ -134,6 +135,9 @@ __all__ = [
     "OPS",
     "OutputFormat",
     "OutputParser",
+    "PackedParts",
+    "PackedPlace",
+    "Packing",
     "PrefixCache",
     "Processor",
     "ProcessorContext",
@@ -150,6 +154,7 @@ __all__ = [
     "Source",
     "Span",
     "StateSpec",
+    "Take",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",

@@ -28,6 +28,13 @@ def refuses(layout: str, dtype: str, shape: tuple[int, int]) -> str | None:
     return None
 
 
+def nbytes(kind: torch.dtype, shape: tuple[int, int]) -> int:
+    """Bytes of a matrix in panels."""
+    rows, columns = shape
+    steps = columns + columns % 2 if kind == torch.bfloat16 else columns
+    return -(-rows // PANEL_ROWS) * PANEL_ROWS * steps * kind.itemsize
+
+
 class Panels(Weight):
     """An unquantized matrix in panels of sixteen interleaved rows, the last padded with zeros."""
 
@@ -50,10 +57,9 @@ class Panels(Weight):
         """Copy `parts`, stacked along the rows, into panels. The rows of all but the last must be
         divisible by 16."""
         kind, in_features = parts[0].data.dtype, parts[0].shape[1]
-        steps = in_features + in_features % 2 if kind == torch.bfloat16 else in_features
-        panel_bytes = PANEL_ROWS * steps * kind.itemsize
+        panel_bytes = nbytes(kind, (PANEL_ROWS, in_features))
         out_features = sum(part.shape[0] for part in parts)
-        panels = pages(-(-out_features // PANEL_ROWS) * panel_bytes)
+        panels = pages(nbytes(kind, (out_features, in_features)))
         to = panels.data_ptr()
         for part in parts:
             weight_OI = part.data if part.data.stride(1) == 1 else part.data.contiguous()

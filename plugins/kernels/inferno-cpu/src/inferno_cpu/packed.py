@@ -42,7 +42,7 @@ class PackedPanels(Weight):
         """Take `panels` as `pack` returns them; `dtype` is the type of the result of `rows`."""
         super().__init__()
         self.shape = shape
-        self.dtype = dtype
+        self.dtype, self.panel_layout = dtype, layout
         self.register_buffer("panels", panels, persistent=False)
         # The arguments of a call, so that it costs little more than the kernel.
         self._number, self._address = LAYOUTS[layout].number, panels.data_ptr()
