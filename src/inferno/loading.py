@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from inferno import torch_import
 from inferno.contracts import (
     GROUPED,
     LINEAR,
@@ -21,6 +22,7 @@ from inferno.contracts import (
     DraftParts,
     Model,
     QuantScheme,
+    StoredMatrix,
     TensorInfo,
     lazy,
 )
@@ -34,7 +36,9 @@ from inferno.nn import (
     State,
     Unloaded,
     Weight,
+    Wrapper,
     finalize,
+    stacked_inside,
 )
 from inferno.nn.batch import Batch
 from inferno.nn.layer import torch_stack
@@ -133,7 +137,12 @@ def build(opened: Opened) -> nn.Module:
                 "The checkpoint and its config.json belong to different models, or are damaged.",
             )
     with torch.device("meta"):
-        model: nn.Module = opened.parts.architecture.build(config)
+        try:
+            model: nn.Module = opened.parts.architecture.build(config)
+        except NotImplementedError:  # perhaps of a meta kernel that was not imported yet
+            if not torch_import.complete():
+                raise
+            model = opened.parts.architecture.build(config)
     return model
 
 
@@ -198,9 +207,21 @@ def _weight_of(stored: Stored, opened: Opened, shape: tuple[int, int]) -> Weight
     tensors = {part: _read(stored, part, opened) for part in stored.parts if part not in own}
     name = plan.scheme_of(path)
     assert name is not None, f"the plan has no scheme for {path}"
-    quant_config = opened.checkpoint.config.get("quantization_config") or {}
-    load = opened.parts.schemes[name].load
-    weight: Weight = load(tensors, quant_config=quant_config, dtype=plan.dtype)
+    if "bias" in tensors and tensors.pop("bias").any():
+        raise CheckpointError(
+            f"{path}.bias is stored, but the model has no such tensor",
+            "A bias that the model lacks must be zero: check config.json.",
+        )
+    matrix = StoredMatrix(
+        path=path,
+        parts={part: stored.parts[part] for part in tensors},
+        quant_config=opened.checkpoint.config.get("quantization_config") or {},
+    )
+    try:
+        weight: Weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)
+    except CheckpointError as error:
+        error.cause = f"{path}: {error.cause}"
+        raise
     if weight.shape != shape:
         raise CheckpointError(
             f"{path}: {name} holds {weight.shape}, the model needs {shape}",
@@ -243,6 +264,8 @@ def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
         if packed is not None and (found := packed.load(op, sources)) is not None:
             return found
         weights = [loaded(weight) for weight in weights]
+        if any(isinstance(weight, Wrapper) for weight in weights):
+            return stacked_inside(weights, lambda inner: stack(inner, grouped=grouped, rows=rows))
         [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
         if not others and (op, layout) in products:
             provider, kernel = products[op, layout]

@@ -98,6 +98,6 @@ def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> l
         problems.append(f"{path}.weight is missing")
     elif matrix == {"weight"} and parts["weight"].shape != wanted.shape:
         problems.append(f"{path}.weight is {parts['weight'].shape}, the model needs {wanted.shape}")
-    if "bias" in parts and getattr(module, "bias", None) is None:
+    if matrix == {"weight"} and "bias" in parts and getattr(module, "bias", None) is None:
         problems.append(f"{path}.bias is stored, but the model has no such tensor")
     return problems

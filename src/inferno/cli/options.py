@@ -172,6 +172,12 @@ engine_options = together(
         ),
         _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
         _engine(
+            "--lazy-torch/--no-lazy-torch",
+            default=None,
+            help="Import what only torch's compiler and exporter use after the first token. "
+            "[default: on a CPU]",
+        ),
+        _engine(
             "--packed-cache",
             metavar="DIR",
             help="Folder in which packed weights are kept for the next start; none: keep nothing. "

@@ -39,11 +39,14 @@ from inferno.contracts.checkpoints import (
     BareDecoder,
     Checkpoint,
     CheckpointView,
+    HeldMatrix,
     QuantScheme,
+    StoredMatrix,
     TensorInfo,
     TextAssets,
     with_head,
 )
+from inferno.contracts.classifiers import classifier_of
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.formats import CheckpointFormat
@@ -67,6 +70,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
+from inferno.contracts.layouts import IntLayout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
@@ -119,7 +123,9 @@ __all__ = [
     "GrammarKind",
     "GrammarProvider",
     "GrammarSpec",
+    "HeldMatrix",
     "Hint",
+    "IntLayout",
     "JSONType",
     "KernelNeed",
     "KernelProvider",
@@ -154,12 +160,14 @@ __all__ = [
     "Source",
     "Span",
     "StateSpec",
+    "StoredMatrix",
     "Take",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",
     "Uncaptured",
     "Vocabulary",
+    "classifier_of",
     "expert_rows",
     "with_head",
 ]

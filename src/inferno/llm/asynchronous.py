@@ -20,7 +20,7 @@ from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import Opened, Plan
-from inferno.requests import EngineOutput, EngineStats, Pooling, Request
+from inferno.requests import EngineOutput, EngineStats, Pooling, Reduction, Request
 from inferno.sampling_params import SamplingParams
 
 _ONE = SamplingParams(max_tokens=1)
@@ -52,6 +52,8 @@ class AsyncLLM:
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
     `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
     engine without a sign of life for `engine_timeout` seconds is replaced (default 120; 0: never).
+    With `expect_grammars`, as in a server, the first grammar need not wait for the process that
+    checks it.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class AsyncLLM:
         model: str | None = None,
         chat_template: str | None = None,
         engine_timeout: float | None = None,
+        expect_grammars: bool = False,
         **options: Any,
     ) -> None:
-        self._begin(open_for(ref or model, options), chat_template, engine_timeout)
+        opened = open_for(ref or model, options)
+        self._begin(opened, chat_template, engine_timeout, expect_grammars)
 
     @classmethod
     def of_opened(
@@ -72,10 +76,11 @@ class AsyncLLM:
         chat_template: str | None = None,
         *,
         engine_timeout: float | None = None,
+        expect_grammars: bool = False,
     ) -> Self:
         """An AsyncLLM for an already opened model, which it closes once the tokenizer is read."""
         self = cls.__new__(cls)
-        self._begin(opened, chat_template, engine_timeout)
+        self._begin(opened, chat_template, engine_timeout, expect_grammars)
         return self
 
     @classmethod
@@ -87,12 +92,18 @@ class AsyncLLM:
         return self
 
     def _begin(
-        self, opened: Opened, chat_template: str | None, engine_timeout: float | None
+        self,
+        opened: Opened,
+        chat_template: str | None,
+        engine_timeout: float | None,
+        expect_grammars: bool,
     ) -> None:
         from inferno.process import ENGINE_TIMEOUT, EngineClient
 
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
-        self._client: _Client = EngineClient(opened.plan, timeout=timeout)
+        self._client: _Client = EngineClient(
+            opened.plan, timeout=timeout, expect_grammars=expect_grammars
+        )
         self._opened: Opened | None = opened
         self._chat_template = chat_template
         self._live: dict[str, Sequence[OutputBuilder]] = {}
@@ -188,10 +199,11 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
-        pooling: Pooling | None = None,
+        pooling: Reduction | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answers to several prompts as one request, like `stream`. Output j of prompt i
-        has index i * n + j. With `pooling`, an output is the prompt's embedding."""
+        has index i * n + j. With `pooling`, an output is the prompt's embedding,
+        or by "score" the logits of its labels."""
         self._check_unused(request_id)
         request_id = request_id or uuid.uuid4().hex
         parents = [
@@ -256,7 +268,7 @@ class AsyncLLM:
         request_id: str | None,
         priority: int,
         cache_salt: str,
-        pooling: Pooling | None = None,
+        pooling: Reduction | None = None,
     ) -> ParentRequest:
         self._check_unused(request_id)
         return self._preprocessor.prepare(

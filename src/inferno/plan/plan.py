@@ -42,6 +42,8 @@ class KernelUse:
     """Layout of the matrices, for `linear` and `grouped`."""
     name: str
     distribution: str
+    level: str = ""
+    """Which of its builds the provider runs, such as an instruction set."""
 
 
 @frozen(kw_only=True)
@@ -150,6 +152,8 @@ class Plan:
     """Module path -> scheme of its matrix. `*` in a path matches any index: paths not listed follow
     their pattern (`scheme_of`)."""
     isq: str | None
+    lazy_torch: bool = False
+    """Whether what only torch's compiler and exporter use is imported after the first token."""
     packed_cache: str | None = None
     """Folder of the packed weights; None: none are kept."""
     packed_cache_limit: int = 0

@@ -118,7 +118,7 @@ def _decide(
     policy = Decided.by("cache policy", catalog.cache_policy(options.cache_policy))
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
-    kernels = choose_kernels(catalog, layouts, model, dtype, device)
+    kernels = choose_kernels(catalog, layouts, schemes.value.shapes, model, dtype, device)
     assets = text_assets(checkpoint, architecture.value)
     chat_format = choose_chat_format(catalog, chat_need(assets, name), options.chat_format)
     limit = memory_limit(options, device, elsewhere=machine is not None and machine.elsewhere)
@@ -176,6 +176,7 @@ def _decide(
         schemes=schemes.value.uses,
         modules=schemes.value.modules,
         isq=options.isq,
+        lazy_torch=options.lazy_torch and device.kind == "cpu",
         packed_cache=_packed_cache(options, device, machine or Machine()),
         packed_cache_limit=host.parse_memory(options.packed_cache_size, 0),
         kernels=kernels.value,

@@ -68,6 +68,8 @@ class Description:
 def capabilities(model: ServedModel) -> tuple[Capability, ...]:
     """Return what the model can do."""
     preprocessor, pooling = model.preprocessor, model.preprocessor.pooling
+    if pooling.classifier is not None:
+        return ("rerank",) if pooling.classifier.num_labels == 1 else ()
     found: list[Capability] = []
     if preprocessor.template.exists and model.tokenizer is not None:
         found.append("chat")
@@ -92,7 +94,7 @@ def _whole(value: Any) -> int | None:
 def fields_of(bodies: Iterable[type[Any]]) -> Fields:
     """Return the names of each body's fields by their support, by endpoint."""
     return {
-        body.endpoint: {
+        body.path: {
             verdict: [row.name for row in body.rows if row.verdict == verdict]
             for verdict in ("honoured", "accepted", "refused")
         }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -33,7 +34,15 @@ log = logging.getLogger("inferno.server")
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 _LOOPBACK = ("127.0.0.1", "::1")
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+_FORWARDED = (
+    *("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
+    *("x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"),
+)
+"""Headers that proxies add."""
+INSIDE_KEY = "inferno_key"
+"""In the state of a connection from this process: the key whose request it is."""
+PEER_UID = "inferno_peer_uid"
+"""In a connection's state: the user at the other end of a Unix socket."""
 
 
 class Keys:
@@ -76,6 +85,10 @@ class Keys:
             )
         return found[0]
 
+    def of_owner(self, owner: str) -> Key | None:
+        """Return the key of an owner (`Record.owner`), if there still is one."""
+        return next((key for key in self._keys if key.digest.hex() == owner), None)
+
     def reload(self) -> None:
         """Read the file again. Keys keep their usage and what is left of their limits; an invalid
         file changes nothing, and is logged."""
@@ -101,7 +114,8 @@ class Keys:
             path = connection.scope.get("path_template")
             if path in opened or handler.opt.get("needs_no_key") or not self.needed:
                 return
-            key, record = self.find(connection), record_of(connection.scope)
+            inside = connection.scope.get("state", {}).get(INSIDE_KEY)
+            key, record = inside or self.find(connection), record_of(connection.scope)
             if record is None:  # mounted in an app without records
                 return
             record.key = key
@@ -123,8 +137,9 @@ class Keys:
 
 
 async def admin_only(connection: Connection, _: BaseRouteHandler) -> None:
-    """Guard that lets only an admin pass: a key with `admin = true`, or, if there is none, a client
-    on this machine whose request no proxy forwards. Raises PermissionDeniedError."""
+    """Guard that lets only an admin pass: a key with `admin = true`, or, if there is none, a
+    program on this machine that is no proxy and no web page of another origin; on a Unix socket,
+    only the server's own user and root. Raises PermissionDeniedError."""
     keys: Keys = connection.app.state.api_keys
     if any(key.admin for key in keys.all):
         record = record_of(connection.scope)
@@ -133,13 +148,25 @@ async def admin_only(connection: Connection, _: BaseRouteHandler) -> None:
         raise PermissionDeniedError(
             "this needs an admin key", "Use a key that has `admin = true` in the keys' file."
         )
-    client = connection.scope.get("client")
-    forwarded = any(name in connection.headers for name in _FORWARDED)
-    if forwarded or (client is not None and client[0] and client[0] not in _LOOPBACK):
+    if not _is_local(connection):
         raise PermissionDeniedError(
-            "only clients on the server's machine may do this",
+            "only programs on the server's machine may do this, and on a Unix socket only those of "
+            "its user",
             "Run it there, or give a key `admin = true` in the keys' file.",
         )
+
+
+def _is_local(connection: Connection) -> bool:
+    headers, client = connection.headers, connection.scope.get("client")
+    if any(name in headers for name in _FORWARDED):
+        return False
+    page = headers.get("origin")
+    if page is not None and page.partition("://")[2].lower() != headers.get("host", "").lower():
+        return False  # allowed by --cors-origin, which says nothing about administration
+    uid = connection.scope.get("state", {}).get(PEER_UID)
+    if uid is not None:
+        return uid in (0, os.getuid())
+    return client is None or not client[0] or client[0] in _LOOPBACK
 
 
 def _continued(key: Key, old: Key | None) -> Key:

@@ -2,7 +2,7 @@
 // w = scale * (code - offset) - minimum.
 #pragma once
 #include "packed.hpp"
-#include "simd_int8.hpp"
+#include "simd.hpp"
 
 namespace {
 

@@ -1,85 +1,24 @@
-// Vectors for attention: 8-bit elements of its cache, and lanes selected by index.
+// Functions of vectors that only attention uses.
 #pragma once
 #include "simd.hpp"
 
-struct fp8 {
-  uint8_t bits;
-};  // e4m3: sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity
+// An fp8 whose exponent and mantissa are shifted to those of a bf16 is a bf16 of 2^-120 times its
+// value. Subnormal ones, below 2^-14 of a row's largest element, are read as zero by the
+// instruction that multiplies bf16.
+constexpr float kFp8Read = 0x1p120f;
 
-// Reading an fp8 as float16 gives 2^-8 of its value; scales are multiplied by this to compensate.
-constexpr float kFp8Read = 256.0f;
+// Element types of which two consecutive rows of sixteen are stored interleaved (a0 b0 a1 b1 ..).
+template <class E>
+constexpr bool kPaired = __is_same(E, bf16) || sizeof(E) == 1;
 
-#if defined(INFERNO_AVX512)
-
-INL F32 load(const fp8* p) {
-  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
-  __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
-  return _mm512_cvtph_ps(
-      _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7)));
-}
-// Store pairs of values that are exact in bfloat16.
-INL void store_pairs(bf16* p, F32 even, F32 odd) {
-  __m512i high = _mm512_and_si512(_mm512_castps_si512(odd), _mm512_set1_epi32(int32_t(0xffff0000)));
-  _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_srli_epi32(_mm512_castps_si512(even), 16)));
-}
-// Lanes first <= i < stop from x, the others from y.
-INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
-  uint32_t above = first <= 0 ? 0xffff : first >= 16 ? 0 : 0xffffu << first;
-  uint32_t below = stop >= 16 ? 0xffff : stop <= 0 ? 0 : (1u << stop) - 1;
-  return _mm512_mask_blend_ps(__mmask16(above & below), y, x);
-}
-
-#elif defined(INFERNO_AVX2)
-
-INL __m256 widen8(__m128i bytes) {
-  __m128i x = _mm_cvtepu8_epi16(bytes);
-  __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);
-  return _mm256_cvtph_ps(
-      _mm_or_si128(sign, _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7)));
-}
-INL F32 load(const fp8* p) {
-  return {widen8(_mm_loadl_epi64((const __m128i*)p)),
-          widen8(_mm_loadl_epi64((const __m128i*)(p + 8)))};
-}
-INL __m256 lanes8(int64_t first, int64_t stop) {
-  __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  int from = first < 0   ? 0
-             : first > 8 ? 8
-                         : int(first),
-      to = stop < 0   ? 0
-           : stop > 8 ? 8
-                      : int(stop);
-  return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(from), i),
-                                                 _mm256_cmpgt_epi32(_mm256_set1_epi32(to), i)));
-}
-INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
-  return {_mm256_blendv_ps(y.lo, x.lo, lanes8(first, stop)),
-          _mm256_blendv_ps(y.hi, x.hi, lanes8(first - 8, stop - 8))};
-}
-
-#else
-
-INL F32 load(const fp8* p) {
-  F32 r;
-  for (int i = 0; i < 16; i++)
-    r[i] = to_float(f16{uint16_t((p[i].bits & 0x80) << 8 | (p[i].bits & 0x7f) << 7)});
-  return r;
-}
-INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
-  for (int i = 0; i < 16; i++) x[i] = i >= first && i < stop ? x[i] : y[i];
-  return x;
-}
-
-#endif
-
-// One of two consecutive rows of sixteen; in bfloat16 the two are interleaved (a0 b0 a1 b1 ..).
+// One of two consecutive rows of sixteen.
 template <class E>
 INL F32 row(const E* p, int which) {
-  return load(p + 16 * which);
-}
-INL F32 row(const int8_t* p, int which) { return to_f32(load(p + 16 * which)); }
-INL F32 row(const bf16* p, int which) {
-  return which ? second(load_pairs(p)) : first(load_pairs(p));
+  if constexpr (kPaired<E>) {
+    return which ? second(load_pairs(p)) : first(load_pairs(p));
+  } else {
+    return load(p + 16 * which);
+  }
 }
 
 INL void from_float(fp8* to, float x) {  // |x| <= 448, to nearest, ties to even

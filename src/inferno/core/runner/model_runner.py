@@ -32,7 +32,7 @@ from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
 from inferno.plan import CaptureUse, Plan
-from inferno.requests import Logprobs, Pooling
+from inferno.requests import Logprobs, Reduction
 from inferno.sampling import Sampler, logprobs_of
 
 _LOGPROB_ROWS = 256
@@ -288,10 +288,11 @@ class ModelRunner:
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits if the step can be replayed and none of its rows waits for prompt
-        logprobs. Rows of aborted requests may be left in `_wants_prompt`."""
+        logprobs or an embedding. Rows of aborted requests may be left in either."""
         if self.replays is None or (self._drafter is not None and self._drafter.sees_steps):
             return None
-        if not self._wants_prompt.keys().isdisjoint(arrays.sampling_rows):
+        waiting = self._wants_prompt.keys() | self._pooled.keys()
+        if waiting and not waiting.isdisjoint(arrays.rows.tolist()):
             return None
         return self.replays.run(arrays)
 
@@ -314,6 +315,9 @@ class ModelRunner:
             pooled.add(hidden_ND, first=start == 0)
             if start + count == pooled.num_tokens:
                 del self._pooled[row]
+                if pooled.how == "score":
+                    last_1D = hidden_TD[first + count - 1 : first + count]
+                    pooled.vector_D = self._model.score(last_1D)[0].float()  # type: ignore[operator]
                 done[row] = tuple(pooled.vector_D.tolist())
         return done
 
@@ -349,7 +353,7 @@ class _PromptLogprobs:
 @define
 class _Pooled:
     num_tokens: int
-    how: Pooling
+    how: Reduction
     vector_D: Tensor = field(factory=lambda: torch.zeros(()))
 
     def add(self, hidden_ND: Tensor, *, first: bool) -> None:

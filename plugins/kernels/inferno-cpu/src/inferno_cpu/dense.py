@@ -13,7 +13,7 @@ from inferno.nn.weight import Dense, Weight
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import DTYPE_NUMBERS, PANEL_ROWS
-from inferno_cpu.memory import pages
+from inferno_cpu.memory import pages, pieces
 
 
 def refuses(layout: str, dtype: str, shape: tuple[int, int]) -> str | None:
@@ -63,11 +63,11 @@ class Panels(Weight):
         to = panels.data_ptr()
         for part in parts:
             weight_OI = part.data if part.data.stride(1) == 1 else part.data.contiguous()
-            rows = part.shape[0]
-            _native.dense_repack(
-                DTYPES[kind], weight_OI.data_ptr(), weight_OI.stride(0), to, rows, in_features
-            )
-            to += rows // PANEL_ROWS * panel_bytes
+            for rows in pieces(weight_OI):
+                piece = weight_OI[rows]
+                stride, number = piece.stride(0), DTYPES[kind]
+                _native.dense_repack(number, piece.data_ptr(), stride, to, len(piece), in_features)
+                to += len(piece) // PANEL_ROWS * panel_bytes
         return cls(panels, (out_features, in_features), kind)
 
     @property

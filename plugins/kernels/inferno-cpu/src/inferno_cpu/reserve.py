@@ -171,6 +171,11 @@ def _collapse(memory: weakref.ref[mmap.mmap], address: int, offsets: range) -> N
         time.sleep(_PAUSE * (time.perf_counter() - begin))
 
 
+def give_back(address: int, nbytes: int) -> bool:
+    """Unmap the pages of a mapping until they are touched again. Returns whether it worked."""
+    return _madvise(address, nbytes, mmap.MADV_DONTNEED) == 0
+
+
 def _madvise(address: int, nbytes: int, advice: int) -> int:
     """Call madvise without the GIL, which `mmap.madvise` keeps."""
     call = ctypes.CDLL(None).madvise
