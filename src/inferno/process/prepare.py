@@ -13,10 +13,10 @@ from inferno.torch_import import deferring
 
 @contextmanager
 def prepared(opened: Opened) -> Iterator[PackedWeights | None]:
-    """Context in which a model is loaded: kernel providers read the packed weights of an earlier
-    start, or prepare memory for them, while torch, or what is needed of it, is importing. Weights that are quantized
-    while loading are left out: their size is not known. Packed weights that were not on disk are
-    written after the context."""
+    """Context in which torch is imported, as the plan says, and a model is loaded. Kernel providers
+    read the packed weights of an earlier start, or prepare memory for them, during the import.
+    Nothing is prepared for weights that are quantized while loading: their size is not known.
+    Packed weights that were not on disk are written after the context."""
     plan, packed = opened.plan, PackedWeights.of(opened)
     with ExitStack() as stack:
         stack.enter_context(deferring(plan.lazy_torch))
