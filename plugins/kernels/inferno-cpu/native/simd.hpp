@@ -133,14 +133,16 @@ INL void with_type(int dtype, const Call& call) {
 // Each header defines:
 // F32, I32   Sixteen lanes of float32, of int32. F32 has + - * /. I32 has no operators, since GCC
 //            adds __m512i as 64-bit integers: add(a, b).
-//            splat, load (from float, bf16, f16, int32_t, int8_t, uint8_t; fp8, see kFp8Read),
+//            splat, load (from float, bf16, f16, int32_t, int8_t, uint8_t),
 //            store (to float, bf16, f16, int32_t), fma, max and min (the second operand if either
 //            is NaN), abs, to_f32, round_i32, round_f32, times_pow2(a, n) = a * 2^n for an integer
 //            n, sum, largest (across the lanes).
 //            keep(x, y, first, stop): lanes first <= i < stop from x, the others from y.
-// Pairs      Sixteen lanes of two bf16, the lower index in the lower half: load_pairs, splat_pair;
-//            first and second as F32; dot2(sum, a, b), see below. With the BF16 instructions also
-//            store_pairs(p, even, odd), of values that are exact in bfloat16.
+// Pairs      Sixteen lanes of two bf16, the lower index in the lower half: load_pairs, splat_pair,
+//            store_pairs; first and second as F32; dot2(F32 sum, a, b), see below.
+//            Of two int16_t: load_pairs (from int16_t, and from int8_t, widened), and dot2(I32 sum,
+//            a, b) = sum + a.first * b.first + a.second * b.second; store(int16_t*, I32).
+//            load_pairs from fp8: as bf16 of 2^-120 times the value, see simd_attention.hpp.
 // B64        64 bytes, four unsigned codes in each lane: load_bytes, load_line (aligned to 64
 //            bytes), store_bytes, either(a, b), and bits(v, n, mask): (v << n or v >> -n) & mask in
 //            each byte, where the mask clears bits shifted in from the next byte.
@@ -154,9 +156,6 @@ INL void with_type(int dtype, const Call& call) {
 //            apart, to [8][16], aligned to 64 bytes; end_of_stores() makes it visible to others.
 // compute_now(a) makes the compiler compute `a` here. GCC may delay a sum until it is used and keep
 //            all of its inputs in registers, which a loop that uses every register cannot afford.
-
-// Reading an fp8 as float16 gives 2^-8 of its value; scales are multiplied by this to compensate.
-constexpr float kFp8Read = 256.0f;
 
 #if defined(INFERNO_AVX512)
 #include "simd/avx512.hpp"
