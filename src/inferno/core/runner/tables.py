@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
 from inferno.contracts import Span
 from inferno.core.types import Step
@@ -58,6 +58,19 @@ class StepArrays:
         counts = np.diff(begins, append=len(self.positions))
         rows = self.rows[np.searchsorted(self.query_starts, begins)]
         return list(map(Span, rows.tolist(), self.positions[begins].tolist(), counts.tolist()))
+
+    def token_by_token(self) -> StepArrays:
+        """Return the same step with each token as a sequence of its own, which drafts are already
+        (`Tables.lay_out`). `rows` repeats theirs, and `slice_starts` stays."""
+        owner = np.repeat(np.arange(len(self.rows)), np.diff(self.query_starts))
+        return evolve(
+            self,
+            query_starts=list(range(len(owner) + 1)),
+            context_lens=(self.positions + 1).tolist(),
+            rows=self.rows[owner],
+            tables=self.tables[owner],
+            windows={w: (slots, tables[owner]) for w, (slots, tables) in self.windows.items()},
+        )
 
 
 @define(eq=False)
