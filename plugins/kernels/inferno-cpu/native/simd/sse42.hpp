@@ -237,13 +237,30 @@ struct Dot<8> {
 
 // ---- attention ----
 
-INL __m128 widen4(const fp8* p) {
-  __m128i x = _mm_cvtepu8_epi32(four_bytes(p));
-  __m128i sign = _mm_slli_epi32(_mm_and_si128(x, _mm_set1_epi32(0x80)), 8);
-  __m128i magnitude = _mm_slli_epi32(_mm_and_si128(x, _mm_set1_epi32(0x7f)), 7);
-  return from_halves(_mm_or_si128(sign, magnitude));
+INL Pairs load_pairs(const int16_t* p) { return load_pairs((const bf16*)p); }
+INL __m128i widen8(const int8_t* p) { return _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p)); }
+INL Pairs load_pairs(const int8_t* p) {
+  return {widen8(p), widen8(p + 8), widen8(p + 16), widen8(p + 24)};
 }
-INL F32 load(const fp8* p) { return {widen4(p), widen4(p + 4), widen4(p + 8), widen4(p + 12)}; }
+INL __m128i widen8(const fp8* p) {
+  __m128i x = _mm_slli_epi16(widen8((const int8_t*)p), 4);  // the sign is in the top bits
+  return _mm_and_si128(x, _mm_set1_epi16(int16_t(0x87f0)));
+}
+INL Pairs load_pairs(const fp8* p) {
+  return {widen8(p), widen8(p + 8), widen8(p + 16), widen8(p + 24)};
+}
+INL void store_pairs(void* p, Pairs x) { memcpy(p, &x, 64); }
+INL __m128i dot2(__m128i sum, __m128i a, __m128i b) {
+  return _mm_add_epi32(sum, _mm_madd_epi16(a, b));
+}
+INL I32 dot2(I32 sum, Pairs a, Pairs b) {
+  return {dot2(sum.a, a.a, b.a), dot2(sum.b, a.b, b.b), dot2(sum.c, a.c, b.c),
+          dot2(sum.d, a.d, b.d)};
+}
+INL void store(int16_t* p, I32 x) {
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(x.a, x.b));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm_packs_epi32(x.c, x.d));
+}
 INL __m128 keep4(__m128 x, __m128 y, int first, int stop) {
   __m128i i = _mm_setr_epi32(0, 1, 2, 3);
   __m128i lanes = _mm_andnot_si128(_mm_cmplt_epi32(i, _mm_set1_epi32(first)),
