@@ -164,7 +164,7 @@ void expand(const E* panel, const E* ahead, int64_t count, float* to) {
     store(to + i, row(panel + i, 0)), store(to + i + 16, row(panel + i, 1));
   }
 }
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_BF16)
 template <class E>
 void expand(const E* panel, const E* ahead, int64_t count, bf16* to) {
   // Every 8-bit value is exact in bfloat16.

@@ -140,7 +140,7 @@ void read_queries(const AttentionStep& step, const Tile& tile, float* q) {
     default: return read_queries_of<f16>(step, tile, q);
   }
 }
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_BF16)
 void read_queries(const AttentionStep& step, const Tile& tile, bf16* q) {
   const int heads = step.H / step.K;
   for (int r = 0; r < tile.tokens * heads; r++)

@@ -18,6 +18,10 @@ constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5;
 constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 16;
 #elif defined(INFERNO_AVX2)
 constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8;
+#elif defined(INFERNO_SVE256)
+constexpr int kDirect = 6, kWide = 6, kWidePanels = 1, kDirectRows = 12;
+#elif defined(INFERNO_NEON_DOT)
+constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8;
 #else
 constexpr int kDirect = 2, kWide = 2, kWidePanels = 1, kDirectRows = 2;
 #endif

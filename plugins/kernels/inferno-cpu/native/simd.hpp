@@ -26,6 +26,22 @@
 #define INFERNO_AVX512_BF16
 #endif
 
+#if defined(__aarch64__)
+#define INFERNO_NEON
+#endif
+#if defined(__ARM_FEATURE_DOTPROD)
+#define INFERNO_NEON_DOT
+#endif
+#if defined(__ARM_FEATURE_MATMUL_INT8)  // with that of bfloat16
+#define INFERNO_NEON_MATRIX
+#endif
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256
+#define INFERNO_SVE256
+#endif
+#if defined(INFERNO_AVX512_BF16) || defined(INFERNO_NEON_MATRIX)
+#define INFERNO_BF16  // dot2 is one instruction
+#endif
+
 #if defined(INFERNO_EMULATE)
 #include "emulate.hpp"
 #elif defined(INFERNO_AVX2)
@@ -155,6 +171,10 @@ constexpr float kFp8Read = 256.0f;
 #include "simd/avx512.hpp"
 #elif defined(INFERNO_AVX2)
 #include "simd/avx2.hpp"
+#elif defined(INFERNO_SVE256)
+#include "simd/sve256.hpp"
+#elif defined(INFERNO_NEON)
+#include "simd/neon.hpp"
 #else
 #include "simd/portable.hpp"
 #endif
