@@ -1,10 +1,13 @@
-"""What HTTP and the engine process add to the way of a token: from the moment an engine draws it
-to the moment a client has read it, through a server, and through `AsyncLLM` in one process.
+"""What HTTP and the engine process add to a token: the server's processor time, and the delay from
+the moment an engine draws it to the moment a client has read it, through a server, and through
+`AsyncLLM` in one process.
 
     python benchmarks/http_latency.py [--streams 64] [--tokens 100] [--pace 10] [--rounds 5]
 
 No model runs: an engine of a few lines draws a token for each stream every `--pace` milliseconds.
-The two ways take turns. Linux only: its processes share a clock.
+The two ways take turns. The tokens of all streams are drawn at the same moment and pass one after
+another, so the delay is about half of their processor time together. Linux only: its processes
+share a clock.
 """
 
 from __future__ import annotations
@@ -91,7 +94,7 @@ class Paced:
 
 
 class Link:
-    """Stands for the supervisor: starts the paced engine in a process of its own."""
+    """Starts the paced engine in another process, where a server has a supervisor."""
 
     def __init__(self, on_message: Any, pace: float, times: str) -> None:
         self.plan = PLAN
@@ -241,8 +244,14 @@ def delays(drawn: dict[str, list[float]], read: dict[str, list[float]]) -> list[
     return found
 
 
-def one_round(pace: float, streams: int, tokens: int) -> list[float]:
-    """Seconds from draw to client of every token, through a new server."""
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def one_round(pace: float, streams: int, tokens: int) -> tuple[list[float], float]:
+    """Seconds from draw to client of every token, through a new server, and the server's seconds of
+    processor time for each."""
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times"
         command = [sys.executable, __file__, "--serve", "--times", str(times)]
@@ -252,11 +261,13 @@ def one_round(pace: float, streams: int, tokens: int) -> list[float]:
         assert server.stdout is not None, "it is a pipe"
         url = server.stdout.readline().strip()
         asyncio.run(through_server(url, streams, 20))  # warms up
+        before = processor_seconds(server.pid)
         read = asyncio.run(through_server(url, streams, tokens))
+        used = processor_seconds(server.pid) - before
         server.terminate()
         server.wait(20)
         drawn = json.loads(times.read_text())
-    return delays(drawn, read)
+    return delays(drawn, read), used / (streams * tokens)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -275,8 +286,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.serve:
         return serve(pace, options.times)
     ways: dict[str, list[list[float]]] = {"server": [], "in process": []}
+    used = []
     for _ in range(options.rounds):
-        ways["server"].append(one_round(pace, options.streams, options.tokens))
+        found, each = one_round(pace, options.streams, options.tokens)
+        ways["server"].append(found)
+        used.append(each * 1000)
         ways["in process"].append(asyncio.run(in_process(pace, options.streams, options.tokens)))
     print(f"{'ms from draw to reader':<24}{'median':>8}{'99 %':>8}")
     medians = {}
@@ -285,6 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         worst = statistics.median(sorted(each)[int(WORST * len(each))] for each in rounds) * 1000
         print(f"{name:<24}{medians[name]:>8.3f}{worst:>8.3f}")
     print(f"{'added':<24}{medians['server'] - medians['in process']:>8.3f}")
+    print(f"the server's processor time: {statistics.median(used):.3f} ms a token")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"loading", "text"},
     {"plan", "builtin"},
     {"nn", "catalog"},
-    {"configs", "sampling_params"},
+    {"configs", "sampling_params", "packed"},
     {"contracts", "hookspecs", "host"},
     {"processor_calls", "structured_outputs"},
     {"errors", "__init__"},

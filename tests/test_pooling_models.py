@@ -6,13 +6,17 @@ Suffixes: L tokens of a prompt, D hidden size.
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.fake_engine import byte_backend
-from tests.tiny_served import opened_llm, serving, write
+from tests.tiny_served import SIZES, opened_llm, serving, transformers, write
+
+from inferno.errors import CheckpointError
+from inferno.testing.tiny import randomize
 
 YES, NO = ord("y"), ord("n")
 TEXTS = ["a short one", "b", "a longer one, of more than a block of sixteen tokens"]
@@ -110,3 +114,87 @@ def _published(document: str) -> str:
         f"answer the query\n<Query>: which?\n<Document>: {document}<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
+
+
+FAMILIES = ("Qwen3", "Qwen2", "Llama", "Mistral")
+
+
+def write_classifier(folder: Path, family: str, **config: Any) -> Any:
+    """Write a random sequence classifier; return transformers' own."""
+    sizes = {k: v for k, v in SIZES.items() if family == "Qwen3" or k != "head_dim"}
+    shape = getattr(transformers, f"{family}Config")(
+        **{**sizes, "num_labels": 1, "pad_token_id": 0, **config}
+    )
+    model = getattr(transformers, f"{family}ForSequenceClassification")(shape).eval()
+    randomize(model)
+    model.save_pretrained(folder)
+    byte_backend().save(str(folder / "tokenizer.json"))
+    return model
+
+
+def logits_of(model: Any, text: str) -> list[float]:
+    with torch.inference_mode():
+        found: list[float] = model(torch.tensor([list(text.encode())])).logits[0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cross_encoder_scores_pairs_like_transformers(tmp_path: Path, family: str) -> None:
+    model = write_classifier(tmp_path, family)
+    expected = [torch.tensor(logits_of(model, "which?" + text)).sigmoid().item() for text in TEXTS]
+    with serving(tmp_path) as http:
+        for _ in range(2):  # the second time from the prefix cache
+            answer = http.post("/v1/rerank", json={"query": "which?", "documents": TEXTS}).json()
+        body = {"text_1": "which?", "text_2": TEXTS}
+        scored = http.post("/v1/score", json=body).json()["data"]
+        card = http.get(f"/v1/models/{answer['model']}").json()
+        text = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+    found = {r["index"]: r["relevance_score"] for r in answer["results"]}
+    assert found == pytest.approx(dict(enumerate(expected)), abs=1e-4)
+    assert [entry["score"] for entry in scored] == pytest.approx(expected, abs=1e-4)
+    assert answer["x_inferno"]["method"] == "sigmoid of the label's logit"
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert card["x_inferno"]["capabilities"] == ["rerank"]
+    assert text.status_code == 400 and "generates no text" in text.json()["error"]["message"]
+
+
+def test_a_cross_encoder_may_have_a_template_and_scores_without_a_sigmoid(tmp_path: Path) -> None:
+    trained = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    model = write_classifier(tmp_path, "Qwen3", sentence_transformers=trained)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role in ('query', 'document', 'system') %}"
+        "<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    with serving(tmp_path) as http:
+        body = {"query": "which?", "documents": TEXTS, "instruction": "be strict"}
+        results = http.post("/v1/rerank", json=body).json()["results"]
+    prompt = "<system>be strict<query>which?<document>"
+    expected = {i: logits_of(model, prompt + text)[0] for i, text in enumerate(TEXTS)}
+    assert {r["index"]: r["relevance_score"] for r in results} == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_a_classifier_cannot_do_is_a_400(tmp_path: Path) -> None:
+    write_classifier(tmp_path, "Qwen3", num_labels=3)
+    with serving(tmp_path) as http:
+        body = {"query": "which?", "documents": TEXTS}
+        many = http.post("/v1/rerank", json=body)
+        chat = http.post("/tokenize", json={"prompt": "x"})
+        card = http.get("/v1/models").json()["data"][0]["id"]
+        can = http.get(f"/v1/models/{card}").json()["x_inferno"]["capabilities"]
+    assert many.status_code == 400 and "3 labels" in many.json()["error"]["message"]
+    assert chat.status_code == 200 and can == []
+    (tmp_path / "one").mkdir()
+    write_classifier(tmp_path / "one", "Qwen3")
+    with serving(tmp_path / "one") as http:
+        refused = http.post("/v1/rerank", json={**body, "instruction": "be strict"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "instruction"
+
+
+def test_a_classifier_without_its_head_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored["architectures"] = ["Qwen3ForSequenceClassification"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(CheckpointError, match="stores no head for labels"):
+        opened_llm(tmp_path)

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from inferno import LLM, SamplingParams
+from inferno.constraints import Grammars
 from inferno.constraints.budget import BudgetConstraint
 from inferno.constraints.constraint import ReasoningTokens
 from inferno.contracts import GrammarSpec, ReasoningMarkers, Vocabulary
+from inferno.llm.preprocessor import Preprocessor
 
 END = 256
 
@@ -30,10 +33,12 @@ VOCABULARY = Vocabulary(
 )
 
 
-def budget_of(tokens: int, *, is_open: bool = False) -> BudgetConstraint:
+def budget_of(
+    tokens: int, *, is_open: bool = False, ends: Sequence[bytes] = ()
+) -> BudgetConstraint:
     markers = ReasoningMarkers(open="<t>", close="</t>", is_open=False)
     marks = ReasoningTokens.of(VOCABULARY, markers)
-    return BudgetConstraint(None, marks, tuple(encode("</t>")), tokens, is_open)
+    return BudgetConstraint(None, marks, tuple(encode("</t>")), tokens, is_open, ends)
 
 
 def allowed(constraint: BudgetConstraint) -> set[int]:
@@ -74,6 +79,29 @@ def test_reasoning_ends_after_its_budget(tokens: int, wanted: str, written: str)
 
 def test_reasoning_that_the_prompt_has_opened_counts_from_the_first_token() -> None:
     assert write(budget_of(3, is_open=True), "abcdef") == "abc</t>def"
+
+
+def test_a_call_that_ends_reasoning_ends_the_budget_too() -> None:
+    """As of Kimi-K2, which calls tools without closing its reasoning."""
+    text = "ab<call>a long call</call>"
+    assert write(budget_of(12, is_open=True, ends=[b"<call>"]), text) == text
+    assert write(budget_of(12, is_open=True), text) == "ab<call>a lo</t>ng call</call>"
+
+
+@pytest.mark.parametrize("ends", [True, False, None])
+def test_the_format_says_whether_calls_end_reasoning(ends: bool | None) -> None:
+    found: Any = SimpleNamespace(
+        reasoning=("<t>", "</t>"), call_markers=["<call>"], opens_reasoning=lambda prompt: True
+    )
+    if ends is not None:
+        found.call_ends_reasoning = ends
+    text = Preprocessor(tokenizer=None, max_model_len=64, vocab_size=257)
+    params = text.reasoned(SamplingParams(thinking_token_budget=3), found, "<t>")
+    assert params.reasoning is not None and params.reasoning.calls_end is bool(ends)
+    grammars = Grammars({}, lambda: VOCABULARY)
+    constraint = grammars.constraint_of(params)
+    assert isinstance(constraint, BudgetConstraint)
+    assert list(constraint.closers) == ([b"<call>"] if ends else [])
 
 
 def test_the_closing_marker_is_known_ahead_and_drafts_stay_within_the_budget() -> None:

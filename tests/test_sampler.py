@@ -411,6 +411,45 @@ def test_more_candidates_change_no_draw(
     assert drawn == [draw_once(logits, seed=seed, **params) for seed in range(20)]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    shares=st.lists(
+        st.sampled_from([0.0, 0.002, 0.1, 0.24, 0.26, 0.5, 0.8, 0.99, 1.0]), min_size=1
+    ),
+    params=st.sampled_from(
+        [{"temperature": 0.0}, {}, {"min_p": 0.05}, {"top_k": 7}, {"top_p": 0.9}, {"top_k": 900}]
+    ),
+    words=st.sampled_from([10, 22, 30]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_a_mask_draws_what_logits_of_minus_infinity_draw(
+    seed: int, shares: list[float], params: dict[str, Any], words: int, dtype: torch.dtype
+) -> None:
+    """Whether it allows few tokens, most of them, or none; whether it is shorter than the
+    vocabulary or longer."""
+    rng = np.random.default_rng(seed)
+    allowed = np.stack([rng.random(32 * words) < share for share in shares])
+    masks = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    logits = some_logits(seed, rows=len(shares)).to(dtype)
+    excluded = torch.full(logits.shape, -math.inf)
+    for row, bits in zip(excluded, allowed[:, :VOCAB], strict=True):
+        row[: len(bits)][torch.from_numpy(bits)] = 0
+    drawn = []
+    for mask in (True, False):
+        sampler = Sampler(len(shares), VOCAB)
+        for row in range(len(shares)):
+            request = make_request(seed=seed + row, **params)
+            sampler.admit(row, request, request.token_ids)
+        x = logits if mask else (logits.float() + excluded).to(dtype)
+        given_masks = dict(enumerate(masks)) if mask else {}
+        drawn.append(sampler.sample(x, list(range(len(shares))), given_masks).token_ids)
+    known = [bits[:VOCAB].any() for bits in allowed]
+    assert [t for t, ok in zip(drawn[0], known, strict=True) if ok] == [
+        t for t, ok in zip(drawn[1], known, strict=True) if ok
+    ]
+
+
 def test_logit_bias_forces_and_forbids() -> None:
     logits = some_logits(6)
     best = int(logits.argmax())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import secrets
+from bisect import bisect_left
 from typing import Literal
 
 from attrs import define, field, frozen
@@ -16,6 +17,9 @@ from inferno.sampling_params import SamplingParams
 
 Pooling = Literal["last", "first", "mean", "max"]
 """How a prompt becomes one embedding: a token's hidden state, or the mean or maximum of all."""
+Reduction = Literal["last", "first", "mean", "max", "score"]
+"""What a prompt becomes instead of being continued: an embedding, or by `score` the logits of a
+classifier's labels."""
 
 
 @frozen(kw_only=True)
@@ -33,8 +37,8 @@ class Request:
     """Requests share cached prefixes only with requests of the same salt."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """The tokens of `params.bad_words`."""
-    pooling: Pooling | None = None
-    """Return the prompt's embedding instead of generating."""
+    pooling: Reduction | None = None
+    """Return the prompt's embedding, or its labels' logits, instead of generating."""
     unseeded: int = field(factory=lambda: secrets.randbits(64))
     """The seed if `params.seed` is None. It is drawn here and travels with the request, so that a
     restarted engine and every rank draw the same tokens."""
@@ -86,8 +90,12 @@ class EngineOutput:
     num_accepted: int = 0
     """How many of them were accepted: tokens that the step returned beyond its first."""
     embedding: tuple[float, ...] | None = None
-    """The prompt's embedding, if asked for."""
+    """The prompt's embedding or its labels' logits, if asked for."""
     error: str = ""
+
+
+STEP_SIZES = (1, 8, *(2**i for i in range(4, 15)))
+"""The limits by which steps are counted, in tokens: those of vLLM's histogram."""
 
 
 @define
@@ -99,6 +107,11 @@ class EngineStats:
     kv_usage: float = 0.0
     """Share of the cache's blocks that sequences hold, 0 to 1, in the group that is fullest."""
     steps: int = 0
+    step_tokens: int = 0
+    """Tokens that steps computed, drafts that were not accepted left out."""
+    step_sizes: list[int] = field(factory=lambda: [0] * (len(STEP_SIZES) + 1))
+    """How many steps computed at most as many tokens as each of `STEP_SIZES`, and more than the one
+    before; at last, how many more than any."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens found in the cache instead of computed."""
@@ -111,3 +124,8 @@ class EngineStats:
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     preemptions: int = 0
+
+    def count_step(self, num_tokens: int) -> None:
+        self.steps += 1
+        self.step_tokens += num_tokens
+        self.step_sizes[bisect_left(STEP_SIZES, num_tokens)] += 1

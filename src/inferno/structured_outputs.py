@@ -37,6 +37,8 @@ class ReasoningMarkers:
     answer."""
     calls: tuple[str, ...] = ()
     """Markers of calls, which reasoning under a grammar must not contain."""
+    calls_end: bool = False
+    """Whether such a marker ends reasoning that has no grammar after it."""
 
 
 @frozen(kw_only=True)

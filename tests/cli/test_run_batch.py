@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Inferno
@@ -16,7 +17,9 @@ if importlib.util.find_spec("inferno_demo") is None:
 def test_a_file_is_answered_and_continued(inferno: Inferno, tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     url = "/v1/chat/completions"
-    lines = [{"custom_id": str(i), "method": "POST", "url": url, "body": body} for i in range(3)]
+    lines: list[Any] = [
+        {"custom_id": str(i), "method": "POST", "url": url, "body": body} for i in range(3)
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = ("run-batch", "-i", "in.jsonl", "-o", "out.jsonl", "--model", "demo")
     done = inferno(*command, "--device", "cpu", "--max-num-seqs", "2")
@@ -32,3 +35,8 @@ def test_a_file_is_answered_and_continued(inferno: Inferno, tmp_path: Path) -> N
     }
     again = inferno(*command)
     assert "0 answered, 0 failed, 3 skipped" in again.stderr
+    lines.append({"custom_id": "bad", "method": "POST", "url": "/v1/nothing", "body": body})
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    failed = inferno(*command, "--device", "cpu")
+    assert failed.returncode == 1 and "0 answered, 1 failed, 3 skipped" in failed.stderr
+    assert inferno(*command).returncode == 0  # nothing is left to do

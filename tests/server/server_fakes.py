@@ -20,7 +20,7 @@ from inferno.llm import TextDelta
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.preprocessor import Preprocessor
-from inferno.requests import EngineStats, Logprobs, Pooling
+from inferno.requests import EngineStats, Logprobs, Reduction
 from inferno.sampling_params import SamplingParams
 from inferno.text import ChatTemplate, Tokenizer
 
@@ -116,7 +116,7 @@ class FakeLLM:
     seen: list[tuple[tuple[int, ...], SamplingParams]] = field(factory=list)
     prompts: list[str] = field(factory=list)
     pooling: PoolingConfig = PoolingConfig()
-    poolings: list[Pooling] = field(factory=list)
+    poolings: list[Reduction] = field(factory=list)
     """Of the requests for embeddings."""
     request_fields: Mapping[str, RequestField] = field(factory=dict)
     started: int = 0
@@ -170,7 +170,7 @@ class FakeLLM:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
-        pooling: Pooling | None = None,
+        pooling: Reduction | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         self.preprocessor.check_params(params)
         encoded = [self.preprocessor.encode_prompt(prompt) for prompt in prompts]
@@ -180,7 +180,7 @@ class FakeLLM:
         return self._run(encoded, params, request_id)
 
     async def _embed(
-        self, prompts: list[tuple[int, ...]], pooling: Pooling, name: str
+        self, prompts: list[tuple[int, ...]], pooling: Reduction, name: str
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Each prompt's vector is (3, 4, its first token, its length)."""
         self.poolings.append(pooling)

@@ -237,10 +237,15 @@ def test_a_request_without_a_usable_id_gets_one(client: Any, sent: str | None) -
         assert len(got) == 32
 
 
+LIMITS = ("1.0", "8.0", "256.0", "512.0", "16384.0", "+Inf")
+
+
 def test_metrics_have_vllms_names(client: Any) -> None:
     stats = EngineStats(
         num_running=3, num_waiting=2, kv_usage=0.5, prefix_queries=10, prefix_hits=4, preemptions=1
     )
+    for size in (1, 7, 300, 300, 99_999):
+        stats.count_step(size)
     http = client(FakeLLM(stats=stats))
     http.post(CHAT, json={"messages": MESSAGES, "n": 2})
     http.post(CHAT, json={})
@@ -260,6 +265,9 @@ def test_metrics_have_vllms_names(client: Any) -> None:
     assert samples["inferno_prefix_cache_queries_total",] == 10
     assert samples["inferno_prefix_cache_hits_total",] == 4
     assert samples["inferno_num_preemptions_total",] == 1
+    steps = {at: samples["inferno_iteration_tokens_total_bucket", at] for at in LIMITS}
+    assert steps == {"1.0": 1, "8.0": 2, "256.0": 2, "512.0": 4, "16384.0": 4, "+Inf": 5}
+    assert samples["inferno_iteration_tokens_total_sum",] == 1 + 7 + 600 + 99_999
     assert samples["inferno_request_success_total", "stop"] == 2
     assert samples["inferno_time_to_first_token_seconds_count",] == 2
     assert samples["inferno_e2e_request_latency_seconds_count",] == 2

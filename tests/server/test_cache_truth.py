@@ -13,6 +13,7 @@ from tests.server.server_fakes import FakeLLM
 from tests.server.test_replay import MERGING
 
 from inferno.server.history import History, Seen
+from inferno.server.history import explain as compared
 from inferno.server.rendered import Rendered
 
 Start = Callable[..., TestClient[Any]]
@@ -33,7 +34,7 @@ def history(*requests: Seen, **options: Any) -> History:
 
 
 def explain(made: History, request: Seen) -> dict[str, Any]:
-    return made.explain(request, TOKENIZER, BLOCK)
+    return compared(request, made.before(request), TOKENIZER, BLOCK)
 
 
 # --- messages -------------------------------------------------------------------------------------

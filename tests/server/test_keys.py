@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +19,8 @@ from hypothesis import strategies as st
 from litestar.testing import TestClient
 from tests.server.server_fakes import FakeLLM
 
-from inferno.errors import LimitError, OptionError
-from inferno.server.keys import Keys
+from inferno.errors import LimitError, OptionError, PermissionDeniedError
+from inferno.server.keys import PEER_UID, Keys, admin_only
 from inferno.server.limits import Account, Bucket
 
 CHAT = "/v1/chat/completions"
@@ -278,3 +282,33 @@ def test_a_wait_that_was_told_is_long_enough() -> None:
     assert wait == 50
     now = float(wait)
     account.take_prompt(20)
+
+
+def connection(client: tuple[str, int] | None, state: dict[str, Any], **headers: str) -> Any:
+    app = SimpleNamespace(state=SimpleNamespace(api_keys=Keys()))
+    scope = {"client": client, "state": state}
+    return SimpleNamespace(app=app, scope=scope, headers={"host": "localhost:8000", **headers})
+
+
+@pytest.mark.parametrize(
+    ("client", "state", "headers", "allowed"),
+    [
+        (("127.0.0.1", 5), {}, {}, True),
+        (("::1", 5), {}, {"origin": "http://localhost:8000"}, True),
+        (("192.0.2.7", 5), {}, {}, False),
+        (("127.0.0.1", 5), {}, {"x-forwarded-for": "192.0.2.7"}, False),
+        (("127.0.0.1", 5), {}, {"via": "1.1 proxy"}, False),
+        (("127.0.0.1", 5), {}, {"cf-connecting-ip": "192.0.2.7"}, False),
+        (("127.0.0.1", 5), {}, {"origin": "https://chat.example.org"}, False),
+        (None, {}, {}, True),
+        (None, {PEER_UID: os.getuid()}, {}, True),
+        (None, {PEER_UID: 0}, {}, True),
+        (None, {PEER_UID: os.getuid() + 1 or 1}, {}, False),
+        (None, {PEER_UID: os.getuid()}, {"x-real-ip": "192.0.2.7"}, False),
+    ],
+)
+def test_without_admin_keys_only_this_machines_own_programs_administer(
+    client: tuple[str, int] | None, state: dict[str, Any], headers: dict[str, str], allowed: bool
+) -> None:
+    with contextlib.nullcontext() if allowed else pytest.raises(PermissionDeniedError):
+        asyncio.run(admin_only(connection(client, state, **headers), None))  # type: ignore[arg-type]

@@ -264,7 +264,7 @@ def test_models_are_listed_and_described(client: Start) -> None:
         "family": "fake",
         "families": ["fake"],
         "parameter_size": "",
-        "quantization_level": "FLOAT32",
+        "quantization_level": "F32",
     }
     assert start.get("/api/version").json()["version"]
     assert start.head("/").status_code == 200

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from tests.server.server_fakes import FakeLLM
 
 from inferno.cli import cli
+from inferno.cli.remote import RemoteModel
 from inferno.errors import OptionError
 from inferno.server import AddressError, run_server
 
@@ -28,12 +29,14 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 from tests.server.server_fakes import FakeLLM
-from inferno.server import run_server
+from inferno.server import logs, run_server
 
 class Closes(FakeLLM):
     async def close(self):
         print("closed", flush=True)
 
+if {log}:
+    logs.set_up(stream=sys.stdout)
 llm = Closes(endless=True, delay=0.005)
 def ready(url, _):
     print(url, flush=True)
@@ -46,9 +49,13 @@ run_server(llm, port=0, shutdown_seconds={seconds}, ready=ready, **{options!r})
 def process() -> Iterator[Any]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(seconds: float, **options: Any) -> tuple[subprocess.Popen[str], str]:
+    def start(
+        seconds: float, *, log: bool = False, **options: Any
+    ) -> tuple[subprocess.Popen[str], str]:
         root = str(Path(__file__).parents[2])
-        script = textwrap.dedent(SCRIPT.format(root=root, seconds=seconds, options=options))
+        script = textwrap.dedent(
+            SCRIPT.format(root=root, seconds=seconds, options=options, log=log)
+        )
         child = subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=os.environ
         )
@@ -129,6 +136,13 @@ def test_a_unix_socket_is_for_its_user_and_is_removed(process: Any, tmp_path: Pa
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
         body = {"prompt": "x", "max_tokens": 5}
         assert client.post("http://localhost/v1/completions", json=body).status_code == 200
+    shown = CliRunner().invoke(cli, ["ps", "--url", url])
+    assert shown.exit_code == 0 and "fake" in shown.output, shown.output
+    nowhere = CliRunner().invoke(cli, ["ps", "--url", f"unix:{path}x"])
+    assert nowhere.exit_code == 1 and f"answers at unix:{path}x" in nowhere.output
+    model = RemoteModel(url)
+    assert model.name == "fake"
+    model.close()
     with pytest.raises(AddressError, match="another server"):
         run_server(FakeLLM(), uds=path)  # type: ignore[arg-type]
     child.send_signal(signal.SIGTERM)
@@ -201,3 +215,25 @@ def test_an_address_that_is_not_ours_is_refused(host: str, port: int) -> None:
 def test_the_address_is_taken_before_anything_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AddressError):
         run_server("no such model", port=taken.getsockname()[1])
+
+
+def test_a_stopping_server_says_what_it_waits_for(process: Any) -> None:
+    child, url = process(0.3, log=True)
+    body = {"prompt": "x", "stream": True, "max_tokens": 10**9}
+    with httpx.stream("POST", url + "/v1/completions", json=body, timeout=20) as response:
+        lines = response.iter_lines()
+        next(lines)
+        child.send_signal(signal.SIGTERM)
+        list(lines)
+    assert child.wait(20) == -signal.SIGTERM
+    said = child.stdout.read()
+    assert "shutting down: 1 running requests may take up to 0.3 s" in said
+    assert "1 requests were ended before their answers were complete" in said
+
+
+def test_a_server_without_requests_says_that_it_stops(process: Any) -> None:
+    child, url = process(5, log=True)
+    assert httpx.get(url + "/health").status_code == 200
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(20) == -signal.SIGTERM
+    assert "all requests have ended" in child.stdout.read()

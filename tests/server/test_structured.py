@@ -258,3 +258,22 @@ def test_a_grammar_that_waits_to_be_checked_counts_in_the_limit() -> None:
         assert not limiter.running and not limiter.in_flight
 
     asyncio.run(body())
+
+
+def test_the_document_has_the_fields_of_plugins(client: Any) -> None:
+    llm = FakeLLM()
+    http = client(llm)
+
+    def properties(name: str) -> dict[str, Any]:
+        schemas = http.get("/schema/openapi.json").json()["components"]["schemas"]
+        found: dict[str, Any] = schemas[name]["properties"]
+        return found
+
+    before = properties("ChatRequest").keys()
+    llm.request_fields = FIELDS  # a model with other plugins was loaded
+    for name, field in FIELDS.items():
+        assert name not in before
+        [kind, null] = properties("ChatRequest")[name]["anyOf"]
+        assert kind["type"] == field.type and null == {"type": "null"}
+        assert properties("ChatRequest")[name]["description"] == field.help
+        assert name not in properties("MessagesRequest")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import FakeLLM
 
-from inferno.server.transport import Limits
+from inferno.server.transport import Limits, peer_uid
 
 Start = Callable[..., Live]
 QUICK = Limits(head_seconds=0.3, body_seconds=0.3)
@@ -141,3 +144,11 @@ def test_pipelined_requests_are_answered_in_order(live: Start) -> None:
     with connected(live()) as client:
         client.sendall((head() + BODY) * 3 + head(more="Connection: close\r\n") + BODY)
         assert read_all(client).count(b"text_completion") == 4
+
+
+def test_the_user_at_the_other_end_of_a_unix_socket_is_known() -> None:
+    here, there = socket.socketpair()
+    with here, there, socket.socket() as tcp:
+        for peer, uid in ((here, os.getuid()), (tcp, None)):
+            transport: Any = SimpleNamespace(get_extra_info={"socket": peer}.get)
+            assert peer_uid(transport) == uid

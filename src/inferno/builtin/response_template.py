@@ -102,7 +102,6 @@ class ResponseParser:
         """Output since the last delta, and how much of it belongs to an unfinished structure."""
         self._trim = any(e["type"] == "region_close" for e in self._parser.initial_events)
         self.num_calls = 0
-        self.reasoning_spans: Sequence[tuple[int, int]] | None = None
 
     def feed(self, text: str) -> list[Delta]:
         self._raw += text

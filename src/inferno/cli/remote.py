@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from inferno.cli.chat_model import Message, Piece, Usage
-from inferno.cli.running_server import untrusted
+from inferno.cli.running_server import unix_path, untrusted
 from inferno.errors import OptionError, RemoteError
 from inferno.sampling_params import parameters
 
@@ -25,12 +25,17 @@ class RemoteModel:
     """One model of a server. Close it after use."""
 
     def __init__(self, url: str, key: str | None = None, name: str | None = None) -> None:
-        """`url` with a path is used as it is, else `/v1` is added. Without `name`, the server's
-        first model answers. Raises OptionError or RemoteError."""
-        self.url = _base(url)
+        """`url` with a path is used as it is, else `/v1` is added; `unix:PATH` is a Unix socket.
+        Without `name`, the server's first model answers. Raises OptionError or RemoteError."""
+        socket = unix_path(url)
+        self.url = _base(url if socket is None else "http://localhost")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(CONNECT_SECONDS, read=None)
-        self._client = httpx.Client(headers=headers, timeout=timeout, follow_redirects=True)
+        self._client = httpx.Client(
+            headers=headers,
+            timeout=httpx.Timeout(CONNECT_SECONDS, read=None),
+            follow_redirects=True,
+            transport=None if socket is None else httpx.HTTPTransport(uds=socket),
+        )
         self._name = name or self._first()
 
     @property

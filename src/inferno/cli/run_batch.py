@@ -57,7 +57,7 @@ def command(
     **values: Any,
 ) -> None:
     """Answer the requests of a file with REF, and write each answer as soon as it is there. After
-    Ctrl-C, the same command continues."""
+    Ctrl-C, the same command continues. Exits with 1 if a request failed."""
     import asyncio
 
     from inferno.llm import AsyncLLM
@@ -96,6 +96,7 @@ def command(
     )
     if summary.failed:
         click.echo(f"{output} says why requests failed, in their `error`.", err=True)
+        raise SystemExit(1)
 
 
 def _count(lines: Iterable[object]) -> tuple[int, int]:

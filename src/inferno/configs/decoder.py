@@ -37,6 +37,8 @@ class DecoderConfig:
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
+    num_labels: int = 0
+    """Rows of a sequence classifier's head; 0 without one."""
     rope: RopeConfig = RopeConfig()
 
     @classmethod

@@ -32,6 +32,8 @@ class BudgetConstraint:
     """The closing marker's tokens."""
     budget: int
     is_open: bool
+    closers: Sequence[bytes] = ()
+    """What else ends reasoning: markers of calls, where the format has calls in open reasoning."""
     _state: Literal["begin", "reasoning", "closing", "after"] = field(init=False)
     _count: int = 0
     """Tokens of reasoning; while closing, tokens of the marker."""
@@ -82,7 +84,7 @@ class BudgetConstraint:
         elif self._state == "reasoning":
             self._count += 1
             self._seen = (self._seen + marks.bytes_of(token_id))[-2 * len(marks.close) - 64 :]
-            if marks.close in self._seen:
+            if any(end in self._seen for end in (marks.close, *self.closers)):
                 self._state = "after"
             elif self._count >= self.budget:
                 self._state, self._count = "closing", 0

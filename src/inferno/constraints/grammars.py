@@ -99,7 +99,8 @@ class Grammars:
         marks = self._marks_of(markers)
         close = tuple(self._known().encode(markers.close))
         budget = params.thinking_token_budget
-        return BudgetConstraint(found, marks, close, budget, markers.is_open)
+        ends = tuple(marker.encode() for marker in markers.calls if markers.calls_end)
+        return BudgetConstraint(found, marks, close, budget, markers.is_open, ends)
 
     def compile(self, spec: GrammarSpec) -> Constraint:
         """Return the constraint of a spec. Raises GrammarError."""

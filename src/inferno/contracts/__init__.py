@@ -44,6 +44,7 @@ from inferno.contracts.checkpoints import (
     TextAssets,
     with_head,
 )
+from inferno.contracts.classifiers import classifier_of
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.formats import CheckpointFormat
@@ -155,6 +156,7 @@ __all__ = [
     "ToolChoice",
     "Uncaptured",
     "Vocabulary",
+    "classifier_of",
     "expert_rows",
     "with_head",
 ]

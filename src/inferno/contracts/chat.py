@@ -66,12 +66,6 @@ class OutputParser(Protocol):
         """How many tool calls were returned so far."""
         ...
 
-    @property
-    def reasoning_spans(self) -> Sequence[tuple[int, int]] | None:
-        """The (start, end) of all reasoning in the output so far, in characters, without markers;
-        None if the parser does not know."""
-        ...
-
     def feed(self, text: str) -> list[Delta]:
         """Return what the next part of the output completes. Raises nothing."""
         ...
@@ -86,7 +80,10 @@ ToolChoice = Literal["auto", "required"]
 
 
 class OutputFormat(Protocol):
-    """A model's output format, built from a `ChatFormat`."""
+    """A model's output format, built from a `ChatFormat`.
+
+    It may have `call_ends_reasoning` too, a bool: whether a call may begin in reasoning that was
+    not closed. Without it, no call does."""
 
     @property
     def has_tools(self) -> bool:

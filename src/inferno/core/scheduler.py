@@ -295,7 +295,7 @@ class Scheduler:
         if step.is_empty:
             return []
         outputs: list[EngineOutput] = []
-        groups, max_model_len, first = self._groups, self._max_model_len, 0
+        groups, max_model_len, first, num_tokens = self._groups, self._max_model_len, 0, 0
         block_size, verified, token_ids = groups.block_size, sampled.verified, sampled.token_ids
         for key in sampled.moved:
             if (arrived := self._arriving.pop(key, None)) is not None:
@@ -304,6 +304,7 @@ class Scheduler:
         for (row, start, count, samples, _), sequence in zip(step.slices, members, strict=True):
             num_drafts, num_accepted = verified.get(row, (0, 0)) if verified else (0, 0)
             index, first = first, first + (1 + num_accepted if samples else 0)
+            num_tokens += count + num_accepted
             if sequence is None:
                 continue
             sequence.num_computed = stop = start + count + num_accepted
@@ -331,7 +332,7 @@ class Scheduler:
             elif sequence.request.pooling is not None and row in sampled.embeddings:
                 outputs.append(embedding_of(sequence, sampled.embeddings[row]))
                 self._end(sequence)
-        self.stats.steps += 1
+        self.stats.count_step(num_tokens)
         self.stats.generated_tokens += sum(output.token_id is not None for output in outputs)
         self._gauge()
         return outputs

@@ -20,7 +20,7 @@ from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import Opened, Plan
-from inferno.requests import EngineOutput, EngineStats, Pooling, Request
+from inferno.requests import EngineOutput, EngineStats, Pooling, Reduction, Request
 from inferno.sampling_params import SamplingParams
 
 _ONE = SamplingParams(max_tokens=1)
@@ -188,10 +188,11 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
-        pooling: Pooling | None = None,
+        pooling: Reduction | None = None,
     ) -> AsyncGenerator[list[TextDelta], None]:
         """Stream the answers to several prompts as one request, like `stream`. Output j of prompt i
-        has index i * n + j. With `pooling`, an output is the prompt's embedding."""
+        has index i * n + j. With `pooling`, an output is the prompt's embedding,
+        or by "score" the logits of its labels."""
         self._check_unused(request_id)
         request_id = request_id or uuid.uuid4().hex
         parents = [
@@ -256,7 +257,7 @@ class AsyncLLM:
         request_id: str | None,
         priority: int,
         cache_salt: str,
-        pooling: Pooling | None = None,
+        pooling: Reduction | None = None,
     ) -> ParentRequest:
         self._check_unused(request_id)
         return self._preprocessor.prepare(

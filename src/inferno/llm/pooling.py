@@ -36,6 +36,19 @@ class Judge:
 
 
 @frozen(kw_only=True)
+class Classifier:
+    """A decoder with a head for labels. With one label it is a cross-encoder: it scores pairs of
+    strings."""
+
+    num_labels: int
+    sigmoid: bool = True
+    """Whether the one label's score is its logit's sigmoid; else it is the logit."""
+    template: ChatTemplate | None = None
+    """Renders a pair, as a `Judge`'s; None: the tokenizer joins the two strings."""
+    instruction: str = ""
+
+
+@frozen(kw_only=True)
 class PoolingConfig:
     """How embeddings are made, and pairs are judged."""
 
@@ -54,6 +67,7 @@ class PoolingConfig:
     prompts: Mapping[str, str] = {}
     """By kind of string, "query" and "document": what is written before it."""
     judge: Judge | None = None
+    classifier: Classifier | None = None
 
     @classmethod
     def of(
@@ -73,11 +87,12 @@ class PoolingConfig:
             judge = _judge(modules["LogitScore"].get("config", {}), template, instruction)
         elif reranker is not None and tokenizer is not None:
             judge = _judge_of_family(reranker, tokenizer)
+        classifier = _classifier(config, template, assets.prompts.get("query", ""))
         dimensions, size = _matryoshka(config), config.get("hidden_size")
         size = size if isinstance(size, int) else None
         prompts = {k: p for k, p in assets.prompts.items() if k in ("query", "document")}
         if "Pooling" not in modules:
-            return cls(size=size, dimensions=dimensions, judge=judge)
+            return cls(size=size, dimensions=dimensions, judge=judge, classifier=classifier)
         settings = modules["Pooling"].get("config", {})
         modes = _modes(settings)
         unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
@@ -129,6 +144,27 @@ def _matryoshka(config: Mapping[str, Any]) -> tuple[int, ...] | None:
     if isinstance(sizes, list) and all(isinstance(size, int) for size in sizes):
         return tuple(sizes)
     return () if config.get("is_matryoshka") is True else None
+
+
+def _classifier(
+    config: Mapping[str, Any], template: ChatTemplate, instruction: str
+) -> Classifier | None:
+    [name, *_] = config.get("architectures") or [""]
+    if not str(name).endswith("ForSequenceClassification"):
+        return None
+    trained = config.get("sentence_transformers")
+    trained = trained if isinstance(trained, Mapping) else {}
+    old = config.get("sbert_ce_default_activation_function")
+    activation = str(trained.get("activation_fn") or old or "")
+    labels = config.get("num_labels")
+    source = template.source() if template.exists else ""
+    renders = "query" in source and "document" in source
+    return Classifier(
+        num_labels=labels if isinstance(labels, int) else 0,
+        sigmoid=not activation.endswith("Identity"),
+        template=template if renders else None,
+        instruction=instruction,
+    )
 
 
 def _judge(settings: Mapping[str, Any], template: ChatTemplate, instruction: str) -> Judge | None:

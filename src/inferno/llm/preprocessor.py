@@ -19,7 +19,7 @@ from inferno.llm.pooling import PoolingConfig
 from inferno.llm.prompts import Prompt, integers, unwrapped
 from inferno.plan import Opened, Options, open_model
 from inferno.processor_calls import ProcessorCall
-from inferno.requests import Pooling, Request
+from inferno.requests import Reduction, Request
 from inferno.sampling_params import SamplingParams, parameters
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
@@ -173,6 +173,7 @@ class Preprocessor:
             close=closing.strip(),
             is_open=is_open,
             calls=tuple(marker.strip() for marker in found.call_markers),
+            calls_end=getattr(found, "call_ends_reasoning", False),
         )
         if spec is not None and spec.reasoning is None:
             spec = attrs.evolve(spec, reasoning=markers)
@@ -207,9 +208,10 @@ class Preprocessor:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
-        pooling: Pooling | None = None,
+        pooling: Reduction | None = None,
     ) -> ParentRequest:
         """Validate one prompt and build its engine requests. Raises RequestError."""
+        self._check_head(pooling)
         params = params or self.default_params
         token_ids = self._checked_length(self.truncated(self._encoded(prompt), params))
         self.check_params(params)
@@ -235,6 +237,20 @@ class Preprocessor:
         builders = tuple(OutputBuilder(r, i, self.tokenizer) for i, r in enumerate(requests))
         text = prompt if isinstance(prompt, str) else None
         return ParentRequest(request_id, text, builders, self.tokenizer)
+
+    def _check_head(self, pooling: Reduction | None) -> None:
+        """Raise RequestError unless the model has the head for the request."""
+        classifier = self.pooling.classifier
+        if pooling is None and classifier is not None:
+            raise RequestError(
+                f"this model classifies, with {classifier.num_labels} labels: it generates no text",
+                "Use /v1/rerank or /v1/score, or serve a model that generates.",
+                param="model",
+            )
+        if pooling == "score" and classifier is None:
+            raise RequestError(
+                "this model has no head that classifies", "Use an embedding.", param="pooling"
+            )
 
     def _tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:

@@ -180,6 +180,13 @@ class Decoder(nn.Module):
         return y_TD
 
 
+def with_score(build: Callable[[Any], nn.Module], config: DecoderConfig) -> nn.Module:
+    """Build a decoder with the head of a sequence classifier under `score`."""
+    model = build(config)
+    model.score = LMHead(config.hidden_size, config.num_labels)
+    return model
+
+
 class CausalLM(nn.Module):
     """A decoder under `model` and its head under `lm_head`, tied to the embedding or separate
     (`contracts.Model`)."""

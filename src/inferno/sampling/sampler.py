@@ -17,7 +17,7 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.constraints.rules import LogitsRules, apply_masks, processed
+from inferno.constraints.rules import LogitsRules, apply_masks, few_allowed, processed
 from inferno.contracts import LogitsProcessor
 from inferno.nn import ops
 from inferno.requests import Logprobs, Request
@@ -233,50 +233,79 @@ class Sampler:
         )
         rows_S, uniform_S = host.unbind()
         ids_S = torch.empty_like(rows_S)
-        for (strategy, width), part in self._groups(states):
+        few = self._few_allowed(rows, masks)
+        for part in self._groups(states, few):
             at = index_of(part, self._device)
             rows_B, members = rows_S[at], [states[i] for i in part]
             x_BV = self._adjusted(logits_SV[at], rows_B, members)
-            own = [masks.get(rows[i]) for i in part] if masks else []
+            if (allowed_K := few.get(part[0])) is not None:
+                if len(allowed_K):
+                    x_BK = x_BV[:, allowed_K]
+                    index_B = self._draw_group(x_BK, rows_B, uniform_S[at], members, num_candidates)
+                    ids_S[at] = torch.where(index_B < 0, UNDECIDED, allowed_K[index_B])
+                else:
+                    ids_S[at] = UNDECIDED
+                continue
+            own = [masks.get(rows[i]) for i in part]
             if any(mask_W is not None for mask_W in own):
-                x_BV = x_BV.to(torch.float32, copy=True)
-                apply_masks(x_BV, own)
-            if strategy is Strategy.GREEDY:
-                ids_S[at] = self._argmax(x_BV)
-                continue
-            temperature_B1 = self._floats_RP[rows_B, _TEMPERATURE, None]
-            min_p_B1 = self._floats_RP[rows_B, _MIN_P, None]
-            if strategy is Strategy.FULL:
-                used_min_p_B1 = min_p_B1 if any(state.min_p for state in members) else None
-                ids_S[at] = draw_full(x_BV, temperature_B1, used_min_p_B1, uniform_S[at])
-                continue
-            best_BK, ids_BK = sort_best(x_BV, max(width, num_candidates))
-            total_B = None
-            if strategy is Strategy.TOP_P:
-                total_B = integer_masses(x_BV, best_BK[:, :1], temperature_B1).sum(-1)
-            mass_BK = truncate(
-                best_BK,
-                self._top_k_R[rows_B],
-                self._top_p_R[rows_B],
-                total_B,
-                temperature_B1,
-                min_p_B1,
-            )
-            ids_S[at] = draw_truncated(
-                best_BK, ids_BK, mass_BK, uniform_S[at], complete=ids_BK.shape[1] == x_BV.shape[1]
-            )
+                apply_masks(x_BV := x_BV.clone(), own)
+            ids_S[at] = self._draw_group(x_BV, rows_B, uniform_S[at], members, num_candidates)
         return ids_S
 
-    def _groups(
-        self, states: Sequence[RowState]
-    ) -> Iterator[tuple[tuple[Strategy, int], list[int]]]:
-        """Group the positions by strategy, in groups whose temporaries fit the caches."""
-        groups: dict[tuple[Strategy, int], list[int]] = {}
+    def _few_allowed(self, rows: Sequence[int], masks: Mapping[int, Any]) -> dict[int, Tensor]:
+        """Return the ids that masks allow, by position in `rows`, where these are so few that the
+        token is better drawn from them alone. It is the same one."""
+        found = {}
+        for i, row in enumerate(rows if masks else ()):
+            mask_W = masks.get(row)
+            if mask_W is not None and (ids_K := few_allowed(mask_W, self._vocab_size)) is not None:
+                found[i] = torch.from_numpy(ids_K).to(self._device)
+        return found
+
+    def _draw_group(
+        self,
+        x_BV: Tensor,
+        rows_B: Tensor,
+        uniform_B: Tensor,
+        states: Sequence[RowState],
+        num_candidates: int,
+    ) -> Tensor:
+        """Return token ids, (B,), or UNDECIDED, for rows of one strategy and width."""
+        strategy, width = states[0].strategy, states[0].width
+        if strategy is Strategy.GREEDY:
+            return self._argmax(x_BV)
+        temperature_B1 = self._floats_RP[rows_B, _TEMPERATURE, None]
+        min_p_B1 = self._floats_RP[rows_B, _MIN_P, None]
+        if strategy is Strategy.FULL:
+            used_min_p_B1 = min_p_B1 if any(state.min_p for state in states) else None
+            return draw_full(x_BV, temperature_B1, used_min_p_B1, uniform_B)
+        best_BK, ids_BK = sort_best(x_BV, max(width, num_candidates))
+        total_B = None
+        if strategy is Strategy.TOP_P:
+            total_B = integer_masses(x_BV, best_BK[:, :1], temperature_B1).sum(-1)
+        mass_BK = truncate(
+            best_BK,
+            self._top_k_R[rows_B],
+            self._top_p_R[rows_B],
+            total_B,
+            temperature_B1,
+            min_p_B1,
+        )
+        complete = ids_BK.shape[1] == x_BV.shape[1]
+        return draw_truncated(best_BK, ids_BK, mass_BK, uniform_B, complete=complete)
+
+    def _groups(self, states: Sequence[RowState], alone: Container[int]) -> Iterator[list[int]]:
+        """Group the positions by strategy and width, in groups whose temporaries fit the caches;
+        those of `alone` are each a group."""
+        groups: dict[Any, list[int]] = {}
         for i, state in enumerate(states):
-            groups.setdefault((state.strategy, state.width), []).append(i)
-        for key, members in groups.items():
+            if i in alone:
+                yield [i]
+            else:
+                groups.setdefault((state.strategy, state.width), []).append(i)
+        for members in groups.values():
             for start in range(0, len(members), self._rows_at_once):
-                yield key, members[start : start + self._rows_at_once]
+                yield members[start : start + self._rows_at_once]
 
     def _adjusted(self, x_BV: Tensor, rows_B: Tensor, states: Sequence[RowState]) -> Tensor:
         """Apply penalties, bias and `min_tokens`, on a float32 copy if a row asks for any."""

@@ -17,7 +17,6 @@ from litestar.types import Message, Scope
 from inferno.server.describe import fields_of
 from inferno.server.early import EarlyStreams
 from inferno.server.endpoints import BODIES, HANDLERS
-from inferno.server.errors import error_response
 from inferno.server.gate import ANY, Gate, origins_of
 from inferno.server.history import LIMIT as PROMPT_HISTORY
 from inferno.server.keys import Keys
@@ -30,6 +29,7 @@ from inferno.server.page import page_handlers
 from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Record, Recorded
+from inferno.server.refusals import error_response
 from inferno.server.responses.running import Running
 from inferno.server.responses.store import Store
 from inferno.server.slot import ModelSpec, Slot

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from attrs import define, evolve, field, frozen
 
 from inferno.contracts import Delta, OutputParser
@@ -112,6 +113,16 @@ class ParsedChoice(Choice):
             return [Delta("content", delta.text)] if delta.text else []
         deltas = self.parser.feed(delta.text) if delta.text else []
         return deltas + self.parser.finish() if delta.finish_reason is not None else deltas
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """Return a call's arguments as an object, for APIs that have no other. What the model wrote
+    instead of one becomes its only member."""
+    try:
+        found = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        found = text
+    return found if isinstance(found, dict) else {"arguments": found}
 
 
 def _params(data: ChatRequest, model: ServedModel, *, keeps_special: bool) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from litestar import Request, Response, get
@@ -9,6 +10,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
 from inferno.errors import NotFoundError
+from inferno.server.history import explain
 from inferno.server.keys import owner_of
 from inferno.server.models import Models
 from inferno.server.usage import Used
@@ -32,8 +34,8 @@ def usage(
     return body | ({"session_id": session_id} if session_id is not None else {})
 
 
-@get("/v1/debug/cache/{name:str}", sync_to_thread=False)
-def debug_cache(
+@get("/v1/debug/cache/{name:str}")
+async def debug_cache(
     name: FromPath[str], request: Request[Any, Any, Any], models: NamedDependency[Models]
 ) -> Response[Any]:
     """Explain what the prefix cache held of a request: the closest earlier prompt of the same key,
@@ -43,8 +45,8 @@ def debug_cache(
         memory = model.pipeline.memory
         seen = memory.history.find(name, owner)
         if seen is not None:
-            block_size = model.llm.plan.block_size
-            body = memory.history.explain(seen, model.tokenizer, block_size)
+            earlier, block_size = memory.history.before(seen), model.llm.plan.block_size
+            body = await asyncio.to_thread(explain, seen, earlier, model.tokenizer, block_size)
             return Response({"model": model.names[0], **body}, media_type="application/json")
     raise NotFoundError(
         f"no request {name[:80]!r} of this key is remembered",

@@ -68,6 +68,8 @@ class Description:
 def capabilities(model: ServedModel) -> tuple[Capability, ...]:
     """Return what the model can do."""
     preprocessor, pooling = model.preprocessor, model.preprocessor.pooling
+    if pooling.classifier is not None:
+        return ("rerank",) if pooling.classifier.num_labels == 1 else ()
     found: list[Capability] = []
     if preprocessor.template.exists and model.tokenizer is not None:
         found.append("chat")

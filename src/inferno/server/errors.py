@@ -60,6 +60,8 @@ def body(error: BaseException) -> tuple[int, dict[str, Any]]:
     elif isinstance(error, HTTPException):
         status, message = error.status_code, error.detail
         code = _CODES.get(status)
+        if status == 413:
+            message = "The body is too large. Send less at once; --max-body-bytes sets the limit."
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     if (record := current()) is not None:
         record.error = code or kind

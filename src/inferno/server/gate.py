@@ -7,20 +7,31 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any, cast
 
-import msgspec
 from attrs import frozen
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from inferno.errors import OptionError, PermissionDeniedError, RequestError
-from inferno.server.errors import body, headers_of
 from inferno.server.paths import Routes
+from inferno.server.record import record_of
+from inferno.server.refusals import refuse
 
 ANY = "*"
 _WITHOUT_TYPE = "/api/"
 """Ollama's documentation calls its paths with curl's default, a form's type."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _PREFLIGHT_SECONDS = b"600"
+_EXPOSED = ", ".join(
+    (
+        *("x-request-id", "request-id", "retry-after", "x-should-retry"),
+        *(
+            f"x-ratelimit-{what}-{of}"
+            for what in ("limit", "remaining", "reset")
+            for of in ("requests", "tokens")
+        ),
+    )
+).encode()
+"""Headers that web pages may read: by default they may read few."""
 _ORIGIN = re.compile(r"[a-zA-Z][\w+.-]*://[^/\s]+", re.ASCII)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -108,7 +119,8 @@ class Gate:
             if method in self.routes.methods(path) and method not in _SAFE:
                 _check_type(path, given)
         except (PermissionDeniedError, RequestError) as error:
-            await refuse(error, send)
+            record = record_of(scope)
+            await refuse(error, path, record.id if record is not None else "", send)
             return
         if method == "HEAD" and "GET" in self.routes.methods(path):
             send, method = _bodiless(send), "GET"
@@ -156,19 +168,6 @@ class Gate:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def refuse(error: Exception, send: Send) -> None:
-    """Answer with an error, without a route."""
-    status, content = body(error)
-    payload = msgspec.json.encode(content)
-    headers: Headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(payload)).encode()),
-        *((n.lower().encode(), v.encode()) for n, v in headers_of(error, status).items()),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": payload, "more_body": False})
-
-
 def _check_type(path: str, given: dict[bytes, str]) -> None:
     empty = given.get(b"content-length", "0") == "0" and b"transfer-encoding" not in given
     if empty or path.startswith(_WITHOUT_TYPE):
@@ -191,7 +190,7 @@ def _shared(send: Send, origin: str) -> Send:
     """Let the page at `origin` read the answer."""
     headers: Headers = [
         (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", b"x-request-id, retry-after"),
+        (b"access-control-expose-headers", _EXPOSED),
         (b"vary", b"Origin"),
     ]
 

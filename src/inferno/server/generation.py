@@ -19,7 +19,7 @@ from inferno.errors import (
     RequestTimeoutError,
     ShuttingDownError,
 )
-from inferno.requests import Pooling
+from inferno.requests import Reduction
 from inferno.sampling_params import SamplingParams
 from inferno.server.limiter import Ending, Limiter
 from inferno.server.parsing import Parsed
@@ -57,8 +57,8 @@ class Prepared:
     """Names of fields that have no effect."""
     prompt_only: bool = False
     """Score the prompt, and drop the one token that the engine always samples."""
-    pooling: Pooling | None = None
-    """Make an embedding of each prompt instead of generating."""
+    pooling: Reduction | None = None
+    """What each prompt becomes instead of being continued."""
     rendered: Rendered | None = None
     """The conversation that the prompt was made from, if there is one."""
     session: str | None = None

@@ -77,42 +77,10 @@ class History:
         id = re.split(r"[-_]", name)[-1]
         return next((s for s in own if id == s.id or name == s.request_id), None)
 
-    def explain(self, seen: Seen, tokenizer: Tokenizer | None, block_size: int) -> dict[str, Any]:
-        """Compare a prompt with the earlier one of its owner that shares the longest prefix."""
-        earlier = []
-        for other in self._seen.values():
-            if other is seen:
-                break
-            if other.owner == seen.owner:
-                earlier.append(other)
-        shared = [(_common(seen, other), other.at, other) for other in earlier]
-        common, _, closest = max(shared, key=lambda entry: entry[:2], default=(0, 0.0, None))
-        if common == 0:
-            closest = None
-        body: dict[str, Any] = {
-            "request": seen.id,
-            "prompt_tokens": seen.prompt_len,
-            "cached_tokens": seen.num_cached,
-            "block_size": block_size,
-            "compared": len(earlier),
-            "reason": _reason(seen, closest, common, block_size, len(earlier)),
-            "closest": None,
-            "first_difference": None,
-        }
-        if closest is not None:
-            body["closest"] = {
-                "request": closest.id,
-                "seconds_before": round(seen.at - closest.at, 3),
-                "prompt_tokens": closest.prompt_len,
-                "common_tokens": common,
-            }
-            if common < min(seen.prompt_len, len(closest.token_ids)):
-                body["first_difference"] = {
-                    "position": common,
-                    "here": _place(seen, common, tokenizer),
-                    "before": _place(closest, common, tokenizer),
-                }
-        return body
+    def before(self, seen: Seen) -> list[Seen]:
+        """Return the owner's earlier requests."""
+        own = [other for other in self._seen.values() if other.owner == seen.owner]
+        return own[: own.index(seen)] if seen in own else []
 
     def _bound(self) -> None:
         while len(self._seen) > self.limit or (
@@ -122,10 +90,46 @@ class History:
             self._nbytes -= old.nbytes
 
 
+def explain(
+    seen: Seen, earlier: Sequence[Seen], tokenizer: Tokenizer | None, block_size: int
+) -> dict[str, Any]:
+    """Compare a prompt with the earlier one that shares the longest prefix. May take long, for it
+    decodes the prompt: to be called in a thread. The output of a request may grow meanwhile."""
+    shared = [(_common(seen, other), other.at, other) for other in earlier]
+    common, _, closest = max(shared, key=lambda entry: entry[:2], default=(0, 0.0, None))
+    if common == 0:
+        closest = None
+    body: dict[str, Any] = {
+        "request": seen.id,
+        "prompt_tokens": seen.prompt_len,
+        "cached_tokens": seen.num_cached,
+        "block_size": block_size,
+        "compared": len(earlier),
+        "reason": _reason(seen, closest, common, block_size, len(earlier)),
+        "closest": None,
+        "first_difference": None,
+    }
+    if closest is not None:
+        body["closest"] = {
+            "request": closest.id,
+            "seconds_before": round(seen.at - closest.at, 3),
+            "prompt_tokens": closest.prompt_len,
+            "common_tokens": common,
+        }
+        if common < min(seen.prompt_len, len(closest.token_ids)):
+            body["first_difference"] = {
+                "position": common,
+                "here": _place(seen, common, tokenizer),
+                "before": _place(closest, common, tokenizer),
+            }
+    return body
+
+
 def _common(seen: Seen, other: Seen) -> int:
     """Return how many tokens of the prompt the other request begins with."""
-    ours, theirs = memoryview(seen.token_ids)[: seen.prompt_len], memoryview(other.token_ids)
-    low, high = 0, min(len(ours), len(theirs))
+    # Slices and not views: an array cannot grow while a view of it exists.
+    ours, theirs = seen.token_ids, other.token_ids
+    low, high = 0, min(seen.prompt_len, len(theirs))
     while low < high:  # comparing ranges of memory is faster than tokens one by one
         middle = (low + high + 1) // 2
         if ours[low:middle] == theirs[low:middle]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -33,7 +34,13 @@ log = logging.getLogger("inferno.server")
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 _LOOPBACK = ("127.0.0.1", "::1")
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+_FORWARDED = (
+    *("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"),
+    *("x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"),
+)
+"""Headers that proxies add."""
+PEER_UID = "inferno_peer_uid"
+"""In a connection's state: the user at the other end of a Unix socket."""
 
 
 class Keys:
@@ -123,8 +130,9 @@ class Keys:
 
 
 async def admin_only(connection: Connection, _: BaseRouteHandler) -> None:
-    """Guard that lets only an admin pass: a key with `admin = true`, or, if there is none, a client
-    on this machine whose request no proxy forwards. Raises PermissionDeniedError."""
+    """Guard that lets only an admin pass: a key with `admin = true`, or, if there is none, a
+    program on this machine that is no proxy and no web page of another origin; on a Unix socket,
+    only the server's own user and root. Raises PermissionDeniedError."""
     keys: Keys = connection.app.state.api_keys
     if any(key.admin for key in keys.all):
         record = record_of(connection.scope)
@@ -133,13 +141,25 @@ async def admin_only(connection: Connection, _: BaseRouteHandler) -> None:
         raise PermissionDeniedError(
             "this needs an admin key", "Use a key that has `admin = true` in the keys' file."
         )
-    client = connection.scope.get("client")
-    forwarded = any(name in connection.headers for name in _FORWARDED)
-    if forwarded or (client is not None and client[0] and client[0] not in _LOOPBACK):
+    if not _is_local(connection):
         raise PermissionDeniedError(
-            "only clients on the server's machine may do this",
+            "only programs on the server's machine may do this, and on a Unix socket only those of "
+            "its user",
             "Run it there, or give a key `admin = true` in the keys' file.",
         )
+
+
+def _is_local(connection: Connection) -> bool:
+    headers, client = connection.headers, connection.scope.get("client")
+    if any(name in headers for name in _FORWARDED):
+        return False
+    page = headers.get("origin")
+    if page is not None and page.partition("://")[2].lower() != headers.get("host", "").lower():
+        return False  # allowed by --cors-origin, which says nothing about administration
+    uid = connection.scope.get("state", {}).get(PEER_UID)
+    if uid is not None:
+        return uid in (0, os.getuid())
+    return client is None or not client[0] or client[0] in _LOOPBACK
 
 
 def _continued(key: Key, old: Key | None) -> Key:

@@ -32,6 +32,8 @@ class Limiter:
     in_flight: int = 0
     draining: bool = False
     running: set[Admitted] = field(factory=set)
+    num_expired: int = 0
+    """How many were aborted because the server shuts down."""
 
     def admit(self, generation: Admitted) -> None:
         """Admit a generation, to be released later. Raises QueueFullError or ShuttingDownError."""
@@ -62,5 +64,6 @@ class Limiter:
 
     def expire(self, why: Ending = "shutdown") -> None:
         """Abort what runs."""
+        self.num_expired += len(self.running) if why == "shutdown" else 0
         for generation in list(self.running):
             generation.abort(why)

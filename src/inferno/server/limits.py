@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import define, field, frozen
 
 from inferno.errors import LimitError, PermissionDeniedError
+from inferno.server.usage import Used
 
 Clock = Callable[[], float]
 
@@ -47,13 +48,9 @@ class Bucket:
 
 
 @define(eq=False)
-class Usage:
+class Usage(Used):
     """What a key's requests have used since the server started."""
 
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
     rejected: int = 0
     """Requests over a limit."""
 

@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
 from attrs import frozen
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from inferno.requests import EngineStats
+from inferno.requests import STEP_SIZES, EngineStats
 from inferno.server.limits import Key
 
 _MODEL = "model_name"
@@ -90,6 +97,16 @@ class _Models(Collector):
             for model, stats in running:
                 counter.add_metric([model], getattr(stats, attribute))
             yield counter
+        sizes = HistogramMetricFamily(
+            "inferno_iteration_tokens_total",
+            "Tokens that a forward pass computes.",
+            labels=[_MODEL],
+        )
+        for model, stats in running:
+            counts = accumulate(stats.step_sizes)
+            limits = (*map(floatToGoString, STEP_SIZES), "+Inf")
+            sizes.add_metric([model], list(zip(limits, counts, strict=True)), stats.step_tokens)
+        yield sizes
 
 
 class _Keys(Collector):

@@ -87,7 +87,12 @@ class Models:
     @property
     def busy(self) -> bool:
         """Whether a model generates for a request."""
-        return any(slot.limiter.running for slot in self.slots)
+        return self.num_running > 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that models generate for."""
+        return sum(len(slot.limiter.running) for slot in self.slots)
 
     async def find(self, name: str | None, *, stream: bool | None = False) -> ServedModel:
         """Return the model of that name, ready to serve, and hold it until the current HTTP request

@@ -12,6 +12,7 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
 import inferno
+from inferno.contracts import RequestField
 from inferno.sampling_params import parameters
 from inferno.server.support import Field
 
@@ -36,39 +37,52 @@ _STREAMS = {"/api": "application/x-ndjson", "/v1": "text/event-stream"}
 def openapi_config(bodies: Sequence[type[Any]]) -> OpenAPIConfig:
     """Return the configuration of a document at /schema/openapi.json. `bodies` are the classes of
     request bodies, whose `rows` describe their fields."""
-    rows = {body.__name__: body.rows for body in bodies}
+    found = {body.__name__: body for body in bodies}
     return OpenAPIConfig(
         title="inferno",
         version=inferno.__version__,
         path="/schema",
-        render_plugins=[_Completed(rows)],
+        render_plugins=[_Completed(found)],
     )
 
 
 class _Completed(JsonRenderPlugin):
-    def __init__(self, rows: Mapping[str, Sequence[Field]]) -> None:
+    def __init__(self, bodies: Mapping[str, type[Any]]) -> None:
         super().__init__()
-        self._rows = rows
+        self._bodies = bodies
         self._document: dict[str, Any] | None = None
+        self._plugin_fields: Sequence[RequestField] = ()
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        if self._document is None:
-            self._document = complete(openapi_schema, self._rows)
+        # Plugins are those of the models that are loaded now.
+        found = tuple(request.app.state.models.request_fields.values())
+        if self._document is None or found != self._plugin_fields:
+            self._document = complete(openapi_schema, self._bodies, found)
+            self._plugin_fields = found
         return super().render(request, self._document)
 
 
-def complete(document: Mapping[str, Any], rows: Mapping[str, Sequence[Field]]) -> dict[str, Any]:
-    """Return the document with every operation's errors and streams, and with the notes and bounds
-    of each body's fields. `rows` are by the name of the body's class."""
+def complete(
+    document: Mapping[str, Any],
+    bodies: Mapping[str, type[Any]],
+    plugin_fields: Sequence[RequestField] = (),
+) -> dict[str, Any]:
+    """Return the document with every operation's errors and streams, with the notes and bounds of
+    each body's fields, and with the fields that plugins understand. `bodies` are the classes by
+    name."""
     whole: dict[str, Any] = copy.deepcopy(dict(document))
     schemas = whole.get("components", {}).get("schemas", {})
     for node in _nodes(whole):
         # Several alternatives may match: an empty list is one of strings and of numbers.
         if "oneOf" in node and "discriminator" not in node:
             node["anyOf"] = node.pop("oneOf")
-    for name, fields in rows.items():
+    for name, body in bodies.items():
         if name in schemas:
-            _describe(schemas[name].get("properties", {}), fields)
+            properties = schemas[name].setdefault("properties", {})
+            for field in plugin_fields:
+                if body.endpoint in field.endpoints:
+                    properties.setdefault(field.name, _plugin_schema(field))
+            _describe(properties, body.rows)
     for path, operations in whole.get("paths", {}).items():
         for operation in operations.values():
             _answers(path, operation, schemas)
@@ -81,6 +95,21 @@ def _nodes(node: Any) -> Iterator[dict[str, Any]]:
     if isinstance(node, dict | list):
         for child in list(node.values() if isinstance(node, dict) else node):
             yield from _nodes(child)
+
+
+def _plugin_schema(field: RequestField) -> dict[str, Any]:
+    prefix = {"integer": "", "number": "", "string": "Length", "array": "Items"}.get(field.type)
+    limits = {
+        f"{side}{prefix}" if prefix else f"{side}imum": int(limit) if prefix else limit
+        for side, limit in (("min", field.minimum), ("max", field.maximum))
+        if prefix is not None and limit is not None
+    }
+    kind: dict[str, Any] = {
+        "type": field.type,
+        **({"items": {}} if field.type == "array" else {}),
+        **limits,
+    }
+    return {"anyOf": [kind, {"type": "null"}], "description": field.help}
 
 
 def _describe(properties: dict[str, Any], rows: Sequence[Field]) -> None:

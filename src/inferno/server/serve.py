@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -25,6 +26,8 @@ from inferno.server.transport import Door, Limits
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
+
+log = logging.getLogger("inferno.server")
 
 KEEP_ALIVE_SECONDS = 75
 """Seconds before an idle connection is closed: proxies close theirs after 60 s, and must be
@@ -101,11 +104,21 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let running requests finish, and answer new ones with 503 meanwhile. Then close."""
         self._door.draining = True
+        log.info(
+            "shutting down: %d running requests may take up to %g s; a second signal ends them",
+            self._models.num_running,
+            self._drain_seconds,
+        )
         self._models.drain(self._drain_seconds)
         for connection in list(self.server_state.connections):
             connection.shutdown()
         while self._models.busy and not self.force_exit:
             await asyncio.sleep(0.05)
+        ended = sum(slot.limiter.num_expired for slot in self._models.slots)
+        if ended := ended + self._models.num_running:
+            log.warning("%d requests were ended before their answers were complete", ended)
+        else:
+            log.info("all requests have ended")
         self._door.closing = True
         await super().shutdown(sockets)
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import select
+import socket
+import struct
+import uuid
 from functools import partial
 from typing import Any
 
@@ -21,6 +24,9 @@ from uvicorn.protocols.http.httptools_impl import (
     HttpToolsProtocol,
     RequestResponseCycle,
 )
+
+from inferno.server.keys import PEER_UID
+from inferno.server.refusals import formatted
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GONE_SECONDS = 0.1
@@ -67,6 +73,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
+        if (uid := peer_uid(transport)) is not None:
+            self.app_state = {**self.app_state, PEER_UID: uid}
         self._set_timer(self._limits.head_seconds, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -187,7 +195,8 @@ class Connection(HttpToolsProtocol):
             "param": None,
             "code": code,
         }
-        body = msgspec.json.encode({"error": error})
+        path = self.url.decode("latin-1") if self._in_body else ""
+        body = msgspec.json.encode(formatted(path, status, {"error": error}, uuid.uuid4().hex))
         if self.cycle is None or self.cycle.response_complete or self._in_body:
             if self._in_body and self.cycle is not None and self.cycle.response_started:
                 self.transport.close()
@@ -226,6 +235,17 @@ async def _until_close(
         await send(message)
 
     await app(scope, receive, unframed)
+
+
+def peer_uid(transport: asyncio.BaseTransport) -> int | None:
+    """Return the user at the other end of a Unix socket; None for other sockets, and where the
+    system does not say."""
+    peer = transport.get_extra_info("socket")
+    if peer is None or peer.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", found)[1]
+    return uid
 
 
 def _is_reset(descriptor: int) -> bool:

@@ -105,6 +105,12 @@ class Tokenizer:
         doubled = add_special_tokens and self._bos is not None and ids[:2] == [self._bos, self._bos]
         return ids[1:] if doubled else ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Encode two strings as one, with what the tokenizer writes around and between them. Raises
+        RequestError as `encode`."""
+        ids: list[int] = self._encoded(first, add_special_tokens=True, pair=second).ids
+        return ids
+
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Encode a string without adding special tokens. Returns the ids, and the start and end of
         each token in `text`, in characters. Raises RequestError as `encode`."""
@@ -149,13 +155,14 @@ class Tokenizer:
         return found
 
     def _encoded(
-        self, text: str, add_special_tokens: bool, *, spans: bool = False
+        self, text: str, add_special_tokens: bool, *, spans: bool = False, pair: str | None = None
     ) -> tokenizers.Encoding:
         try:
-            if len(text) < _LONG:
-                return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            if len(text) + len(pair or "") < _LONG:
+                return self._backend.encode(text, pair, add_special_tokens=add_special_tokens)
             encode = self._backend.encode_batch if spans else self._backend.encode_batch_fast
-            [found] = encode([text], add_special_tokens=add_special_tokens)
+            given = text if pair is None else (text, pair)
+            [found] = encode([given], add_special_tokens=add_special_tokens)
             return found
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(

@@ -127,8 +127,6 @@ def test_reasoning_is_taken_out(spec: Spec) -> None:
     parser = found.parser(f"prompt {opening}", TOOLS)
     deltas = joined([*parser.feed(f"so\n\nand so{closing}yes"), *parser.finish()])
     assert (text_in(deltas, "reasoning"), text_in(deltas)) == ("so\n\nand so", "yes")
-    [(start, end)] = parser.reasoning_spans
-    assert f"so\n\nand so{closing}yes"[start:end] == "so\n\nand so"
 
 
 NAMES = st.sampled_from(["weather", "get_time"])
@@ -185,7 +183,7 @@ def test_any_chunking_of_a_broken_answer_gives_the_same_and_loses_nothing(
     assert read(spec, text, cuts) == whole
     assert read(spec, text, range(len(text))) == whole
     kept = "".join(d.text + d.name for d in whole)
-    ids = " ".join(d.id for d in fed(spec, text))
+    ids = " ".join(d.id.replace(d.name, "", 1) for d in fed(spec, text))  # some repeat the name
     assert kept.count("ZQX") + ids.count("ZQX") == text.count("ZQX"), "a word of the answer is lost"
     if not calls_in(whole) and "ZQX" not in text and spec.parser == "tagged":
         dropped = [*spec.dropped, *(m.strip() for pair in spec.reasoning for m in pair)]
@@ -229,6 +227,7 @@ def test_a_marker_that_begins_a_call_in_open_reasoning_is_known() -> None:
     [spec] = [spec for spec in FAMILIES if spec.call_ends_reasoning]
     section, call = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
     assert list(format_of(spec).call_markers) == [section, call]
+    assert format_of(spec).call_ends_reasoning
     rest = 'functions.weather:0<|tool_call_argument_begin|>{"city": "Graz"}<|tool_call_end|>'
     for markers in (section + call, call):
         found = read(spec, f"<think>I look.{markers}{rest}")

@@ -1,3 +1,8 @@
+#include <nanobind/stl/string.h>
+
+#include <chrono>
+#include <string>
+
 #include "bind.hpp"
 #include "kernels.hpp"
 
@@ -38,4 +43,17 @@ void bind_dense(nb::module_& m) {
   });
   m.def("dense_read",
         [](Address data, int64_t bytes) { return active().dense->read(at(data), bytes); });
+  m.def(
+      "peak",
+      [](const std::string& type) {
+        nb::gil_scoped_release released;
+        auto begin = std::chrono::steady_clock::now();
+        double operations = type == "int8"       ? active().packed->peak()
+                            : type == "bfloat16" ? active().dense->peak(kBFloat16)
+                                                 : active().dense->peak(kFloat32);
+        std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+        return operations / taken.count();
+      },
+      "Operations a second of the instruction that products of float32, bfloat16 or int8 use, on "
+      "registers, on all threads. Takes some milliseconds: use the best of a few calls.");
 }

@@ -7,6 +7,7 @@
 
 #include "gemm_float.hpp"
 #include "parallel.hpp"
+#include "peak.hpp"
 #include "problems.hpp"
 #include "scratch.hpp"
 #include "simd.hpp"
@@ -438,7 +439,22 @@ float read(const void* data, int64_t bytes) {
   return total;
 }
 
+double peak(int dtype) {
+  float ones[kChains * 16];
+  for (float& one : ones) one = 1.0f;
+#if defined(INFERNO_AVX512_BF16)
+  if (dtype == kBFloat16)
+    return 64 * peak_steps<F32, false>(ones, [&](F32 sum, int c) {
+             return dot2(sum, load_pairs((const bf16*)(ones + 16 * c)), splat_pair(0x3f80));
+           });
+#endif
+  (void)dtype;
+  return 32 * peak_steps<F32, false>(ones, [&](F32 sum, int c) {
+           return fma(load(ones + 16 * c), splat(1.0f), sum);
+         });
+}
+
 }  // namespace
 
 extern const DenseLinear INFERNO_EXPORT(dense);
-const DenseLinear INFERNO_EXPORT(dense) = {repack, matmul, grouped, argmax, rows, read};
+const DenseLinear INFERNO_EXPORT(dense) = {repack, matmul, grouped, argmax, rows, read, peak};

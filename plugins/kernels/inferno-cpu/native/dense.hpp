@@ -28,4 +28,7 @@ struct DenseLinear {
                int64_t N, int64_t K);
   // Read `bytes`, a multiple of 256, at the speed of memory: the baseline for matmul of one row.
   float (*read)(const void* data, int64_t bytes);
+  // Multiply and add in registers, on all threads, as matmul of this type does at its best. Returns
+  // the number of operations made: the limit that matmul of many rows is compared with.
+  double (*peak)(int dtype);
 };

@@ -6,6 +6,7 @@
 #include "packed_repack.hpp"
 #include "packed_tile.hpp"
 #include "parallel.hpp"
+#include "peak.hpp"
 #include "problems.hpp"
 
 namespace {
@@ -403,7 +404,17 @@ void rows(int layout, const void* panels, const int64_t* ids, int y_dtype, void*
   });
 }
 
+double peak() {
+  using D = Dot<4>;
+  alignas(64) uint8_t numbers[kChains * 64];
+  for (int i = 0; i < kChains * 64; i++) numbers[i] = i % 2 ? 0xff : 1;
+  constexpr bool kOneInstruction = __is_same(D::Acc, I32);
+  return 128 * peak_steps<D::Acc, !kOneInstruction>(numbers, [&](D::Acc a, int c) {
+           return D::add(a, load_line(numbers + 64 * c), load_four(numbers));
+         });
+}
+
 }  // namespace
 
 extern const PackedLinear INFERNO_EXPORT(packed);
-const PackedLinear INFERNO_EXPORT(packed) = {panel_bytes, repack, matmul, grouped, argmax, rows};
+const PackedLinear INFERNO_EXPORT(packed) = {panel_bytes, repack, matmul, grouped, argmax, rows, peak};

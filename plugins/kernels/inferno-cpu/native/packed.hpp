@@ -49,4 +49,6 @@ struct PackedLinear {
   // y_MK = W_NK[ids_M]; zeros for an id that is not in 0 .. N - 1.
   void (*rows)(int layout, const void* panels, const int64_t* ids, int y_dtype, void* y, int64_t M,
                int64_t N, int64_t K);
+  // Multiply and add codes of 4 bits in registers, as DenseLinear::peak does.
+  double (*peak)();
 };

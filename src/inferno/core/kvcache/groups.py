@@ -378,4 +378,5 @@ class CacheGroups:
 def _needs_prompt(sequence: Sequence) -> bool:
     """Whether results for every prompt token are wanted: none can come from the cache."""
     request = sequence.request
-    return request.params.prompt_logprobs is not None or request.pooling not in (None, "last")
+    every = request.pooling in ("first", "mean", "max")
+    return request.params.prompt_logprobs is not None or every

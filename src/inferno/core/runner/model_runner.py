@@ -32,7 +32,7 @@ from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
 from inferno.plan import CaptureUse, Plan
-from inferno.requests import Logprobs, Pooling
+from inferno.requests import Logprobs, Reduction
 from inferno.sampling import Sampler, logprobs_of
 
 _LOGPROB_ROWS = 256
@@ -314,6 +314,9 @@ class ModelRunner:
             pooled.add(hidden_ND, first=start == 0)
             if start + count == pooled.num_tokens:
                 del self._pooled[row]
+                if pooled.how == "score":
+                    last_1D = hidden_TD[first + count - 1 : first + count]
+                    pooled.vector_D = self._model.score(last_1D)[0].float()  # type: ignore[operator]
                 done[row] = tuple(pooled.vector_D.tolist())
         return done
 
@@ -349,7 +352,7 @@ class _PromptLogprobs:
 @define
 class _Pooled:
     num_tokens: int
-    how: Pooling
+    how: Reduction
     vector_D: Tensor = field(factory=lambda: torch.zeros(()))
 
     def add(self, hidden_ND: Tensor, *, first: bool) -> None:

@@ -6,14 +6,15 @@ import uuid
 from typing import Any
 
 from attrs import frozen
-from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar import Request
 from litestar.openapi.datastructures import ResponseSpec
 
 from inferno.server import errors
 from inferno.server.record import record_of, safe_id
 from inferno.server.schema import ERROR_RESPONSES
 
+PATH = "/v1/messages"
+"""What the API's paths begin with."""
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -42,21 +43,17 @@ class MessageErrorBody:
     type: str = "error"
 
 
+def formatted(status: int, body: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """Return the body of an error in OpenAI's format in Anthropic's."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    shown = {"type": kind, "message": body["error"]["message"]}
+    return {"type": "error", "error": shown, "request_id": request_id}
+
+
 def error_body(error: BaseException, request_id: str) -> tuple[int, dict[str, Any]]:
     """Return the status and JSON body. Any exception but an InfernoError becomes an opaque 500."""
     status, body = errors.body(error)
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    shown = {"type": kind, "message": body["error"]["message"]}
-    return status, {"type": "error", "error": shown, "request_id": request_id}
-
-
-def error_response(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    """Litestar's handler for all exceptions, in Anthropic's format."""
-    response = errors.error_response(request, error)
-    id = request_id_of(request)
-    response.content = error_body(error, id)[1]
-    response.headers["request-id"] = id
-    return response
+    return status, formatted(status, body, request_id)
 
 
 def request_id_of(request: Request[Any, Any, Any]) -> str:
@@ -68,14 +65,8 @@ def request_id_of(request: Request[Any, Any, Any]) -> str:
     return safe_id(state.get("request_id")) or own
 
 
-EXCEPTION_HANDLERS: dict[int | type[Exception], Any] = {
-    HTTPException: error_response,
-    Exception: error_response,
-}
 RESPONSES = {
     status: ResponseSpec(MessageErrorBody, description=spec.description, generate_examples=False)
     for status, spec in ERROR_RESPONSES.items()
 }
 """Error responses in the OpenAPI schema."""
-OPTIONS: dict[str, Any] = {"responses": RESPONSES, "exception_handlers": EXCEPTION_HANDLERS}
-"""Of each of its handlers."""

@@ -8,7 +8,7 @@ from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.server.anthropic.errors import OPTIONS, request_id_of
+from inferno.server.anthropic.errors import RESPONSES, request_id_of
 from inferno.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from inferno.server.anthropic.shape import MessageShape
 from inferno.server.anthropic.translation import translate
@@ -17,7 +17,7 @@ from inferno.server.parsing import Parsed, post_body
 from inferno.server.translate import session_of
 
 
-@post_body(MessagesRequest, **OPTIONS)
+@post_body(MessagesRequest, responses=RESPONSES)
 async def create_message(
     data: JSONBody[Parsed[MessagesRequest]],
     request: Request[Any, Any, Any],
@@ -35,7 +35,7 @@ async def create_message(
     return response
 
 
-@post_body(CountTokensRequest, **OPTIONS)
+@post_body(CountTokensRequest, responses=RESPONSES)
 async def count_tokens(
     data: JSONBody[Parsed[CountTokensRequest]],
     request: Request[Any, Any, Any],

@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from attrs import define, field
 
 from inferno.contracts import Delta
 from inferno.errors import InfernoError
 from inferno.server.anthropic.errors import error_body
-from inferno.server.conversation import Conversation, ParsedChoice
+from inferno.server.conversation import Conversation, ParsedChoice, arguments_object
 from inferno.server.errors import log
 from inferno.server.model import ServedModel
 from inferno.server.shape import Shape, encode
@@ -62,7 +61,7 @@ class _Choice(ParsedChoice):
         block = {"type": "tool_use", "id": delta.id, "name": delta.name}
         self._begin({**block, "input": {}})
         self._change({"type": "input_json_delta", "partial_json": delta.text})
-        self.blocks[-1] = {**block, "input": _object(delta.text)}
+        self.blocks[-1] = {**block, "input": arguments_object(delta.text)}
         self._stop()
 
     def _close(self) -> None:
@@ -173,15 +172,6 @@ class MessageShape(Shape[_Choice]):
             "output_tokens_details": {"thinking_tokens": thinking},
             "service_tier": "standard",
         }
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Return a call's arguments, or what the model wrote instead of an object."""
-    try:
-        found = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        found = text
-    return found if isinstance(found, dict) else {"arguments": found}
 
 
 def _event(event: dict[str, Any]) -> bytes:

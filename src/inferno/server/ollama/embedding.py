@@ -21,7 +21,7 @@ from inferno.server.pooling.embeddings import ONE_TOKEN, check_embedding, encode
 from inferno.server.pooling.shape import Pooled, WholeShape, blaming
 
 
-@post_body(OllamaEmbedRequest, **errors.OPTIONS)
+@post_body(OllamaEmbedRequest, responses=errors.RESPONSES)
 async def embed(
     data: JSONBody[Parsed[OllamaEmbedRequest]],
     request: Request[Any, Any, Any],
@@ -37,7 +37,7 @@ async def embed(
         return await model.pipeline.respond(prepared, shape, request.receive)
 
 
-@post_body(OllamaEmbeddingsRequest, **errors.OPTIONS)
+@post_body(OllamaEmbeddingsRequest, responses=errors.RESPONSES)
 async def embeddings(
     data: JSONBody[Parsed[OllamaEmbeddingsRequest]],
     request: Request[Any, Any, Any],

@@ -22,7 +22,7 @@ from inferno.server.parsing import Parsed, post_body, read
 from inferno.server.schema import CompletionRequest
 
 
-@post_body(OllamaChatRequest, **errors.OPTIONS)
+@post_body(OllamaChatRequest, responses=errors.RESPONSES)
 async def chat(
     data: JSONBody[Parsed[OllamaChatRequest]],
     request: Request[Any, Any, Any],
@@ -38,7 +38,7 @@ async def chat(
     return await model.pipeline.respond(conversation.prepared, shape, request.receive)
 
 
-@post_body(OllamaGenerateRequest, **errors.OPTIONS)
+@post_body(OllamaGenerateRequest, responses=errors.RESPONSES)
 async def generate(
     data: JSONBody[Parsed[OllamaGenerateRequest]],
     request: Request[Any, Any, Any],

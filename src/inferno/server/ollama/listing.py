@@ -23,31 +23,32 @@ from inferno.server.record import record_of
 from inferno.server.slot import Slot
 
 _CAPABILITIES = {"tools": "tools", "reasoning": "thinking", "embeddings": "embedding"}
+_DENSE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NEVER = "2318-01-01T00:00:00Z"
 """When a model without `keep_alive` is unloaded, as Ollama reports it."""
 
 
-@get("/api/version", sync_to_thread=False)
+@get("/api/version", sync_to_thread=False, responses=errors.RESPONSES)
 def version() -> dict[str, str]:
     """Report inferno's version."""
     return {"version": inferno.__version__}
 
 
-@get("/api/tags", sync_to_thread=False)
+@get("/api/tags", sync_to_thread=False, responses=errors.RESPONSES)
 def tags(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
     """List the models that the key may use, under each of their names."""
     slots = _usable(request, models)
     return {"models": [_entry(name, slot.served) for slot in slots for name in slot.spec.names]}
 
 
-@get("/api/ps", sync_to_thread=False)
+@get("/api/ps", sync_to_thread=False, responses=errors.RESPONSES)
 def processes(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
     """List the loaded models that the key may use."""
     served = [slot.served for slot in _usable(request, models)]
     return {"models": [_running(model) for model in served if model is not None]}
 
 
-@post_body(OllamaNameRequest, **errors.OPTIONS)
+@post_body(OllamaNameRequest, responses=errors.RESPONSES)
 async def show(
     data: JSONBody[Parsed[OllamaNameRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:
@@ -80,7 +81,7 @@ async def show(
     return Response(body, media_type="application/json")
 
 
-@post_body(OllamaPullRequest, **errors.OPTIONS)
+@post_body(OllamaPullRequest, responses=errors.RESPONSES)
 async def pull(
     data: JSONBody[Parsed[OllamaPullRequest]], models: NamedDependency[Models]
 ) -> Response[Any]:
@@ -100,7 +101,6 @@ async def pull(
     http_method=["POST", "HEAD"],
     status_code=400,
     include_in_schema=False,
-    exception_handlers=errors.HANDLERS,
     sync_to_thread=False,
 )
 def change() -> Response[Any]:
@@ -112,7 +112,6 @@ def change() -> Response[Any]:
     "/api/delete",
     status_code=400,
     include_in_schema=False,
-    exception_handlers=errors.HANDLERS,
     sync_to_thread=False,
 )
 def remove() -> Response[Any]:
@@ -171,8 +170,13 @@ def _details(found: Description | None) -> dict[str, Any]:
         "family": "" if found is None else found.family,
         "families": [] if found is None else [found.family],
         "parameter_size": "",
-        "quantization_level": "" if found is None else found.quantization.upper(),
+        "quantization_level": "" if found is None else _level(found.quantization),
     }
+
+
+def _level(quantization: str) -> str:
+    """Return Ollama's name of a quantization, which are those of GGUF's file types."""
+    return _DENSE.get(quantization, quantization.upper())
 
 
 def _parameters(model: ServedModel) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
 from attrs import define, field
 
 from inferno.errors import InfernoError
-from inferno.server.conversation import ParsedChoice
+from inferno.server.conversation import ParsedChoice, arguments_object
 from inferno.server.errors import log
 from inferno.server.model import ServedModel
 from inferno.server.ollama.errors import message
@@ -135,17 +134,8 @@ class GenerateShape(OllamaShape):
 
 
 def _call(name: str, arguments: str, id: str, index: int) -> dict[str, Any]:
-    function = {"index": index, "name": name, "arguments": _object(arguments)}
+    function = {"index": index, "name": name, "arguments": arguments_object(arguments)}
     return {"id": id, "function": function}
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Return a call's arguments, or what the model wrote instead of an object."""
-    try:
-        found = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        found = text
-    return found if isinstance(found, dict) else {"arguments": found}
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -1,5 +1,5 @@
-"""Scores pairs of strings: a query and a document. A reranker judges each pair by its next token;
-an embedding model compares their vectors."""
+"""Scores pairs of strings: a query and a document. A reranker judges each pair by its next token, a
+cross-encoder by its head; an embedding model compares their vectors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from inferno.errors import RequestError
-from inferno.llm.pooling import Judge
+from inferno.llm.pooling import Classifier, Judge
 from inferno.sampling_params import SamplingParams
 from inferno.server.generation import Prepared
 from inferno.server.model import ServedModel, in_time
@@ -21,7 +21,7 @@ from inferno.server.pooling.shape import Pooled, WholeShape, prepared
 from inferno.server.shape import Choice
 
 if TYPE_CHECKING:
-    from inferno.text import Tokenizer
+    from inferno.text import ChatTemplate, Tokenizer
 
 Pair = tuple[str, str]
 _MAX_QUERIES = 16_000_000
@@ -40,13 +40,18 @@ async def prepare_pairs(
     """Prepare the scoring of pairs. `asymmetric`: the first of each pair is a query, which some
     embedding models need to know. Raises RequestError."""
     pooling = model.preprocessor.pooling
+    if pooling.classifier is not None:
+        return await _classified(
+            parsed, model, pairs, pooling.classifier, instruction, max_tokens_per_doc
+        )
     if pooling.judge is not None and not pooling.is_embedder:
         return await _judged(parsed, model, pairs, pooling.judge, instruction, max_tokens_per_doc)
     if not pooling.is_embedder:
         raise RequestError(
             "this model is neither a reranker nor an embedding model: its checkpoint has no "
-            "modules.json, and its architecture declares no way to judge",
-            "Serve a reranker or an embedding model.",
+            "modules.json and no head of one label, and its architecture declares no way to judge",
+            "Serve an embedding model, a reranker that judges by its next token, or a decoder that "
+            "classifies with one label (a `score` head). Encoders are not supported.",
             param="model",
         )
     if instruction is not None:
@@ -58,6 +63,34 @@ async def prepare_pairs(
     return await _compared(parsed, model, pairs, max_tokens_per_doc, asymmetric)
 
 
+async def _classified(
+    parsed: Parsed[PoolingRequest],
+    model: ServedModel,
+    pairs: Sequence[Pair],
+    classifier: Classifier,
+    instruction: str | None,
+    max_tokens_per_doc: int | None,
+) -> tuple[Prepared, PairScores]:
+    if classifier.num_labels != 1:
+        raise RequestError(
+            f"this model has {classifier.num_labels} labels: none of them is a pair's score",
+            "Serve a cross-encoder, which has one label.",
+            param="model",
+        )
+    template = classifier.template
+    if template is None and instruction is not None:
+        raise RequestError(
+            "this model's checkpoint has no chat template for a query, a document and an "
+            "instruction",
+            "Write the instruction into the query.",
+            param="instruction",
+        )
+    wanted = classifier.instruction if instruction is None else instruction
+    prompts = await _prompts(model, pairs, template, wanted, max_tokens_per_doc)
+    ready = prepared(parsed, model, prompts, params=ONE_TOKEN, pooling="score")
+    return ready, ClassifiedPairs(len(pairs), sigmoid=classifier.sigmoid)
+
+
 async def _judged(
     parsed: Parsed[PoolingRequest],
     model: ServedModel,
@@ -66,20 +99,39 @@ async def _judged(
     instruction: str | None,
     max_tokens_per_doc: int | None,
 ) -> tuple[Prepared, PairScores]:
-    tokenizer = model.needed_tokenizer("query")
     wanted = judge.instruction if instruction is None else instruction
+    prompts = await _prompts(model, pairs, judge.template, wanted, max_tokens_per_doc)
+    params = SamplingParams(
+        max_tokens=1, temperature=0, logprobs=0, logprob_token_ids=(judge.yes, judge.no)
+    )
+    return prepared(parsed, model, prompts, params=params), JudgedPairs(len(pairs))
+
+
+async def _prompts(
+    model: ServedModel,
+    pairs: Sequence[Pair],
+    template: ChatTemplate | None,
+    instruction: str,
+    max_tokens_per_doc: int | None,
+) -> list[tuple[int, ...]]:
+    """Return each pair's prompt: rendered by the template, or joined by the tokenizer. Raises
+    RequestError."""
+    tokenizer = model.needed_tokenizer("query")
 
     def encode_one(query: str, document: str) -> tuple[int, ...]:
+        document = _cut(tokenizer, document, max_tokens_per_doc)
+        if template is None:
+            return tuple(tokenizer.encode_pair(query, document))
         messages = [
-            *([{"role": "system", "content": wanted}] if wanted else ()),
+            *([{"role": "system", "content": instruction}] if instruction else ()),
             {"role": "query", "content": query},
-            {"role": "document", "content": _cut(tokenizer, document, max_tokens_per_doc)},
+            {"role": "document", "content": document},
         ]
-        return tuple(tokenizer.encode(judge.template.render(messages), add_special_tokens=False))
+        return tuple(tokenizer.encode(template.render(messages), add_special_tokens=False))
 
     if sum(len(query) for query, _ in pairs) > _MAX_QUERIES:
         raise RequestError(
-            "the query is too long for so many documents: each is judged in a prompt of its own",
+            "the query is too long for so many documents: each is judged in its own prompt",
             "Send fewer documents, or a shorter query.",
             param="documents",
         )
@@ -88,11 +140,7 @@ async def _judged(
         if max_tokens_per_doc is None:
             model.preprocessor.check_characters(len(document), "documents")
     work = lambda: [encode_one(*pair) for pair in pairs]  # noqa: E731
-    prompts = await in_time(work, sum(len(text) for pair in pairs for text in pair))
-    params = SamplingParams(
-        max_tokens=1, temperature=0, logprobs=0, logprob_token_ids=(judge.yes, judge.no)
-    )
-    return prepared(parsed, model, prompts, params=params), JudgedPairs(len(pairs))
+    return await in_time(work, sum(len(text) for pair in pairs for text in pair))
 
 
 async def _compared(
@@ -130,9 +178,9 @@ def _cut(tokenizer: Tokenizer, document: str, limit: int | None) -> str:
 
 
 class PairScores(ABC):
-    """What is computed for pairs, and the score of each, 0 to 1 or a cosine."""
+    """What is computed for pairs, and the score of each: 0 to 1, a cosine, or a logit."""
 
-    method: ClassVar[str]
+    method: str
     choices: Sequence[Any]
 
     @abstractmethod
@@ -152,13 +200,29 @@ class JudgedPairs(PairScores):
         return [_probability(choice) for choice in self.choices]
 
 
+class ClassifiedPairs(PairScores):
+    """One prompt for each pair, and one logit for each prompt."""
+
+    def __init__(self, count: int, *, sigmoid: bool) -> None:
+        self.choices: Sequence[Pooled] = [Pooled(i) for i in range(count)]
+        self.method = "sigmoid of the label's logit" if sigmoid else "logit of the label"
+        self._sigmoid = sigmoid
+
+    def scores(self) -> list[float]:
+        logits = [choice.vector[0] for choice in self.choices]
+        return [_sigmoid(logit) for logit in logits] if self._sigmoid else logits
+
+
+def _sigmoid(x: float) -> float:
+    return 0.0 if x < -700 else 1 / (1 + math.exp(-x))
+
+
 def _probability(choice: Choice) -> float:
     """Return the probability of the first of the two tokens among both."""
     (_, yes), (_, no) = choice.logprobs[0].top
     if math.isinf(yes) and math.isinf(no):
         return 0.5
-    difference = no - yes
-    return 0.0 if difference > 700 else 1 / (1 + math.exp(difference))
+    return _sigmoid(yes - no)
 
 
 class ComparedPairs(PairScores):

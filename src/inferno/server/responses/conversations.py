@@ -14,7 +14,7 @@ from inferno.server.parsing import Parsed, post_body
 from inferno.server.responses.database import Database, Page
 from inferno.server.responses.history import resolved
 from inferno.server.responses.items import Item, new_id, read_items
-from inferno.server.responses.pages import After, Limit, Order, answer, page_of
+from inferno.server.responses.pages import After, Limit, Order, answer, answer_page, page_of
 from inferno.server.responses.schema import (
     ConversationRequest,
     ConversationUpdate,
@@ -102,12 +102,7 @@ async def list_items(
     order: Order = "desc",
 ) -> Response[Any]:
     """List a conversation's items."""
-    checked_id(id, "conversation")
-    owner = owner_of(request)
-    page = await store.run(Database.page, "conversation", owner, id, after, limit, order)
-    if page is None:
-        raise not_found("conversation", id)
-    return answer(page_of(page))
+    return await answer_page(store, owner_of(request), "conversation", id, after, limit, order)
 
 
 @get("/v1/conversations/{id:str}/items/{item:str}", responses=ERROR_RESPONSES)

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from litestar import Response
 from litestar.params import FromQuery, QueryParameter
 
-from inferno.server.responses.database import Page
+from inferno.server.responses.database import Database, Kind, Page
+from inferno.server.responses.store import Store, checked_id, not_found
 
 After: TypeAlias = FromQuery[str | None]
 Limit: TypeAlias = Annotated[int, QueryParameter(ge=1, le=100)]
@@ -23,6 +24,17 @@ def page_of(page: Page) -> dict[str, Any]:
         "last_id": page.items[-1]["id"] if page.items else "",
         "has_more": page.more,
     }
+
+
+async def answer_page(
+    store: Store, owner: str, kind: Kind, id: str, after: str | None, limit: int, order: str
+) -> Response[Any]:
+    """Answer with a page of a record's items. Raises NotFoundError."""
+    checked_id(id, kind)
+    page = await store.run(Database.page, kind, owner, id, after, limit, order)
+    if page is None:
+        raise not_found(kind, id)
+    return answer(page_of(page))
 
 
 def answer(body: dict[str, Any]) -> Response[Any]:

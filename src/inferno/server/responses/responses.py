@@ -14,7 +14,7 @@ from inferno.server.models import Models
 from inferno.server.parsing import Parsed, post_body
 from inferno.server.responses.database import Database
 from inferno.server.responses.history import history
-from inferno.server.responses.pages import After, Limit, Order, answer, page_of
+from inferno.server.responses.pages import After, Limit, Order, answer, answer_page
 from inferno.server.responses.running import Running
 from inferno.server.responses.schema import InputTokensRequest, ResponsesRequest
 from inferno.server.responses.shape import Context, ResponsesShape
@@ -136,8 +136,4 @@ async def list_input_items(
     order: Order = "desc",
 ) -> Response[Any]:
     """List a response's own input items."""
-    checked_id(id, "response")
-    page = await store.run(Database.page, "response", owner_of(request), id, after, limit, order)
-    if page is None:
-        raise not_found("response", id)
-    return answer(page_of(page))
+    return await answer_page(store, owner_of(request), "response", id, after, limit, order)

@@ -90,7 +90,7 @@ class Channels:
                 end = text.held(_BODY_ENDS)
             piece, text.pos = text.buffer[text.pos : end], end
             if reasoning:
-                parser.reasoning(piece, text.at)
+                parser.reasoning(piece)
             else:
                 parser.content(piece)
             if found:

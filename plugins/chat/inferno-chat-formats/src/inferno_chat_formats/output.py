@@ -46,6 +46,10 @@ class Format:
         parts = (part for calls in self.spec.calls for part in (calls.opening, calls.call[0]))
         return list(dict.fromkeys(marker for part in parts if (marker := beginning(part))))
 
+    @property
+    def call_ends_reasoning(self) -> bool:
+        return self.spec.call_ends_reasoning
+
     def writes_special(self, *, tools: bool) -> bool:
         return self._special or (tools and self._special_calls)
 
@@ -64,7 +68,7 @@ class Format:
         parser = Parser(machine, self.spec.ids, parallel=parallel)
         tail = self.spec.prompt_tail
         if tail and prompt.endswith(tail):
-            parser.text.buffer, parser.text.base = tail, -len(tail)
+            parser.text.buffer = tail
         return parser
 
     def call_grammar(

@@ -27,7 +27,6 @@ class Parser:
 
     def __init__(self, machine: Machine, ids: IdStyle, *, parallel: bool) -> None:
         self.text = Text()
-        self.reasoning_spans: list[tuple[int, int]] = []
         self.num_calls = 0
         self._ids, self._parallel = ids, parallel
         self._out: list[Delta] = []
@@ -54,14 +53,9 @@ class Parser:
         if text:
             self._out.append(Delta("content", text))
 
-    def reasoning(self, text: str, end: int) -> None:
-        """Emit reasoning that ends at this position of the output."""
+    def reasoning(self, text: str) -> None:
         if text:
             self._out.append(Delta("reasoning", text))
-        start = end - len(text)
-        if self.reasoning_spans and self.reasoning_spans[-1][1] >= start:
-            start = self.reasoning_spans.pop()[0]
-        self.reasoning_spans.append((start, end))
 
     def calls(self, calls: list[Call]) -> None:
         for call in calls:
@@ -126,15 +120,13 @@ class Tagged:
                 end = found[0] if found else len(text.buffer)
                 piece = text.buffer[text.pos : end]
                 text.pos = end
-                kept = piece.rstrip("\n")
-                parser.reasoning(kept, text.at - len(piece) + len(kept))
+                parser.reasoning(piece.rstrip("\n"))
                 if found and found[1] == closing:
                     text.pos += len(closing)
                 return
             end = _before_space(text.buffer, text.pos, text.held(ends))
             piece, text.pos = text.buffer[text.pos : end], end
-            if piece:
-                parser.reasoning(piece, text.at)
+            parser.reasoning(piece)
             text.forget()
             yield from text.more()
 

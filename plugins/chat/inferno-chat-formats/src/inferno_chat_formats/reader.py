@@ -23,23 +23,18 @@ class Broken(Exception):
 
 
 class Text:
-    """The output so far, from `base` on, and a position in it."""
+    """What is not forgotten of the output so far, and a position in it."""
 
     def __init__(self) -> None:
-        self.buffer, self.pos, self.base, self.ended = "", 0, 0, False
+        self.buffer, self.pos, self.ended = "", 0, False
 
     @property
     def rest(self) -> str:
         return self.buffer[self.pos :]
 
-    @property
-    def at(self) -> int:
-        """The position in the whole output."""
-        return self.base + self.pos
-
     def forget(self) -> None:
         """Drop what was read."""
-        self.buffer, self.base, self.pos = self.buffer[self.pos :], self.base + self.pos, 0
+        self.buffer, self.pos = self.rest, 0
 
     def more(self) -> Wait[bool]:
         """Wait for more text. False at the end of the output."""

@@ -4,29 +4,29 @@ until a model is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import Architecture, classifier_of
 from inferno_llama.gguf import LLAMA
+
+CAUSAL = Architecture(
+    name="LlamaForCausalLM",
+    config="inferno_llama.config:LlamaConfig.from_json",
+    build="inferno_llama.model:LlamaForCausalLM",
+    dialects={"gguf": LLAMA},
+    stop_tokens=("<|eot_id|>", "<|eom_id|>"),
+    checkpoints=(
+        "meta-llama/Llama-2-7b-chat-hf",
+        "meta-llama/Meta-Llama-3-8B-Instruct",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3.2-1B-Instruct",
+        "meta-llama/Llama-3.2-3B-Instruct",
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "01-ai/Yi-1.5-9B-Chat",
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+        "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    ),
+)
 
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [
-        Architecture(
-            name="LlamaForCausalLM",
-            config="inferno_llama.config:LlamaConfig.from_json",
-            build="inferno_llama.model:LlamaForCausalLM",
-            dialects={"gguf": LLAMA},
-            stop_tokens=("<|eot_id|>", "<|eom_id|>"),
-            checkpoints=(
-                "meta-llama/Llama-2-7b-chat-hf",
-                "meta-llama/Meta-Llama-3-8B-Instruct",
-                "meta-llama/Llama-3.1-8B-Instruct",
-                "meta-llama/Llama-3.2-1B-Instruct",
-                "meta-llama/Llama-3.2-3B-Instruct",
-                "meta-llama/Llama-3.3-70B-Instruct",
-                "01-ai/Yi-1.5-9B-Chat",
-                "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
-                "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-            ),
-        )
-    ]
+    return [CAUSAL, classifier_of(CAUSAL)]

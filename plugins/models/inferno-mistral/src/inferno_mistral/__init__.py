@@ -4,34 +4,38 @@ built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import Architecture, classifier_of
 from inferno_mistral.gguf import MISTRAL
 
 _CONFIG = "inferno_mistral.config:MistralConfig.from_json"
 _BUILD = "inferno_mistral.model:MistralForCausalLM"
 
 
+CAUSAL = Architecture(
+    name="MistralForCausalLM",
+    config=_CONFIG,
+    build=_BUILD,
+    dialects={"gguf": MISTRAL},
+    checkpoints=(
+        "mistralai/Mistral-7B-v0.1",
+        "mistralai/Mistral-7B-Instruct-v0.2",
+        "mistralai/Mistral-7B-Instruct-v0.3",
+        "mistralai/Mistral-Nemo-Instruct-2407",
+        "mistralai/Ministral-8B-Instruct-2410",
+        "mistralai/Mistral-Small-24B-Instruct-2501",
+        "mistralai/Mistral-Large-Instruct-2407",
+        "mistralai/Codestral-22B-v0.1",
+        "HuggingFaceH4/zephyr-7b-beta",
+        "teknium/OpenHermes-2.5-Mistral-7B",
+    ),
+)
+
+
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
     return [
-        Architecture(
-            name="MistralForCausalLM",
-            config=_CONFIG,
-            build=_BUILD,
-            dialects={"gguf": MISTRAL},
-            checkpoints=(
-                "mistralai/Mistral-7B-v0.1",
-                "mistralai/Mistral-7B-Instruct-v0.2",
-                "mistralai/Mistral-7B-Instruct-v0.3",
-                "mistralai/Mistral-Nemo-Instruct-2407",
-                "mistralai/Ministral-8B-Instruct-2410",
-                "mistralai/Mistral-Small-24B-Instruct-2501",
-                "mistralai/Mistral-Large-Instruct-2407",
-                "mistralai/Codestral-22B-v0.1",
-                "HuggingFaceH4/zephyr-7b-beta",
-                "teknium/OpenHermes-2.5-Mistral-7B",
-            ),
-        ),
+        CAUSAL,
+        classifier_of(CAUSAL),
         # transformers' name for a Mistral whose config.json has `layer_types`.
         Architecture(name="MinistralForCausalLM", config=_CONFIG, build=_BUILD),
     ]

@@ -4,34 +4,34 @@ is built."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture
+from inferno.contracts import Architecture, classifier_of
 from inferno_qwen2.gguf import QWEN2
+
+CAUSAL = Architecture(
+    name="Qwen2ForCausalLM",
+    config="inferno_qwen2.config:Qwen2Config.from_json",
+    build="inferno_qwen2.model:Qwen2ForCausalLM",
+    dialects={"gguf": QWEN2},
+    stop_tokens=("<|im_end|>", "<|endoftext|>"),
+    checkpoints=(
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        "Qwen/Qwen2.5-3B-Instruct",
+        "Qwen/Qwen2.5-7B-Instruct",
+        "Qwen/Qwen2.5-14B-Instruct",
+        "Qwen/Qwen2.5-32B-Instruct",
+        "Qwen/Qwen2.5-72B-Instruct",
+        "Qwen/Qwen2.5-Coder-32B-Instruct",
+        "Qwen/Qwen2-7B-Instruct",
+        "Qwen/QwQ-32B",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+    ),
+)
 
 
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [
-        Architecture(
-            name="Qwen2ForCausalLM",
-            config="inferno_qwen2.config:Qwen2Config.from_json",
-            build="inferno_qwen2.model:Qwen2ForCausalLM",
-            dialects={"gguf": QWEN2},
-            stop_tokens=("<|im_end|>", "<|endoftext|>"),
-            checkpoints=(
-                "Qwen/Qwen2.5-0.5B-Instruct",
-                "Qwen/Qwen2.5-1.5B-Instruct",
-                "Qwen/Qwen2.5-3B-Instruct",
-                "Qwen/Qwen2.5-7B-Instruct",
-                "Qwen/Qwen2.5-14B-Instruct",
-                "Qwen/Qwen2.5-32B-Instruct",
-                "Qwen/Qwen2.5-72B-Instruct",
-                "Qwen/Qwen2.5-Coder-32B-Instruct",
-                "Qwen/Qwen2-7B-Instruct",
-                "Qwen/QwQ-32B",
-                "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-                "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
-                "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",
-                "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
-            ),
-        )
-    ]
+    return [CAUSAL, classifier_of(CAUSAL)]

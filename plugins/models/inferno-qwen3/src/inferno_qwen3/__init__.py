@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import Architecture, Reranker
+from inferno.contracts import Architecture, Reranker, classifier_of
 from inferno_qwen3.gguf import QWEN3
 
 RERANKER = Reranker(
@@ -26,29 +26,30 @@ RERANKER = Reranker(
 """The prompt of Qwen3-Reranker's model card."""
 
 
+CAUSAL = Architecture(
+    name="Qwen3ForCausalLM",
+    config="inferno_qwen3.config:Qwen3Config.from_json",
+    build="inferno_qwen3.model:Qwen3ForCausalLM",
+    dialects={"gguf": QWEN3},
+    stop_tokens=("<|im_end|>",),
+    adapt="inferno.contracts:with_head",
+    reranker=RERANKER,
+    checkpoints=(
+        "Qwen/Qwen3-0.6B",
+        "Qwen/Qwen3-1.7B",
+        "Qwen/Qwen3-4B",
+        "Qwen/Qwen3-8B",
+        "Qwen/Qwen3-14B",
+        "Qwen/Qwen3-32B",
+        "Qwen/Qwen3-4B-Instruct-2507",
+        "Qwen/Qwen3-4B-Thinking-2507",
+        "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+        "Qwen/Qwen3-Embedding-0.6B",
+        "Qwen/Qwen3-Reranker-0.6B",
+    ),
+)
+
+
 @hookimpl
 def inferno_architectures() -> list[Architecture]:
-    return [
-        Architecture(
-            name="Qwen3ForCausalLM",
-            config="inferno_qwen3.config:Qwen3Config.from_json",
-            build="inferno_qwen3.model:Qwen3ForCausalLM",
-            dialects={"gguf": QWEN3},
-            stop_tokens=("<|im_end|>",),
-            adapt="inferno.contracts:with_head",
-            reranker=RERANKER,
-            checkpoints=(
-                "Qwen/Qwen3-0.6B",
-                "Qwen/Qwen3-1.7B",
-                "Qwen/Qwen3-4B",
-                "Qwen/Qwen3-8B",
-                "Qwen/Qwen3-14B",
-                "Qwen/Qwen3-32B",
-                "Qwen/Qwen3-4B-Instruct-2507",
-                "Qwen/Qwen3-4B-Thinking-2507",
-                "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
-                "Qwen/Qwen3-Embedding-0.6B",
-                "Qwen/Qwen3-Reranker-0.6B",
-            ),
-        )
-    ]
+    return [CAUSAL, classifier_of(CAUSAL)]
