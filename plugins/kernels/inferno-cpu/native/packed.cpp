@@ -371,7 +371,7 @@ void row_of(const Kernel& k, const uint8_t* group, int lane, int64_t groups, Y* 
       float scale, min;
       memcpy(&scale, group + 4 * (kRows * half + lane), 4);
       memcpy(&min, group + 4 * (kRows * (k.halves + half) + lane), 4);
-      uint8_t code = group[k.codes_at + 64 * (i / 4) + 4 * lane + i % 4];
+      uint8_t code = group[k.codes_at + code_at(lane, i)];
       float w = scale * float(k.signed_codes ? int8_t(code) : int(code) - k.offset);
       values[i] = k.has_min ? w - min : w;
     }

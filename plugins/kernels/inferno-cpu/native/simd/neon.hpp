@@ -299,6 +299,46 @@ struct Dot<8> {
 
 #endif
 
+#if defined(INFERNO_NEON_MATRIX)
+// ---- eight columns of two tokens ----
+
+struct Eights { B64 low, high; };     // eight codes of each lane, in order
+struct PairSums { I32 low, high; };   // of two tokens, alternating: lanes 0 to 7, 8 to 15
+INL uint8x16_t zip_low(uint8x16_t x, uint8x16_t y) {
+  return vreinterpretq_u8_u32(vzip1q_u32(vreinterpretq_u32_u8(x), vreinterpretq_u32_u8(y)));
+}
+INL uint8x16_t zip_high(uint8x16_t x, uint8x16_t y) {
+  return vreinterpretq_u8_u32(vzip2q_u32(vreinterpretq_u32_u8(x), vreinterpretq_u32_u8(y)));
+}
+INL Eights interleave(B64 x, B64 y) {
+  return {{zip_low(x.a, y.a), zip_high(x.a, y.a), zip_low(x.b, y.b), zip_high(x.b, y.b)},
+          {zip_low(x.c, y.c), zip_high(x.c, y.c), zip_low(x.d, y.d), zip_high(x.d, y.d)}};
+}
+// Two fours of two tokens, each token's together.
+INL int8x16_t load_eights(const uint8_t* first, const uint8_t* second) {
+  uint64_t x, y;
+  memcpy(&x, first, 8), memcpy(&y, second, 8);
+  return vreinterpretq_s8_u8(
+      zip_low(vreinterpretq_u8_u64(vdupq_n_u64(x)), vreinterpretq_u8_u64(vdupq_n_u64(y))));
+}
+INL PairSums start_pair(int32_t first, int32_t second) {
+  int32x4_t v = vzip1q_s32(vdupq_n_s32(first), vdupq_n_s32(second));
+  return {{v, v, v, v}, {v, v, v, v}};
+}
+INL I32 multiply_eights(I32 sum, B64 w, int8x16_t x) {
+  return {vusmmlaq_s32(sum.a, w.a, x), vusmmlaq_s32(sum.b, w.b, x), vusmmlaq_s32(sum.c, w.c, x),
+          vusmmlaq_s32(sum.d, w.d, x)};
+}
+INL I32 first(PairSums s) {
+  return {vuzp1q_s32(s.low.a, s.low.b), vuzp1q_s32(s.low.c, s.low.d),
+          vuzp1q_s32(s.high.a, s.high.b), vuzp1q_s32(s.high.c, s.high.d)};
+}
+INL I32 second(PairSums s) {
+  return {vuzp2q_s32(s.low.a, s.low.b), vuzp2q_s32(s.low.c, s.low.d),
+          vuzp2q_s32(s.high.a, s.high.b), vuzp2q_s32(s.high.c, s.high.d)};
+}
+#endif
+
 // ---- transposition ----
 
 INL void transpose(const char* rows, int64_t row_bytes, char* to) {

@@ -172,6 +172,40 @@ struct Dot {  // unsigned times signed bytes
   INL I32 total(Acc a, int32_t) { return a; }
 };
 
+// ---- eight columns of two tokens ----
+
+struct Eights { B64 low, high; };    // eight codes of each lane, in order
+struct PairSums { I32 low, high; };  // of two tokens, alternating: lanes 0 to 7, 8 to 15
+INL U8x32 zip_low(U8x32 x, U8x32 y) {
+  return svreinterpret_u8_u32(svzip1_u32(svreinterpret_u32_u8(x), svreinterpret_u32_u8(y)));
+}
+INL U8x32 zip_high(U8x32 x, U8x32 y) {
+  return svreinterpret_u8_u32(svzip2_u32(svreinterpret_u32_u8(x), svreinterpret_u32_u8(y)));
+}
+INL Eights interleave(B64 x, B64 y) {
+  return {{zip_low(x.lo, y.lo), zip_high(x.lo, y.lo)}, {zip_low(x.hi, y.hi), zip_high(x.hi, y.hi)}};
+}
+// Two fours of two tokens, each token's together.
+INL I8x32 load_eights(const uint8_t* first, const uint8_t* second) {
+  uint64_t x, y;
+  memcpy(&x, first, 8), memcpy(&y, second, 8);
+  return svreinterpret_s8_u8(
+      zip_low(svreinterpret_u8_u64(svdup_u64(x)), svreinterpret_u8_u64(svdup_u64(y))));
+}
+INL PairSums start_pair(int32_t first, int32_t second) {
+  I32x8 v = svzip1_s32(svdup_s32(first), svdup_s32(second));
+  return {{v, v}, {v, v}};
+}
+INL I32 multiply_eights(I32 sum, B64 w, I8x32 x) {
+  return {svusmmla_s32(sum.lo, w.lo, x), svusmmla_s32(sum.hi, w.hi, x)};
+}
+INL I32 first(PairSums s) {
+  return {svuzp1_s32(s.low.lo, s.low.hi), svuzp1_s32(s.high.lo, s.high.hi)};
+}
+INL I32 second(PairSums s) {
+  return {svuzp2_s32(s.low.lo, s.low.hi), svuzp2_s32(s.high.lo, s.high.hi)};
+}
+
 // ---- transposition ----
 
 // Eight rows to the lower halves, by exchanges of ever larger neighbours.
