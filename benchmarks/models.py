@@ -52,6 +52,11 @@ class Shape:
     def head_weights(self) -> int:
         return self.vocab_size * self.hidden_size
 
+    @property
+    def cache_bytes(self) -> int:
+        """Of a token's keys and values in all layers, at 16 bits each."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * 2
+
     def read_share(self, num_tokens: int) -> float:
         """Share of the weights that a step of this many tokens reads, each with its own experts
         choice."""
@@ -116,7 +121,7 @@ class Shape:
             "hidden_act": "silu",
             "attention_bias": False,
             "rms_norm_eps": self.rms_norm_eps,
-            "max_position_embeddings": 32_768,
+            "max_position_embeddings": 131_072,
             "tie_word_embeddings": True,
             "rope_theta": self.rope_theta,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},

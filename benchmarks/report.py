@@ -4,13 +4,15 @@ do."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from cells import COLD, FIRST, PEAK
+from engines import LLAMA_BENCH
 from samples import START, Round, Run, Sample
 
-COLD, FIRST, PEAK = "cold-start", "first-start", "peak"
-"""Starts that count, the one before them, and the memory at the end."""
-OURS = "inferno"
+OURS, LLAMA = "inferno", "llama-cpp-python"
+HIT = "prefix-"
+"""Cells whose figure is the time to the first token begin so."""
 
 
 def report(run: Run) -> str:
@@ -30,12 +32,34 @@ def _head(run: Run) -> str:
     gigaflops = statistics.median(sample.speed.gigaflops for sample in run.samples)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     engines_used = f" {', '.join(versions)}." if versions else ""
-    return (
+    stolen = [sample.stolen for sample in run.samples]
+    said = (
         f"{run.model}, {run.samples[-1].threads} threads, {when}.{engines_used} Memory read "
         f"at {gigabytes[0]:.0f} to "
         f"{gigabytes[-1]:.0f} GB/s (median {statistics.median(gigabytes):.0f}), matrix "
-        f"products {gigaflops:.0f} GFLOP/s."
+        f"products {gigaflops:.0f} GFLOP/s. The host took {statistics.median(stolen):.2f} cores "
+        f"(median; at most {max(stolen):.2f})."
     )
+    return "\n\n".join(part for part in (said, _machine(run)) if part)
+
+
+def _machine(run: Run) -> str:
+    """Processor, instructions, and what the engines chose of them."""
+    if (machine := run.machine) is None:
+        return ""
+    levels = {s.engine: s.level for s in run.samples if s.level and s.engine != LLAMA_BENCH}
+    parts = [
+        f"{machine.processor}, {machine.cores} cores, {machine.gigabytes:.0f} GB, "
+        f"{machine.system}. Instructions: {', '.join(machine.features) or 'no special ones'}."
+    ]
+    if levels:
+        parts.append(
+            f"Chosen: {'; '.join(f'{engine} {level}' for engine, level in levels.items())}."
+        )
+    if machine.peaks:
+        peaks = ", ".join(f"{name} {value:.0f}" for name, value in machine.peaks.items())
+        parts.append(f"Peak of an instruction, 10^9 operations per second: {peaks}.")
+    return " ".join(parts)
 
 
 def _parts(run: Run, format: str) -> list[str]:
@@ -46,6 +70,8 @@ def _parts(run: Run, format: str) -> list[str]:
     note = _left_out(run, format)
     tables = (
         _speeds(run, format, engines, titles),
+        _own_tool(run, format),
+        _hits(run, format, engines, titles),
         _starts(run, format, engines, titles),
         _served(run, format, engines),
     )
@@ -68,18 +94,48 @@ def _left_out(run: Run, format: str) -> str:
 def _speeds(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]) -> str:
     rows = []
     for cell in dict.fromkeys(
-        s.cell for s in run.samples if s.format == format and "floor" in s.figures
+        s.cell
+        for s in run.samples
+        if s.format == format and "floor" in s.figures and not s.cell.startswith(HIT)
     ):
         rounds = run.counted(format, cell)
-        found = [_of(rounds, engine) for engine in engines]
+        found = [of(rounds, engine) for engine in engines]
         shown = [
             f"{median(samples):.1f} ({share(samples):.0%})" if samples else "" for samples in found
         ]
         count = min(len(samples) for samples in found if samples)
         rows.append([cell, *shown, beside_best(rounds, more_is_better=True), str(count)])
-    return _table(
+    return table(
         [f"{format}: tokens/s (share of floor)", *titles, "inferno / best peer", "rounds"], rows
     )
+
+
+def _own_tool(run: Run, format: str) -> str:
+    """How far llama.cpp's own `llama-bench` is from the figures above."""
+    found = []
+    for cell in dict.fromkeys(s.cell for s in run.samples if s.format == format):
+        pairs = [
+            s[LLAMA_BENCH].figures["value"] / s[LLAMA].figures["value"]
+            for s in run.counted(format, cell)
+            if LLAMA_BENCH in s and LLAMA in s
+        ]
+        if pairs:
+            found.append(f"{cell} {statistics.median(pairs):.2f}")
+    return f"{LLAMA_BENCH} / {LLAMA}: {', '.join(found)}." if found else ""
+
+
+def _hits(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]) -> str:
+    rows = []
+    for cell in dict.fromkeys(
+        s.cell for s in run.samples if s.format == format and s.cell.startswith(HIT)
+    ):
+        rounds = run.counted(format, cell)
+        found = [of(rounds, engine) for engine in engines]
+        shown = [f"{median(samples):.3f}" if samples else "" for samples in found]
+        count = min(len(samples) for samples in found if samples)
+        rows.append([cell, *shown, beside_best(rounds, more_is_better=False), str(count)])
+    head = f"{format}: seconds to the first token"
+    return table([head, *titles, "best peer / inferno", "rounds"], rows)
 
 
 def median(samples: Sequence[Sample], key: str = "value") -> float:
@@ -94,11 +150,24 @@ def share(samples: Sequence[Sample]) -> float:
 
 
 def beside_best(rounds: Sequence[Round], *, more_is_better: bool, key: str = "value") -> str:
-    """The ratio to the peer with the best median, as the median of the ratios within each round, so
-    that the machine's moods cancel. Above 1 inferno is the better."""
+    """`ratio`, as it is shown."""
+    found = ratio(rounds, more_is_better=more_is_better, key=key)
+    return f"**{found[0]:.2f}** ({found[1]})" if found else ""
+
+
+def ratio(
+    rounds: Sequence[Round], *, more_is_better: bool, key: str = "value", peer: str = ""
+) -> tuple[float, str] | None:
+    """The ratio to the peer with the best median, and its name. It is the median of the ratios
+    within each round, so that the machine's moods cancel. Above 1 inferno is the better.
+    `llama-bench`, which draws no tokens, is no peer. With `peer`, the ratio to that one. None
+    without a round that has both."""
     medians = {}
     for engine in dict.fromkeys(
-        engine for samples in rounds for engine in samples if engine != OURS
+        engine
+        for samples in rounds
+        for engine in samples
+        if engine not in (OURS, LLAMA_BENCH) and engine.startswith(peer)
     ):
         pairs = [
             (s[OURS].figures[key], s[engine].figures[key])
@@ -106,14 +175,14 @@ def beside_best(rounds: Sequence[Round], *, more_is_better: bool, key: str = "va
             if OURS in s and engine in s
         ]
         if pairs:
-            ratio = statistics.median(
+            middle = statistics.median(
                 ours / theirs if more_is_better else theirs / ours for ours, theirs in pairs
             )
-            medians[engine] = (statistics.median(theirs for _, theirs in pairs), ratio)
+            medians[engine] = (statistics.median(theirs for _, theirs in pairs), middle)
     if not medians:
-        return ""
+        return None
     best = (max if more_is_better else min)(medians, key=lambda engine: medians[engine][0])
-    return f"**{medians[best][1]:.2f}** ({best})"
+    return medians[best][1], best
 
 
 def _starts(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]) -> str:
@@ -124,23 +193,21 @@ def _starts(run: Run, format: str, engines: Sequence[str], titles: Sequence[str]
         ("peak memory after all cells, GB", PEAK, "value"),
     ):
         # A run in pieces has a peak of each piece: the highest counts.
-        rounds = (
-            [_highest(run.rounds(format, PEAK).values())]
-            if cell == PEAK
-            else run.counted(format, cell)
-        )
+        rounds = [highest_peaks(run, format)] if cell == PEAK else run.counted(format, cell)
         if any(rounds):
             # What starts very slowly is started once.
             found = [
-                _of(rounds, engine) or _of(first if cell == COLD else [], engine)
+                of(rounds, engine) or of(first if cell == COLD else [], engine)
                 for engine in engines
             ]
             shown = [f"{median(samples, key):.2f}" if samples else "" for samples in found]
             rows.append([title, *shown, beside_best(rounds, more_is_better=False, key=key)])
-    return _table([format, *titles, "best peer / inferno"], rows)
+    return table([format, *titles, "best peer / inferno"], rows)
 
 
-def _highest(rounds: Iterable[Round]) -> Round:
+def highest_peaks(run: Run, format: str) -> Round:
+    """Of each engine, in all pieces of the run."""
+    rounds = run.rounds(format, PEAK).values()
     samples = [sample for samples in rounds for sample in samples.values()]
     return {
         sample.engine: sample
@@ -154,7 +221,7 @@ def _served(run: Run, format: str, engines: Sequence[str]) -> str:
         s.cell for s in run.samples if s.format == format and s.cell.startswith("http")
     ):
         for engine in engines:
-            if found := _of(run.counted(format, cell), engine):
+            if found := of(run.counted(format, cell), engine):
                 first, between, slow = (
                     f"{median(found, key) * 1000:.1f}" for key in ("ttft", "itl", "itl_99")
                 )
@@ -169,9 +236,9 @@ def _served(run: Run, format: str, engines: Sequence[str]) -> str:
                         str(len(found)),
                     ]
                 )
-    return _table(
+    return table(
         [
-            "",
+            format,
             "engine",
             "first text, ms",
             "between texts, ms",
@@ -183,11 +250,11 @@ def _served(run: Run, format: str, engines: Sequence[str]) -> str:
     )
 
 
-def _of(rounds: Sequence[Round], engine: str) -> list[Sample]:
+def of(rounds: Sequence[Round], engine: str) -> list[Sample]:
     return [samples[engine] for samples in rounds if engine in samples]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]

@@ -10,28 +10,30 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
+import host_cost
 from bench import Bench, Entry, Plan, say
-from cells import cells
-from engines import INFERNO, PEERS, Engine, EngineError
-from machine import Probe
+from cells import COLD, HOST, LONG, cells
+from engines import INFERNO, LLAMA_BENCH, PEERS, Engine, EngineError
+from goals import standing
+from machine import Neighbours, Probe, this_machine
 from models import SHAPES
-from report import COLD, report
-from samples import START, Run, last_name, load, skip
+from report import report
+from samples import START, Run, Sample, keep, last_name, load, note, skip
 from weights import FORMATS, weights
 
 HTTP_CELLS: Mapping[str, tuple[int, int]] = {"http-1": (1, 4), "http-16": (16, 1)}
 """Clients, and the requests of each."""
-_HTTP_FORMAT = "bf16"
-"""The one that more than one engine serves."""
 
 
 def _options() -> argparse.Namespace:
-    known = [COLD, *cells(quick=False), *HTTP_CELLS]
+    known = [COLD, *cells(quick=False), *HTTP_CELLS, HOST]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=[*SHAPES, "all"], default="qwen3-0.6b")
     parser.add_argument(
@@ -41,7 +43,9 @@ def _options() -> argparse.Namespace:
         "--formats", default="bf16", help=f"comma-separated, of {', '.join(FORMATS)}"
     )
     parser.add_argument(
-        "--cells", default=",".join(known), help=f"comma-separated, of {', '.join(known)}"
+        "--cells",
+        default=",".join(name for name in known if name not in LONG),
+        help=f"comma-separated, of {', '.join(known)}",
     )
     parser.add_argument(
         "--rounds", type=int, default=5, help="undisturbed ones wanted of each cell"
@@ -79,6 +83,8 @@ def _options() -> argparse.Namespace:
             parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(allowed)}")
     if options.quick and options.run:
         parser.error("--quick measures other lengths, which belong into no run")
+    if "llama-cpp-python" in options.peers and LLAMA_BENCH not in options.peers:
+        options.peers.append(LLAMA_BENCH)  # how far its figures are from llama.cpp's own
     options.models = [*SHAPES] if options.model == "all" else [options.model]
     return options
 
@@ -127,14 +133,40 @@ def _measure(
         name: cell for name, cell in cells(quick=options.quick).items() if name in options.cells
     }
     http = {name: load for name, load in HTTP_CELLS.items() if name in options.cells}
+    if HOST in options.cells:
+        _host_cost(run, plan, probe)
     for format in options.formats:
         bench = Bench(run, format, shape, [*_entries(engines, run, format, options)], plan, probe)
         if COLD in options.cells:
             bench.cold_starts()
         if in_process:
             bench.in_process(in_process)
-        if http and format == _HTTP_FORMAT:
+        if http:
             bench.over_http(http)
+
+
+def _host_cost(run: Run, plan: Plan, probe: Probe) -> None:
+    """Of the scheduler and the resident tables alone, once in a run."""
+    if run.rounds(HOST, HOST):
+        return
+    with Neighbours() as neighbours:
+        steps = host_cost.measure(256, 2000, 400, aligned=False)
+    sample = Sample(
+        format=HOST,
+        engine=INFERNO.name,
+        variant="",
+        version=version("inferno"),
+        cell=HOST,
+        round=0,
+        figures={"value": statistics.median(map(sum, steps))},
+        speed=probe(),
+        neighbours=neighbours.cores,
+        clean=neighbours.clean,
+        date=time.strftime("%Y-%m-%d %H:%M"),
+        threads=plan.threads,
+        stolen=neighbours.stolen,
+    )
+    keep(plan.samples, run, sample)
 
 
 def main() -> None:
@@ -142,11 +174,9 @@ def main() -> None:
     samples = options.work / "samples.jsonl"
     if options.report:
         name = options.run or last_name(samples) or ""
-        print(
-            "\n\n".join(
-                report(run) for model in SHAPES if (run := load(samples, name, model)).samples
-            )
-        )
+        for model in SHAPES:
+            if (run := load(samples, name, model)).samples:
+                print(f"{report(run)}\n\n{standing(run)}\n")
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # with what it started
     options.work.mkdir(parents=True, exist_ok=True)
@@ -160,8 +190,9 @@ def main() -> None:
     )
     for model in options.models:
         run = load(samples, name, model)
+        note(samples, run, this_machine(options.threads))
         _measure(run, engines, plan, options)
-        print(report(run))
+        print(f"{report(run)}\n\n{standing(run)}\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 from attrs import define, field, frozen
-from machine import Speed
+from machine import Machine, Speed
 
 START = "start"
 """In place of a cell, where an engine did not even start."""
@@ -33,10 +33,14 @@ class Sample:
     speed: Speed
     """The machine's, around it."""
     neighbours: float
-    """Cores that others used meanwhile."""
+    """Cores that other processes used meanwhile."""
     clean: bool
     date: str
     threads: int
+    stolen: float = 0.0
+    """Cores that the host took away meanwhile."""
+    level: str = ""
+    """The instructions that the engine says it chose."""
 
 
 Round = Mapping[str, Sample]
@@ -50,6 +54,8 @@ class Run:
     name: str
     model: str
     samples: list[Sample] = field(factory=list)
+    machine: Machine | None = None
+    """Where it was measured last."""
     skipped: dict[tuple[str, str, str], str] = field(factory=dict)
     """(format, engine, cell) -> why it was left out from there on."""
 
@@ -92,6 +98,8 @@ def load(path: Path, name: str, model: str) -> Run:
             continue
         if "skipped" in line:
             run.skipped[line["format"], line["engine"], line["cell"]] = line["skipped"]
+        elif "machine" in line:
+            run.machine = Machine(**line["machine"])
         else:
             run.samples.append(Sample(**line | {"speed": Speed(**line["speed"])}))
     return run
@@ -105,6 +113,12 @@ def last_name(path: Path) -> str | None:
 def keep(path: Path, run: Run, sample: Sample) -> None:
     run.samples.append(sample)
     _append(path, {"run": run.name, "model": run.model, **attrs.asdict(sample)})
+
+
+def note(path: Path, run: Run, machine: Machine) -> None:
+    """Keep what a run is measured on. Its samples follow."""
+    run.machine = machine
+    _append(path, {"run": run.name, "model": run.model, "machine": attrs.asdict(machine)})
 
 
 def skip(path: Path, run: Run, place: tuple[str, str, str], reason: str) -> None:

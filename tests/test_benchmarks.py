@@ -3,15 +3,23 @@ speed."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
+import attrs
 import cells
+import chart
+import engines
+import goals
 import machine
 import models
 import pytest
 import report
 import samples
 
+ROOT = Path(__file__).parents[1]
 SPEED = machine.Speed(10.0, 100.0)
 
 
@@ -21,11 +29,14 @@ def sample(
     value: float,
     *,
     cell: str = "decode",
+    format: str = "q8_0",
     clean: bool = True,
+    stolen: float = 0.0,
+    level: str = "",
     **figures: float,
 ) -> samples.Sample:
     return samples.Sample(
-        format="q8_0",
+        format=format,
         engine=engine,
         variant="Q8_0",
         version="1",
@@ -37,6 +48,8 @@ def sample(
         clean=clean,
         date="2026-01-01 00:00",
         threads=2,
+        stolen=stolen,
+        level=level,
     )
 
 
@@ -153,7 +166,157 @@ def test_the_report_says_share_of_floor_the_highest_peak_and_who_was_left_out(
 
 
 def test_what_starts_very_slowly_is_shown_with_its_one_start() -> None:
-    found = [sample(engine, 0, 90.0, cell=report.FIRST, peak_gb=3.0) for engine in ("inferno", "a")]
-    text = report.report(run_of(*found, sample("inferno", 0, 1.5, cell=report.COLD, peak_gb=2.0)))
+    found = [sample(engine, 0, 90.0, cell=cells.FIRST, peak_gb=3.0) for engine in ("inferno", "a")]
+    text = report.report(run_of(*found, sample("inferno", 0, 1.5, cell=cells.COLD, peak_gb=2.0)))
     assert "| start to first token, s | 1.50 | 90.00 |  |" in text
     assert "| peak memory at the first token, GB | 2.00 | 3.00 |  |" in text
+
+
+def test_llama_bench_is_no_peer_and_its_distance_is_shown() -> None:
+    run = run_of(
+        sample("inferno", 0, 40),
+        sample("llama-cpp-python", 0, 20),
+        sample("llama-bench", 0, 21),
+    )
+    assert report.beside_best(run.counted("q8_0", "decode"), more_is_better=True) == (
+        "**2.00** (llama-cpp-python)"
+    )
+    assert "llama-bench / llama-cpp-python: decode 1.05." in report.report(run)
+
+
+def test_what_the_host_takes_is_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([(10.0, 1.0), (12.0, 1.5)])  # busy, stolen
+    own, clock = iter([5.0, 6.96]), iter([0.0, 1.0])
+    monkeypatch.setattr(machine, "_busy_seconds", lambda: next(times))
+    monkeypatch.setattr(machine, "_own_seconds", lambda: next(own))
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    with machine.Neighbours() as neighbours:
+        pass
+    assert neighbours.cores == pytest.approx(0.04)
+    assert neighbours.stolen == pytest.approx(0.5)
+    assert neighbours.clean
+
+
+def test_the_report_says_what_the_host_took_and_what_the_engines_chose(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    run = samples.load(path, "name", "qwen3-0.6b")
+    samples.note(path, run, machine.this_machine(1))
+    samples.keep(path, run, sample("inferno", 0, 40, stolen=0.25, level="avx2"))
+    read = samples.load(path, "name", "qwen3-0.6b")
+    assert read.machine is not None
+    assert attrs.asdict(read.machine) == attrs.asdict(machine.this_machine(1)) | {
+        "peaks": dict(read.machine.peaks)  # measured anew each time
+    }
+    text = report.report(read)
+    assert "The host took 0.25 cores (median; at most 0.25)." in text
+    assert read.machine.processor in text
+    assert "Chosen: inferno avx2." in text
+
+
+def test_a_hidden_processor_is_known_by_its_numbers() -> None:
+    about = {"model name": "AMD EPYC", "cpu family": "25", "model": "17", "stepping": "1"}
+    assert machine.processor_name(about) == "AMD EPYC (family 25, model 17, stepping 1)"
+    arm = {"CPU implementer": "0x41", "CPU part": "0xd40"}
+    assert machine.processor_name(arm).endswith("(CPU implementer 0x41, CPU part 0xd40)")
+
+
+def test_kept_tokens_are_the_same_in_every_round_and_others_are_not() -> None:
+    cell = cells.cells(quick=False)["prefix-hit"]
+    (first,), (second,) = cell.prompts(0), cell.prompts(1)
+    assert first[: cell.kept] == second[: cell.kept]
+    assert first[cell.kept :] != second[cell.kept :]
+    assert len(first) == len(second) == cell.kept + 64
+    full = cells.cells(quick=False)["prefix-full"]
+    assert full.prompts(0) == full.prompts(1) == [first[: cell.kept]]
+
+
+def test_after_a_hit_seconds_count_and_otherwise_tokens_per_second() -> None:
+    known = cells.cells(quick=False)
+    hit, decode, prefill = known["prefix-hit"], known["decode"], known["prefill-512"]
+    assert hit.value(hit.prompts(0), 0.5, 0.5) == 0.5
+    assert decode.value(decode.prompts(0), 1.0, 2.0) == pytest.approx(127)
+    assert prefill.value(prefill.prompts(0), 2.0, 2.0) == pytest.approx(256)
+
+
+def test_after_a_long_prompt_the_floor_reads_the_cache_too() -> None:
+    shape, cell = models.SHAPES["qwen3-0.6b"], cells.cells(quick=False)["decode-16k"]
+    kept = 16 * 1024 * 28 * 2 * 8 * 128 * 2  # tokens, layers, keys and values, heads of 128
+    floor = cell.floor(cell.prompts(0), shape, 500_000_000, SPEED)
+    assert floor == pytest.approx(31 * (0.05 + kept / 10e9))
+
+
+@pytest.mark.parametrize("name", cells.cells(quick=False))
+def test_every_engine_is_started_with_room_for_its_cell(name: str) -> None:
+    cell = cells.cells(quick=False)[name]
+    longest = max(map(len, cell.prompts(0))) + cell.new_tokens
+    assert cell.max_model_len >= longest
+    assert cell.max_model_len == cells.PLAIN_LEN or cell.kept
+
+
+def test_engines_name_only_cells_that_exist() -> None:
+    known = {*cells.cells(quick=False), cells.COLD, cells.PEAK}
+    for engine in engines.PEERS.values():
+        assert set(engine.cells or ()) <= known, engine.name
+    assert engines.INFERNO.has("decode") and engines.INFERNO.has(cells.PEAK)
+    assert not engines.PEERS["llama-bench"].has("batch-16")
+
+
+@pytest.mark.parametrize(
+    ("ours", "floor", "met"),
+    [(15.9, 1.6, False), (16.1, 1.6, True), (15.9, 1.72, True)],  # ratio, or share of 2 seconds
+)
+def test_a_goal_is_met_by_the_ratio_or_by_the_share(ours: float, floor: float, met: bool) -> None:
+    run = run_of(sample("inferno", 0, ours, floor=floor), sample("a", 0, 10))
+    (found,) = goals.standings(run)
+    assert (found.cell, found.wanted, found.met) == ("decode", "1.6 or 85%", met)
+    assert ("| **no** |" in goals.standing(run)) is not met
+
+
+def test_goals_of_starts_hits_and_host_cost() -> None:
+    run = run_of(
+        sample("inferno", 0, 1.0, cell=cells.COLD, peak_gb=2.0),
+        sample("llama-cpp-python", 0, 1.5, cell=cells.COLD, peak_gb=1.0),
+        sample("inferno", 0, 0.1, cell="prefix-hit"),
+        sample("llama-cpp-python", 0, 0.29, cell="prefix-hit"),
+        sample("inferno", 0, 0.9, cell=cells.HOST, format=cells.HOST),
+    )
+    found = {standing.cell: standing.met for standing in goals.standings(run)}
+    assert found == {
+        cells.COLD: True,
+        "peak memory at the first token": False,
+        "prefix-hit": False,
+        cells.HOST: True,
+    }
+
+
+def test_a_mixture_of_experts_has_goals_of_its_own() -> None:
+    found = [
+        *(sample(engine, 0, value) for engine, value in (("inferno", 16), ("a", 20))),
+        sample("llama-cpp-python", 0, 10),
+    ]
+    (moe,) = goals.standings(samples.Run("name", goals.MOE, found))
+    assert (moe.measured, moe.met) == ("1.60 (llama-cpp-python)", True)
+
+
+def test_a_chart_shows_the_medians_and_the_ratio_of_the_tables() -> None:
+    run = run_of(
+        *(sample("inferno", i, value) for i, value in enumerate((10, 100, 30))),
+        *(sample("a", i, value) for i, value in enumerate((5, 25, 10))),
+        sample("llama-bench", 0, 1000),
+        sample("inferno", 0, 0.1, cell="prefix-hit"),
+    )
+    results = chart.results_of(run, "A <processor>")
+    assert results["figures"] == {"q8_0": {"decode": {"inferno": 30, "a": 10}}}
+    assert results["ratios"] == {"q8_0": {"decode": 3.0}}
+    drawn = ElementTree.fromstring(chart.draw(results))
+    words = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"A <processor>", "30.0", "10.0", "3.00 ×"} <= set(words)
+
+
+@pytest.mark.parametrize("path", sorted(chart.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_the_documentation_has_each_processors_chart_as_its_results_say(path: Path) -> None:
+    name = f"speed-{path.stem}.svg"
+    assert (chart.IMAGES / name).read_text() == chart.draw(json.loads(path.read_text()))
+    for page in (ROOT / "benchmarks" / "README.md", ROOT / "docs" / "how-to" / "cpu.md"):
+        (alt,) = re.findall(rf"!\[([^]]*)\]\([^)]*/{name}\)", page.read_text())
+        assert len(alt.split()) > 5, "say what the chart shows"

@@ -17,6 +17,7 @@ from pathlib import Path
 import attrs
 import pytest
 
+from inferno.contracts import GrammarSpec
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import EngineClient
@@ -340,3 +341,26 @@ def test_closing_ends_an_engine_that_is_just_being_started(
         assert done and ended and not supervisor.running
 
     asyncio.run(body())
+
+
+def test_the_process_that_checks_grammars_can_be_there_before_the_first(plan: Plan) -> None:
+    if not plan.grammars:
+        pytest.skip("no plugin compiles grammars")
+
+    async def run() -> None:
+        client = EngineClient(plan, expect_grammars=True)
+        await client.start()
+        assert client._preparing is not None
+        await client._preparing
+        process = client._checker._process
+        assert process is not None and process.returncode is None
+        await client.check(GrammarSpec(kind=plan.grammars[0].kind, text="{}"))
+        assert client._checker._process is process
+        await client.close()
+        assert process.returncode is not None
+        hasty = EngineClient(plan, expect_grammars=True)
+        await hasty.start()
+        await hasty.close()
+        assert hasty._checker._process is None
+
+    asyncio.run(run())

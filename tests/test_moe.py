@@ -48,7 +48,7 @@ class Loner(Rows):
 
 
 def stack(weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False) -> Weight | None:
-    assert grouped, "experts are multiplied group by group"
+    assert grouped or len(weights) == 1, "experts are multiplied group by group if they stack"
     return weights[0].concatenate(weights[1:])
 
 

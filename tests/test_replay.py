@@ -145,6 +145,41 @@ def tokens(engine: Engine) -> dict[str, list[int]]:
     return found
 
 
+def test_the_rest_of_a_prompt_whose_blocks_are_cached_is_replayed(engine: Engine) -> None:
+    """From the second time on, alone and beside sequences that decode: with the tokens of computed
+    steps."""
+    runner = runner_of(engine)
+
+    def found() -> list[tuple[list[int], int]]:
+        outcomes = []
+        for rest in (16, 7, 1):
+            prompt = tuple(100 + (11 * j) % 900 for j in range(96 + rest))
+            for name in ("first", "again", "last"):
+                got: dict[str, list[int]] = {"other": [], name: []}
+                greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+                other = Request(id="other", token_ids=tuple(range(9, 50)), params=greedy)
+                for late in (other, Request(id=name, token_ids=prompt, params=greedy)):
+                    engine.submit(late)
+                    for output in engine.step():
+                        got[output.request_id].append(output.token_id or 0)
+                while engine.busy:
+                    for output in engine.step():
+                        got[output.request_id].append(output.token_id or 0)
+                        cached = output.num_cached
+                outcomes.append((got["other"] + got[name], cached))
+        return outcomes
+
+    replays = runner.replays
+    assert replays is not None
+    captured = {count for count, _ in replays.shapes}
+    replayed = found()
+    assert all(cached >= 96 for _, cached in replayed[1:])
+    assert {count for count, _ in replays.shapes} - captured >= {17, 8}, "with the other's token"
+    runner.replays = None
+    assert [tokens for tokens, _ in found()] == [tokens for tokens, _ in replayed]
+    runner.replays = replays
+
+
 def test_replayed_and_computed_steps_agree(engine: Engine) -> None:
     runner = runner_of(engine)
     replayed = tokens(engine)

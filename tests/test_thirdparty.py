@@ -121,7 +121,7 @@ from inferno.server.openai import BODIES
 from inferno.server.parsing import decode
 from inferno.server.schema import sampling_values
 llm = AsyncLLM(sys.argv[1], device="cpu", max_num_seqs=4)
-[body] = [each for each in BODIES if each.endpoint == "/v1/completions"]
+[body] = [each for each in BODIES if each.path == "/v1/completions"]
 sent = json.dumps({"prompt": [1], "favourite": 7}).encode()
 parsed = decode(sent, body, strict=True, plugin_fields=llm.request_fields)
 params = SamplingParams(max_tokens=5, temperature=0, **sampling_values(parsed.body))

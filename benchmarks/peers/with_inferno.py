@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from time import perf_counter
 
-from worker import MAX_MODEL_LEN, MAX_NUM_SEQS, THREADS, serve
+from worker import CACHE_GIGABYTES, KEEPS, MAX_MODEL_LEN, MAX_NUM_SEQS, THREADS, serve
 
 from inferno import LLM, SamplingParams
 
@@ -13,8 +13,8 @@ llm = LLM(
     dtype="bfloat16",
     max_model_len=MAX_MODEL_LEN,
     max_num_seqs=MAX_NUM_SEQS,
-    memory="8GiB",
-    cache_policy="none",
+    memory=f"{6 + CACHE_GIGABYTES}GiB",
+    cache_policy="lru" if KEEPS else "none",
     threads=THREADS,
 )
 
@@ -35,4 +35,12 @@ def generate(prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, floa
     return first, total
 
 
-serve("inferno", generate)
+def level() -> str:
+    try:
+        from inferno_cpu import _native
+    except ImportError:
+        return "torch"
+    return str(_native.selected())
+
+
+serve("inferno", generate, level)

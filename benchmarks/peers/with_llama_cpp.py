@@ -1,10 +1,11 @@
 """llama.cpp through llama-cpp-python's low-level interface, one batch per step, on a GGUF file.
-Contexts are made for the number of sequences and kept while it stays the same. What it was built
-with, and its attention, go into the log."""
+Contexts are made for the number of sequences and kept while it stays the same. Tokens are drawn by
+its own greedy sampler. What it was built with, and its attention, go into the log."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import llama_cpp as L
-import numpy as np
-from worker import MAX_MODEL_LEN, THREADS, serve
+from worker import KEEPS, MAX_MODEL_LEN, THREADS, serve
 
 _BATCH = 2048
 
@@ -26,43 +26,77 @@ class Runner:
         params = L.llama_model_default_params()
         params.n_gpu_layers = 0
         self._model = L.llama_model_load_from_file(str(path).encode(), params)
-        self._vocab = L.llama_vocab_n_tokens(L.llama_model_get_vocab(self._model))
+        self._sampler = L.llama_sampler_chain_init(L.llama_sampler_chain_default_params())
+        L.llama_sampler_chain_add(self._sampler, L.llama_sampler_init_greedy())
         self._context: Any = None
         self._num_seqs = self._length = 0
+        self._kept: list[int] = []
         self._batch = L.llama_batch_init(_BATCH, 0, 1)
+        for i in range(_BATCH):
+            self._batch.n_seq_id[i] = 1
+        self._tokens = _array(self._batch.token, L.llama_token)
+        self._positions = _array(self._batch.pos, L.llama_pos)
 
     def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, float]:
         self._make_room(len(prompts), max(map(len, prompts)) + new_tokens)
-        L.llama_memory_clear(L.llama_get_memory(self._context), True)
         start = perf_counter()
-        last = [0] * len(prompts)
+        begin = self._forget(prompts)
+        last = self._compute(prompts, begin)
+        first = perf_counter() - start
+        lengths = [len(prompt) for prompt in prompts]
+        self._prepare(len(prompts))
+        for i in range(new_tokens - 1):
+            last = self._step(last, lengths, i)
+        self._kept = prompts[0]
+        return first, perf_counter() - start
+
+    def _forget(self, prompts: Sequence[list[int]]) -> int:
+        """Clear the cache, except for the beginning of a prompt that it has. Returns the length of
+        that: the last token is always computed."""
+        memory = L.llama_get_memory(self._context)
+        if not KEEPS:
+            L.llama_memory_clear(memory, True)
+            return 0
+        limit = min(len(self._kept), len(prompts[0]) - 1)
+        pairs = zip(self._kept[:limit], prompts[0], strict=False)
+        begin = next((i for i, (held, new) in enumerate(pairs) if held != new), limit)
+        L.llama_memory_seq_rm(memory, 0, begin, -1)
+        return begin
+
+    def _compute(self, prompts: Sequence[list[int]], begin: int) -> list[int]:
+        """The first token of each prompt."""
+        batch, last = self._batch, [0] * len(prompts)
         news = [
             (t, p, s, p == len(prompt) - 1)
             for s, prompt in enumerate(prompts)
             for p, t in enumerate(prompt)
+            if p >= begin
         ]
-        for begin in range(0, len(news), _BATCH):
-            self._decode(news[begin : begin + _BATCH], last)
-        first = perf_counter() - start
-        for i in range(new_tokens - 1):
-            self._decode(
-                [(last[s], len(prompt) + i, s, True) for s, prompt in enumerate(prompts)], last
-            )
-        return first, perf_counter() - start
+        for at in range(0, len(news), _BATCH):
+            part = news[at : at + _BATCH]
+            batch.n_tokens = len(part)
+            for i, (token, position, sequence, wanted) in enumerate(part):
+                batch.token[i], batch.pos[i] = token, position
+                batch.seq_id[i][0], batch.logits[i] = sequence, wanted
+            assert L.llama_decode(self._context, batch) == 0
+            for i, (_, _, sequence, wanted) in enumerate(part):
+                if wanted:
+                    last[sequence] = L.llama_sampler_sample(self._sampler, self._context, i)
+        return last
 
-    def _decode(self, news: Sequence[tuple[int, int, int, bool]], last: list[int]) -> None:
+    def _prepare(self, num_seqs: int) -> None:
+        """What is the same in every decode step."""
         batch = self._batch
-        batch.n_tokens = len(news)
-        for i, (token, position, sequence, wanted) in enumerate(news):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
-            batch.seq_id[i][0], batch.logits[i] = sequence, wanted
-        assert L.llama_decode(self._context, batch) == 0
-        for i, (_, _, sequence, wanted) in enumerate(news):
-            if wanted:
-                logits = np.ctypeslib.as_array(
-                    L.llama_get_logits_ith(self._context, i), (self._vocab,)
-                )
-                last[sequence] = int(np.argmax(logits))
+        batch.n_tokens = num_seqs
+        for i in range(num_seqs):
+            batch.seq_id[i][0], batch.logits[i] = i, True
+
+    def _step(self, last: list[int], lengths: list[int], i: int) -> list[int]:
+        """A decode step of all sequences, the `i`-th."""
+        count = len(last)
+        self._tokens[:count], self._positions[:count] = last, [length + i for length in lengths]
+        assert L.llama_decode(self._context, self._batch) == 0
+        return [L.llama_sampler_sample(self._sampler, self._context, s) for s in range(count)]
 
     def _make_room(self, num_seqs: int, length: int) -> None:
         if (num_seqs, True) == (self._num_seqs, length <= self._length):
@@ -82,6 +116,11 @@ class Runner:
             params.n_outputs_max = max(params.n_outputs_max, num_seqs)
         self._context = L.llama_init_from_model(self._model, params)
         assert self._context, "llama.cpp made no context"
+        self._kept = []
+
+
+def _array(pointer: Any, kind: Any) -> Any:
+    return ctypes.cast(pointer, ctypes.POINTER(kind * _BATCH)).contents
 
 
 @L.llama_log_callback  # type: ignore[untyped-decorator]
@@ -92,5 +131,7 @@ def _log(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 
 if __name__ == "__main__":
     L.llama_log_set(_log, None)
-    print(L.llama_print_system_info().decode(), file=sys.stderr, flush=True)
-    serve("llama-cpp-python", Runner(Path(sys.argv[1])).generate)
+    about = L.llama_print_system_info().decode()
+    print(about, file=sys.stderr, flush=True)
+    names = " ".join(re.findall(r"(\w+) = 1", about))
+    serve("llama-cpp-python", Runner(Path(sys.argv[1])).generate, lambda: names)

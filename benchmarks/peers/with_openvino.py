@@ -10,17 +10,18 @@ from time import perf_counter
 import numpy as np
 import openvino
 import openvino_genai as genai
-from worker import MAX_MODEL_LEN, MAX_NUM_SEQS, THREADS, serve
+from worker import CACHE_GIGABYTES, KEEPS, MAX_MODEL_LEN, MAX_NUM_SEQS, THREADS, serve
 
 scheduling = genai.SchedulerConfig()
 scheduling.max_num_batched_tokens, scheduling.max_num_seqs = MAX_MODEL_LEN, MAX_NUM_SEQS
 scheduling.cache_size, scheduling.enable_prefix_caching, scheduling.dynamic_split_fuse = (
-    2,
-    False,
+    CACHE_GIGABYTES,
+    KEEPS,
     True,
 )
+capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 properties: dict[str, object] = {"INFERENCE_NUM_THREADS": THREADS}
-if "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+if "BF16" in capabilities:
     properties["INFERENCE_PRECISION_HINT"] = "bf16"
 pipeline = genai.ContinuousBatchingPipeline(sys.argv[1], scheduling, "CPU", properties)
 
@@ -43,4 +44,4 @@ def generate(prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, floa
     return first, seconds(prompts, new_tokens)
 
 
-serve("openvino-genai", generate)
+serve("openvino-genai", generate, lambda: " ".join(capabilities))

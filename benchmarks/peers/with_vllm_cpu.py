@@ -5,9 +5,9 @@ import sys
 from collections.abc import Sequence
 from time import perf_counter
 
-from worker import MAX_MODEL_LEN, MAX_NUM_SEQS, THREADS, serve
+from worker import CACHE_GIGABYTES, KEEPS, MAX_MODEL_LEN, MAX_NUM_SEQS, THREADS, serve
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(CACHE_GIGABYTES))
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{THREADS - 1}")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -22,7 +22,7 @@ def main() -> None:
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_MODEL_LEN,
-        enable_prefix_caching=False,
+        enable_prefix_caching=KEEPS,
         seed=0,
         disable_log_stats=True,
     )

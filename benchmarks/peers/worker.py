@@ -20,8 +20,11 @@ from types import TracebackType
 from typing import Any
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
-MAX_MODEL_LEN = 2304
+MAX_MODEL_LEN = int(os.environ.get("BENCH_MAX_MODEL_LEN", "2304"))
 MAX_NUM_SEQS = 64
+KEEPS = os.environ.get("BENCH_KEEPS") == "1"
+"""Whether the cache keeps prompts for later ones that begin alike. Then they come one by one."""
+CACHE_GIGABYTES = int(os.environ.get("BENCH_CACHE_GIGABYTES", "2"))
 
 Generate = Callable[[Sequence[list[int]], int], tuple[float, float]]
 
@@ -37,10 +40,11 @@ def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType 
 sys.excepthook = _fail  # the parent is told why there is no first token
 
 
-def serve(package: str, generate: Generate) -> None:
-    """Produce one token, say so, and answer until told to stop."""
+def serve(package: str, generate: Generate, level: Callable[[], str] = str) -> None:
+    """Produce one token, say so, and answer until told to stop. `level` names the instructions that
+    the engine chose."""
     generate([list(range(300, 332))], 1)
-    _answer({"engine": package, "version": version(package)})
+    _answer({"engine": package, "version": version(package), "level": level()})
     for line in sys.stdin:
         question = json.loads(line)
         try:

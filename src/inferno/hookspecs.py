@@ -38,7 +38,7 @@ hookspec = pluggy.HookspecMarker("inferno")
 API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_architectures": (1, 1),
     "inferno_checkpoint_formats": (1, 1),
-    "inferno_quant_schemes": (1, 1),
+    "inferno_quant_schemes": (1, 2),
     "inferno_kernels": (1, 1),
     "inferno_attention_backends": (1, 1),
     "inferno_cache_policies": (1, 1),

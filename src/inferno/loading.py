@@ -21,6 +21,7 @@ from inferno.contracts import (
     DraftParts,
     Model,
     QuantScheme,
+    StoredMatrix,
     TensorInfo,
     lazy,
 )
@@ -35,7 +36,9 @@ from inferno.nn import (
     State,
     Unloaded,
     Weight,
+    Wrapper,
     finalize,
+    stacked_inside,
 )
 from inferno.nn.batch import Batch
 from inferno.nn.layer import torch_stack
@@ -238,7 +241,7 @@ def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> l
         problems.append(f"{path}.weight is missing")
     elif matrix == {"weight"} and parts["weight"].shape != wanted.shape:
         problems.append(f"{path}.weight is {parts['weight'].shape}, the model needs {wanted.shape}")
-    if "bias" in parts and getattr(module, "bias", None) is None:
+    if matrix == {"weight"} and "bias" in parts and getattr(module, "bias", None) is None:
         problems.append(f"{path}.bias is stored, but the model has no such tensor")
     return problems
 
@@ -280,9 +283,21 @@ def _fill_module(stored: Stored, opened: Opened) -> None:
     if isinstance(held, Unloaded):
         name = plan.scheme_of(path)
         assert name is not None, f"the plan has no scheme for {path}"
-        quant_config = opened.checkpoint.config.get("quantization_config") or {}
-        load = opened.parts.schemes[name].load
-        weight = load(tensors, quant_config=quant_config, dtype=plan.dtype)
+        if "bias" in tensors and tensors.pop("bias").any():
+            raise CheckpointError(
+                f"{path}.bias is stored, but the model has no such tensor",
+                "A bias that the model lacks must be zero: check config.json.",
+            )
+        matrix = StoredMatrix(
+            path=path,
+            parts={part: stored.parts[part] for part in tensors},
+            quant_config=opened.checkpoint.config.get("quantization_config") or {},
+        )
+        try:
+            weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)
+        except CheckpointError as error:
+            error.cause = f"{path}: {error.cause}"
+            raise
         if weight.shape != held.shape:
             raise CheckpointError(
                 f"{path}: {name} holds {weight.shape}, the model needs {held.shape}",
@@ -315,6 +330,8 @@ def stack_of(opened: Opened) -> Stack:
     def stack(
         weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False
     ) -> Weight | None:
+        if any(isinstance(weight, Wrapper) for weight in weights):
+            return stacked_inside(weights, lambda inner: stack(inner, grouped=grouped, rows=rows))
         [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
         kernel = products.get((GROUPED if grouped else LINEAR, layout))
         if not others and kernel is not None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from litestar.testing import TestClient
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
+
+from inferno.errors import QueueFullError
+from inferno.server import create_app
+from inferno.server.keys import Keys
+from inferno.server.record import Record, current, in_record
+from inferno.server.responses.background import Background
+from inferno.server.responses.store import Store
 
 openai = pytest.importorskip("openai")
 from openai.types import responses as types  # noqa: E402
@@ -374,6 +384,94 @@ def test_a_running_response_is_cancelled(llm: FakeLLM, sdk: Any) -> None:
     assert sdk.responses.cancel(id).status == "cancelled"
 
 
+def ended(sdk: Any, id: str) -> Any:
+    wait_until(lambda: sdk.responses.retrieve(id).status not in ("queued", "in_progress"))
+    return sdk.responses.retrieve(id)
+
+
+def test_a_response_in_the_background_needs_no_connection(
+    llm: FakeLLM, served: Live, sdk: Any
+) -> None:
+    llm.delay = 0.05
+    made = create(sdk, background=True)
+    assert made.status == "queued" and made.background and made.output == []
+    done = ended(sdk, made.id)
+    assert done.status == "completed" and done.output_text == "Hello there"
+    assert done.background and done.usage.output_tokens == 11
+    follow = create(sdk, previous_response_id=made.id)
+    assert follow.status == "completed"
+
+
+def test_a_response_in_the_background_is_cancelled(llm: FakeLLM, sdk: Any) -> None:
+    llm.endless, llm.delay = True, 0.01
+    made = create(sdk, background=True)
+    wait_until(lambda: sdk.responses.retrieve(made.id).status == "in_progress")
+    assert sdk.responses.cancel(made.id).status == "cancelled"
+    wait_until(lambda: not llm.live)
+    assert sdk.responses.retrieve(made.id).status == "cancelled"
+
+
+def test_a_response_that_fails_in_the_background_says_why(llm: FakeLLM, sdk: Any) -> None:
+    llm.dies_after = 2
+    failed = ended(sdk, create(sdk, background=True).id)
+    assert failed.status == "failed" and failed.error.code == "server_error"
+    assert "the engine process ended" in failed.error.message
+    assert failed.output_text == "Hello "
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"store": False}, "background"),
+        ({"temperature": -1}, "temperature"),
+    ],
+)
+def test_mistakes_are_told_before_the_background(
+    llm: FakeLLM, served: Live, body: dict[str, Any], param: str
+) -> None:
+    assert post(served, background=True, **body)["param"] == param
+    assert not llm.live
+
+
+def test_a_server_that_stops_stores_what_it_had(tmp_path: Path) -> None:
+    llm, path = FakeLLM(endless=True, delay=0.01), tmp_path / "store.sqlite"
+    app = create_app(llm, store=Store(path))  # type: ignore[arg-type]
+    with TestClient(app) as http:
+        made = http.post("/v1/responses", json={"input": "hi", "background": True}).json()
+        wait_until(lambda: bool(llm.made))
+    assert not llm.live
+    with TestClient(create_app(FakeLLM(), store=Store(path))) as http:  # type: ignore[arg-type]
+        found = http.get(f"/v1/responses/{made['id']}").json()
+    assert found["status"] == "failed" and "shut down" in found["error"]["message"]
+
+
+def test_the_background_is_bounded_and_counts_for_its_key() -> None:
+    async def check() -> None:
+        ends: list[Record] = []
+        key = Keys(["k"]).all[0]
+        background = Background(ends.append, limit=1)
+        begun, free = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            assert current() is not record
+            begun.set()
+            await free.wait()
+
+        async with in_record(Record("r", "POST", "/", key=key), ends.append):
+            record = current()
+            await background.start(work, begun)
+            assert key.account.running == 2
+            with pytest.raises(QueueFullError):
+                await background.start(work, asyncio.Event())
+        assert key.account.running == 1
+        free.set()
+        await background.close()
+        assert key.account.running == 0 and len(ends) == 2
+
+    asyncio.run(check())
+
+
 def test_what_has_ended_cannot_be_cancelled(llm: FakeLLM, sdk: Any) -> None:
     with pytest.raises(openai.BadRequestError):
         sdk.responses.cancel(create(sdk).id)
@@ -543,7 +641,6 @@ def test_allowed_tools_are_the_only_ones_offered(llm: FakeLLM, sdk: Any) -> None
         ({"previous_response_id": "../../etc/passwd"}, "previous_response_id"),
         ({"previous_response_id": "r", "conversation": "c"}, "previous_response_id"),
         ({"conversation": {}}, "conversation"),
-        ({"background": True}, "background"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"messages": [5]}, "messages"),
         ({"input": "x" * 50_000}, "input"),

@@ -33,6 +33,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "/apply-template": {"messages": MESSAGES},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
+    "/v1/batches": {"input_file_id": "file-1", "endpoint": "/v1/embeddings"},
     "/v1/responses": {"input": "hi"},
     "/v1/responses/input_tokens": {"input": "hi"},
     "/v1/conversations": {},
@@ -56,7 +57,7 @@ JSON = st.recursive(
 
 
 def send(cls: type[Any] = ChatRequest, strict: bool = False, **body: Any) -> tuple[Any, list[str]]:
-    sent = json.dumps({**SMALLEST[cls.endpoint], **body}).encode()
+    sent = json.dumps({**SMALLEST[cls.path], **body}).encode()
     parsed = decode(sent, cls, strict=strict)
     return parsed.body, list(parsed.ignored)
 
@@ -205,7 +206,7 @@ def test_unknown_names_are_shortened_and_limited() -> None:
 @given(st.sampled_from([ChatRequest, CompletionRequest]), st.data())
 def test_any_json_is_read_or_refused(cls: type[Any], data: st.DataObject) -> None:
     names = st.sampled_from(sorted(fields_dict(cls))) | st.text(max_size=5)
-    body = {**SMALLEST[cls.endpoint], **data.draw(st.dictionaries(names, JSON, max_size=5))}
+    body = {**SMALLEST[cls.path], **data.draw(st.dictionaries(names, JSON, max_size=5))}
     try:
         decode(json.dumps(body).encode(), cls)
     except RequestError as error:

@@ -33,9 +33,9 @@ def inferno_quant_schemes() -> list[QuantScheme]:
     return [
         QuantScheme(
             name="dense",
-            owns="inferno.builtin.dense:owns",
+            refuses="inferno.builtin.dense:refuses",
+            holds="inferno.builtin.dense:holds",
             load="inferno.builtin.dense:load",
-            nbytes="inferno.builtin.dense:nbytes",
         )
     ]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from inferno.contracts import COMPUTE_DTYPES, DTYPE_BYTES, TensorInfo
+from inferno.contracts import COMPUTE_DTYPES, DTYPE_BYTES, HeldMatrix, StoredMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,17 +16,24 @@ if TYPE_CHECKING:
 STORED = frozenset({*COMPUTE_DTYPES, "float64"})
 
 
-def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bool:
-    return set(parts) == {"weight"} and parts["weight"].dtype in STORED
+def refuses(stored: StoredMatrix) -> str | None:
+    weight = stored.parts.get("weight")
+    if set(stored.parts) != {"weight"} or weight is None or weight.dtype not in STORED:
+        return "it reads a single tensor, weight, of floats"
+    return None
 
 
-def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Weight:
+def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
+    shape = stored.parts["weight"].shape
+    return HeldMatrix(
+        shape=(shape[0], shape[1]) if len(shape) == 2 else None,
+        nbytes=math.prod(shape) * DTYPE_BYTES[dtype],
+    )
+
+
+def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Weight:
     import torch
 
     from inferno.nn import Dense
 
-    return Dense(parts["weight"].to(getattr(torch, dtype)))
-
-
-def nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
-    return math.prod(parts["weight"].shape) * DTYPE_BYTES[dtype]
+    return Dense(tensors["weight"].to(getattr(torch, dtype)))

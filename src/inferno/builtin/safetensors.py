@@ -46,6 +46,9 @@ DTYPES: Mapping[str, str] = {
 _FOLDER = re.compile(r"\w[\w.-]*")
 """A module's folder in modules.json: never outside of the checkpoint."""
 
+QUANT_CONFIGS = ("quant_config.json", "quantize_config.json")
+"""Files in which quantizers describe what `quantization_config` of config.json now does."""
+
 DAMAGED = "The file is damaged or incomplete: download it again."
 
 
@@ -80,6 +83,9 @@ class SafetensorsCheckpoint:
             raise CheckpointError(
                 f"{folder} has no config.json", "Put it next to the safetensors files."
             )
+        for name in QUANT_CONFIGS if "quantization_config" not in config else ():
+            if (quant_config := _read_json(folder / name)) is not None:
+                config = {**config, "quantization_config": quant_config}
         stored: dict[str, _Stored] = {}
         for file in _files(path):
             for name, found in read_header(file).items():

@@ -35,7 +35,7 @@ from inferno.contracts import (
     QuantScheme,
     RequestField,
     Source,
-    TensorInfo,
+    StoredMatrix,
 )
 from inferno.errors import (
     InfernoError,
@@ -175,30 +175,41 @@ class Catalog:
         return choose(found, f"{path}")
 
     def open(self, path: Path) -> tuple[Choice[CheckpointFormat], Checkpoint]:
-        """Open the checkpoint at `path`, reading its headers, and return it with its format."""
+        """Open the checkpoint at `path`, reading its headers, and return it as the quantization
+        schemes see it, with its format."""
         found = self.format_of(path)
         try:
             opened = found.item.open(path, [o.item for o in self.of("inferno_architectures")])
+            for offer in self.of("inferno_quant_schemes"):
+                if offer.item.adapt is not None:
+                    opened = offer.item.adapt(opened)
         except InfernoError as error:
             if error.missing and (hint := self.hint(error.missing.kind, error.missing.name)):
                 error.remedy = f"{hint} {error.remedy}".rstrip()
             raise
         return found, opened
 
-    def scheme_of(
-        self, parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any], path: str
-    ) -> Choice[QuantScheme]:
+    def scheme_of(self, stored: StoredMatrix) -> Choice[QuantScheme]:
+        """Choose the scheme that loads a matrix. If none does, the error says what the installed
+        schemes for its quantization method refuse, or which distribution to install."""
         offers = self.of("inferno_quant_schemes")
-        found = [o for o in offers if o.item.owns(parts, quant_config)]
-        if not found:
-            stored = ", ".join(f"{part} ({info.dtype})" for part, info in sorted(parts.items()))
-            hint = self.hint("scheme", str(quant_config.get("quant_method", "")))
-            raise self._missing(
-                f"{path}: no installed scheme reads a matrix stored as {stored}",
-                offers,
-                hint or "Install a plugin that reads this layout.",
-            )
-        return choose(found, f"the matrix {path}")
+        reasons = {id(offer): offer.item.refuses(stored) for offer in offers}
+        found = [offer for offer in offers if reasons[id(offer)] is None]
+        if found:
+            return choose(found, f"the matrix {stored.path}")
+        parts = sorted(stored.parts.items())
+        held = ", ".join(f"{part} ({info.dtype})" for part, info in parts)
+        method = str(stored.quant_config.get("quant_method", ""))
+        known = self._hinted("scheme", method)
+        asked = [o for o in offers if o.item.name == method or o.distribution in known]
+        said = dict.fromkeys(f"{o.distribution}: {reasons[id(o)]}." for o in asked)
+        raise self._missing(
+            f"{stored.path}: no installed scheme reads a matrix stored as {held}",
+            offers,
+            " ".join(said)
+            or self.hint("scheme", method)
+            or "Install a plugin that reads this layout.",
+        )
 
     def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
         """Choose the provider of an op. None: torch computes it."""

@@ -12,6 +12,7 @@ import pluggy
 from inferno import hookspecs
 from inferno.catalog.catalog import Catalog
 from inferno.catalog.offers import KINDS, Offer, Plugin, SetAside
+from inferno.catalog.versions import current
 from inferno.contracts import lazy
 from inferno.errors import InfernoError, OptionError, PluginError
 
@@ -34,11 +35,17 @@ def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Ca
             continue
         try:
             declared, set_aside = _ask(entry)
+            offered = {
+                hook: [
+                    Offer(current(lazy.owned(item, distribution)), distribution) for item in items
+                ]
+                for hook, items in declared.items()
+            }
         except Exception as error:  # a plugin's failure must not stop the others
             plugins.append(_broken(entry.name, distribution, version, error))
             continue
-        for hook, items in declared.items():
-            offers[hook] += [Offer(lazy.owned(item, distribution), distribution) for item in items]
+        for hook, found in offered.items():
+            offers[hook] += found
         named = {hook: tuple(i.name for i in items) for hook, items in declared.items()}
         plugins.append(Plugin(entry.name, distribution, version, named, set_aside=set_aside))
     if unknown := (disabled | kept) - seen:

@@ -126,12 +126,16 @@ def _scheme(use: SchemeUse, classes: bool) -> str:
 
 
 def _kernel_rows(plan: Plan) -> Iterable[Row]:
-    by_name: dict[str, list[str]] = {}
+    ops: dict[tuple[str, str], list[str]] = {}
     for use in plan.kernels:
-        by_name.setdefault(use.name, []).append(f"{use.op} {use.layout}".rstrip())
+        ops.setdefault((use.name, use.level), []).append(f"{use.op} {use.layout}".rstrip())
     return [
-        ("kernels", f"{name}: {', '.join(ops)}", _origin(plan, "kernels", name))
-        for name, ops in by_name.items()
+        (
+            "kernels",
+            f"{name}{f' ({level})' if level else ''}: {', '.join(each)}",
+            _origin(plan, "kernels", name),
+        )
+        for (name, level), each in ops.items()
     ]
 
 

@@ -206,7 +206,12 @@ def command(
     }
     if is_one:
         served: AsyncLLM | tuple[ModelSpec, ...] = (
-            llm := AsyncLLM.of_opened(opened, chat_template, engine_timeout=network.engine_timeout)
+            llm := AsyncLLM.of_opened(
+                opened,
+                chat_template,
+                engine_timeout=network.engine_timeout,
+                expect_grammars=True,
+            )
         )
     else:
         served = found.specs

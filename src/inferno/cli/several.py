@@ -137,7 +137,9 @@ def _spec(
         from inferno.plan import open_model
 
         opened = open_model(model.table.ref, options)
-        return AsyncLLM.of_opened(opened, template, engine_timeout=engine_timeout)
+        return AsyncLLM.of_opened(
+            opened, template, engine_timeout=engine_timeout, expect_grammars=True
+        )
 
     return ModelSpec(
         names=(model.name, *model.table.aliases),

@@ -39,7 +39,9 @@ from inferno.contracts.checkpoints import (
     BareDecoder,
     Checkpoint,
     CheckpointView,
+    HeldMatrix,
     QuantScheme,
+    StoredMatrix,
     TensorInfo,
     TextAssets,
     with_head,
@@ -68,6 +70,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
+from inferno.contracts.layouts import IntLayout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.proposers import (
     Drafter,
@@ -119,7 +122,9 @@ __all__ = [
     "GrammarKind",
     "GrammarProvider",
     "GrammarSpec",
+    "HeldMatrix",
     "Hint",
+    "IntLayout",
     "JSONType",
     "KernelNeed",
     "KernelProvider",
@@ -151,6 +156,7 @@ __all__ = [
     "Source",
     "Span",
     "StateSpec",
+    "StoredMatrix",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import field, frozen
 
 from inferno.contracts import lazy
+from inferno.errors import PluginError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,26 +113,73 @@ def with_head(checkpoint: Checkpoint) -> Checkpoint:
 
 
 @frozen(kw_only=True)
-class QuantScheme:
-    """A quantization scheme: how a stored matrix becomes a weight.
+class StoredMatrix:
+    """A module's matrix as a checkpoint stores it: what schemes are asked about, by headers."""
 
-    A module's *parts* are the tensors stored under its path: {"weight"} when dense, {"qweight",
-    "scales", "qzeros"} for GPTQ. Which scheme owns a module is decided by its parts.
+    path: str
+    """The module's path in the checkpoint."""
+    parts: Mapping[str, TensorInfo]
+    """The tensors stored under that path, the bias excepted: {"weight"} when dense, {"qweight",
+    "scales", "qzeros"} for GPTQ."""
+    quant_config: Mapping[str, Any] = field(factory=dict)
+    """`quantization_config` of `config.json`; empty if there is none."""
+
+
+@frozen(kw_only=True)
+class HeldMatrix:
+    """What a matrix is in memory, once its scheme has loaded it."""
+
+    layout: str = ""
+    """Its `Weight.layout`, by which kernels are chosen: one of the
+    [public layouts](layouts.md) or the scheme's own. Empty: a plain matrix of the compute dtype."""
+    shape: tuple[int, int] | None
+    """Rows and columns: output and input features. None: known only once it is loaded."""
+    nbytes: int
+
+
+def _undeclared(*_: object) -> Any:
+    raise PluginError(
+        "a quantization scheme lacks `refuses` or `holds`",
+        "Report this to the plugin's authors.",
+    )
+
+
+@frozen(kw_only=True)
+class QuantScheme:
+    """A quantization scheme: how a stored matrix becomes a weight. Of the schemes that do not
+    refuse a matrix, the one with the highest priority loads it.
     """
 
     name: str
-    owns: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool] = field(
-        converter=lazy.function
+    refuses: Callable[[StoredMatrix], str | None] = field(
+        default=_undeclared, converter=lazy.function
     )
-    """owns(parts, quantization_config). Imports no torch."""
+    """Returns a sentence that says why it cannot read the matrix, or None if it can. It is shown if
+    no scheme can. Imports no torch."""
+    holds: Callable[[StoredMatrix, str], HeldMatrix] = field(
+        default=_undeclared, converter=lazy.function
+    )
+    """holds(stored, dtype) -> what the loaded weight will be; `dtype` is the compute dtype. Asked
+    only about matrices that it does not refuse. Raises CheckpointError. Imports no torch."""
     load: Callable[..., Weight] = field(converter=lazy.function)
-    """load(parts, *, quant_config, dtype) -> the Weight these tensors encode."""
-    nbytes: Callable[[Mapping[str, TensorInfo], str], int] = field(converter=lazy.function)
-    """nbytes(parts, dtype) -> bytes of memory that the loaded weight takes. Imports no torch."""
-    layout: str = ""
-    """`Weight.layout` of the loaded weight, by which kernels are chosen. Empty: a plain matrix of
-    the compute dtype."""
+    """load(stored, tensors, *, dtype) -> the Weight that these tensors encode; `tensors` has those
+    of `stored.parts`, which it must not change. Raises CheckpointError. In version 1:
+    load(tensors, *, quant_config, dtype)."""
+    adapt: Callable[[Checkpoint], Checkpoint] | None = field(default=None, converter=lazy.optional)
+    """adapt(checkpoint) -> the checkpoint under other names, before the architecture sees it: for
+    tensors that are not parts of a module, such as scales of the KV cache. Returns checkpoints
+    without such tensors as they are. Imports no torch."""
     pack: Callable[[Tensor], Weight] | None = field(default=None, converter=lazy.optional)
     """Quantizes a dense matrix in situ; None if the scheme cannot."""
+    layout: str = ""
+    """`Weight.layout` of what `pack` returns. In version 1, of every matrix of the scheme."""
+    owns: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """Version 1 only, in place of `refuses`: owns(parts, quantization_config)."""
+    nbytes: Callable[[Mapping[str, TensorInfo], str], int] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """Version 1 only, in place of `holds`: nbytes(parts, dtype) -> bytes of the loaded weight."""
     priority: int = 0
-    api_version: int = 1
+    api_version: int = 2

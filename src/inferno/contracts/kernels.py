@@ -32,8 +32,12 @@ class KernelNeed:
     """Dtype of the activations."""
     device: Device
     layout: str = ""
-    """For `linear` and `grouped`, how the matrix is stored: a dtype's name, or a scheme's name for
-    a packed layout ("q4_k")."""
+    """For `linear` and `grouped`, how the matrix is stored: a dtype's name, or that of a packed
+    layout ("int4_g128", "q4_k")."""
+    shape: tuple[int, int] | None = None
+    """For `linear` and `grouped`, rows and columns of one matrix; None: of any. A layout is asked
+    about first, then each shape that the model has in it: torch multiplies those that are
+    refused, and the plan says so."""
 
 
 class Uncaptured(Exception):
@@ -88,9 +92,9 @@ class KernelProvider:
     name: str
     ops: Mapping[str, Callable[..., Any]] = field(converter=lazy.functions)
     """Op -> its function, with the signature in `inferno.nn.ops`. `linear` is (*weights) -> one
-    Weight that holds them stacked along the rows, in any layout, or None if it cannot stack these;
-    given a Weight, the caller drops the originals. `grouped` is the same for matrices of equal
-    shape; `Weight.grouped` is called on its result."""
+    Weight that holds them stacked along the rows, in any layout, or None if it cannot stack these
+    or refuses their shape; given a Weight, the caller drops the originals. `grouped` is the same
+    for matrices of equal shape; `Weight.grouped` is called on its result."""
     refuses: Callable[[KernelNeed], str | None] = field(converter=lazy.function)
     """Returns a sentence that says why it cannot serve the need, or None if it can. Imports no
     torch."""
@@ -104,5 +108,9 @@ class KernelProvider:
     """prepare(nbytes) -> a context manager, entered before torch is imported and left when the
     model is loaded. It may do what can overlap the import, such as faulting in `nbytes` of memory
     for the weights in its layouts. Must not import torch."""
+    level: Callable[[], str] | None = field(default=None, converter=lazy.optional)
+    """Returns which of its builds this machine runs, such as an instruction set: `explain` and the
+    start line show it beside the name. Raises OptionError if the user has chosen one that it cannot
+    run. Must not import torch."""
     priority: int = 0
     api_version: int = 1

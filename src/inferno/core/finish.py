@@ -6,20 +6,21 @@ from inferno.core.types import Sampled, Sequence
 from inferno.requests import EngineOutput, FinishReason, Request
 
 
+def limit_of(request: Request, max_model_len: int) -> int:
+    """Return the most tokens that a request may have, prompt and output."""
+    most = request.params.max_tokens
+    return max_model_len if most is None else min(max_model_len, len(request.token_ids) + most)
+
+
 def outputs_of(
-    sequence: Sequence,
-    sampled: Sampled,
-    index: int,
-    num_drafts: int,
-    num_accepted: int,
-    max_model_len: int,
+    sequence: Sequence, sampled: Sampled, index: int, num_drafts: int, num_accepted: int
 ) -> list[EngineOutput]:
     """Return the outputs of the sequence's latest tokens: those from `index` on in `sampled`, which
     have been appended to it. Tokens after the end are dropped."""
     first = len(sequence.token_ids) - 1 - num_accepted
     outputs: list[EngineOutput] = []
     for offset in range(1 + num_accepted):
-        output = output_of(sequence, first + offset, sampled, index + offset, max_model_len)
+        output = output_of(sequence, first + offset, sampled, index + offset)
         outputs.append(output)
         if output.finish is not None:
             break
@@ -27,13 +28,11 @@ def outputs_of(
     return outputs
 
 
-def output_of(
-    sequence: Sequence, position: int, sampled: Sampled, index: int, max_model_len: int
-) -> EngineOutput:
+def output_of(sequence: Sequence, position: int, sampled: Sampled, index: int) -> EngineOutput:
     """Return the output of the token at a position of the sequence: token `index` of `sampled`."""
     request, token_id = sequence.request, sequence.token_ids[position]
     generated = position + 1 - len(request.token_ids)
-    finish = finish_of(request, token_id, generated, position + 1 >= max_model_len)
+    finish = _finish_of(sequence, position)
     output = EngineOutput(
         request.id,
         token_id,
@@ -54,18 +53,13 @@ def embedding_of(sequence: Sequence, embedding: tuple[float, ...]) -> EngineOutp
     return EngineOutput(request_id, None, stop, num_cached=cached, embedding=embedding)
 
 
-def finish_of(
-    request: Request, token_id: int, generated: int, is_full: bool
-) -> FinishReason | None:
-    """Return why a request ends with its latest token, its `generated`-th; None if it goes on."""
-    params = request.params
-    if generated >= params.min_tokens and (
-        token_id in request.eos_token_ids or token_id in params.stop_token_ids
-    ):
+def _finish_of(sequence: Sequence, position: int) -> FinishReason | None:
+    """Return why a sequence ends with the token at a position; None if it goes on."""
+    request, length = sequence.request, position + 1
+    is_long_enough = length - len(request.token_ids) >= request.params.min_tokens
+    if is_long_enough and sequence.token_ids[position] in sequence.end_ids:
         return FinishReason.STOP
-    if is_full or generated == params.max_tokens:
-        return FinishReason.LENGTH
-    return None
+    return FinishReason.LENGTH if length >= sequence.limit else None
 
 
 def _stop_id(request: Request, token_id: int, finish: FinishReason) -> int | None:

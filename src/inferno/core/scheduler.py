@@ -19,7 +19,7 @@ from collections.abc import Sequence as SequenceOf
 from itertools import count as counter
 from time import monotonic
 
-from inferno.core.finish import embedding_of, output_of, outputs_of
+from inferno.core.finish import embedding_of, limit_of, output_of, outputs_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.types import BlockUpdate, Move, NewSequence, Sampled, Sequence, Slice, Step
 from inferno.drafts import MOST_SUGGESTED, DraftCost
@@ -76,9 +76,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         assert request.id not in self._by_id, "the engine refuses ids that are in use"
-        self._by_id[request.id] = sequence = Sequence(
-            request, list(request.token_ids), self._arrivals
-        )
+        limit = limit_of(request, self._max_model_len)
+        sequence = Sequence(request, list(request.token_ids), self._arrivals, limit)
+        self._by_id[request.id] = sequence
         self._arrivals += 1
         self._enqueue(sequence)
 
@@ -160,9 +160,7 @@ class Scheduler:
             pending = len(sequence.token_ids) + unknown - start
             if not pending or sequence.is_verifying or sequence.arriving is not None:
                 continue  # a step in flight decides how it goes on
-            if unknown and (
-                sequence.num_left(self._max_model_len) <= 0 or self._pays_to_wait(sequence)
-            ):
+            if unknown and (sequence.num_left <= 0 or self._pays_to_wait(sequence)):
                 continue
             count = pending if pending <= budget else budget
             if has_states:
@@ -185,7 +183,7 @@ class Scheduler:
 
     def _pays_to_wait(self, sequence: Sequence) -> bool:
         """Return whether to wait until the last token is known, because drafts then pay."""
-        if not self._proposes or sequence.num_left(self._max_model_len) <= 1:
+        if not self._proposes or sequence.num_left <= 1:
             return False
         return sequence.acceptance.best(self._cost, len(self._running)) > 0
 
@@ -193,7 +191,7 @@ class Scheduler:
         """Return how many drafts a slice that ends at `stop` verifies, and acquire their blocks.
         Takes fewer drafts rather than preempt a sequence."""
         num_running, suggested = len(self._running), sequence.suggested
-        room = sequence.num_left(self._max_model_len)
+        room = sequence.num_left
         count = min(sequence.acceptance.count(self._cost, num_running), room - 1, budget)
         count = min(count, len(suggested) or count)
         if not self._proposes:  # the plan has memory for the logits of max_num_seqs tokens
@@ -295,14 +293,16 @@ class Scheduler:
         if step.is_empty:
             return []
         outputs: list[EngineOutput] = []
-        groups, max_model_len, first, num_tokens = self._groups, self._max_model_len, 0, 0
-        block_size, verified, token_ids = groups.block_size, sampled.verified, sampled.token_ids
+        groups, block_size, first, num_tokens = self._groups, self._groups.block_size, 0, 0
+        verified, token_ids, logprobs = sampled.verified, sampled.token_ids, sampled.logprobs
+        num_drafts = num_accepted = num_pooled = 0
         for key in sampled.moved:
             if (arrived := self._arriving.pop(key, None)) is not None:
                 arrived.arriving = None
         members = self._in_flight.popleft()
         for (row, start, count, samples, _), sequence in zip(step.slices, members, strict=True):
-            num_drafts, num_accepted = verified.get(row, (0, 0)) if verified else (0, 0)
+            if verified:
+                num_drafts, num_accepted = verified.get(row, (0, 0))
             index, first = first, first + (1 + num_accepted if samples else 0)
             num_tokens += count + num_accepted
             if sequence is None:
@@ -321,19 +321,25 @@ class Scheduler:
                 self._updates += groups.insert(sequence)
                 groups.free_before(sequence)
             if samples:
+                token_id = token_ids[index]
+                is_plain = stop in sequence.inner and token_id not in sequence.end_ids
+                if is_plain and not (num_drafts or logprobs):  # nearly always: no detours
+                    outputs.append(EngineOutput(sequence.request.id, token_id))
+                    continue
                 new = (
-                    outputs_of(sequence, sampled, index, num_drafts, num_accepted, max_model_len)
+                    outputs_of(sequence, sampled, index, num_drafts, num_accepted)
                     if num_drafts
-                    else [output_of(sequence, stop, sampled, index, max_model_len)]
+                    else [output_of(sequence, stop, sampled, index)]
                 )
                 outputs += new
                 if new[-1].finish is not None:
                     self._end(sequence)
             elif sequence.request.pooling is not None and row in sampled.embeddings:
                 outputs.append(embedding_of(sequence, sampled.embeddings[row]))
+                num_pooled += 1
                 self._end(sequence)
         self.stats.count_step(num_tokens)
-        self.stats.generated_tokens += sum(output.token_id is not None for output in outputs)
+        self.stats.generated_tokens += len(outputs) - num_pooled
         self._gauge()
         return outputs
 

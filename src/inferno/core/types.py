@@ -22,6 +22,8 @@ class Sequence:
     """Prompt and output so far."""
     arrival: int
     """Order of arrival: the tie-break of equal priorities, kept across preemptions."""
+    limit: int
+    """The most tokens it may have, prompt and output."""
     row: int | None = None
     """Its row in the runner's resident tables while it runs."""
     num_computed: int = 0
@@ -57,17 +59,26 @@ class Sequence:
     """Positions at which to take a snapshot of its recurrent states."""
     last_snapshot: int | None = None
     """Index of the block after which its last snapshot was taken, if any."""
+    end_ids: frozenset[int] = field(init=False)
+    """Tokens that end it."""
+    inner: range = field(init=False)
+    """Positions of its output but the first and the last possible one: unless it ends there, a
+    token's output says no more than the token."""
+
+    def __attrs_post_init__(self) -> None:
+        request = self.request
+        self.end_ids = frozenset((*request.eos_token_ids, *request.params.stop_token_ids))
+        self.inner = range(len(request.token_ids) + 1, self.limit - 1)
 
     @property
     def num_pending(self) -> int:
         """Number of tokens that no step computes yet."""
         return len(self.token_ids) + self.num_unknown - self.num_planned
 
-    def num_left(self, max_model_len: int) -> int:
-        """Return how many tokens it may still draw, apart from those that steps in flight draw."""
-        known = len(self.token_ids) + self.num_unknown
-        left, most = max_model_len - known, self.request.params.max_tokens
-        return left if most is None else min(left, most + len(self.request.token_ids) - known)
+    @property
+    def num_left(self) -> int:
+        """How many tokens it may still draw, apart from those that steps in flight draw."""
+        return self.limit - len(self.token_ids) - self.num_unknown
 
     @property
     def held_row(self) -> int:

@@ -52,6 +52,8 @@ class AsyncLLM:
     """A served model, with `LLM`'s arguments. The constructor makes the plan; `start()` or
     `async with` starts the engine and meanwhile reads the tokenizer, if nothing has used it yet. An
     engine without a sign of life for `engine_timeout` seconds is replaced (default 120; 0: never).
+    With `expect_grammars`, as in a server, the first grammar need not wait for the process that
+    checks it.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class AsyncLLM:
         model: str | None = None,
         chat_template: str | None = None,
         engine_timeout: float | None = None,
+        expect_grammars: bool = False,
         **options: Any,
     ) -> None:
-        self._begin(open_for(ref or model, options), chat_template, engine_timeout)
+        opened = open_for(ref or model, options)
+        self._begin(opened, chat_template, engine_timeout, expect_grammars)
 
     @classmethod
     def of_opened(
@@ -72,10 +76,11 @@ class AsyncLLM:
         chat_template: str | None = None,
         *,
         engine_timeout: float | None = None,
+        expect_grammars: bool = False,
     ) -> Self:
         """An AsyncLLM for an already opened model, which it closes once the tokenizer is read."""
         self = cls.__new__(cls)
-        self._begin(opened, chat_template, engine_timeout)
+        self._begin(opened, chat_template, engine_timeout, expect_grammars)
         return self
 
     @classmethod
@@ -87,12 +92,18 @@ class AsyncLLM:
         return self
 
     def _begin(
-        self, opened: Opened, chat_template: str | None, engine_timeout: float | None
+        self,
+        opened: Opened,
+        chat_template: str | None,
+        engine_timeout: float | None,
+        expect_grammars: bool,
     ) -> None:
         from inferno.process import ENGINE_TIMEOUT, EngineClient
 
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
-        self._client: _Client = EngineClient(opened.plan, timeout=timeout)
+        self._client: _Client = EngineClient(
+            opened.plan, timeout=timeout, expect_grammars=expect_grammars
+        )
         self._opened: Opened | None = opened
         self._chat_template = chat_template
         self._live: dict[str, Sequence[OutputBuilder]] = {}

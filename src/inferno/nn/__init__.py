@@ -17,6 +17,14 @@ from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
 from inferno.nn.moe import Experts, MixtureOfExperts, Router, Routing
 from inferno.nn.mtp import MTPLayer, MTPLayers
 from inferno.nn.norm import LayerNorm, RMSNorm
+from inferno.nn.packed import (
+    IntGroups,
+    Permuted,
+    Wrapper,
+    packed_nibbles,
+    stacked_inside,
+    unpacked_words,
+)
 from inferno.nn.rope import Rope, Rotation
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
@@ -36,6 +44,7 @@ __all__ = [
     "Finalize",
     "FusedGatedMLP",
     "GatedMLP",
+    "IntGroups",
     "LMHead",
     "Layer",
     "LayerNorm",
@@ -46,6 +55,7 @@ __all__ = [
     "MergedLinear",
     "MixtureOfExperts",
     "ParallelDecoderLayer",
+    "Permuted",
     "RMSNorm",
     "Rope",
     "Rotation",
@@ -58,8 +68,12 @@ __all__ = [
     "TiedLMHead",
     "Unloaded",
     "Weight",
+    "Wrapper",
     "causal_conv",
     "gated_delta",
+    "packed_nibbles",
     "ssd",
+    "stacked_inside",
+    "unpacked_words",
     "finalize",
 ]

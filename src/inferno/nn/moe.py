@@ -199,9 +199,10 @@ class GroupedLinear(nn.Module):
 
     @classmethod
     def of(cls, linears: Sequence[Linear], stack: Stack) -> GroupedLinear:
-        """Build it with one weight if the layouts stack, else with separate ones."""
+        """Build it with one weight if they stack, else with separate ones."""
         weights = [linear.weight for linear in linears]
-        return cls(linears, stack(weights, grouped=True) or Separate(weights))
+        whole = stack(weights, grouped=True)
+        return cls(linears, whole or Separate([stack([weight]) or weight for weight in weights]))
 
     def forward(self, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
         """Map rows sorted by expert, (N, I), to (N, O). `starts_E1` has the first row of each
@@ -221,7 +222,7 @@ class SideBySide(nn.Module):
 
 
 class Separate(Weight):
-    """Matrices whose layouts do not stack: they are multiplied one after the other."""
+    """Matrices that do not stack: they are multiplied one after the other."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from inferno.catalog import Catalog
+from attrs import evolve
+
+from inferno.catalog import Catalog, Offer, Refusal
 from inferno.contracts import (
     EXPERT_OPS,
     GROUPED,
@@ -15,6 +17,7 @@ from inferno.contracts import (
     Device,
     DType,
     KernelNeed,
+    KernelProvider,
     ModelConfig,
 )
 from inferno.plan.decided import Decided
@@ -70,10 +73,16 @@ def choose_attention(
 
 
 def choose_kernels(
-    catalog: Catalog, layouts: Collection[str], model: ModelConfig, dtype: DType, device: Device
+    catalog: Catalog,
+    layouts: Collection[str],
+    shapes: Mapping[tuple[str, tuple[int, int]], int],
+    model: ModelConfig,
+    dtype: DType,
+    device: Device,
 ) -> Decided[tuple[KernelUse, ...]]:
     """Choose the provider of matrix products for each weight layout, and of the other ops. Torch
-    computes ops without a provider."""
+    computes ops without a provider, and matrices whose shape it refuses; `shapes` counts those of
+    each layout and shape."""
     experts = bool(getattr(model, "num_experts", 0))
     products = (LINEAR, GROUPED) if experts else (LINEAR,)
     needs = [
@@ -84,13 +93,25 @@ def choose_kernels(
     ops = OPS + EXPERT_OPS if experts else OPS
     needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
     asked = [(need, *catalog.kernel(need)) for need in needs]
+    providers = {offer.item.name: offer.item for _, offer, _ in asked if offer is not None}
+    levels = {name: item.level() for name, item in providers.items() if item.level is not None}
     uses = tuple(
-        KernelUse(op=need.op, layout=need.layout, name=o.item.name, distribution=o.distribution)
+        KernelUse(
+            op=need.op,
+            layout=need.layout,
+            name=o.item.name,
+            distribution=o.distribution,
+            level=levels.get(o.item.name, ""),
+        )
         for need, o, _ in asked
         if o is not None
     )
     notes = []
-    if device.kind == "cpu" and not any(use.op == LINEAR for use in uses):
+    if any(use.op == LINEAR for use in uses):
+        linear = [(need, o, refusals) for need, o, refusals in asked if need.op == LINEAR]
+        for need, offer, refusals in linear:
+            notes += _slow_matrices(need, offer, refusals, shapes, given=need.layout in layouts)
+    elif device.kind == "cpu":
         hint = catalog.hint("kernels", device.kind)
         notes.append(f"no native kernels: torch multiplies the matrices, slowly. {hint}".rstrip())
     return Decided(
@@ -99,6 +120,34 @@ def choose_kernels(
         tuple(refusal for _, _, refusals in asked for refusal in refusals),
         tuple(notes),
     )
+
+
+def _slow_matrices(
+    need: KernelNeed,
+    offer: Offer[KernelProvider] | None,
+    refusals: Sequence[Refusal],
+    shapes: Mapping[tuple[str, tuple[int, int]], int],
+    *,
+    given: bool,
+) -> list[str]:
+    """Describe the matrices of a layout that torch multiplies although there are kernels. `given`:
+    the model has matrices of that layout."""
+    if not given:
+        return []
+    if offer is None:
+        why = "; ".join(f"{refusal.name}: {refusal.reason}" for refusal in refusals)
+        return [f"torch multiplies the matrices in {need.layout}, slowly: {why}"]
+    refused = [
+        (count, shape, reason)
+        for (layout, shape), count in shapes.items()
+        if layout == need.layout
+        and (reason := offer.item.refuses(evolve(need, shape=shape))) is not None
+    ]
+    return [
+        f"torch multiplies {count} matrices of {rows} x {columns} in {need.layout}, slowly: "
+        f"{offer.item.name}: {reason}"
+        for count, (rows, columns), reason in refused
+    ]
 
 
 def choose_capture(

@@ -42,6 +42,8 @@ class KernelUse:
     """Layout of the matrices, for `linear` and `grouped`."""
     name: str
     distribution: str
+    level: str = ""
+    """Which of its builds the provider runs, such as an instruction set."""
 
 
 @frozen(kw_only=True)

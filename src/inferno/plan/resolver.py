@@ -116,7 +116,7 @@ def _decide(
     policy = Decided.by("cache policy", catalog.cache_policy(options.cache_policy))
     layouts = {use.layout for use in schemes.value.uses}
     layouts |= {isq.value.layout or dtype} if isq else set()
-    kernels = choose_kernels(catalog, layouts, model, dtype, device)
+    kernels = choose_kernels(catalog, layouts, schemes.value.shapes, model, dtype, device)
     assets = text_assets(checkpoint, architecture.value)
     chat_format = choose_chat_format(catalog, chat_need(assets, name), options.chat_format)
     limit = memory_limit(options, device, elsewhere=machine is not None and machine.elsewhere)

@@ -11,8 +11,16 @@ from typing import Any
 from attrs import frozen
 
 from inferno.catalog import Catalog, Offer
-from inferno.contracts import COMPUTE_DTYPES, Checkpoint, ModelConfig, QuantScheme, TensorInfo
-from inferno.errors import OptionError
+from inferno.contracts import (
+    COMPUTE_DTYPES,
+    Checkpoint,
+    HeldMatrix,
+    ModelConfig,
+    QuantScheme,
+    StoredMatrix,
+    TensorInfo,
+)
+from inferno.errors import CheckpointError, OptionError
 from inferno.plan.decided import Decided
 from inferno.plan.plan import SchemeUse, pattern_of
 from inferno.plan.stored import modules_of, unused_tensors
@@ -25,6 +33,8 @@ class Matrices:
     uses: tuple[SchemeUse, ...]
     modules: Mapping[str, str]
     """As `Plan.modules`."""
+    shapes: Mapping[tuple[str, tuple[int, int]], int]
+    """Number of matrices of each layout and shape, where headers tell the shape."""
     num_plain: int
     """Number of elements in tensors without a scheme: norms, biases, a router's corrections."""
 
@@ -41,35 +51,63 @@ def choose_schemes(
     mtp: Mapping[str, TensorInfo],
 ) -> Decided[Matrices]:
     """Ask the catalog for the scheme of every matrix that is read: the model's, and those of `mtp`,
-    the tensors of its multi-token-prediction layers if they are used. Raises UnsupportedError."""
+    the tensors of its multi-token-prediction layers if they are used. Raises UnsupportedError,
+    CheckpointError."""
     quant_config = checkpoint.config.get("quantization_config") or {}
-    held: dict[str, list[tuple[str, dict[str, TensorInfo], Offer[QuantScheme]]]] = defaultdict(list)
+    if not isinstance(quant_config, Mapping):
+        raise CheckpointError(
+            f"config.json: quantization_config is {quant_config!r}", "It must be an object."
+        )
+    held: dict[tuple[str, str], list[_Choice]] = defaultdict(list)
     decisions: list[Decided[Any]] = []
     num_plain = 0
-    stored = modules_of(checkpoint.tensors, unused_tensors(model)) | modules_of(mtp)
-    for path, parts in stored.items():
+    modules = modules_of(checkpoint.tensors, unused_tensors(model)) | modules_of(mtp)
+    for path, parts in modules.items():
         matrix = _matrix(parts)
         num_plain += sum(math.prod(info.shape) for p, info in parts.items() if p not in matrix)
         if matrix:
-            choice = catalog.scheme_of(matrix, quant_config, path)
+            stored = StoredMatrix(path=path, parts=matrix, quant_config=quant_config)
+            choice = catalog.scheme_of(stored)
             decisions.append(Decided.by("scheme", choice))
-            held[choice.item.name].append((path, matrix, choice.offer))
+            found = choice.item.holds(stored, dtype)
+            held[choice.item.name, found.layout].append(_Choice(stored, choice.offer, found))
     uses = tuple(
         SchemeUse(
             name=name,
-            distribution=found[0][2].distribution,
-            layout=found[0][2].item.layout or dtype,
-            classes=tuple(dict.fromkeys(path.rpartition(".")[2] for path, _, _ in found)),
-            stored=tuple(sorted({info.dtype for _, parts, _ in found for info in parts.values()})),
+            distribution=found[0].offer.distribution,
+            layout=layout or dtype,
+            classes=tuple(dict.fromkeys(each.path.rpartition(".")[2] for each in found)),
+            stored=tuple(sorted({i.dtype for each in found for i in each.stored.parts.values()})),
             count=len(found),
-            nbytes=sum(offer.item.nbytes(parts, dtype) for _, parts, offer in found),
+            nbytes=sum(each.held.nbytes for each in found),
         )
-        for name, found in held.items()
+        for (name, layout), found in held.items()
     )
-    modules = _by_pattern({path: name for name, found in held.items() for path, _, _ in found})
+    shapes = Counter(
+        (layout or dtype, each.held.shape)
+        for (_, layout), found in held.items()
+        for each in found
+        if each.held.shape is not None
+    )
+    named = {each.path: name for (name, _), found in held.items() for each in found}
     offers = dict.fromkeys(offer for d in decisions for offer in d.offers)
     refusals = dict.fromkeys(refusal for d in decisions for refusal in d.refusals)
-    return Decided(Matrices(uses, modules, num_plain), tuple(offers), tuple(refusals))
+    return Decided(
+        Matrices(uses, _by_pattern(named), shapes, num_plain), tuple(offers), tuple(refusals)
+    )
+
+
+@frozen
+class _Choice:
+    """A matrix, the scheme that loads it, and what it will be."""
+
+    stored: StoredMatrix
+    offer: Offer[QuantScheme]
+    held: HeldMatrix
+
+    @property
+    def path(self) -> str:
+        return self.stored.path
 
 
 def choose_isq(catalog: Catalog, name: str) -> Decided[QuantScheme]:

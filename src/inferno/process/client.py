@@ -68,13 +68,21 @@ class EngineClient:
     process ends, pending requests fail and another is started."""
 
     def __init__(
-        self, plan: Plan, *, timeout: float = ENGINE_TIMEOUT, beat: float = BEAT_SECONDS
+        self,
+        plan: Plan,
+        *,
+        timeout: float = ENGINE_TIMEOUT,
+        beat: float = BEAT_SECONDS,
+        expect_grammars: bool = False,
     ) -> None:
         """`timeout` is the silence in seconds after which a hung process is replaced, 0 for never;
-        `beat` the time between its signs of life."""
+        `beat` the time between its signs of life. With `expect_grammars`, the process that checks
+        grammars is started once the engine is ready, instead of with the first grammar."""
         self.stats = EngineStats()
         self._engine = Supervisor(plan, self._take, self._fail_all, timeout=timeout, beat=beat)
         self._checker = GrammarChecker(plan)
+        self._expects_grammars = expect_grammars and bool(plan.grammars)
+        self._preparing: asyncio.Task[None] | None = None
         self._streams: dict[str, TokenStream] = {}
         self._aborting: Counter[str] = Counter()
         """Ids whose tokens belong to an aborted request until the engine confirms the abort: the id
@@ -103,9 +111,14 @@ class EngineClient:
     async def start(self) -> None:
         """Start the process and wait until it is ready. Raises the error with which it failed."""
         await self._engine.start()
+        if self._expects_grammars:
+            self._preparing = asyncio.create_task(self._checker.start())
 
     async def close(self) -> None:
         """Stop the process. Pending requests fail with EngineDeadError."""
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.gather(self._preparing, return_exceptions=True)
         await self._checker.close()
         await self._engine.close()
 

@@ -3,7 +3,7 @@
 
 A hostile grammar may take minutes or gigabytes to compile, in native code that cannot be
 interrupted. A process can: it is killed at the deadline, and has a memory limit. It starts with the
-first grammar.
+first grammar, or before.
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ class GrammarChecker:
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         self._known[key].raise_error()
+
+    async def start(self) -> None:
+        """Start the process before the first grammar, which then need not wait for it. If that
+        fails, the first grammar tries again, and tells why."""
+        with contextlib.suppress(InfernoError):
+            async with self._lock:
+                await self._started()
 
     async def close(self) -> None:
         """End the process."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 BEAT_SECONDS = 1.0
 UNRESPONSIVE_AFTER = 30
-"""Beats missed before the engine counts as unresponsive: a native kernel holds the interpreter's
-lock, for seconds if the matrix is large and the CPU slow."""
+"""Beats missed before the engine counts as unresponsive: a plugin's native code may hold the
+interpreter's lock for seconds."""
 ENGINE_TIMEOUT = 120.0
 """Seconds of silence after which the process is replaced."""
 STEP_FACTOR = 10

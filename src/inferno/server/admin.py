@@ -24,7 +24,7 @@ from inferno.server.support import Field
 class LoadRequest:
     """The body of POST /v1/models/load."""
 
-    endpoint: ClassVar[str] = "/v1/models/load"
+    path: ClassVar[str] = "/v1/models/load"
     rows: ClassVar[tuple[Field, ...]] = support.LOAD
 
     model: str
@@ -34,7 +34,7 @@ class LoadRequest:
 class UnloadRequest:
     """The body of POST /v1/models/unload."""
 
-    endpoint: ClassVar[str] = "/v1/models/unload"
+    path: ClassVar[str] = "/v1/models/unload"
     rows: ClassVar[tuple[Field, ...]] = support.UNLOAD
 
     model: str

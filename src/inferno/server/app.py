@@ -14,6 +14,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Scope
 
+from inferno.server.batches.service import Batches
 from inferno.server.describe import fields_of
 from inferno.server.early import EarlyStreams
 from inferno.server.endpoints import BODIES, HANDLERS
@@ -30,6 +31,7 @@ from inferno.server.paths import Routes
 from inferno.server.pipeline import PING_SECONDS, Pipeline
 from inferno.server.record import Record, Recorded
 from inferno.server.refusals import error_response
+from inferno.server.responses.background import Background
 from inferno.server.responses.running import Running
 from inferno.server.responses.store import Store
 from inferno.server.slot import ModelSpec, Slot
@@ -116,10 +118,14 @@ def create_app(
         ping_seconds=ping_seconds,
     )
 
+    background = Background(on_end)
+    batches = Batches(kept, keys, lambda: models.draining or models.slots[0].limiter.draining)
+
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, kept.close)
+            stack.push_async_callback(background.close)
             if only is None:
                 await stack.enter_async_context(models.running())
             else:
@@ -127,6 +133,8 @@ def create_app(
                     await only.start()
                     stack.push_async_callback(only.close)
                 await asyncio.to_thread(models.named(None).warm_up)
+            running_batches = asyncio.create_task(batches.run(inside))
+            stack.push_async_callback(_stopped, running_batches)
             yield
 
     async def count(message: Message, _: Scope) -> None:
@@ -143,6 +151,8 @@ def create_app(
             "models": Provide(lambda: models, sync_to_thread=False),
             "store": Provide(lambda: kept, sync_to_thread=False),
             "running": Provide(lambda: running, sync_to_thread=False),
+            "background": Provide(lambda: background, sync_to_thread=False),
+            "batches": Provide(lambda: batches, sync_to_thread=False),
         },
         guards=[keys.guard(open_paths)],
         exception_handlers={HTTPException: error_response, Exception: error_response},
@@ -153,9 +163,16 @@ def create_app(
     )
     app.state.fields = fields_of(BODIES)
     app.state.routes = routes = Routes.of(app)
-    gate = Gate(EarlyStreams(app.asgi_handler), routes, frozenset(allowed_hosts), origins)
+    streams = EarlyStreams(app.asgi_handler)
+    inside = Recorded(streams, on_end, prompts=log_prompts)
+    gate = Gate(streams, routes, frozenset(allowed_hosts), origins)
     app.asgi_handler = Recorded(gate, on_end, prompts=log_prompts)
     return app
+
+
+async def _stopped(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def limiter_of(app: Litestar) -> Limiter:

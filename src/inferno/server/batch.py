@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +25,7 @@ URLS = (
     "/v1/score",
 )
 """Endpoints that a line may name."""
+NO_STATE: Mapping[str, Any] = {}
 
 
 @frozen
@@ -63,6 +64,14 @@ class Summary:
     @property
     def done(self) -> int:
         return self.answered + self.failed + self.skipped
+
+    def count(self, answer: Answer) -> None:
+        if answer.failed:
+            self.failed += 1
+        else:
+            self.answered += 1
+        self.prompt_tokens += answer.prompt_tokens
+        self.completion_tokens += answer.completion_tokens
 
 
 def read_lines(file: Iterable[bytes], done: Done) -> Iterator[Line | None]:
@@ -105,6 +114,8 @@ def _line(number: int, raw: bytes) -> Line:
         problem = "its body is not an object"
     elif body.get("stream"):
         problem = "its body asks for a stream: leave stream out"
+    elif body.get("background"):
+        problem = "its body asks for background, which a batch is: leave it out"
     if problem:
         return Line(number, custom_id, problem=problem)
     return Line(number, custom_id, str(url), msgspec.json.encode(body))
@@ -156,8 +167,10 @@ async def run(
             if line is None:
                 summary.skipped += 1
             else:
-                output.write(await _answer(app, line, summary) + b"\n")
+                found = await answer(app, line)
+                output.write(found.content + b"\n")
                 output.flush()
+                summary.count(found)
             progress(summary)
 
     async with asyncio.TaskGroup() as group:
@@ -165,38 +178,54 @@ async def run(
             group.create_task(work())
 
 
-async def _answer(app: ASGIApp, line: Line, summary: Summary) -> bytes:
+@frozen
+class Answer:
+    """What became of one request."""
+
+    content: bytes
+    """A line of the output, without its end."""
+    failed: bool
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    retry_seconds: float | None = None
+    """When the request may succeed if it is sent again; None if there is no sign that it will."""
+
+
+async def answer(app: ASGIApp, line: Line, state: Mapping[str, Any] = NO_STATE) -> Answer:
+    """Send a request to an app in this process. `state` is the connection's."""
     id = f"batch_req_{uuid.uuid4().hex}"
     response: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
+    tokens, retry = (0, 0), None
     if line.problem:
         message = f"line {line.number}: {line.problem}"
         error = {"code": "invalid_request", "message": message}
     else:
-        status, body, request_id = await post(app, line.url, line.body)
+        status, body, headers = await post(app, line.url, line.body, state)
+        request_id = headers.get("x-request-id", "")
         response = {"status_code": status, "request_id": request_id, "body": body}
         if status != 200:
             found = body.get("error") or {}
             error = {"code": found.get("code") or str(status), "message": found.get("message")}
+            if headers.get("x-should-retry") == "true":
+                retry = float(headers.get("retry-after", 1))
         elif isinstance(usage := body.get("usage"), dict):
-            summary.prompt_tokens += _tokens(usage, "prompt_tokens", "input_tokens")
-            summary.completion_tokens += _tokens(usage, "completion_tokens", "output_tokens")
-    if error is None:
-        summary.answered += 1
-    else:
-        summary.failed += 1
-    return msgspec.json.encode(
-        {"id": id, "custom_id": line.custom_id, "response": response, "error": error}
-    )
+            tokens = (
+                _tokens(usage, "prompt_tokens", "input_tokens"),
+                _tokens(usage, "completion_tokens", "output_tokens"),
+            )
+    content = {"id": id, "custom_id": line.custom_id, "response": response, "error": error}
+    return Answer(msgspec.json.encode(content), error is not None, *tokens, retry)
 
 
 def _tokens(usage: dict[str, Any], *names: str) -> int:
     return next((int(usage[name]) for name in names if name in usage), 0)
 
 
-async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, dict[str, Any], str]:
-    """Send a request to an app in this process. Returns the status, the body and the request's
-    id."""
+async def post(
+    app: ASGIApp, path: str, body: bytes, state: Mapping[str, Any] = NO_STATE
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Send a request to an app in this process. Returns the status, the body and the headers."""
     headers = [
         (b"host", b"localhost"),
         (b"content-type", b"application/json"),
@@ -215,10 +244,10 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, dict[str, Any
         "headers": headers,
         "client": ("127.0.0.1", 0),
         "server": ("127.0.0.1", 0),
-        "state": {},
+        "state": dict(state),
     }
     sent = False
-    status, request_id, parts = 500, "", list[bytes]()
+    status, found, parts = 500, dict[str, str](), list[bytes]()
 
     async def receive() -> Any:
         nonlocal sent
@@ -228,16 +257,16 @@ async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, dict[str, Any
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
-        nonlocal status, request_id
+        nonlocal status
         if message["type"] == "http.response.start":
             status = message["status"]
-            found = dict(message.get("headers", ()))
-            request_id = found.get(b"x-request-id", b"").decode("latin-1")
+            for name, value in message.get("headers", ()):
+                found[name.decode("latin-1").lower()] = value.decode("latin-1")
         elif message["type"] == "http.response.body":
             parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return status, msgspec.json.decode(b"".join(parts)), request_id
+    return status, msgspec.json.decode(b"".join(parts)), found
 
 
 @contextlib.asynccontextmanager

@@ -94,7 +94,7 @@ def _whole(value: Any) -> int | None:
 def fields_of(bodies: Iterable[type[Any]]) -> Fields:
     """Return the names of each body's fields by their support, by endpoint."""
     return {
-        body.endpoint: {
+        body.path: {
             verdict: [row.name for row in body.rows if row.verdict == verdict]
             for verdict in ("honoured", "accepted", "refused")
         }

@@ -10,6 +10,7 @@ from litestar.types import ControllerRouterHandler
 from inferno.server import (
     admin,
     anthropic,
+    batches,
     debug,
     llamacpp,
     ollama,
@@ -25,6 +26,7 @@ HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *responses.HANDLERS,
     *anthropic.HANDLERS,
     *pooling.HANDLERS,
+    *batches.HANDLERS,
     *ollama.HANDLERS,
     *llamacpp.HANDLERS,
     *admin.HANDLERS,
@@ -36,12 +38,13 @@ BODIES: tuple[type[Any], ...] = (
     *responses.BODIES,
     *anthropic.BODIES,
     *pooling.BODIES,
+    *batches.BODIES,
     *ollama.BODIES,
     *llamacpp.BODIES,
     *admin.BODIES,
     *routes.BODIES,
 )
-"""The class of each endpoint's request body, with its path (`endpoint`) and the support of each
+"""The class of each endpoint's request body, with its endpoint (`path`) and the support of each
 field (`rows`)."""
-FIELDS: Mapping[str, tuple[Field, ...]] = {body.endpoint: body.rows for body in BODIES}
+FIELDS: Mapping[str, tuple[Field, ...]] = {body.path: body.rows for body in BODIES}
 """By endpoint."""

@@ -17,6 +17,8 @@ from inferno.server.record import record_of
 from inferno.server.refusals import refuse
 
 ANY = "*"
+FILES = "/v1/files"
+"""Files are sent as a form. A web page of another origin may not: its browser names that origin."""
 _WITHOUT_TYPE = "/api/"
 """Ollama's documentation calls its paths with curl's default, a form's type."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -173,6 +175,8 @@ def _check_type(path: str, given: dict[bytes, str]) -> None:
     if empty or path.startswith(_WITHOUT_TYPE):
         return
     kind = given.get(b"content-type", "").partition(";")[0].strip().lower()
+    if path == FILES and kind == "multipart/form-data":
+        return
     if kind != "application/json" and not kind.endswith("+json"):
         raise MediaTypeError(
             f"the body's Content-Type is {kind[:100] or 'missing'}",

@@ -39,6 +39,8 @@ _FORWARDED = (
     *("x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"),
 )
 """Headers that proxies add."""
+INSIDE_KEY = "inferno_key"
+"""In the state of a connection from this process: the key whose request it is."""
 PEER_UID = "inferno_peer_uid"
 """In a connection's state: the user at the other end of a Unix socket."""
 
@@ -83,6 +85,10 @@ class Keys:
             )
         return found[0]
 
+    def of_owner(self, owner: str) -> Key | None:
+        """Return the key of an owner (`Record.owner`), if there still is one."""
+        return next((key for key in self._keys if key.digest.hex() == owner), None)
+
     def reload(self) -> None:
         """Read the file again. Keys keep their usage and what is left of their limits; an invalid
         file changes nothing, and is logged."""
@@ -108,7 +114,8 @@ class Keys:
             path = connection.scope.get("path_template")
             if path in opened or handler.opt.get("needs_no_key") or not self.needed:
                 return
-            key, record = self.find(connection), record_of(connection.scope)
+            inside = connection.scope.get("state", {}).get(INSIDE_KEY)
+            key, record = inside or self.find(connection), record_of(connection.scope)
             if record is None:  # mounted in an app without records
                 return
             record.key = key

@@ -80,7 +80,7 @@ def complete(
         if name in schemas:
             properties = schemas[name].setdefault("properties", {})
             for field in plugin_fields:
-                if body.endpoint in field.endpoints:
+                if body.path in field.endpoints:
                     properties.setdefault(field.name, _plugin_schema(field))
             _describe(properties, body.rows)
     for path, operations in whole.get("paths", {}).items():

@@ -133,7 +133,7 @@ def post_body(body: type[Any], *paths: str, **options: Any) -> post:
     these paths. `options` are Litestar's."""
     dto: Any = CattrsDTO
     return post(
-        list(paths) or body.endpoint,
+        list(paths) or body.path,
         status_code=200,
         dto=dto[body],
         return_dto=None,

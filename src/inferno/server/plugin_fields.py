@@ -31,7 +31,7 @@ def applied(
     found = {
         name: known[name]
         for name in raw.keys() & known.keys() - own.keys()
-        if body.endpoint in known[name].endpoints
+        if body.path in known[name].endpoints
     }
     if not found:
         return raw

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -123,6 +123,30 @@ def record_of(scope: Scope) -> Record | None:
     """The record of a connection; None if its app keeps none."""
     record: Record | None = scope.get("state", {}).get(_STATE)
     return record
+
+
+@asynccontextmanager
+async def in_record(
+    request: Record | None, ended: Callable[[Record], object]
+) -> AsyncIterator[None]:
+    """Give work that outlives its request a record: it has the request's key, and counts as running
+    for it. To be entered in the work's own task."""
+    if request is None:
+        yield
+        return
+    record = Record(request.id, request.method, request.path, key=request.key, status=200)
+    record.keeps_prompts, record.trace_headers = request.keeps_prompts, request.trace_headers
+    if record.key is not None:
+        record.key.account.running += 1
+        record.at_end.append(record.key.account.leave)
+    _current.set(record)
+    try:
+        yield
+    finally:
+        try:
+            record.end()
+        finally:
+            ended(record)
 
 
 class Recorded:

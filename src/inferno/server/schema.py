@@ -123,7 +123,7 @@ def _biases(param: str, raw: Mapping[str, float]) -> dict[int, float]:
 class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
-    endpoint: ClassVar[str] = "/v1/chat/completions"
+    path: ClassVar[str] = "/v1/chat/completions"
     rows: ClassVar[tuple[Field, ...]] = (*support.CHAT, *others.CHAT)
 
     messages: list[Message]
@@ -145,7 +145,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
-    endpoint: ClassVar[str] = "/v1/completions"
+    path: ClassVar[str] = "/v1/completions"
     rows: ClassVar[tuple[Field, ...]] = (*support.COMPLETIONS, *others.COMPLETIONS)
 
     prompt: str | list[str] | list[int] | list[list[int]]
@@ -160,7 +160,7 @@ class TokenizeRequest:
     """The body of POST /tokenize: a string in `prompt` (vLLM) or `content` (llama.cpp), or
     messages."""
 
-    endpoint: ClassVar[str] = "/tokenize"
+    path: ClassVar[str] = "/tokenize"
     rows: ClassVar[tuple[Field, ...]] = support.TOKENIZE
 
     model: str | None = None
@@ -181,7 +181,7 @@ class TokenizeRequest:
 class DetokenizeRequest:
     """The body of POST /detokenize."""
 
-    endpoint: ClassVar[str] = "/detokenize"
+    path: ClassVar[str] = "/detokenize"
     rows: ClassVar[tuple[Field, ...]] = support.DETOKENIZE
 
     tokens: list[int]

@@ -67,7 +67,7 @@ def run_server(
         if llm is None or isinstance(llm, str):
             from inferno.llm import AsyncLLM
 
-            llm = AsyncLLM(llm, **options)
+            llm = AsyncLLM(llm, **{"expect_grammars": True, **options})
         elif options:
             raise TypeError(f"an existing AsyncLLM takes no options: {', '.join(options)}")
         hosts = (ANY,) if uds is not None else hosts_of(host)

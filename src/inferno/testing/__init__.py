@@ -27,7 +27,7 @@ from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.mtp import MTPTests, proposals
-from inferno.testing.quant_scheme import QuantSchemeTests
+from inferno.testing.quant_scheme import QuantSchemeTests, stored_matrix
 from inferno.testing.reference import transformers_model
 from inferno.testing.source import SourceTests
 from inferno.testing.tiny import (
@@ -75,6 +75,7 @@ __all__ = [
     "ragged_prompts",
     "randomize",
     "run_python",
+    "stored_matrix",
     "torch_only",
     "transformers_model",
     "write_gguf",

@@ -24,11 +24,13 @@ from inferno.contracts import (
     OPS,
     Device,
     DType,
+    IntLayout,
     KernelNeed,
     KernelProvider,
     lazy,
 )
-from inferno.nn import Dense, Weight, ops
+from inferno.contracts.layouts import GROUPS
+from inferno.nn import Dense, IntGroups, Weight, ops
 from inferno.plan import find_device
 from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.installed import Installed
@@ -38,15 +40,35 @@ TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
 order of float32 sums."""
 
 
+PUBLIC = tuple(
+    IntLayout(bits=bits, group=group, symmetric=symmetric)
+    for bits in (4, 8)
+    for group in GROUPS
+    for symmetric in (False, True)
+)
+"""The public layouts for which kernels are written."""
+
+
+def random_ints(layout: IntLayout, rows: int, columns: int, dtype: torch.dtype) -> IntGroups:
+    """Return a random matrix in a public layout."""
+    generator = torch.Generator().manual_seed(rows + columns)
+    shape, grid = (rows, columns * layout.bits // 8), (rows, columns // layout.group)
+    data = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    scales = torch.rand(grid, generator=generator).half() / 16
+    zeros = torch.randint(0, 1 << layout.bits, grid, generator=generator).half()
+    return IntGroups(data, scales, None if layout.symmetric else zeros, layout.bits, dtype)
+
+
 class KernelProviderTests(Installed):
     """Set `provider` to its registered name. Override `weights` if its `linear` takes other layouts
-    than dense matrices."""
+    than dense matrices and the public ones."""
 
     provider: ClassVar[str]
     device: ClassVar[str] = "cpu"
     """As in `--device`."""
     linear_tolerance: ClassVar[float] = 1.0
-    """Tolerance of packed layouts, in units of bfloat16's TOLERANCE, for rounded activations."""
+    """Tolerance of packed layouts, whose activations may be rounded: in units of bfloat16's
+    TOLERANCE, relative to the size of a product of random vectors."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -56,6 +78,8 @@ class KernelProviderTests(Installed):
     def weights(self, rows: int, columns: int, dtype: torch.dtype) -> Iterable[Weight]:
         """Weights of that shape in every layout, to test `linear` with."""
         yield Dense(random(rows, columns).to(dtype))
+        for layout in PUBLIC:
+            yield random_ints(layout, rows, columns, dtype)
 
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
         assert set(item.ops) <= {LINEAR, GROUPED, *OPS, *EXPERT_OPS}
@@ -137,9 +161,13 @@ class KernelProviderTests(Installed):
             for tokens in (1, 2, 7, 33):
                 x_TK = random(tokens, columns).to(dense_OK.dtype)
                 wanted = (x_TK.double() @ dense_OK.double().T).to(x_TK.dtype)
-                exact = weight.layout in COMPUTE_DTYPES
-                ulps = 1 if exact else self.linear_tolerance
-                assert_close(ours.matmul(x_TK), wanted, dtype if exact else "bfloat16", ulps=ulps)
+                if weight.layout in COMPUTE_DTYPES:
+                    assert_close(ours.matmul(x_TK), wanted, dtype)
+                    continue
+                size_TO = x_TK.float().norm(dim=1)[:, None] * dense_OK.float().norm(dim=1)
+                lost_TO = (ours.matmul(x_TK).float() - wanted.float()).abs() / size_TO
+                units = float(lost_TO.max()) * columns**0.5 / TOLERANCE["bfloat16"]
+                assert units <= self.linear_tolerance, f"{weight.layout}: off by {units:.2g} units"
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     def test_linears_that_share_their_input_become_one(

@@ -2,6 +2,7 @@
 #include "attention.hpp"
 
 #include "attention_cache.hpp"
+#include "attention_softmax.hpp"
 #include "attention_tile.hpp"
 #include "attention_work.hpp"
 #include "parallel.hpp"
@@ -14,8 +15,12 @@ struct Panels {
   const E *keys[kPanels], *values[kPanels];
   const float *k_scales[kPanels], *v_scales[kPanels];
 
+  int count = 0;
+
+  // Those of a tile from panel `first` on, up to a multiple of kPanels: see list_tiles.
   void locate(const AttentionStep& step, const Tile& tile, int64_t first) {
-    int64_t count = min(kPanels, tile.end - first), size = int64_t(16) * step.C;
+    int64_t size = int64_t(16) * step.C;
+    count = int(min(kPanels - first % kPanels, tile.end - first));
     for (int64_t p = 0; p < kPanels; p++) {
       int64_t panel = panel_of(step, tile.sequence, tile.head, first + min(p, count - 1));
       keys[p] = (const E*)step.k_cache + panel * size,
@@ -29,11 +34,12 @@ struct Panels {
 // Rows computed at once, and the range of panels they see.
 struct Group { int start, rows, first, stop; };
 
-// Compute scores, softmax and weighted values of `count` panels of type P.
-template <bool Ahead, class X, class P>
+// Compute scores, softmax and weighted values of `count` panels of a cache of E, here as P.
+template <bool Ahead, class E, class X, class P>
 void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, int count,
                    const Softmax& softmax, const P* const* keys, const P* const* values,
                    const P* const* keys_ahead, const P* const* values_ahead, Scratch& own) {
+  constexpr bool kScaled = sizeof(E) == 1;
   const int heads = step.H / step.K, rows = tile.tokens * heads, blocks = step.C / 16;
   const X* q = (const X*)own.q;
   X* weights = sizeof(X) == 2 ? (X*)own.weights : (X*)own.scores;
@@ -62,18 +68,20 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
     for (int r = groups[g].start; r < groups[g].start + groups[g].rows; r++) {
       int64_t high = tile.position + r / heads + 1 - base,
               low = step.window ? high - step.window : 0;
-      own.fade[r] = softmax(own.scores + r * kKeys, weights + r * kKeys, groups[g].first,
-                            groups[g].stop, low, high, own.best + r, own.sums + r * 16);
+      own.fade[r] = softmax.weights_of<kScaled, E>(
+          own.scores + r * kKeys, own.q_units[r], weights + r * kKeys, groups[g].first,
+          groups[g].stop, low, high, own.best + r, own.sums + r * 16, own.weights_units + r);
     }
   const int columns = num_groups == 1 ? blocks : columns_at_once(kGroup);
   for (int b = 0; b < blocks; b += columns)
     for (int g = 0; g < num_groups; g++) {
       const Group& group = groups[g];
       with_rows(group.rows, [&](auto n) {
-        weigh_panels<decltype(n)::value, Ahead>(
+        weigh_panels<decltype(n)::value, Ahead, kScaled>(
             weights + group.start * kKeys + 16 * group.first, values + group.first,
             values_ahead + group.first, group.stop - group.first, b, int(min(blocks, b + columns)),
-            own.fade + group.start, own.out + group.start * kStride);
+            own.fade + group.start, own.weights_units + group.start,
+            own.out + group.start * kStride);
       });
     }
 }
@@ -97,10 +105,8 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
   Scratch& own = own_scratch();
   const int rows = tile.tokens * (step.H / step.K), C = step.C;
   const int64_t size = int64_t(16) * C;
-  if (tile.split == tile.num_splits - 1 &&
-      step.query_starts[tile.sequence + 1] - step.query_starts[tile.sequence] == 1)
-    store_one<E>(step, tile.query, tile.head);
-  read_queries(step, tile, (X*)own.q);
+  if (tile.split == tile.num_splits - 1 && tile.stores) store_one<E>(step, tile.query, tile.head);
+  read_queries<E, X>(step, tile, own);
   for (int r = 0; r < rows; r++) {
     own.best[r] = kNothing;
     memset(own.sums + 16 * r, 0, 64);
@@ -111,29 +117,23 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
   softmax.scale = step.soft_cap > 0 ? step.scale / step.soft_cap : step.scale * kLog2e;
   Panels<E> now, then;
   if (tile.begin < tile.end) then.locate(step, tile, tile.begin);
-  for (int64_t begin = tile.begin; begin < tile.end; begin += kPanels) {
-    const int count = int(min(kPanels, tile.end - begin));
+  for (int64_t begin = tile.begin; begin < tile.end; begin += now.count) {
     now = then;
-    if (begin + kPanels < tile.end) {
-      then.locate(step, tile, begin + kPanels);
+    const int count = now.count;
+    if (begin + count < tile.end) {
+      then.locate(step, tile, begin + count);
     } else if (next && next->begin < next->end) {
       then.locate(step, *next, next->begin);
     }
     for (int p = 0; p < kPanels; p++)
       softmax.k_scales[p] = now.k_scales[p], softmax.v_scales[p] = now.v_scales[p];
     const int known = int(tile.context - 16 * (begin + count - 1));
-    if (known < 16) {
+    if (known < 16 && sizeof(E) > 1) {  // an 8-bit value is finite, and its weight is 0
       copy_known(now.values[count - 1], C, known, (E*)own.padded);
       now.values[count - 1] = (const E*)own.padded;
     }
-    if constexpr (sizeof(X) == 4) {
-      if (rows <= kDirect) {
-        attend_panels<true, X>(step, tile, 16 * begin, count, softmax, now.keys, now.values,
-                               then.keys, then.values, own);
-        continue;
-      }
-    } else if constexpr (__is_same(E, bf16)) {
-      auto attend = rows <= kGroup ? attend_panels<true, X, E> : attend_panels<false, X, E>;
+    if (rows <= kDirect || __is_same(X, E)) {
+      auto attend = rows <= kGroup ? attend_panels<true, E, X, E> : attend_panels<false, E, X, E>;
       attend(step, tile, 16 * begin, count, softmax, now.keys, now.values, then.keys, then.values,
              own);
       continue;
@@ -144,8 +144,8 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
       expand(now.keys[p], then.keys[p], size, k), expand(now.values[p], then.values[p], size, v);
       keys[p] = k, values[p] = v;
     }
-    attend_panels<false, X>(step, tile, 16 * begin, count, softmax, keys, values, keys, values,
-                            own);
+    attend_panels<false, E, X>(step, tile, 16 * begin, count, softmax, keys, values, keys, values,
+                               own);
   }
   finish(step, tile, work, own);
 }
@@ -154,16 +154,16 @@ template <class X, class E>
 void attend_in(const AttentionStep& step) {
   WorkList& work = own_work;
   list_work(step, work);
-  // Tokens of a prompt see each other's keys: store them all first. A single token is stored by the
+  // Tokens of a span see each other's keys: store them all first. A single token is stored by the
   // tile that attends from it.
-  for (int64_t s = 0; s < step.S; s++) {
-    int64_t first = step.query_starts[s], tokens = step.query_starts[s + 1] - first;
-    if (tokens > 1)
-      parallel_for(tokens * step.K, 64, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++)
-          store_one<E>(step, first + i % tokens, int(i / tokens));
-      });
-  }
+  parallel_for(work.stored * step.K, 64, [&](int64_t begin, int64_t end) {
+    for (const Span* span = work.spans; span < work.spans + work.num_spans; span++) {
+      if (span->tokens < 2) continue;
+      int64_t base = span->stored * step.K;
+      for (int64_t i = max(begin, base); i < min(end, base + span->tokens * step.K); i++)
+        store_one<E>(step, span->query + (i - base) % span->tokens, int((i - base) / span->tokens));
+    }
+  });
   const int threads = int(min(inferno_threads, work.count));
   int64_t taken = 0;
   auto take = [&] { return __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED); };
@@ -190,7 +190,7 @@ void attend(const AttentionStep& step) {
   bool wide = step.dtype == kBFloat16;
   switch (step.cache_kind) {
     case kFp8: return wide ? attend_in<Wide, fp8>(step) : attend_in<float, fp8>(step);
-    case kInt8: return wide ? attend_in<Wide, int8_t>(step) : attend_in<float, int8_t>(step);
+    case kInt8: return attend_in<int16_t, int8_t>(step);
     default: break;
   }
   switch (step.dtype) {

@@ -2,10 +2,10 @@
 //
 // The cache of a layer consists of panels: sixteen tokens of one key/value head. A panel of keys is
 // [C][16], one of values [C / 16][16 tokens][16], so that a vector holds sixteen scores or sixteen
-// channels, nothing is summed across lanes, and a panel is read in order. In bfloat16, neighbours
-// along the summed index are stored in pairs, as the instruction that multiplies pairs reads them:
-// keys [C / 2][16][2], values [C / 16][8][16][2]. A cache tensor is [block][head][block_size /
-// 16][panel]; scales of 8-bit caches are [block][head][block_size].
+// channels, nothing is summed across lanes, and a panel is read in order. In bfloat16 and in 8
+// bits, neighbours along the summed index are stored in pairs, as the instructions that multiply
+// pairs read them: keys [C / 2][16][2], values [C / 16][8][16][2]. A cache tensor is
+// [block][head][block_size / 16][panel]; scales of 8-bit caches are [block][head][block_size].
 #pragma once
 #include <cstdint>
 

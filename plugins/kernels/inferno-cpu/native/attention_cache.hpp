@@ -17,11 +17,9 @@ INL void put(float* to, float x, float) { *to = x; }
 INL void put(fp8* to, float x, float inverse) { from_float(to, x * inverse); }
 INL void put(int8_t* to, float x, float inverse) { *to = int8_t(__builtin_lrintf(x * inverse)); }
 
-// Largest value of an 8-bit type, and the factor between a value and the result of load().
+// Largest value of an 8-bit type.
 INL float largest_of(const fp8*) { return 448.0f; }
 INL float largest_of(const int8_t*) { return 127.0f; }
-INL float read_as(const fp8*) { return kFp8Read; }
-INL float read_as(const int8_t*) { return 1.0f; }
 
 // Encode a token's row for the cache and store its scale. Returns x itself if the types are the
 // same.
@@ -40,7 +38,7 @@ INL const E* encoded(const T* x, int C, E* capacity, float* scales, int64_t toke
     float inverse = usable ? largest_of(capacity) / top : 0.0f;
     if (!(inverse <= 3.4e38f)) inverse = 0.0f;  // too small: stored as zero
     for (int c = 0; c < C; c++) put(capacity + c, to_float(x[c]), inverse);
-    scales[token] = inverse > 0.0f                ? read_as(capacity) / inverse
+    scales[token] = inverse > 0.0f                ? 1.0f / inverse
                     : top > 3.4e38f || top != top ? __builtin_nanf("")
                                                   : 0.0f;
     return capacity;
@@ -59,15 +57,15 @@ void store_token(const AttentionStep& step, int64_t t, int head) {
   const E* k = encoded<E>((const T*)step.k + t * step.k_stride + int64_t(head) * C, C, capacity,
                           step.k_scales, token);
   E* keys = (E*)step.k_cache + at;
-  if constexpr (sizeof(E) == 2 && !__is_same(E, f16)) {
-    for (int c = 0; c < C; c += 2) memcpy(keys + 16 * c + 2 * i, k + c, 4);
+  if constexpr (kPaired<E>) {
+    for (int c = 0; c < C; c += 2) memcpy(keys + 16 * c + 2 * i, k + c, 2 * sizeof(E));
   } else {
     for (int c = 0; c < C; c++) keys[16 * c + i] = k[c];
   }
   const E* v = encoded<E>((const T*)step.v + t * step.v_stride + int64_t(head) * C, C, capacity,
                           step.v_scales, token);
   E* values = (E*)step.v_cache + at;
-  if constexpr (sizeof(E) == 2 && !__is_same(E, f16)) {
+  if constexpr (kPaired<E>) {
     for (int b = 0; b < C; b += 16)
       for (int c = 0; c < 16; c++) values[16 * b + 32 * (i / 2) + 2 * c + i % 2] = v[b + c];
   } else {
@@ -79,11 +77,11 @@ void store_token(const AttentionStep& step, int64_t t, int head) {
 template <class E>
 void copy_known(const E* panel, int C, int known, E* to) {
   memcpy(to, panel, sizeof(E) * 16 * size_t(C));
-  constexpr bool pairs = __is_same(E, bf16);
   for (int b = 0; b < C; b += 16)
     for (int t = known; t < 16; t++)
       for (int c = 0; c < 16; c++)
-        memset(to + 16 * b + (pairs ? 32 * (t / 2) + 2 * c + t % 2 : 16 * t + c), 0, sizeof(E));
+        memset(to + 16 * b + (kPaired<E> ? 32 * (t / 2) + 2 * c + t % 2 : 16 * t + c), 0,
+               sizeof(E));
 }
 
 }  // namespace

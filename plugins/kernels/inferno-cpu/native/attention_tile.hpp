@@ -37,18 +37,32 @@ INL void fetch(const void* p) {
   UNROLL_FOR (int i = 0; i < Bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
 }
 
-INL Pairs pair(const bf16* p) {
+// What queries and weights are computed in: X is float, bf16 or int16_t.
+template <class X>
+INL Pairs pair(const X* p) {
   uint32_t u;
   memcpy(&u, p, 4);
   return splat_pair(u);
 }
+template <class X>
+struct Sums {
+  using type = F32;
+};
+template <>
+struct Sums<int16_t> {
+  using type = I32;
+};
+INL void clear(F32& x) { x = splat(0.0f); }
+INL void clear(I32& x) { x = splat(int32_t(0)); }
+INL F32 in_floats(F32 x) { return x; }
+INL F32 in_floats(I32 x) { return to_f32(x); }
 
 // scores[r][16 p + i] = q[r] . key i of panel p. `ahead`: panels to prefetch meanwhile.
 template <int Rows, int Panels, bool Ahead, class X, class E>
 INL void score(const X* q, int C, const E* const* keys, const E* const* ahead, float* scores) {
-  F32 sums[Rows][Panels];
+  typename Sums<X>::type sums[Rows][Panels];
   UNROLL_FOR (int r = 0; r < Rows; r++)
-    UNROLL_FOR (int p = 0; p < Panels; p++) sums[r][p] = splat(0.0f);
+    UNROLL_FOR (int p = 0; p < Panels; p++) clear(sums[r][p]);
   for (int c = 0; c < C; c += 2) {
     if constexpr (Ahead)
       UNROLL_FOR (int p = 0; p < Panels; p++) fetch<int(32 * sizeof(E))>(ahead[p] + 16 * c);
@@ -71,18 +85,24 @@ INL void score(const X* q, int C, const E* const* keys, const E* const* ahead, f
     }
   }
   UNROLL_FOR (int r = 0; r < Rows; r++)
-    UNROLL_FOR (int p = 0; p < Panels; p++) store(scores + r * kKeys + 16 * p, sums[r][p]);
+    UNROLL_FOR (int p = 0; p < Panels; p++)
+      store(scores + r * kKeys + 16 * p, in_floats(sums[r][p]));
 }
 
-// out[r] = fade[r] * out[r] + the sum over the panels' tokens of weights[r][token] * value, for
-// `Columns` times 16 channels.
-template <int Rows, int Columns, bool Ahead, class X, class E>
+// out[r] = fade[r] * out[r] + units[r] * the sum over the panels' tokens of weights[r][token] *
+// value, for `Columns` times 16 channels. Units are 1 if not Scaled.
+template <int Rows, int Columns, bool Ahead, bool Scaled, class X, class E>
 INL void weigh(const X* weights, const E* const* values, const E* const* ahead, int panels,
-               int64_t at, const float* fade, float* out) {
-  F32 sums[Rows][Columns];
+               int64_t at, const float* fade, const float* units, float* out) {
+  typename Sums<X>::type sums[Rows][Columns];
   UNROLL_FOR (int r = 0; r < Rows; r++)
-    UNROLL_FOR (int b = 0; b < Columns; b++)
-      sums[r][b] = load(out + r * kStride + 16 * b) * splat(fade[r]);
+    UNROLL_FOR (int b = 0; b < Columns; b++) {
+      if constexpr (Scaled) {
+        clear(sums[r][b]);
+      } else {
+        sums[r][b] = load(out + r * kStride + 16 * b) * splat(fade[r]);
+      }
+    }
   for (int p = 0; p < panels; p++) {
     const E* v = values[p] + at;
     for (int t = 0; t < 16; t += 2) {
@@ -109,7 +129,12 @@ INL void weigh(const X* weights, const E* const* values, const E* const* ahead, 
     }
   }
   UNROLL_FOR (int r = 0; r < Rows; r++)
-    UNROLL_FOR (int b = 0; b < Columns; b++) store(out + r * kStride + 16 * b, sums[r][b]);
+    UNROLL_FOR (int b = 0; b < Columns; b++) {
+      float* to = out + r * kStride + 16 * b;
+      F32 total = in_floats(sums[r][b]);
+      if constexpr (Scaled) total = fma(total, splat(units[r]), load(to) * splat(fade[r]));
+      store(to, total);
+    }
 }
 
 template <int Rows, bool Ahead, class X, class E>
@@ -123,17 +148,18 @@ void score_panels(const X* q, int C, const E* const* keys, const E* const* ahead
     for (; p < stop; p++) score<Rows, 1, Ahead>(q, C, keys + p, ahead + p, scores + 16 * p);
 }
 
-template <int Rows, bool Ahead, class X, class E>
+template <int Rows, bool Ahead, bool Scaled, class X, class E>
 void weigh_panels(const X* weights, const E* const* values, const E* const* ahead, int panels,
-                  int first, int stop, const float* fade, float* out) {
+                  int first, int stop, const float* fade, const float* units, float* out) {
   constexpr int at_once = columns_at_once(Rows);
   int b = first;
   for (; b + at_once <= stop; b += at_once)
-    weigh<Rows, at_once, Ahead>(weights, values, ahead, panels, int64_t(256) * b, fade,
-                                out + 16 * b);
+    weigh<Rows, at_once, Ahead, Scaled>(weights, values, ahead, panels, int64_t(256) * b, fade,
+                                        units, out + 16 * b);
   if constexpr (at_once > 1)
     for (; b < stop; b++)
-      weigh<Rows, 1, Ahead>(weights, values, ahead, panels, int64_t(256) * b, fade, out + 16 * b);
+      weigh<Rows, 1, Ahead, Scaled>(weights, values, ahead, panels, int64_t(256) * b, fade, units,
+                                    out + 16 * b);
 }
 
 // Call body(Count<N>) with `rows` rounded up to a number of rows that has a kernel.
@@ -157,69 +183,16 @@ INL void with_rows(int rows, const Body& body) {
 }
 
 // Convert a panel to the type of the computation. `ahead`: the panel to prefetch meanwhile.
-template <class E>
-void expand(const E* panel, const E* ahead, int64_t count, float* to) {
+template <class X, class E>
+void expand(const E* panel, const E* ahead, int64_t count, X* to) {
   for (int64_t i = 0; i < count; i += 32) {
     fetch<int(32 * sizeof(E))>(ahead + i);
-    store(to + i, row(panel + i, 0)), store(to + i + 16, row(panel + i, 1));
+    if constexpr (sizeof(X) == 2) {
+      store_pairs(to + i, load_pairs(panel + i));
+    } else {
+      store(to + i, row(panel + i, 0)), store(to + i + 16, row(panel + i, 1));
+    }
   }
 }
-#if defined(INFERNO_BF16)
-template <class E>
-void expand(const E* panel, const E* ahead, int64_t count, bf16* to) {
-  // Every 8-bit value is exact in bfloat16.
-  for (int64_t i = 0; i < count; i += 32) {
-    fetch<int(32 * sizeof(E))>(ahead + i);
-    store_pairs(to + i, row(panel + i, 0), row(panel + i, 1));
-  }
-}
-#endif
-
-// The running softmax of one row.
-struct Softmax {
-  float scale, soft_cap;
-  const float *k_scales[kPanels], *v_scales[kPanels];  // null: none
-
-  // Turn scores into weights over the panels [first, stop); keys outside [low, high) get weight 0.
-  // Updates the maximum `best` and the sixteen partial sums of weights `sums`; returns the factor
-  // by which earlier sums shrink.
-  template <class X>
-  float operator()(float* scores, X* weights, int first, int stop, int64_t low, int64_t high,
-                   float* best, float* sums) const {
-    F32 top = splat(kNothing);
-    for (int p = first; p < stop; p++) {
-      F32 x = load(scores + 16 * p) * splat(scale);
-      if (k_scales[p]) x = x * load(k_scales[p]);
-      if (soft_cap > 0) x = splat(soft_cap * kLog2e) * tanh(x);
-      if (low > 16 * p || high < 16 * p + 16)
-        x = keep(x, splat(kNothing), low - 16 * p, high - 16 * p);
-      store(scores + 16 * p, x);
-      top = max(x, top);
-    }
-    float before = *best, now = largest(top);
-    if (!(now > before)) now = before;
-    F32 total = splat(0.0f);
-    for (int p = first; p < stop; p++) {
-      F32 w = exp2_negative(load(scores + 16 * p) - splat(now));
-      bool partly = low > 16 * p || high < 16 * p + 16;
-      if (partly) w = keep(w, splat(0.0f), low - 16 * p, high - 16 * p);
-      total = total + w;
-      if (v_scales[p]) {
-        w = w * load(v_scales[p]);
-        if (partly) w = keep(w, splat(0.0f), low - 16 * p, high - 16 * p);
-      }
-      store(weights + 16 * p, w);
-    }
-    float fade = 1.0f;
-    if (now != before) {
-      float shrink[16];
-      store(shrink, exp2_negative(splat(before - now)));
-      fade = shrink[0];
-    }
-    *best = now;
-    store(sums, fma(load(sums), splat(fade), total));
-    return fade;
-  }
-};
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "attention.hpp"
+#include "attention_softmax.hpp"
 #include "attention_tile.hpp"
 
 namespace {
@@ -12,7 +13,17 @@ namespace {
 // sequence does not depend on the rest of the batch.
 constexpr int64_t kSplitPanelsOfFew = 16, kSplitPanelsOfMany = 128;
 
-// Some rows of one sequence and one key/value head, over one split of their context.
+// Tokens of a sequence, one after the other. The rows of a replayed step are sequences of one
+// token; several of them may be of one sequence, as drafts are, and are one span: each key is then
+// read once.
+struct Span {
+  int64_t sequence;  // whose block table has them all
+  int64_t query, tokens, context;
+  int64_t stored;  // tokens of longer spans before it
+  bool singles;    // sequences of one token
+};
+
+// Some rows of one span and one key/value head, over one split of their context.
 struct Tile {
   int64_t sequence, context;
   int64_t query, position;  // of the first token: in the batch, in the sequence
@@ -21,6 +32,7 @@ struct Tile {
   int32_t head, tokens;
   int32_t split, num_splits;
   int32_t counter;  // index of the count of finished splits; -1 if there is one split
+  bool stores;      // its span is one token, which its last split stores
 };
 
 template <class T>
@@ -36,11 +48,13 @@ T* grown(T* old, int64_t* capacity, int64_t wanted) {
 // The tiles of a step, listed by the calling thread. Kept, so that the next layer allocates
 // nothing.
 struct WorkList {
+  Span* spans = nullptr;
   Tile* tiles = nullptr;
   float* partials = nullptr;
   int32_t* done = nullptr;
-  int64_t tiles_capacity = 0, partials_capacity = 0, done_capacity = 0;
-  int64_t count = 0, floats = 0, counters = 0;
+  int64_t spans_capacity = 0, tiles_capacity = 0, partials_capacity = 0, done_capacity = 0;
+  int64_t num_spans = 0, count = 0, floats = 0, counters = 0;
+  int64_t stored = 0;  // tokens of spans of more than one
 };
 thread_local WorkList own_work;
 
@@ -52,7 +66,9 @@ struct alignas(64) Scratch {
   float q[kTileRows * kStride];
   float keys[kKeys * kMaxHeadDim], values[kKeys * kMaxHeadDim];
   float padded[16 * kMaxHeadDim];
+  float row[kMaxHeadDim];
   float best[kTileRows], fade[kTileRows], sums[kTileRows * 16];
+  float q_units[kTileRows], weights_units[kTileRows];  // see attention_softmax.hpp
 };
 thread_local Scratch* scratch = nullptr;
 
@@ -65,6 +81,33 @@ Scratch& own_scratch() {
   return *scratch;
 }
 
+// Whether sequence s + 1 is the next token of the one that sequence s is a token of: the block to
+// which s stores its token is in its table too.
+bool continues(const AttentionStep& step, int64_t s) {
+  int64_t first = step.query_starts[s];
+  if (step.query_starts[s + 1] != first + 1 || step.query_starts[s + 2] != first + 2) return false;
+  if (step.context_lens[s] < 1 || step.context_lens[s + 1] != step.context_lens[s] + 1)
+    return false;
+  if (step.slots[first] < 0 || step.slots[first + 1] < 0) return false;
+  const int64_t* block =
+      step.tables + s * step.table_stride + (step.context_lens[s] - 1) / step.block_size;
+  return block[0] == block[step.table_stride];
+}
+
+void list_spans(const AttentionStep& step, WorkList& work) {
+  work.spans = grown(work.spans, &work.spans_capacity, step.S);
+  work.num_spans = work.stored = 0;
+  for (int64_t s = 0; s < step.S; s++) {
+    int64_t first = step.query_starts[s];
+    bool single = step.query_starts[s + 1] == first + 1;
+    while (single && s + 1 < step.S && continues(step, s)) s++;
+    int64_t tokens = step.query_starts[s + 1] - first;
+    if (tokens < 1) continue;
+    work.spans[work.num_spans++] = {s, first, tokens, step.context_lens[s], work.stored, single};
+    if (tokens > 1) work.stored += tokens;
+  }
+}
+
 // Count the tiles, or list them: prompts before single tokens, and the last tokens of a prompt
 // first, since they see the most keys.
 void list_tiles(const AttentionStep& step, WorkList& work, bool write) {
@@ -72,35 +115,36 @@ void list_tiles(const AttentionStep& step, WorkList& work, bool write) {
   const int64_t per_tile = max(1, kRows / heads);
   work.count = work.floats = work.counters = 0;
   for (int single = 0; single < 2; single++)
-    for (int64_t s = 0; s < step.S; s++) {
-      int64_t first = step.query_starts[s], tokens = step.query_starts[s + 1] - first,
-              context = step.context_lens[s];
-      if (tokens < 1 || (tokens == 1) != bool(single)) continue;
+    for (const Span* span = work.spans; span < work.spans + work.num_spans; span++) {
+      if ((span->tokens == 1) != bool(single)) continue;
       for (int head = 0; head < step.K; head++)
-        for (int64_t stop = tokens; stop > 0; stop -= per_tile) {
-          int64_t start = max(0, stop - per_tile), position = context - tokens + start;
+        for (int64_t stop = span->tokens; stop > 0; stop -= per_tile) {
+          int64_t start = max(0, stop - per_tile), position = span->context - span->tokens + start;
           int64_t reach = max(0, position + stop - start);
           int64_t begin = step.window ? max(0, position + 1 - step.window) / 16 : 0,
                   end = (reach + 15) / 16;
-          int64_t rows = (stop - start) * heads,
-                  split_panels = rows <= 16 ? kSplitPanelsOfFew : kSplitPanelsOfMany;
-          int64_t num_splits = max(1, (end - begin + split_panels - 1) / split_panels);
+          int64_t rows = (stop - start) * heads;
+          // Splits begin at fixed positions, and those of a token do not depend on its neighbours:
+          // its result is the same in every step, to the bit.
+          int64_t each = span->singles || rows <= 16 ? kSplitPanelsOfFew : kSplitPanelsOfMany;
+          int64_t first = begin / each, num_splits = max(1, (end + each - 1) / each - first);
           int32_t counter = num_splits > 1 ? int32_t(work.counters++) : -1;
           for (int64_t split = 0; split < num_splits; split++) {
             if (write) {
               Tile& tile = work.tiles[work.count];
-              tile = {s,
-                      context,
-                      first + start,
+              tile = {span->sequence,
+                      span->context,
+                      span->query + start,
                       position,
-                      begin + split * split_panels,
-                      min(end, begin + (split + 1) * split_panels),
+                      max(begin, (first + split) * each),
+                      min(end, (first + split + 1) * each),
                       num_splits > 1 ? work.floats : -1,
                       head,
                       int32_t(stop - start),
                       int32_t(split),
                       int32_t(num_splits),
-                      counter};
+                      counter,
+                      span->tokens == 1};
             }
             work.count++;
             if (num_splits > 1) work.floats += rows * (step.C + 2);
@@ -110,6 +154,7 @@ void list_tiles(const AttentionStep& step, WorkList& work, bool write) {
 }
 
 void list_work(const AttentionStep& step, WorkList& work) {
+  list_spans(step, work);
   list_tiles(step, work, false);
   work.tiles = grown(work.tiles, &work.tiles_capacity, work.count);
   work.partials = grown(work.partials, &work.partials_capacity, work.floats);
@@ -127,26 +172,33 @@ const T* query_row(const AttentionStep& step, const Tile& tile, int r) {
          int64_t(tile.head * heads + r % heads) * step.C;
 }
 template <class T>
-void read_queries_of(const AttentionStep& step, const Tile& tile, float* q) {
-  const int rows = tile.tokens * (step.H / step.K);
-  for (int r = 0; r < rows; r++)
-    for (int c = 0; c < step.C; c += 16)
-      store(q + r * kStride + c, load(query_row<T>(step, tile, r) + c));
+void read_query(const AttentionStep& step, const Tile& tile, int r, float* to) {
+  const T* q = query_row<T>(step, tile, r);
+  for (int c = 0; c < step.C; c += 16) store(to + c, load(q + c));
 }
-void read_queries(const AttentionStep& step, const Tile& tile, float* q) {
+void read_query(const AttentionStep& step, const Tile& tile, int r, float* to) {
   switch (step.dtype) {
-    case kFloat32: return read_queries_of<float>(step, tile, q);
-    case kBFloat16: return read_queries_of<bf16>(step, tile, q);
-    default: return read_queries_of<f16>(step, tile, q);
+    case kFloat32: return read_query<float>(step, tile, r, to);
+    case kBFloat16: return read_query<bf16>(step, tile, r, to);
+    default: return read_query<f16>(step, tile, r, to);
   }
 }
-#if defined(INFERNO_BF16)
-void read_queries(const AttentionStep& step, const Tile& tile, bf16* q) {
-  const int heads = step.H / step.K;
-  for (int r = 0; r < tile.tokens * heads; r++)
-    memcpy(q + r * kStride, query_row<bf16>(step, tile, r), size_t(step.C) * 2);
+
+// Read the tile's queries as X, for a cache of E.
+template <class E, class X>
+void read_queries(const AttentionStep& step, const Tile& tile, Scratch& own) {
+  X* q = (X*)own.q;
+  for (int r = 0; r < tile.tokens * (step.H / step.K); r++) {
+    if constexpr (sizeof(E) == 1) {
+      read_query(step, tile, r, own.row);
+      own.q_units[r] = scale_query<E>(own.row, step.C, q + r * kStride);
+    } else if constexpr (__is_same(X, float)) {
+      read_query(step, tile, r, q + r * kStride);
+    } else {
+      memcpy(q + r * kStride, query_row<X>(step, tile, r), size_t(step.C) * sizeof(X));
+    }
+  }
 }
-#endif
 
 // Write one row of output: `out` divided by its sum of weights.
 template <class T>

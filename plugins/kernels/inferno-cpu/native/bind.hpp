@@ -1,4 +1,5 @@
-// Bindings of the ops. Every op goes through `run`, which also records it.
+// Bindings of the ops. Every op goes through `run`, which also records it. Other Python threads run
+// meanwhile: those that compute masks, and the one that tells that the process is alive.
 #pragma once
 #include <nanobind/nanobind.h>
 
@@ -21,7 +22,10 @@ extern Recording* recording;
 
 template <class Op>
 inline void run(const Op& op) {
-  op();
+  {
+    nb::gil_scoped_release released;
+    op();
+  }
   if (recording) recording->emplace_back(op);
 }
 

@@ -1,7 +1,8 @@
-// Vectors of sixteen lanes on every machine: one AVX-512 register, two AVX2 registers, or a GCC
-// vector that the compiler lowers to the target. Kernels are written once in terms of these, and
-// compiled for each level that gains from it (CMakeLists.txt). simd/LEVEL.hpp defines the vectors
-// of a level; this file chooses one by the compiler's flags, and holds what is the same on all.
+// Vectors of sixteen lanes on every machine: one AVX-512 register, two of AVX2 or of SVE with 256
+// bits, four of SSE or NEON, or a GCC vector that the compiler lowers to the target. Kernels are
+// written once in terms of these, and compiled for each level that gains from it (CMakeLists.txt).
+// simd/LEVEL.hpp defines the vectors of a level; this file chooses one by the compiler's flags, and
+// holds what is the same on all.
 //
 // Every translation unit that includes this is compiled several times with different flags. Nothing
 // in it may have external linkage but the table it exports, and it may use no std:: template that
@@ -15,9 +16,15 @@
 #include "dtype.hpp"
 
 // The instruction sets of this translation unit, from its compiler flags. Each one includes those
-// above it.
+// above it, but AVX-512 does not include AVX-VNNI.
+#if defined(__SSE4_2__)
+#define INFERNO_SSE42
+#endif
 #if defined(__AVX2__)  // with FMA and F16C
 #define INFERNO_AVX2
+#endif
+#if defined(__AVXVNNI__)
+#define INFERNO_AVXVNNI
 #endif
 #if defined(__AVX512F__)  // with BW, DQ, VL and VNNI
 #define INFERNO_AVX512
@@ -26,13 +33,12 @@
 #define INFERNO_AVX512_BF16
 #endif
 
-#if defined(__aarch64__)
-#define INFERNO_NEON
-#endif
+// INFERNO_NEON is a flag of its own (CMakeLists.txt): every 64-bit ARM has it, so that without it
+// "portable" is told from "neon".
 #if defined(__ARM_FEATURE_DOTPROD)
 #define INFERNO_NEON_DOT
 #endif
-#if defined(__ARM_FEATURE_MATMUL_INT8)  // with that of bfloat16
+#if defined(__ARM_FEATURE_MATMUL_INT8)  // with bfloat16's
 #define INFERNO_NEON_MATRIX
 #endif
 #if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256
@@ -44,7 +50,7 @@
 
 #if defined(INFERNO_EMULATE)
 #include "emulate.hpp"
-#elif defined(INFERNO_AVX2)
+#elif defined(INFERNO_SSE42)
 #include <immintrin.h>
 #endif
 
@@ -142,14 +148,16 @@ INL void with_type(int dtype, const Call& call) {
 // Each header defines:
 // F32, I32   Sixteen lanes of float32, of int32. F32 has + - * /. I32 has no operators, since GCC
 //            adds __m512i as 64-bit integers: add(a, b).
-//            splat, load (from float, bf16, f16, int32_t, int8_t, uint8_t; fp8, see kFp8Read),
+//            splat, load (from float, bf16, f16, int32_t, int8_t, uint8_t),
 //            store (to float, bf16, f16, int32_t), fma, max and min (the second operand if either
 //            is NaN), abs, to_f32, round_i32, round_f32, times_pow2(a, n) = a * 2^n for an integer
 //            n, sum, largest (across the lanes).
 //            keep(x, y, first, stop): lanes first <= i < stop from x, the others from y.
-// Pairs      Sixteen lanes of two bf16, the lower index in the lower half: load_pairs, splat_pair;
-//            first and second as F32; dot2(sum, a, b), see below. With the BF16 instructions also
-//            store_pairs(p, even, odd), of values that are exact in bfloat16.
+// Pairs      Sixteen lanes of two bf16, the lower index in the lower half: load_pairs, splat_pair,
+//            store_pairs; first and second as F32; dot2(F32 sum, a, b), see below.
+//            Of two int16_t: load_pairs (from int16_t, and from int8_t, widened), and dot2(I32 sum,
+//            a, b) = sum + a.first * b.first + a.second * b.second; store(int16_t*, I32).
+//            load_pairs from fp8: as bf16 of 2^-120 times the value, see simd_attention.hpp.
 // B64        64 bytes, four unsigned codes in each lane: load_bytes, load_line (aligned to 64
 //            bytes), store_bytes, either(a, b), and bits(v, n, mask): (v << n or v >> -n) & mask in
 //            each byte, where the mask clears bits shifted in from the next byte.
@@ -166,13 +174,12 @@ INL void with_type(int dtype, const Call& call) {
 // compute_now(a) makes the compiler compute `a` here. GCC may delay a sum until it is used and keep
 //            all of its inputs in registers, which a loop that uses every register cannot afford.
 
-// Reading an fp8 as float16 gives 2^-8 of its value; scales are multiplied by this to compensate.
-constexpr float kFp8Read = 256.0f;
-
 #if defined(INFERNO_AVX512)
 #include "simd/avx512.hpp"
 #elif defined(INFERNO_AVX2)
 #include "simd/avx2.hpp"
+#elif defined(INFERNO_SSE42)
+#include "simd/sse42.hpp"
 #elif defined(INFERNO_SVE256)
 #include "simd/sve256.hpp"
 #elif defined(INFERNO_NEON)

@@ -2,14 +2,23 @@
 #pragma once
 #include "simd.hpp"
 
-// One of two consecutive rows of sixteen; in bfloat16 the two are interleaved (a0 b0 a1 b1 ..).
+// An fp8 whose exponent and mantissa are shifted to those of a bf16 is a bf16 of 2^-120 times its
+// value. Subnormal ones, below 2^-14 of a row's largest element, are read as zero by the
+// instruction that multiplies bf16.
+constexpr float kFp8Read = 0x1p120f;
+
+// Element types of which two consecutive rows of sixteen are stored interleaved (a0 b0 a1 b1 ..).
+template <class E>
+constexpr bool kPaired = __is_same(E, bf16) || sizeof(E) == 1;
+
+// One of two consecutive rows of sixteen.
 template <class E>
 INL F32 row(const E* p, int which) {
-  return load(p + 16 * which);
-}
-INL F32 row(const int8_t* p, int which) { return to_f32(load(p + 16 * which)); }
-INL F32 row(const bf16* p, int which) {
-  return which ? second(load_pairs(p)) : first(load_pairs(p));
+  if constexpr (kPaired<E>) {
+    return which ? second(load_pairs(p)) : first(load_pairs(p));
+  } else {
+    return load(p + 16 * which);
+  }
 }
 
 INL void from_float(fp8* to, float x) {  // |x| <= 448, to nearest, ties to even

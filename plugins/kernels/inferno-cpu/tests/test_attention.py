@@ -183,6 +183,76 @@ def test_chunked_equals_whole(lengths: tuple[int, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["auto", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_tokens_of_a_sequence_as_sequences_of_one_token(kind: str, window: int | None) -> None:
+    """As drafts are, and the last tokens of a prompt in a replayed step. Each gives to the bit what
+    it gives in a step of its own: across blocks, and where a split of the context ends."""
+    for heads, dtype, before in [((4, 2), "bfloat16", 250), ((16, 1), "float32", 30)]:
+        asked = need(*heads, dim=32, dtype=dtype, cache_dtype=kind, sliding_window=window)
+        together, alone = (Sequences(asked, [before + 20, 70]) for _ in range(2))
+        outputs = []
+        for sequences in (together, alone):
+            sequences.step((before, 60))
+            spans = [(0, before + i, before + i + 1) for i in range(16)]
+            spans += [(1, 60, 61), (1, 61, 62)]
+            outputs.append([])
+            for some in [spans] if sequences is together else [[span] for span in spans]:
+                q, k, v = (
+                    torch.cat([sequences.qkv[i][j][a:b] for i, a, b in some]) for j in range(3)
+                )
+                batch = sequences.batch(some)
+                outputs[-1].append(sequences.attend(q, k, v, sequences.cache, batch))
+        assert torch.equal(torch.cat(outputs[0]), torch.cat(outputs[1]))
+        for name, tensor in together.cache.items():
+            same = tensor.view(torch.uint8) == alone.cache[name].view(torch.uint8)
+            assert same.all(), name
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_8_bit_caches_are_read_as_they_are_stored(kind: str, dtype: str) -> None:
+    """Against attention in float64 over the stored values: what is lost is the rounding of the
+    queries and of the weights, and fp8's subnormal numbers."""
+    tolerance = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 1e-3}[dtype]
+    asked = need(6, 2, 64, dtype, cache_dtype=kind)
+    sequences = Sequences(asked, [90])
+    q, k, v = sequences.qkv[0]
+    k[:, :, :8] *= 6.0  # outliers, beside which the others are few units
+    v[20] *= 100.0
+    for counts in [(70,), (1,), (19,)]:
+        ours, _ = sequences.step(counts)
+    stored = []
+    for name in ("k", "v"):
+        blocks = sequences.cache[name][sequences.tables[0][:6]].transpose(0, 1).flatten(1, 2)
+        blocks_KNX = blocks.double() if kind == "int8" else blocks.float().double()
+        if name == "k":  # [C / 2][16][2]
+            x_KLC = blocks_KNX.unflatten(-1, (32, 16, 2)).permute(0, 1, 3, 2, 4).flatten(3)
+        else:  # [C / 16][8][16][2]
+            x_KLC = blocks_KNX.unflatten(-1, (4, 8, 16, 2)).permute(0, 1, 3, 5, 2, 4).flatten(4)
+            x_KLC = x_KLC.flatten(2, 3)
+        scales = sequences.cache[f"{name}_scales"][sequences.tables[0][:6]]
+        scales_KL = scales.transpose(0, 1).flatten(1).double()
+        stored.append((x_KLC.flatten(1, 2) * scales_KL[..., None]).transpose(0, 1)[:90])
+    theirs = naive([q, *stored], 71, 90, asked)
+    error = (ours.double() - theirs).abs() / (1 + theirs.abs().amax(-1, keepdim=True))
+    assert error.max() <= tolerance, error.max()
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_spreads_from_8_bit_caches(kind: str, wrong: float) -> None:
+    """To the tokens that see it, and to no others."""
+    for which in range(3):
+        sequences = Sequences(need(4, 2, 32, "bfloat16", cache_dtype=kind), [40])
+        sequences.qkv[0][which][20, 0, 3] = wrong
+        ours, _ = sequences.step((40,))
+        seen = [20] if which == 0 else range(20, 40)
+        bad = ours[:, 0].isnan().any(-1)
+        assert bad.nonzero().flatten().tolist() == list(seen)
+        assert not ours[:, 3].isnan().any(), "another head"
+
+
 @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_8_bit_caches(kind: str, dtype: str) -> None:
@@ -210,15 +280,13 @@ def test_8_bit_elements_are_the_nearest(kind: str) -> None:
     sequences.attend(q, k, v, sequences.cache, sequences.batch([(0, 0, 16)]))
     block = sequences.tables[0][0]
     scales = sequences.cache["v_scales"][block, 0].double()
-    stored_CT = sequences.cache["v"][block, 0, 0].view(4, 16, 16).transpose(0, 1).reshape(16, 64)
-    largest, dtype, read = (
-        (127.0, torch.int8, 1.0) if kind == "int8" else (448.0, torch.float8_e4m3fn, 256.0)
+    stored_CT = (
+        sequences.cache["v"][block, 0, 0].view(4, 8, 16, 2).permute(1, 3, 0, 2).reshape(16, 64)
     )
+    largest, dtype = (127.0, torch.int8) if kind == "int8" else (448.0, torch.float8_e4m3fn)
     top = v[:, 0].abs().amax(-1).double()
     usable = top > 2e-36
-    torch.testing.assert_close(
-        (scales / read)[usable], (top / largest)[usable], rtol=1e-5, atol=0.0
-    )
+    torch.testing.assert_close(scales[usable], (top / largest)[usable], rtol=1e-5, atol=0.0)
     assert (scales[top == 0] == 0).all()
     over = (v[:, 0] * (largest / top)[:, None].float())[usable]
     expected = over.round().to(dtype) if kind == "int8" else over.to(dtype)

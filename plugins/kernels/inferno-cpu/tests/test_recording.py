@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+
 import pytest
 import torch
 
 from inferno.nn import Dense
 from inferno_cpu import _native, elementwise
 from inferno_cpu.dense import Panels
+from inferno_cpu.dtypes import DTYPES
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -49,3 +54,33 @@ def test_an_operator_that_fails_ends_the_run() -> None:
     ids[63] = 0
     recording.replay()
     assert torch.equal(rows[63], rows[0])
+
+
+def test_other_threads_of_python_run_during_an_op() -> None:
+    """Masks are computed beside a step, and a thread tells that the process is alive."""
+    panels, x_TI = Panels.of(Dense(torch.randn(1024, 1024))), torch.randn(256, 1024)
+    y_TO = torch.empty(256, 1024)
+    kind, sizes = DTYPES[torch.float32], (256, 1024, 1024)
+    addresses = x_TI.data_ptr(), 1024, panels._address, 0, y_TO.data_ptr()
+    turns, ended = 0, False
+
+    def turn() -> None:
+        nonlocal turns
+        while not ended:
+            turns += 1
+            time.sleep(0)  # gives the interpreter's lock away
+
+    interval = sys.getswitchinterval()
+    other = threading.Thread(target=turn)
+    other.start()
+    try:
+        sys.setswitchinterval(1000)  # no thread is made to give the lock away
+        before = turns
+        for _ in range(50):
+            _native.dense_matmul(kind, kind, *addresses, *sizes)
+        after = turns
+    finally:
+        sys.setswitchinterval(interval)
+        ended = True
+        other.join()
+    assert after > before

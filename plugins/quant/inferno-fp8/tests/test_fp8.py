@@ -18,6 +18,7 @@ from inferno.testing import (
     proposals,
     ragged_prompts,
     randomize,
+    stored_matrix,
 )
 from inferno_fp8.weight import Fp8Blocks, load
 
@@ -78,6 +79,10 @@ def encode(weight_OI: Tensor, block: int = 32) -> tuple[dict[str, Tensor], Tenso
     return {"weight": data_OI, "weight_scale_inv": scale_PQ}, values_OI
 
 
+def loaded(parts: Mapping[str, Tensor], config: Mapping[str, Any] = CONFIG) -> Fp8Blocks:
+    return load(stored_matrix(parts, config), parts, dtype="float32")
+
+
 class TestFp8Blocks(QuantSchemeTests):
     scheme = "fp8-blocks"
     quant_config = CONFIG
@@ -103,16 +108,11 @@ def test_transformers_unpacks_to_the_same_numbers() -> None:
     theirs = finegrained._dequantize_fp8_weight(
         parts["weight"], parts["weight_scale_inv"], [32, 32], torch.float32
     )
-    assert torch.equal(
-        load(parts, quant_config=CONFIG, dtype="float32").rows(torch.arange(64)), theirs
-    )
+    assert torch.equal(loaded(parts).rows(torch.arange(64)), theirs)
 
 
 def test_matrices_that_end_within_a_block_are_not_stacked() -> None:
-    whole, cut = (
-        load(encode(torch.randn(rows, 40))[0], quant_config=CONFIG, dtype="float32")
-        for rows in (64, 50)
-    )
+    whole, cut = (loaded(encode(torch.randn(rows, 40))[0]) for rows in (64, 50))
     both = whole.concatenate([cut])
     assert isinstance(both, Fp8Blocks)
     assert torch.equal(
@@ -125,9 +125,9 @@ def test_matrices_that_end_within_a_block_are_not_stacked() -> None:
 def test_scales_that_are_not_as_many_as_the_blocks_are_an_error() -> None:
     parts, _ = encode(torch.randn(64, 64))
     with pytest.raises(CheckpointError, match="weight_block_size"):
-        load(parts, quant_config={**CONFIG, "weight_block_size": [16, 16]}, dtype="float32")
+        loaded(parts, {**CONFIG, "weight_block_size": [16, 16]})
     with pytest.raises(CheckpointError, match="weight_block_size"):
-        load(parts, quant_config={**CONFIG, "weight_block_size": 32}, dtype="float32")
+        loaded(parts, {**CONFIG, "weight_block_size": 32})
 
 
 @pytest.mark.parametrize("config", [QWEN3, DEEPSEEK_V3], ids=["qwen3", "deepseek-v3"])

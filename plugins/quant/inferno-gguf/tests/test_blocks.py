@@ -19,7 +19,7 @@ from torch import Tensor
 from inferno.contracts import QuantScheme
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.nn import Dense
-from inferno.testing import QuantSchemeTests, load_catalog
+from inferno.testing import QuantSchemeTests, load_catalog, stored_matrix
 from inferno_gguf.blocks import Blocks, unpack
 from inferno_gguf.ggml import BY_NAME, PACKABLE, PACKED, TYPES, UNPACKED
 
@@ -172,7 +172,8 @@ def test_bytes_that_are_no_rows_of_blocks_are_refused(shape: tuple[int, ...]) ->
 def test_other_types_are_unpacked_at_load(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferno_gguf.unpacked.CHUNK", 600)
     data_OB = random_blocks(layout, 5, 2, 3, [])
-    weight = scheme(layout).load({layout: data_OB}, quant_config={}, dtype="bfloat16")
+    parts = {layout: data_OB}
+    weight = scheme(layout).load(stored_matrix(parts, {}), parts, dtype="bfloat16")
     assert isinstance(weight, Dense)
     expected = reference(layout, data_OB).bfloat16()
     assert torch.equal(weight.data.nan_to_num(7.0), expected.nan_to_num(7.0))

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from inferno.contracts import TensorInfo
 from inferno.errors import CheckpointError
-from inferno.testing import QuantSchemeTests
-from inferno_mxfp4 import owns
+from inferno.testing import QuantSchemeTests, stored_matrix
+from inferno_mxfp4 import refuses
 from inferno_mxfp4.weight import load
 
 CONFIG = {"quant_method": "mxfp4"}
@@ -39,7 +38,7 @@ def reference(parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
 def test_values_are_those_of_transformers(dtype: torch.dtype) -> None:
     """For every exponent that bfloat16 can take with every value: all bytes occur."""
     parts = random_parts(64, 8, low=1, high=252)
-    weight = load(parts, quant_config=CONFIG, dtype=str(dtype).removeprefix("torch."))
+    weight = load(stored_matrix(parts, CONFIG), parts, dtype=str(dtype).removeprefix("torch."))
     assert weight.shape == (64, 256)
     assert torch.equal(weight.rows(torch.arange(64)), reference(parts, dtype))
 
@@ -61,17 +60,17 @@ class TestMxfp4(QuantSchemeTests):
         return reference(parts, torch.float32)
 
 
-def test_it_owns_only_what_such_checkpoints_store() -> None:
-    parts = {
-        name: TensorInfo("uint8", tuple(part.shape), part.nbytes)
-        for name, part in random_parts(4, 2).items()
-    }
-    assert owns(parts, CONFIG) and not owns(parts, {})
-    assert not owns({**parts, "scales": TensorInfo("float32", (4, 2), 32)}, CONFIG)
+def test_it_reads_only_what_such_checkpoints_store() -> None:
+    parts = random_parts(4, 2)
+    assert refuses(stored_matrix(parts, CONFIG)) is None
+    assert "quant_method" in str(refuses(stored_matrix(parts, {})))
+    floats = {**parts, "scales": parts["scales"].float()}
+    assert "uint8" in str(refuses(stored_matrix(floats, CONFIG)))
 
 
 def test_a_value_takes_four_and_a_quarter_bits() -> None:
-    weight = load(random_parts(8, 4), quant_config=CONFIG, dtype="float32")
+    parts = random_parts(8, 4)
+    weight = load(stored_matrix(parts, CONFIG), parts, dtype="float32")
     assert sum(buffer.nbytes for buffer in weight.buffers()) == 8 * 4 * 32 * 4.25 / 8
 
 
@@ -86,4 +85,4 @@ def test_parts_that_do_not_fit_are_refused(
         "scales": torch.zeros(scales, dtype=torch.uint8),
     }
     with pytest.raises(CheckpointError, match="MXFP4"):
-        load(parts, quant_config=CONFIG, dtype="float32")
+        load(stored_matrix(parts, CONFIG), parts, dtype="float32")

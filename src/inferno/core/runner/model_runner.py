@@ -288,10 +288,11 @@ class ModelRunner:
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits if the step can be replayed and none of its rows waits for prompt
-        logprobs. Rows of aborted requests may be left in `_wants_prompt`."""
+        logprobs or an embedding. Rows of aborted requests may be left in either."""
         if self.replays is None or (self._drafter is not None and self._drafter.sees_steps):
             return None
-        if not self._wants_prompt.keys().isdisjoint(arrays.sampling_rows):
+        waiting = self._wants_prompt.keys() | self._pooled.keys()
+        if waiting and not waiting.isdisjoint(arrays.rows.tolist()):
             return None
         return self.replays.run(arrays)
 

@@ -1,8 +1,11 @@
-"""Replays small decode steps without the model's Python, on the memory of their capture.
+"""Replays small steps without the model's Python, on the memory of their capture.
 
 With few tokens in a step, calling a few hundred operators costs more than a packed model's
 arithmetic. A kernel provider (`contracts.KernelProvider.capture`) captures a step of padding rows,
 which changes nothing. Steps of that shape write their inputs to its memory and run it again.
+
+These are decode steps, and those with a few tokens more: the last tokens of a prompt whose other
+blocks are cached. Each of these is a sequence in the captured step, as drafts are.
 
 Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
 """
@@ -51,6 +54,8 @@ class Replays:
     refusal: str | None = None
     """Why steps are not captured."""
     _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
+    _seen: set[tuple[int, int]] = field(factory=set)
+    """Shapes of steps with parts of prompts so far."""
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
@@ -58,27 +63,37 @@ class Replays:
         return set(self._shapes)
 
     def run(self, arrays: StepArrays) -> Tensor | None:
-        """Return the logits of the step's tokens, valid until the next step. None if it must be
-        computed in the usual way: it is large, or not every sequence computes and samples exactly
-        one token."""
-        sequences, blocks = arrays.tables.shape
-        if not sequences == len(arrays.token_ids) == len(arrays.last):
+        """Return the logits of the step's sampled tokens, valid until the next step. None if it
+        must be computed in the usual way: it is large, or it samples nothing."""
+        tokens, (sequences, blocks) = len(arrays.token_ids), arrays.tables.shape
+        if not len(arrays.last):
             return None
-        if (shape := self._shape(sequences, blocks)) is None:
+        if prompt := tokens > sequences:
+            # Recurrent states see one token of a sequence in a step.
+            if tokens - sequences >= self.spec.block_size or self.spec.trial_slot is not None:
+                return None
+            arrays = arrays.token_by_token()
+        if (shape := self._shape(tokens, blocks, at_once=not prompt)) is None:
             return None
         shape.inputs.write(arrays)
         if self.begin is not None:
             self.begin(shape.inputs.batch(arrays))
         shape.captured.replay()
         logits_TV = shape.captured.output
-        return logits_TV if len(logits_TV) == sequences else logits_TV[:sequences]
+        if len(arrays.last) < tokens:
+            return logits_TV[arrays.last]
+        return logits_TV if len(logits_TV) == tokens else logits_TV[:tokens]
 
-    def _shape(self, sequences: int, blocks: int) -> Shape | None:
-        """Return the smallest shape that holds such a step, captured now if it is new."""
+    def _shape(self, sequences: int, blocks: int, *, at_once: bool) -> Shape | None:
+        """Return the smallest shape that holds such a step. A new one is captured now, or if not
+        `at_once`, the second time: one prompt alone is not worth it."""
         size, width = at_least(self.use.sizes, sequences), at_least(self.use.blocks, blocks)
         if self.refusal is not None or size is None or width is None:
             return None
         if (size, width) not in self._shapes:
+            if not at_once and (size, width) not in self._seen:
+                self._seen.add((size, width))
+                return None
             try:
                 self._shapes[size, width] = self._captured(size, width)
             except Uncaptured as reason:

@@ -7,10 +7,11 @@ Suffixes: T tokens of the step, S sequences of the step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
 from inferno.contracts import Span
 from inferno.core.types import Step
@@ -57,6 +58,19 @@ class StepArrays:
         counts = np.diff(begins, append=len(self.positions))
         rows = self.rows[np.searchsorted(self.query_starts, begins)]
         return list(map(Span, rows.tolist(), self.positions[begins].tolist(), counts.tolist()))
+
+    def token_by_token(self) -> StepArrays:
+        """Return the same step with each token as a sequence of its own, which drafts are already
+        (`Tables.lay_out`). `rows` repeats theirs, and `slice_starts` stays."""
+        owner = np.repeat(np.arange(len(self.rows)), np.diff(self.query_starts))
+        return evolve(
+            self,
+            query_starts=list(range(len(owner) + 1)),
+            context_lens=(self.positions + 1).tolist(),
+            rows=self.rows[owner],
+            tables=self.tables[owner],
+            windows={w: (slots, tables[owner]) for w, (slots, tables) in self.windows.items()},
+        )
 
 
 @define(eq=False)
@@ -105,9 +119,9 @@ class Tables:
 
         A draft is a sequence of one token, with the block table of its row. Attention then does the
         same arithmetic for it as in a step of that token alone."""
-        rows, starts, counts, samples, _ = np.array(
-            step.slices, np.int64
-        ).T.copy()  # kernels read dense arrays
+        numbers = np.fromiter(chain.from_iterable(step.slices), np.int64, 5 * len(step.slices))
+        # Kernels read dense arrays.
+        rows, starts, counts, samples, _ = numbers.reshape(-1, 5).T.copy()
         sampling = samples.astype(bool)
         sampling_rows, next_positions = rows[sampling].tolist(), (starts + counts)[sampling]
         given, slices = None, slice(None)

@@ -27,7 +27,7 @@ else:
 class CountTokensRequest:
     """The body of POST /v1/messages/count_tokens."""
 
-    endpoint: ClassVar[str] = "/v1/messages/count_tokens"
+    path: ClassVar[str] = "/v1/messages/count_tokens"
     rows: ClassVar[tuple[Field, ...]] = support.COUNT
 
     messages: list[dict[str, Any]]
@@ -44,7 +44,7 @@ class CountTokensRequest:
 class MessagesRequest(_Sampling, CountTokensRequest):
     """The body of POST /v1/messages."""
 
-    endpoint: ClassVar[str] = "/v1/messages"
+    path: ClassVar[str] = "/v1/messages"
     rows: ClassVar[tuple[Field, ...]] = support.MESSAGES
 
     max_tokens: int

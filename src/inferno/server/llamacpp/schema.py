@@ -118,7 +118,7 @@ class Generating:
 class LlamaCompletionRequest(Generating):
     """The body of POST /completion."""
 
-    endpoint: ClassVar[str] = "/completion"
+    path: ClassVar[str] = "/completion"
     rows: ClassVar[tuple[Field, ...]] = COMPLETION
 
     prompt: Any
@@ -128,7 +128,7 @@ class LlamaCompletionRequest(Generating):
 class LlamaInfillRequest(Generating):
     """The body of POST /infill."""
 
-    endpoint: ClassVar[str] = "/infill"
+    path: ClassVar[str] = "/infill"
     rows: ClassVar[tuple[Field, ...]] = INFILL
 
     input_prefix: str | None = None
@@ -141,7 +141,7 @@ class LlamaInfillRequest(Generating):
 class LlamaTemplateRequest:
     """The body of POST /apply-template."""
 
-    endpoint: ClassVar[str] = "/apply-template"
+    path: ClassVar[str] = "/apply-template"
     rows: ClassVar[tuple[Field, ...]] = TEMPLATE
 
     messages: list[Message]

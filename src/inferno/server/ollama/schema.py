@@ -14,7 +14,7 @@ from inferno.server.support import Field
 class Options:
     """`options` of a body."""
 
-    endpoint: ClassVar[str] = "/api/chat#options"
+    path: ClassVar[str] = "/api/chat#options"
     rows: ClassVar[tuple[Field, ...]] = support.OPTIONS
 
     num_predict: int | None = None
@@ -47,7 +47,7 @@ class Generating:
 class OllamaChatRequest(Generating):
     """The body of POST /api/chat."""
 
-    endpoint: ClassVar[str] = "/api/chat"
+    path: ClassVar[str] = "/api/chat"
     rows: ClassVar[tuple[Field, ...]] = support.CHAT
 
     messages: list[dict[str, Any]] | None = None
@@ -58,7 +58,7 @@ class OllamaChatRequest(Generating):
 class OllamaGenerateRequest(Generating):
     """The body of POST /api/generate."""
 
-    endpoint: ClassVar[str] = "/api/generate"
+    path: ClassVar[str] = "/api/generate"
     rows: ClassVar[tuple[Field, ...]] = support.GENERATE
 
     prompt: str | None = None
@@ -70,7 +70,7 @@ class OllamaGenerateRequest(Generating):
 class OllamaEmbedRequest:
     """The body of POST /api/embed."""
 
-    endpoint: ClassVar[str] = "/api/embed"
+    path: ClassVar[str] = "/api/embed"
     rows: ClassVar[tuple[Field, ...]] = support.EMBED
 
     model: str
@@ -83,7 +83,7 @@ class OllamaEmbedRequest:
 class OllamaEmbeddingsRequest:
     """The body of POST /api/embeddings."""
 
-    endpoint: ClassVar[str] = "/api/embeddings"
+    path: ClassVar[str] = "/api/embeddings"
     rows: ClassVar[tuple[Field, ...]] = support.EMBEDDINGS
 
     model: str
@@ -94,7 +94,7 @@ class OllamaEmbeddingsRequest:
 class OllamaNameRequest:
     """The body of POST /api/show."""
 
-    endpoint: ClassVar[str] = "/api/show"
+    path: ClassVar[str] = "/api/show"
     rows: ClassVar[tuple[Field, ...]] = support.SHOW
 
     model: str | None = None
@@ -105,7 +105,7 @@ class OllamaNameRequest:
 class OllamaPullRequest:
     """The body of POST /api/pull."""
 
-    endpoint: ClassVar[str] = "/api/pull"
+    path: ClassVar[str] = "/api/pull"
     rows: ClassVar[tuple[Field, ...]] = support.PULL
 
     model: str | None = None

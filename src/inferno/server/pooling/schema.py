@@ -89,7 +89,7 @@ class PoolingRequest:
 class EmbeddingRequest(PoolingRequest):
     """The body of POST /v1/embeddings."""
 
-    endpoint: ClassVar[str] = "/v1/embeddings"
+    path: ClassVar[str] = "/v1/embeddings"
     rows: ClassVar[tuple[Field, ...]] = EMBEDDINGS
 
     input: str | list[str] | list[int] | list[list[int]]
@@ -105,7 +105,7 @@ class EmbeddingRequest(PoolingRequest):
 class RerankRequest(PoolingRequest):
     """The body of POST /v1/rerank, in the form of Jina's and Cohere's APIs."""
 
-    endpoint: ClassVar[str] = "/v1/rerank"
+    path: ClassVar[str] = "/v1/rerank"
     rows: ClassVar[tuple[Field, ...]] = RERANK
 
     query: str
@@ -120,7 +120,7 @@ class RerankRequest(PoolingRequest):
 class ScoreRequest(PoolingRequest):
     """The body of POST /v1/score, in vLLM's form."""
 
-    endpoint: ClassVar[str] = "/v1/score"
+    path: ClassVar[str] = "/v1/score"
     rows: ClassVar[tuple[Field, ...]] = SCORE
 
     text_1: str | list[str]

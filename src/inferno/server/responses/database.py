@@ -4,7 +4,6 @@ own thread."""
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import time
 from array import array
@@ -17,13 +16,13 @@ from attrs import frozen
 
 from inferno.errors import OptionError, RequestError
 from inferno.server.responses.items import Item
+from inferno.server.storage.connection import Connection, explained
+from inferno.server.storage.files import SCHEMA as FILES
+from inferno.server.storage.files import Files
 
-_APPLICATION = 0x696E6672
-"""Marks the file as ours (`PRAGMA application_id`): "infr"."""
-_VERSION = 1
 _OVERHEAD = 256
 """Approximate bytes that a record takes besides its content."""
-_SCHEMA = """
+SCHEMA = """
 CREATE TABLE records (
   id TEXT PRIMARY KEY, kind TEXT NOT NULL, owner TEXT NOT NULL, used REAL NOT NULL,
   bytes INTEGER NOT NULL, previous TEXT, body BLOB NOT NULL, text TEXT, token_ids BLOB
@@ -75,22 +74,24 @@ class Page:
 
 
 class Database:
-    """Responses and conversations by id and owner, least recently used ones deleted first."""
+    """Responses and conversations by id and owner, least recently used ones deleted first; and, in
+    `files`, files and batches."""
 
     def __init__(self, path: Path | None, seconds: float | None, max_bytes: int) -> None:
         """Open the file, or a database in memory. `seconds` after their last use, records are
         deleted. Raises OptionError."""
         self.seconds, self.max_bytes = seconds, max_bytes
+        self._tables = Connection(path, (SCHEMA, FILES))
+        self._db = self._tables.raw
         try:
-            self._db = _open(path)
-            self._prepare()
+            self.files = Files(self._tables, seconds, max_bytes)
             self._bytes = self._counted()
             self.expire()
         except sqlite3.Error as error:
-            raise OptionError(*_explained(path, error)) from error
+            raise OptionError(*explained(path, error)) from error
 
     def close(self) -> None:
-        self._db.close()
+        self._tables.close()
 
     # --- responses
 
@@ -183,14 +184,16 @@ class Database:
             return None
         start = None
         if after is not None:
-            found = self._one("SELECT position FROM items WHERE record = ? AND id = ?", id, after)
+            found = self._tables.one(
+                "SELECT position FROM items WHERE record = ? AND id = ?", id, after
+            )
             if found is None:
                 raise RequestError(
                     f"after names no item: {after[:80]!r}", "Give a listed id.", param="after"
                 )
             start = found[0]
         sign, direction = (">", "ASC") if order == "asc" else ("<", "DESC")
-        rows = self._all(
+        rows = self._tables.all(
             "SELECT body FROM items WHERE record = ? AND part IN ('input', 'item') "
             f"AND (? IS NULL OR position {sign} ?) ORDER BY position {direction} LIMIT ?",
             id,
@@ -207,7 +210,7 @@ class Database:
 
     def item(self, owner: str, id: str, record: str | None = None) -> Item | None:
         """Return an item by its id, of one record or of any."""
-        found = self._one(
+        found = self._tables.one(
             "SELECT i.body FROM items i JOIN records r ON r.id = i.record "
             "WHERE i.id = ? AND r.owner = ? AND (? IS NULL OR r.id = ?) LIMIT 1",
             id,
@@ -222,12 +225,12 @@ class Database:
         if self._find("conversation", owner, record, "id") is None:
             return False
         where = "FROM items WHERE record = ? AND id = ?"
-        size = sum(_size([row]) for row in self._all(f"SELECT body {where}", record, id))
+        size = sum(_size([row]) for row in self._tables.all(f"SELECT body {where}", record, id))
         with self._transaction():
             self._db.execute(f"DELETE {where}", (record, id))
             self._db.execute("UPDATE records SET bytes = bytes - ? WHERE id = ?", (size, record))
             self._bytes -= size
-        self._forget()
+        self._tables.forget()
         return size > 0
 
     # --- space and time
@@ -238,21 +241,22 @@ class Database:
         if found is not None:
             with self._transaction():
                 self._drop(id, found[0])
-            self._forget()
+            self._tables.forget()
         return found is not None
 
     def expire(self) -> None:
         """Delete what has not been created, continued or extended for too long."""
         if self.seconds is None:
             return
+        self.files.expire()
         limit = time.time() - self.seconds
-        old = self._all("SELECT id, bytes FROM records WHERE used < ?", limit)
+        old = self._tables.all("SELECT id, bytes FROM records WHERE used < ?", limit)
         if not old:
             return
         with self._transaction():
             for id, size in old:
                 self._drop(id, size)
-        self._forget()
+        self._tables.forget()
 
     def _insert(
         self,
@@ -282,7 +286,9 @@ class Database:
         found = self._find("conversation", owner, id, "bytes")
         if found is None:  # deleted meanwhile: there is nothing to add to
             return
-        last = self._one("SELECT COALESCE(MAX(position), -1) FROM items WHERE record = ?", id)[0]
+        last = self._tables.one(
+            "SELECT COALESCE(MAX(position), -1) FROM items WHERE record = ?", id
+        )[0]
         rows = [
             (id, position, item["id"], "item", _encode(item))
             for position, item in enumerate(items, last + 1)
@@ -305,7 +311,7 @@ class Database:
                 param="store",
             )
         while self._bytes + size > self.max_bytes:
-            id, freed = self._one("SELECT id, bytes FROM records ORDER BY used LIMIT 1")
+            id, freed = self._tables.one("SELECT id, bytes FROM records ORDER BY used LIMIT 1")
             self._drop(id, freed)
 
     @contextlib.contextmanager
@@ -318,11 +324,7 @@ class Database:
             raise
 
     def _counted(self) -> int:
-        return int(self._one("SELECT COALESCE(SUM(bytes), 0) FROM records")[0])
-
-    def _forget(self) -> None:
-        """Move deletions from the log into the database, where they overwrite what is deleted."""
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return int(self._tables.one("SELECT COALESCE(SUM(bytes), 0) FROM records")[0])
 
     def _drop(self, id: str, size: int) -> None:
         self._db.execute("DELETE FROM records WHERE id = ?", (id,))
@@ -332,57 +334,11 @@ class Database:
 
     def _find(self, kind: Kind, owner: str, id: str, columns: str) -> Any:
         query = f"SELECT {columns} FROM records WHERE id = ? AND owner = ? AND kind = ?"
-        return self._one(query, id, owner, kind)
+        return self._tables.one(query, id, owner, kind)
 
     def _items(self, record: str, part: str) -> list[Item]:
         query = "SELECT body FROM items WHERE record = ? AND part = ? ORDER BY position"
-        return [_decode(row[0]) for row in self._all(query, record, part)]
-
-    def _one(self, query: str, *values: Any) -> Any:
-        return self._db.execute(query, values).fetchone()
-
-    def _all(self, query: str, *values: Any) -> list[Any]:
-        return self._db.execute(query, values).fetchall()
-
-    def _prepare(self) -> None:
-        """Set the connection up and create the tables. Raises OptionError for another
-        application's database."""
-        application, version = (
-            self._one(f"PRAGMA {name}")[0] for name in ("application_id", "user_version")
-        )
-        tables = self._one("SELECT COUNT(*) FROM sqlite_master")[0]
-        if (tables or application) and (application, version) != (_APPLICATION, _VERSION):
-            raise OptionError(
-                "the file of --store is another application's database, or another version's",
-                "Give the path of a new file.",
-            )
-        # One process writes it: the size is counted in memory. Deleted content is overwritten.
-        for pragma in (
-            "locking_mode = EXCLUSIVE",
-            "journal_mode = WAL",
-            "synchronous = NORMAL",
-            "foreign_keys = ON",
-            "secure_delete = ON",
-        ):
-            self._db.execute(f"PRAGMA {pragma}")
-        if not tables:
-            self._db.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; "
-                f"PRAGMA user_version = {_VERSION}; COMMIT;"
-            )
-
-
-def _open(path: Path | None) -> sqlite3.Connection:
-    if path is not None:
-        # Only its user may read the file; SQLite gives its own files the same permissions.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    return sqlite3.connect(path or ":memory:", timeout=1, check_same_thread=False)
-
-
-def _explained(path: Path | None, error: Exception) -> tuple[str, str]:
-    if "locked" in str(error):
-        return f"another process uses {path}", "Stop it, or give each server its own --store."
-    return f"cannot use {path} as the store: {error}", "Give the path of a new file: --store PATH"
+        return [_decode(row[0]) for row in self._tables.all(query, record, part)]
 
 
 def _size(rows: Iterable[tuple[Any, ...]]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from litestar import Request, Response, delete, get, post
@@ -12,6 +13,7 @@ from inferno.errors import RequestError
 from inferno.server.keys import owner_of
 from inferno.server.models import Models
 from inferno.server.parsing import Parsed, post_body
+from inferno.server.responses.background import Background
 from inferno.server.responses.database import Database
 from inferno.server.responses.history import history
 from inferno.server.responses.pages import After, Limit, Order, answer, answer_page
@@ -33,6 +35,7 @@ async def create_response(
     models: NamedDependency[Models],
     store: NamedDependency[Store],
     running: NamedDependency[Running],
+    background: NamedDependency[Background],
 ) -> Response[Any]:
     """Generate a response to a string or to items."""
     body, owner = data.body, owner_of(request)
@@ -49,7 +52,42 @@ async def create_response(
     )
     shape = ResponsesShape(model, body, conversation, context)
     with translation.naming():
-        return await model.pipeline.respond(conversation.prepared, shape, request.receive)
+        if not body.background:
+            return await model.pipeline.respond(conversation.prepared, shape, request.receive)
+        check_background(body, store)
+
+        async def generate() -> None:
+            held = await models.find(body.model)  # for itself: the request's hold ends with it
+            try:
+                await held.pipeline.respond(conversation.prepared, shape, _stays)
+            except BaseException as error:
+                if not shape.begun.is_set():
+                    raise
+                await shape.failed(error)
+
+        await background.start(generate, shape.begun)
+        return answer(shape.snapshot())
+
+
+async def _stays() -> Any:
+    """What a client sends that never disconnects: nothing."""
+    await asyncio.Event().wait()
+
+
+def check_background(body: ResponsesRequest, store: Store) -> None:
+    """Raise RequestError unless a body's response can be generated in the background."""
+    if body.stream:
+        raise RequestError(
+            "background and stream cannot be combined",
+            "Leave stream out, and retrieve the response by its id.",
+            param="stream",
+        )
+    if body.store is False or not store.enabled:
+        raise RequestError(
+            "a response in the background must be stored",
+            "Leave store out. Where the server stores nothing, leave background out.",
+            param="background",
+        )
 
 
 @post_body(InputTokensRequest)

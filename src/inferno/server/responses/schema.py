@@ -27,7 +27,7 @@ else:
 class ResponsesRequest(_Sampling):
     """The body of POST /v1/responses."""
 
-    endpoint: ClassVar[str] = "/v1/responses"
+    path: ClassVar[str] = "/v1/responses"
     rows: ClassVar[tuple[Field, ...]] = support.RESPONSES
 
     input: str | list[dict[str, Any]] | None = None
@@ -46,6 +46,7 @@ class ResponsesRequest(_Sampling):
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     stream: bool | None = None
+    background: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
@@ -58,14 +59,14 @@ class ResponsesRequest(_Sampling):
 class InputTokensRequest(ResponsesRequest):
     """The body of POST /v1/responses/input_tokens: a response that is not generated."""
 
-    endpoint: ClassVar[str] = "/v1/responses/input_tokens"
+    path: ClassVar[str] = "/v1/responses/input_tokens"
 
 
 @frozen(kw_only=True)
 class ConversationRequest:
     """The body of POST /v1/conversations."""
 
-    endpoint: ClassVar[str] = "/v1/conversations"
+    path: ClassVar[str] = "/v1/conversations"
     rows: ClassVar[tuple[Field, ...]] = support.CONVERSATION
 
     items: list[dict[str, Any]] | None = None
@@ -76,7 +77,7 @@ class ConversationRequest:
 class ConversationUpdate:
     """The body of POST /v1/conversations/{id}."""
 
-    endpoint: ClassVar[str] = "/v1/conversations/{id}"
+    path: ClassVar[str] = "/v1/conversations/{id}"
     rows: ClassVar[tuple[Field, ...]] = support.CONVERSATION_UPDATE
 
     metadata: dict[str, Any] | None = None
@@ -86,7 +87,7 @@ class ConversationUpdate:
 class ItemsRequest:
     """The body of POST /v1/conversations/{id}/items."""
 
-    endpoint: ClassVar[str] = "/v1/conversations/{id}/items"
+    path: ClassVar[str] = "/v1/conversations/{id}/items"
     rows: ClassVar[tuple[Field, ...]] = support.ITEMS
 
     items: list[dict[str, Any]]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from inferno.errors import InfernoError
+from inferno.errors import InfernoError, ShuttingDownError
 from inferno.server.conversation import Conversation, ParsedChoice
 from inferno.server.errors import body as error_body
 from inferno.server.errors import log
@@ -111,6 +112,9 @@ class ResponsesShape(Shape[_Choice]):
         self.choices = [_Choice(0, output=output, model=model, streamed=streamed, parser=parser)]
         self.stores = body.store is not False and context.store.enabled
         self.metadata = checked_metadata(body.metadata)
+        self.begun = asyncio.Event()
+        """Set once it is admitted."""
+        self._failure: dict[str, Any] | None = None
         self._sequence = 0
         self._ended: float | None = None
 
@@ -125,6 +129,7 @@ class ResponsesShape(Shape[_Choice]):
     def open(self, generation: Generation) -> None:
         super().open(generation)
         self.context.running.add(self)
+        self.begun.set()
 
     def begin(self) -> Iterable[bytes]:
         snapshot = self.snapshot()
@@ -138,13 +143,27 @@ class ResponsesShape(Shape[_Choice]):
 
     async def completed(self) -> None:
         self._close()
+        await self._save()
+
+    async def failed(self, error: BaseException) -> None:
+        """Store it as failed, for it has no client that could be told."""
+        if isinstance(error, asyncio.CancelledError):
+            error = ShuttingDownError("the server shut down before it was complete", "Try again.")
+        self._fail(error)
+        self.context.running.add(self)  # until it is stored
+        try:
+            await self._save()
+        finally:
+            self.context.running.remove(self)
+
+    async def _save(self) -> None:
         if self.stores:
             choice = self.choices[0]
             stored = Stored(
                 body=self.snapshot(),
                 inputs=self.context.items,
                 previous=self.body.previous_response_id,
-                conversation=self.context.conversation,
+                conversation=self.context.conversation if self._failure is None else None,
                 text="".join(choice.texts),
                 token_ids=choice.all_token_ids,
             )
@@ -160,14 +179,17 @@ class ResponsesShape(Shape[_Choice]):
         return self.snapshot()
 
     def error(self, error: BaseException) -> bytes:
+        self._fail(error)
+        events = (*self._drain(), ("response.failed", {"response": self.snapshot()}))
+        return b"".join(map(self._encode, events))
+
+    def _fail(self, error: BaseException) -> None:
         if not isinstance(error, InfernoError):
-            log.error("stream failed", exc_info=error)
+            log.error("%s failed", self.id, exc_info=error)
         self._close("incomplete")
         shown = error_body(error)[1]["error"]
         code = "rate_limit_exceeded" if shown["code"] == "rate_limit_exceeded" else "server_error"
-        failed = self.snapshot("failed") | {"error": {"code": code, "message": shown["message"]}}
-        events = (*self._drain(), ("response.failed", {"response": failed}))
-        return b"".join(map(self._encode, events))
+        self._failure = {"code": code, "message": shown["message"]}
 
     def close(self) -> None:
         self.context.running.remove(self)
@@ -186,14 +208,18 @@ class ResponsesShape(Shape[_Choice]):
 
     @property
     def status(self) -> str:
+        if self._failure is not None:
+            return "failed"
         finish = self.choices[0].finish
+        if finish is None and self.body.background and not self.generation.completion_tokens:
+            return "queued"
         known = {None: "in_progress", "length": "incomplete", "cancelled": "cancelled"}
         return known.get(finish, "completed")
 
-    def snapshot(self, status: str | None = None) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Return the response object as of now."""
-        body, prepared, status = self.body, self.generation.prepared, status or self.status
-        done, params = status != "in_progress", prepared.params
+        body, prepared, status = self.body, self.generation.prepared, self.status
+        done, params = status not in ("queued", "in_progress"), prepared.params
         reasoning, text = body.reasoning or {}, body.text or {}
         conversation, ignored = self.context.conversation, prepared.ignored
         found = {
@@ -202,8 +228,8 @@ class ResponsesShape(Shape[_Choice]):
             "created_at": self.generation.created,
             "completed_at": self._ended if status == "completed" else None,
             "status": status,
-            "background": False,
-            "error": None,
+            "background": bool(body.background),
+            "error": self._failure,
             "incomplete_details": (
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),

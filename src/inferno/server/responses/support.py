@@ -35,6 +35,8 @@ RESPONSES = (
         previous_response_id="Continues that response, with all that came before it.",
         conversation="An id, or an object with one: begins with its items, and adds to them.",
         stream="Server-sent events with a `sequence_number`.",
+        background="The answer is `queued`, and the response is generated without the connection: "
+        "retrieve it by its id, or cancel it. Not with `stream`, nor with `store: false`.",
     ),
     *sampling_rows(_SAMPLING),
     *honoured(
@@ -63,12 +65,6 @@ RESPONSES = (
     Field("prompt_cache_options", "accepted", _SHARED, harmless=({},)),
     Field("image", "accepted", "Input is text only.", harmless=({},)),
     Field("access_programs", "accepted", "There are none.", harmless=({},)),
-    Field(
-        "background",
-        "refused",
-        "Use stream, or keep the connection open: a request ends with its connection.",
-        harmless=(False,),
-    ),
     Field("prompt", "refused", "Prompts are not stored here: send their text."),
     Field("moderation", "refused", "There is no moderation model."),
     Field("max_tokens", "refused", "Use max_output_tokens."),

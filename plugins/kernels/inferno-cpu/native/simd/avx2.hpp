@@ -160,6 +160,23 @@ INL void store_int8(uint8_t* p, I32 a) {
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(lo, hi));
 }
 
+#if defined(INFERNO_AVXVNNI)
+
+template <int BITS>
+struct Dot {
+  using Acc = I32;
+  static constexpr int kRun = 8;
+  static constexpr bool kSigned = false;
+  INL B64 code(B64 v) { return v; }
+  INL Acc start(int32_t first) { return splat(first); }
+  INL Acc add(Acc a, B64 w, Four x) {
+    return {_mm256_dpbusd_avx_epi32(a.lo, w.lo, x), _mm256_dpbusd_avx_epi32(a.hi, w.hi, x)};
+  }
+  INL I32 total(Acc a, int32_t) { return a; }
+};
+
+#else
+
 // vpmaddubsw adds two products of a code (0 .. 2^BITS - 1) and an activation (-127 .. 127) into 16
 // bits, saturating. kRun of these sums stay within +-32767, so nothing saturates and nothing wraps:
 // 4 bits 8 * 2 * 15 * 127 = 30480; 5 bits 4 * 2 * 31 * 127 = 31496; 6 bits 2 * 2 * 63 * 127 =
@@ -203,17 +220,31 @@ struct Dot<8> {
   INL I32 total(Acc a, int32_t) { return a; }
 };
 
+#endif
+
 // ---- attention ----
 
-INL __m256 widen8(__m128i bytes) {
-  __m128i x = _mm_cvtepu8_epi16(bytes);
-  __m128i sign = _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x80)), 8);
-  return _mm256_cvtph_ps(
-      _mm_or_si128(sign, _mm_slli_epi16(_mm_and_si128(x, _mm_set1_epi16(0x7f)), 7)));
+INL Pairs load_pairs(const int16_t* p) { return load_pairs((const bf16*)p); }
+INL Pairs load_pairs(const int8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)),
+          _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(p + 16)))};
 }
-INL F32 load(const fp8* p) {
-  return {widen8(_mm_loadl_epi64((const __m128i*)p)),
-          widen8(_mm_loadl_epi64((const __m128i*)(p + 8)))};
+INL Pairs load_pairs(const fp8* p) {
+  Pairs x = load_pairs((const int8_t*)p);
+  __m256i mask = _mm256_set1_epi16(int16_t(0x87f0));
+  return {_mm256_and_si256(_mm256_slli_epi16(x.lo, 4), mask),  // the sign is in the top bits
+          _mm256_and_si256(_mm256_slli_epi16(x.hi, 4), mask)};
+}
+INL void store_pairs(void* p, Pairs x) {
+  _mm256_storeu_si256((__m256i*)p, x.lo), _mm256_storeu_si256((__m256i*)p + 1, x.hi);
+}
+INL I32 dot2(I32 sum, Pairs a, Pairs b) {
+  return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
+          _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
+}
+INL void store(int16_t* p, I32 x) {
+  __m256i mixed = _mm256_packs_epi32(x.lo, x.hi);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(mixed, 0xd8));
 }
 INL __m256 lanes8(int64_t first, int64_t stop) {
   __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

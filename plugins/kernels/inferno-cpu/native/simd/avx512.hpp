@@ -114,16 +114,18 @@ struct Dot {
 
 // ---- attention ----
 
-INL F32 load(const fp8* p) {
-  __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
-  __m256i sign = _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x80)), 8);
-  return _mm512_cvtph_ps(
-      _mm256_or_si256(sign, _mm256_slli_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x7f)), 7)));
+INL Pairs load_pairs(const int16_t* p) { return _mm512_loadu_si512(p); }
+INL Pairs load_pairs(const int8_t* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
 }
-// Store pairs of values that are exact in bfloat16.
-INL void store_pairs(bf16* p, F32 even, F32 odd) {
-  __m512i high = _mm512_and_si512(_mm512_castps_si512(odd), _mm512_set1_epi32(int32_t(0xffff0000)));
-  _mm512_storeu_si512(p, _mm512_or_si512(high, _mm512_srli_epi32(_mm512_castps_si512(even), 16)));
+INL Pairs load_pairs(const fp8* p) {
+  __m512i x = _mm512_slli_epi16(load_pairs((const int8_t*)p), 4);  // the sign is in the top bits
+  return _mm512_and_si512(x, _mm512_set1_epi16(int16_t(0x87f0)));
+}
+INL void store_pairs(void* p, Pairs x) { _mm512_storeu_si512(p, x); }
+INL I32 dot2(I32 sum, Pairs a, Pairs b) { return _mm512_dpwssd_epi32(sum, a, b); }
+INL void store(int16_t* p, I32 x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x));
 }
 INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
   uint32_t above = first <= 0 ? 0xffff : first >= 16 ? 0 : 0xffffu << first;

@@ -64,14 +64,6 @@ INL I32 load(const uint8_t* p) {
   return {vmovl_s16(vget_low_s16(u)), vmovl_high_s16(u), vmovl_s16(vget_low_s16(v)),
           vmovl_high_s16(v)};
 }
-// As float16: the seven bits below the sign move to its exponent and mantissa.
-INL F32 load(const fp8* p) {
-  int8x16_t x = vld1q_s8((const int8_t*)p);
-  int16x8_t clear = vdupq_n_s16(0x4000);  // the second copy of the sign
-  int16x8_t u = vbicq_s16(vshll_n_s8(vget_low_s8(x), 7), clear),
-            v = vbicq_s16(vshll_high_n_s8(x, 7), clear);
-  return widen(vreinterpretq_f16_s16(u), vreinterpretq_f16_s16(v));
-}
 
 INL void store(float* p, F32 x) {
   vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b), vst1q_f32(p + 8, x.c), vst1q_f32(p + 12, x.d);
@@ -163,19 +155,45 @@ INL F32 dot2(F32 sum, Pairs x, Pairs y) {
   return {dot2_4(sum.a, x.a, y.a), dot2_4(sum.b, x.b, y.b), dot2_4(sum.c, x.c, y.c),
           dot2_4(sum.d, x.d, y.d)};
 }
-INL void store_pairs(bf16* p, F32 even, F32 odd) {  // values that are exact in bfloat16
-  auto both = [](float32x4_t x, float32x4_t y) {    // odd halves of both
-    return vtrn2q_u16(vreinterpretq_u16_f32(x), vreinterpretq_u16_f32(y));
-  };
-  uint16_t* u = (uint16_t*)p;
-  vst1q_u16(u, both(even.a, odd.a)), vst1q_u16(u + 8, both(even.b, odd.b));
-  vst1q_u16(u + 16, both(even.c, odd.c)), vst1q_u16(u + 24, both(even.d, odd.d));
-}
 #else
 INL F32 dot2(F32 sum, Pairs x, Pairs y) {
   return fma(first(x), first(y), fma(second(x), second(y), sum));
 }
 #endif
+
+// ---- pairs of 16 bits ----
+
+INL void store_pairs(void* p, Pairs x) {
+  uint32_t* u = (uint32_t*)p;
+  vst1q_u32(u, x.a), vst1q_u32(u + 4, x.b), vst1q_u32(u + 8, x.c), vst1q_u32(u + 12, x.d);
+}
+INL Pairs load_pairs(const int16_t* p) { return load_pairs((const bf16*)p); }
+INL Pairs load_pairs(const int8_t* p) {
+  int8x16_t x = vld1q_s8(p), y = vld1q_s8(p + 16);
+  return {vreinterpretq_u32_s16(vmovl_s8(vget_low_s8(x))), vreinterpretq_u32_s16(vmovl_high_s8(x)),
+          vreinterpretq_u32_s16(vmovl_s8(vget_low_s8(y))), vreinterpretq_u32_s16(vmovl_high_s8(y))};
+}
+INL Pairs load_pairs(const fp8* p) {
+  int8x16_t x = vld1q_s8((const int8_t*)p), y = vld1q_s8((const int8_t*)p + 16);
+  auto shifted = [](int16x8_t v) {  // the sign is in the top bits
+    return vandq_u32(vreinterpretq_u32_s16(v), vdupq_n_u32(0x87f087f0));
+  };
+  return {shifted(vshll_n_s8(vget_low_s8(x), 4)), shifted(vshll_high_n_s8(x, 4)),
+          shifted(vshll_n_s8(vget_low_s8(y), 4)), shifted(vshll_high_n_s8(y, 4))};
+}
+INL int32x4_t dot2_4(int32x4_t sum, uint32x4_t x, uint32x4_t y) {
+  int16x8_t u = vreinterpretq_s16_u32(x), v = vreinterpretq_s16_u32(y);
+  int32x4_t low = vmull_s16(vget_low_s16(u), vget_low_s16(v)), high = vmull_high_s16(u, v);
+  return vaddq_s32(sum, vpaddq_s32(low, high));
+}
+INL I32 dot2(I32 sum, Pairs x, Pairs y) {
+  return {dot2_4(sum.a, x.a, y.a), dot2_4(sum.b, x.b, y.b), dot2_4(sum.c, x.c, y.c),
+          dot2_4(sum.d, x.d, y.d)};
+}
+INL void store(int16_t* p, I32 x) {
+  vst1q_s16(p, vmovn_high_s32(vmovn_s32(x.a), x.b));
+  vst1q_s16(p + 8, vmovn_high_s32(vmovn_s32(x.c), x.d));
+}
 
 // ---- bytes ----
 
@@ -289,7 +307,8 @@ struct Dot<8> {
   INL Acc start(int32_t) { return splat(int32_t(0)); }
   INL int32x4_t add(int32x4_t a, uint8x16_t w, Four x) {
     int8x16_t s = vreinterpretq_s8_u8(w);
-    return vpadalq_s16(a, vpaddq_s16(vmull_s8(vget_low_s8(s), vget_low_s8(x)), vmull_high_s8(s, x)));
+    return vpadalq_s16(a,
+                       vpaddq_s16(vmull_s8(vget_low_s8(s), vget_low_s8(x)), vmull_high_s8(s, x)));
   }
   INL Acc add(Acc a, B64 w, Four x) {
     return {add(a.a, w.a, x), add(a.b, w.b, x), add(a.c, w.c, x), add(a.d, w.d, x)};
@@ -302,8 +321,8 @@ struct Dot<8> {
 #if defined(INFERNO_NEON_MATRIX)
 // ---- eight columns of two tokens ----
 
-struct Eights { B64 low, high; };     // eight codes of each lane, in order
-struct PairSums { I32 low, high; };   // of two tokens, alternating: lanes 0 to 7, 8 to 15
+struct Eights { B64 low, high; };    // eight codes of each lane, in order
+struct PairSums { I32 low, high; };  // of two tokens, alternating: lanes 0 to 7, 8 to 15
 INL uint8x16_t zip_low(uint8x16_t x, uint8x16_t y) {
   return vreinterpretq_u8_u32(vzip1q_u32(vreinterpretq_u32_u8(x), vreinterpretq_u32_u8(y)));
 }
@@ -346,8 +365,7 @@ INL void transpose(const char* rows, int64_t row_bytes, char* to) {
     UNROLL_FOR (int k = 0; k < 8; k += 4) {
       uint32x4_t x[4];
       UNROLL_FOR (int i = 0; i < 4; i++)
-        x[i] = vreinterpretq_u32_u8(
-            vld1q_u8((const uint8_t*)rows + (r + i) * row_bytes + 4 * k));
+        x[i] = vreinterpretq_u32_u8(vld1q_u8((const uint8_t*)rows + (r + i) * row_bytes + 4 * k));
       uint64x2_t low = vreinterpretq_u64_u32(vtrn1q_u32(x[0], x[1])),
                  low2 = vreinterpretq_u64_u32(vtrn1q_u32(x[2], x[3])),
                  high = vreinterpretq_u64_u32(vtrn2q_u32(x[0], x[1])),

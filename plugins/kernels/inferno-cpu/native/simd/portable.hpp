@@ -190,11 +190,21 @@ struct Dot<8> {  // 255 * 127 fits 16 bits, two of them do not
 
 // ---- attention ----
 
-INL F32 load(const fp8* p) {
-  F32 r;
-  for (int i = 0; i < 16; i++)
-    r[i] = to_float(f16{uint16_t((p[i].bits & 0x80) << 8 | (p[i].bits & 0x7f) << 7)});
-  return r;
+INL Pairs load_pairs(const int16_t* p) { return load_pairs((const bf16*)p); }
+INL Pairs load_pairs(const int8_t* p) {
+  Pairs r;
+  EACH(uint32_t(uint16_t(int16_t(p[2 * i + 1]))) << 16 | uint16_t(int16_t(p[2 * i])));
+}
+INL Pairs load_pairs(const fp8* p) {
+  return (load_pairs((const int8_t*)p) << 4) & 0x87f087f0;  // the sign is in the top bits
+}
+INL void store_pairs(void* p, Pairs x) { memcpy(p, &x, 64); }
+INL I32 dot2(I32 sum, Pairs a, Pairs b) {
+  I32 x = (I32)a, y = (I32)b;
+  return sum + ((I32)(a << 16) >> 16) * ((I32)(b << 16) >> 16) + (x >> 16) * (y >> 16);
+}
+INL void store(int16_t* p, I32 x) {
+  for (int i = 0; i < 16; i++) p[i] = int16_t(x[i]);
 }
 INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
   for (int i = 0; i < 16; i++) x[i] = i >= first && i < stop ? x[i] : y[i];

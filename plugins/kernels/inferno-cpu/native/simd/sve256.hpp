@@ -5,8 +5,7 @@
 #pragma once
 #include <arm_sve.h>
 
-#define INFERNO_FIXED(name, type) \
-  typedef type name __attribute__((arm_sve_vector_bits(256)))
+#define INFERNO_FIXED(name, type) typedef type name __attribute__((arm_sve_vector_bits(256)))
 INFERNO_FIXED(F32x8, svfloat32_t);
 INFERNO_FIXED(I32x8, svint32_t);
 INFERNO_FIXED(U32x8, svuint32_t);
@@ -38,18 +37,11 @@ INL F32x8 widen(const bf16* p) {
 }
 INL F32 load(const bf16* p) { return {widen(p), widen(p + 8)}; }
 // A float16 is converted from the lower half of each lane.
-INL F32x8 widen(svuint32_t halves) {
-  return svcvt_f32_f16_x(ALL, svreinterpret_f16_u32(halves));
-}
+INL F32x8 widen(svuint32_t halves) { return svcvt_f32_f16_x(ALL, svreinterpret_f16_u32(halves)); }
 INL F32 load(const f16* p) {
   return {widen(svld1uh_u32(ALL, (const uint16_t*)p)),
           widen(svld1uh_u32(ALL, (const uint16_t*)p + 8))};
 }
-INL F32x8 widen(const fp8* p) {  // seven bits move to a float16's exponent and mantissa
-  svint32_t x = svlsl_n_s32_x(ALL, svld1sb_s32(ALL, (const int8_t*)p), 7);
-  return widen(svand_n_u32_x(ALL, svreinterpret_u32_s32(x), 0xbfff));  // but one copy of the sign
-}
-INL F32 load(const fp8* p) { return {widen(p), widen(p + 8)}; }
 INL I32 load(const int32_t* p) { return {svld1_s32(ALL, p), svld1_s32(ALL, p + 8)}; }
 INL I32 load(const int8_t* p) { return {svld1sb_s32(ALL, p), svld1sb_s32(ALL, p + 8)}; }
 INL I32 load(const uint8_t* p) { return {svld1ub_s32(ALL, p), svld1ub_s32(ALL, p + 8)}; }
@@ -112,13 +104,27 @@ INL F32 dot2(F32 sum, Pairs x, Pairs y) {
   return {svbfdot_f32(sum.lo, svreinterpret_bf16_u32(x.lo), svreinterpret_bf16_u32(y.lo)),
           svbfdot_f32(sum.hi, svreinterpret_bf16_u32(x.hi), svreinterpret_bf16_u32(y.hi))};
 }
-INL void store_pairs(bf16* p, F32 even, F32 odd) {  // values that are exact in bfloat16
-  auto both = [](F32x8 x, F32x8 y) {                // odd halves of both
-    return svtrn2_u16(svreinterpret_u16_f32(x), svreinterpret_u16_f32(y));
-  };
-  svst1_u16(svptrue_b16(), (uint16_t*)p, both(even.lo, odd.lo));
-  svst1_u16(svptrue_b16(), (uint16_t*)p + 16, both(even.hi, odd.hi));
+INL void store_pairs(void* p, Pairs x) {
+  svst1_u32(ALL, (uint32_t*)p, x.lo), svst1_u32(ALL, (uint32_t*)p + 8, x.hi);
 }
+INL Pairs load_pairs(const int16_t* p) { return load_pairs((const bf16*)p); }
+INL U32x8 widen(const int8_t* p) { return svreinterpret_u32_s16(svld1sb_s16(svptrue_b16(), p)); }
+INL Pairs load_pairs(const int8_t* p) { return {widen(p), widen(p + 16)}; }
+INL Pairs load_pairs(const fp8* p) {
+  Pairs x = load_pairs((const int8_t*)p);  // the sign is in the top bits
+  x.lo = svand_n_u32_x(ALL, svlsl_n_u32_x(ALL, x.lo, 4), 0x87f087f0);
+  x.hi = svand_n_u32_x(ALL, svlsl_n_u32_x(ALL, x.hi, 4), 0x87f087f0);
+  return x;
+}
+INL I32x8 dot2_8(I32x8 sum, U32x8 x, U32x8 y) {
+  svint32_t u = svreinterpret_s32_u32(x), v = svreinterpret_s32_u32(y);
+  sum = svmla_s32_x(ALL, sum, svexth_s32_x(ALL, u), svexth_s32_x(ALL, v));
+  return svmla_s32_x(ALL, sum, svasr_n_s32_x(ALL, u, 16), svasr_n_s32_x(ALL, v, 16));
+}
+INL I32 dot2(I32 sum, Pairs x, Pairs y) {
+  return {dot2_8(sum.lo, x.lo, y.lo), dot2_8(sum.hi, x.hi, y.hi)};
+}
+INL void store(int16_t* p, I32 x) { svst1h_s32(ALL, p, x.lo), svst1h_s32(ALL, p + 8, x.hi); }
 
 // ---- bytes ----
 

@@ -23,12 +23,11 @@ def refuses(need: KernelNeed) -> str | None:
         return "it computes on the CPU only"
     if find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
-    if need.op in (LINEAR, GROUPED) and need.layout not in (
-        *layouts.DTYPE_NUMBERS,
-        *layouts.LAYOUTS,
-    ):
+    if need.op not in (LINEAR, GROUPED) or need.layout in layouts.DTYPE_NUMBERS:
+        return None
+    if need.layout not in (*layouts.LAYOUTS, *layouts.SYMMETRIC):
         return f"it has no kernel for matrices stored as {need.layout}"
-    return None
+    return None if need.shape is None else layouts.refuses(need.layout, need.dtype, need.shape)
 
 
 def refuses_attention(need: AttentionNeed) -> str | None:
@@ -58,6 +57,7 @@ def inferno_kernels() -> list[KernelProvider]:
             },
             capture="inferno_cpu.capturing:capture",
             prepare="inferno_cpu.reserve:reserved",
+            level="inferno_cpu.level:level",
             priority=10,
         )
     ]

@@ -10,14 +10,15 @@ Address: TypeAlias = int
 """`Tensor.data_ptr()`. A recorded op keeps it: the caller keeps the tensor."""
 
 def available() -> list[str]:
-    """Instruction sets this machine can run, best first."""
+    """Levels (instruction sets) that this machine can run, best first."""
 
 def selected() -> str:
-    """The instruction set in use: the best available one, unless `select` chose another."""
+    """The level in use: the one that INFERNO_CPU_LEVEL names, or else the best available one,
+    unless `select` chose another. Raises ValueError as `_levels.wanted` does."""
 
-def select(name: str) -> None:
-    """Use this instruction set from now on; for tests and benchmarks. Raises ValueError if the
-    machine cannot run it."""
+def select(level: str) -> None:
+    """Use this level from now on; for tests and benchmarks. Raises ValueError if the machine
+    cannot run it."""
 
 def set_threads(threads: int) -> None:
     """Set the number of threads of the ops, torch's."""

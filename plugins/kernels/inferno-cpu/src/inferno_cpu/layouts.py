@@ -35,8 +35,11 @@ LAYOUTS = {
     "int4_g64": Layout(11, 64, 32, 576),
     "int4_g128": Layout(12, 128, 64, 1088),
 }
-"""ggml's block layouts by their lower-case names, and int4 with a scale and a zero point for each
-group of columns."""
+"""ggml's block layouts by their lower-case names, and inferno's public layouts of 4-bit integers,
+with a scale and a zero point for each group of columns."""
+
+SYMMETRIC = ("int8_sym_g32", "int8_sym_g64", "int8_sym_g128")
+"""Public layouts of 8-bit integers, whose values q8_0 blocks have too: multiplied as such."""
 
 DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Element types by name, with their values in native/dtype.hpp; `dtypes.DTYPES` is for torch."""
@@ -47,6 +50,8 @@ PANEL_ROWS = 16
 def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
     """Return why a matrix cannot be packed, or None. `shape` is (O, I), or (E, O, I) for a stack;
     `dtype` is the type of the activations."""
+    if layout in SYMMETRIC:
+        return refuses("q8_0", dtype, shape)
     if layout not in LAYOUTS:
         return f"no kernel for the layout {layout}"
     if dtype not in DTYPE_NUMBERS:

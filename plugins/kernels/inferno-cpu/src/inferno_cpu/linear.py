@@ -12,22 +12,24 @@ import torch
 from inferno.nn import Dense, Weight
 from inferno_cpu import _native
 from inferno_cpu.dense import Panels
-from inferno_cpu.layouts import PANEL_ROWS
+from inferno_cpu.layouts import PANEL_ROWS, refuses
 from inferno_cpu.packed import PackedPanels
 
 
 def stack(*weights: Weight) -> Weight | None:
-    """Stack `weights` along the rows into one weight; None if they cannot be concatenated."""
+    """Stack `weights` along the rows into one weight; None if they cannot be concatenated, or have
+    a shape that no kernel multiplies."""
     _native.set_threads(torch.get_num_threads())
-    # `Dense`, or `packed.Blocks` in a layout that this provider accepts.
+    # `Dense`, or packed weights in a layout that this provider accepts.
     parts: tuple[Any, ...] = weights
     if any(weight.shape[0] % PANEL_ROWS for weight in weights[:-1]):
         whole = weights[0].concatenate(weights[1:])
         if whole is None:
             return None
         parts = (whole,)
-    return (
-        Panels.of(*parts)
-        if isinstance(parts[0], Dense)
-        else PackedPanels.of(*parts, dtype=parts[0].dtype)
-    )
+    if isinstance(parts[0], Dense):
+        return Panels.of(*parts)
+    dtype: torch.dtype = parts[0].dtype
+    if refuses(parts[0].layout, str(dtype).removeprefix("torch."), parts[0].shape):
+        return None
+    return PackedPanels.of(*parts, dtype=dtype)

@@ -9,23 +9,49 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from inferno.errors import InfernoError
-from inferno.nn import Weight
+from inferno.nn import IntGroups, Weight
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
-from inferno_cpu.layouts import LAYOUTS, nbytes, refuses
+from inferno_cpu.layouts import LAYOUTS, SYMMETRIC, nbytes, refuses
 from inferno_cpu.memory import pages
+
+Q8_COLUMNS = LAYOUTS["q8_0"].block
 
 
 class Blocks(Protocol):
-    """A matrix as stored in a checkpoint: `data` (O, B) in ggml's blocks. `layout` is their name in
-    lower case."""
+    """A matrix in ggml's blocks: `data` (O, B). `layout` is their name in lower case."""
 
     layout: str
     data: Tensor
     shape: tuple[int, int]
+
+
+@frozen(eq=False)
+class Stored:
+    """A matrix in a layout of `LAYOUTS`: what `pack` takes."""
+
+    layout: str
+    shape: tuple[int, int]
+    data: Tensor
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
+
+
+def stored(weight: Blocks | IntGroups) -> Stored:
+    """Return the tensors of a packed weight. 8-bit integers without zero points become q8_0."""
+    if not isinstance(weight, IntGroups):
+        return Stored(weight.layout, weight.shape, weight.data)
+    if weight.layout not in SYMMETRIC:
+        return Stored(weight.layout, weight.shape, weight.data, weight.scales, weight.zeros)
+    rows, columns = weight.shape
+    codes_OG32 = (weight.data ^ 128).view(rows, columns // Q8_COLUMNS, Q8_COLUMNS)
+    scales_OG = weight.scales.repeat_interleave(weight.group // Q8_COLUMNS, 1)
+    blocks = torch.cat([scales_OG[..., None].view(torch.uint8), codes_OG32], -1)
+    return Stored("q8_0", weight.shape, blocks.flatten(1))
 
 
 class PackedPanels(Weight):
@@ -49,9 +75,10 @@ class PackedPanels(Weight):
         self._out, self._in = shape
 
     @classmethod
-    def of(cls, *parts: Blocks, dtype: torch.dtype) -> PackedPanels:
-        """Repack `parts` of one layout, stacked along the rows, for activations of `dtype`. The
+    def of(cls, *weights: Blocks | IntGroups, dtype: torch.dtype) -> PackedPanels:
+        """Repack `weights` of one layout, stacked along the rows, for activations of `dtype`. The
         rows of all but the last must be divisible by 16. Raises InfernoError if `refuses` does."""
+        parts = [stored(weight) for weight in weights]
         layout, columns = parts[0].layout, parts[0].shape[1]
         rows = sum(part.shape[0] for part in parts)
         panels = pages(nbytes(layout, (rows, columns)))
@@ -61,6 +88,8 @@ class PackedPanels(Weight):
                 layout,
                 part.shape,
                 part.data,
+                part.scales,
+                part.zeros,
                 dtype=dtype,
                 panels=panels[nbytes(layout, (done, columns)) :],
             )

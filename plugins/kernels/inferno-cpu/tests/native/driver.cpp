@@ -139,7 +139,7 @@ int main(int count, char** arguments) {
     for (const std::string& level : available_levels()) puts(level.c_str());
     return 0;
   }
-  chosen = isa_of(arguments[1]);
+  chosen = isa_of(arguments[1]);  // throws if it cannot run here
   inferno_threads = atoi(arguments[2]);
   for (int c = getchar(); c != EOF; c = getchar()) {
     std::string name;

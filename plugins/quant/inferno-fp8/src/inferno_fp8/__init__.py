@@ -3,30 +3,30 @@ until one is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from inferno import hookimpl
-from inferno.contracts import QuantScheme, TensorInfo
+from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix
 
 LAYOUT = "fp8_blocks"
 
 
-def owns(parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bool:
-    """Whether the parts are a float8 matrix with one float32 scale per block."""
+def refuses(stored: StoredMatrix) -> str | None:
+    """Read a float8 matrix with one float32 scale per block."""
+    parts = stored.parts
     if set(parts) != {"weight", "weight_scale_inv"}:
-        return False
+        return "it reads matrices stored as weight and weight_scale_inv"
     weight, scale = parts["weight"], parts["weight_scale_inv"]
-    return (
-        weight.dtype == "float8_e4m3fn"
-        and scale.dtype == "float32"
-        and len(weight.shape) == len(scale.shape) == 2
-    )
+    if weight.dtype != "float8_e4m3fn" or scale.dtype != "float32":
+        return "it reads weights in float8_e4m3fn with scales in float32"
+    if not len(weight.shape) == len(scale.shape) == 2:
+        return "it reads matrices with a scale for each block of rows and columns"
+    return None
 
 
-def nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
-    """Bytes in memory: those stored."""
-    return sum(info.nbytes for info in parts.values())
+def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
+    """As stored."""
+    rows, columns = stored.parts["weight"].shape
+    nbytes = sum(info.nbytes for info in stored.parts.values())
+    return HeldMatrix(layout=LAYOUT, shape=(rows, columns), nbytes=nbytes)
 
 
 @hookimpl
@@ -34,9 +34,8 @@ def inferno_quant_schemes() -> list[QuantScheme]:
     return [
         QuantScheme(
             name="fp8-blocks",
-            owns=owns,
+            refuses=refuses,
+            holds=holds,
             load="inferno_fp8.weight:load",
-            nbytes=nbytes,
-            layout=LAYOUT,
         )
     ]

@@ -9,12 +9,12 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferno.contracts import StoredMatrix
 from inferno.errors import CheckpointError
 from inferno.nn import Weight
 from inferno_fp8 import LAYOUT
@@ -83,8 +83,8 @@ class Fp8Blocks(Weight):
         return Fp8Blocks(data_OI, torch.cat([w.scale for w in every]), self.block, self.dtype)
 
 
-def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Fp8Blocks:
-    given = quant_config.get("weight_block_size") or (128, 128)
+def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Fp8Blocks:
+    given = stored.quant_config.get("weight_block_size") or (128, 128)
     if (
         not isinstance(given, Sequence)
         or len(given) != 2
@@ -94,5 +94,5 @@ def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype:
             f"config.json: weight_block_size is {given!r}", "It must be two sizes: [128, 128]."
         )
     return Fp8Blocks(
-        parts["weight"], parts["weight_scale_inv"], (given[0], given[1]), getattr(torch, dtype)
+        tensors["weight"], tensors["weight_scale_inv"], (given[0], given[1]), getattr(torch, dtype)
     )

@@ -10,7 +10,7 @@ from inferno import hookimpl
 from inferno.contracts import CheckpointFormat, QuantScheme
 from inferno_gguf.defaults import DEFAULTS
 from inferno_gguf.ggml import PACKABLE, PACKED, UNPACKED
-from inferno_gguf.sizes import dense_nbytes, owns, packed_nbytes
+from inferno_gguf.sizes import holds, holds_dense, refuses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +37,9 @@ def inferno_quant_schemes() -> list[QuantScheme]:
     return [
         QuantScheme(
             name=name,
-            owns=partial(owns, name),
+            refuses=partial(refuses, name),
+            holds=partial(holds, name),
             load="inferno_gguf.blocks:load",
-            nbytes=packed_nbytes,
             layout=name,
             pack=partial(_pack, name) if name in PACKABLE else None,
         )
@@ -47,9 +47,9 @@ def inferno_quant_schemes() -> list[QuantScheme]:
     ] + [
         QuantScheme(
             name=name,
-            owns=partial(owns, name),
+            refuses=partial(refuses, name),
+            holds=partial(holds_dense, name),
             load="inferno_gguf.unpacked:load",
-            nbytes=dense_nbytes,
         )
         for name in UNPACKED
     ]

@@ -11,12 +11,12 @@ Suffixes: O rows, I columns, B bytes of a packed row, N blocks, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferno.contracts import StoredMatrix
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.nn import Weight
 from inferno_gguf.ggml import BY_NAME
@@ -85,8 +85,8 @@ def shape_of(layout: str, data_OB: Tensor) -> tuple[int, int]:
     return data_OB.shape[0], data_OB.shape[1] // kind.nbytes * kind.values
 
 
-def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Blocks:
-    [(layout, data_OB)] = parts.items()
+def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Blocks:
+    [(layout, data_OB)] = tensors.items()
     return Blocks(layout, data_OB, getattr(torch, dtype))
 
 

@@ -1,32 +1,36 @@
-"""Answers the plan's questions from headers: whether a scheme owns a matrix, and its size in
+"""Answers the plan's questions from headers: which matrix a scheme reads, and what it will be in
 memory. Imports no torch."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
-from inferno.contracts import DTYPE_BYTES, TensorInfo
+from inferno.contracts import DTYPE_BYTES, HeldMatrix, StoredMatrix
 from inferno_gguf.ggml import BY_NAME
 
 
-def owns(layout: str, parts: Mapping[str, TensorInfo], quant_config: Mapping[str, Any]) -> bool:
-    """Whether the parts are one packed matrix: a tensor of bytes whose part names the layout."""
-    return set(parts) == {layout} and parts[layout].dtype == "uint8"
+def refuses(layout: str, stored: StoredMatrix) -> str | None:
+    """Read one packed matrix: a tensor of bytes whose part names the layout."""
+    if set(stored.parts) != {layout} or stored.parts[layout].dtype != "uint8":
+        return "it reads single tensors in ggml's block types, as GGUF files have them"
+    return None
 
 
-def packed_nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
-    """Bytes of a matrix that stays packed."""
-    return sum(info.nbytes for info in parts.values())
+def holds(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
+    """Return a matrix that stays packed."""
+    [info] = stored.parts.values()
+    return HeldMatrix(layout=layout, shape=_shape(layout, info.shape), nbytes=info.nbytes)
 
 
-def dense_nbytes(parts: Mapping[str, TensorInfo], dtype: str) -> int:
-    """Bytes of a matrix that is unpacked at load."""
-    [(layout, info)] = parts.items()
-    return (
-        math.prod(info.shape)
-        // BY_NAME[layout].nbytes
-        * BY_NAME[layout].values
-        * DTYPE_BYTES[dtype]
-    )
+def holds_dense(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
+    """Return a matrix that is unpacked at load."""
+    [info] = stored.parts.values()
+    kind = BY_NAME[layout]
+    nbytes = info.nbytes // kind.nbytes * kind.values * DTYPE_BYTES[dtype]
+    return HeldMatrix(shape=_shape(layout, info.shape), nbytes=nbytes)
+
+
+def _shape(layout: str, stored: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return rows and columns; None if the tensor is not a matrix, which loading refuses."""
+    if len(stored) != 2:
+        return None
+    kind = BY_NAME[layout]
+    return stored[0], stored[1] // kind.nbytes * kind.values

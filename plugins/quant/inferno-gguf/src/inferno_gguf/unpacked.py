@@ -6,11 +6,11 @@ Suffixes: O rows, I columns, B bytes of a packed row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from inferno.contracts import StoredMatrix
 from inferno.errors import UnsupportedError
 from inferno.nn import Dense
 from inferno_gguf.blocks import shape_of
@@ -20,8 +20,8 @@ CHUNK = 1 << 22
 """Values dequantized at once: a float32 copy of a whole matrix would raise peak memory."""
 
 
-def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Dense:
-    [(layout, packed_OB)] = parts.items()
+def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Dense:
+    [(layout, packed_OB)] = tensors.items()
     return Dense(dequantize(layout, packed_OB, getattr(torch, dtype)))
 
 

@@ -13,12 +13,12 @@ Suffixes: O rows, I columns, G groups of 32 columns, B bytes of a packed row, T 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inferno.contracts import StoredMatrix
 from inferno.errors import CheckpointError
 from inferno.nn import Weight
 from inferno_mxfp4 import LAYOUT
@@ -69,9 +69,9 @@ class Mxfp4(Weight):
         return f"{self.layout}, {self.shape}"
 
 
-def load(parts: Mapping[str, Tensor], *, quant_config: Mapping[str, Any], dtype: str) -> Mxfp4:
+def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Mxfp4:
     """Raises CheckpointError unless there is a scale for every 16 bytes of blocks."""
-    blocks_OG16, scales_OG = parts["blocks"], parts["scales"]
+    blocks_OG16, scales_OG = tensors["blocks"], tensors["scales"]
     if blocks_OG16.ndim != 3 or tuple(blocks_OG16.shape) != (*scales_OG.shape, GROUP // 2):
         raise CheckpointError(
             f"an MXFP4 matrix has blocks {tuple(blocks_OG16.shape)} and scales "

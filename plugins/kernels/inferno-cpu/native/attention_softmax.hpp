@@ -1,0 +1,114 @@
+// The running softmax of a row, and the scales of queries and weights over 8-bit caches.
+//
+// Over such a cache, a query and the weights of a chunk of keys are multiplied by a factor that
+// makes their largest element as large as their type allows: int16 for int8, so that they are
+// rounded to 2^-15 of it; a power of two for fp8, since its elements are read as tiny numbers. The
+// inverse of the factor is kept beside them, as a unit.
+#pragma once
+#include "attention_tile.hpp"
+
+namespace {
+
+// What the largest element of a query or of weights becomes, and the factor between an element of
+// the cache and what the kernel reads.
+constexpr float kFp8Largest = 0x1p100f;
+template <class E>
+constexpr float kLargest = __is_same(E, fp8) ? kFp8Largest : 32767.0f;
+template <class E>
+constexpr float kRead = __is_same(E, fp8) ? kFp8Read : 1.0f;
+
+struct Unit { float factor, inverse; };
+
+// The factor for elements of at most `peak`, and the unit of what results, of reading included.
+template <class E>
+INL Unit unit_of(float peak) {
+  if (peak < 1e-30f) return {0.0f, 0.0f};
+  if constexpr (__is_same(E, fp8)) {  // the power of two below
+    uint32_t u;
+    memcpy(&u, &peak, 4);
+    u &= 0x7f800000;
+    memcpy(&peak, &u, 4);
+  }
+  return {kLargest<E> / peak, peak * (kRead<E> / kLargest<E>)};
+}
+
+INL void put_floats(float* to, F32 x) { store(to, x); }
+INL void put_floats(bf16* to, F32 x) { store(to, x); }
+INL void put_floats(int16_t* to, F32 x) { store(to, round_i32(x)); }
+
+// Scale a row of C queries for a cache of 8-bit elements. Returns its unit; NaN, and a row of
+// zeros, if an element is not finite.
+template <class E, class X>
+float scale_query(const float* q, int C, X* to) {
+  F32 top = splat(0.0f), wrong = splat(0.0f);
+  for (int c = 0; c < C; c += 16) {
+    F32 x = load(q + c);
+    top = max(abs(x), top), wrong = fma(x, splat(0.0f), wrong);
+  }
+  float check = sum(wrong);
+  Unit unit = check == 0.0f ? unit_of<E>(largest(top)) : Unit{0.0f, __builtin_nanf("")};
+  for (int c = 0; c < C; c += 16) {
+    F32 x = check == 0.0f ? load(q + c) : splat(0.0f);
+    put_floats(to + c, x * splat(unit.factor));
+  }
+  return unit.inverse;
+}
+
+// The running softmax of one row.
+struct Softmax {
+  float scale, soft_cap;
+  const float *k_scales[kPanels], *v_scales[kPanels];  // null: none
+
+  // Turn scores, of this unit, into weights over the panels [first, stop); keys outside [low, high)
+  // get weight 0. Updates the maximum `best` and the sixteen partial sums of weights `sums`, and
+  // sets the unit of the weights. Returns the factor by which earlier sums shrink.
+  template <bool Scaled, class E, class X>
+  float weights_of(float* scores, float unit, X* weights, int first, int stop, int64_t low,
+                   int64_t high, float* best, float* sums, float* weights_unit) const {
+    F32 top = splat(kNothing), factor = splat(Scaled ? scale * unit : scale);
+    for (int p = first; p < stop; p++) {
+      F32 x = load(scores + 16 * p) * factor;
+      if constexpr (Scaled) x = x * load(k_scales[p]);
+      if (soft_cap > 0) x = splat(soft_cap * kLog2e) * tanh(x);
+      if (low > 16 * p || high < 16 * p + 16)
+        x = keep(x, splat(kNothing), low - 16 * p, high - 16 * p);
+      store(scores + 16 * p, x);
+      top = max(x, top);
+    }
+    float before = *best, now = largest(top);
+    if (!(now > before)) now = before;
+    F32 total = splat(0.0f), peak = splat(0.0f);
+    for (int p = first; p < stop; p++) {
+      F32 w = exp2_negative(load(scores + 16 * p) - splat(now));
+      bool partly = low > 16 * p || high < 16 * p + 16;
+      if (partly) w = keep(w, splat(0.0f), low - 16 * p, high - 16 * p);
+      total = total + w;
+      if constexpr (Scaled) {
+        w = w * load(v_scales[p]);
+        if (partly) w = keep(w, splat(0.0f), low - 16 * p, high - 16 * p);
+        total = fma(w, splat(0.0f), total);  // NaN, if the scale is
+        peak = max(w, peak);
+        store(scores + 16 * p, w);
+      } else {
+        put_floats(weights + 16 * p, w);
+      }
+    }
+    if constexpr (Scaled) {
+      Unit u = unit_of<E>(largest(peak));
+      *weights_unit = u.inverse;
+      for (int p = first; p < stop; p++)
+        put_floats(weights + 16 * p, load(scores + 16 * p) * splat(u.factor));
+    }
+    float fade = 1.0f;
+    if (now != before) {
+      float shrink[16];
+      store(shrink, exp2_negative(splat(before - now)));
+      fade = shrink[0];
+    }
+    *best = now;
+    store(sums, fma(load(sums), splat(fade), total));
+    return fade;
+  }
+};
+
+}  // namespace

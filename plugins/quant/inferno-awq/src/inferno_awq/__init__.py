@@ -1,0 +1,31 @@
+"""AWQ weights of Hugging Face checkpoints, for inferno. Imports no torch until one is loaded."""
+
+from __future__ import annotations
+
+from inferno import hookimpl
+from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix
+from inferno_awq.packing import Packing, Refused
+
+
+def refuses(stored: StoredMatrix) -> str | None:
+    """Return why the matrix is not AWQ's, or contradicts its config; None if it can be read."""
+    try:
+        Packing.of(stored)
+    except Refused as refused:
+        return str(refused)
+    return None
+
+
+def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
+    """Return the matrix in a public layout."""
+    packing = Packing.of(stored)
+    return HeldMatrix(
+        layout=packing.layout.name,
+        shape=(packing.rows, packing.columns),
+        nbytes=packing.layout.nbytes(packing.rows, packing.columns),
+    )
+
+
+@hookimpl
+def inferno_quant_schemes() -> list[QuantScheme]:
+    return [QuantScheme(name="awq", refuses=refuses, holds=holds, load="inferno_awq.weight:load")]

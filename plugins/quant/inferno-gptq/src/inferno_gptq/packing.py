@@ -1,0 +1,133 @@
+"""How a GPTQ matrix is packed: read from the config, with the module's overrides, and checked
+against the headers. Imports no torch.
+
+A matrix of O rows and I columns is stored as `qweight` int32 (I · bits / 32, O), `qzeros` int32
+(G, O · bits / 32), `scales` (G, O), and the group of each column, `g_idx` (I).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from inferno.contracts import COMPUTE_DTYPES, IntLayout, StoredMatrix
+
+PARTS = {"qweight", "qzeros", "scales"}
+FORMATS = ("gptq", "gptq_v2")
+
+
+class Refused(ValueError):
+    """Why a matrix cannot be read, as a sentence."""
+
+
+@frozen
+class Packing:
+    rows: int
+    columns: int
+    bits: int
+    """2, 3, 4 or 8 per value."""
+    group: int
+    """Columns with one scale, in the order of `g_idx`; the last group may have fewer."""
+    symmetric: bool
+    """Whether every zero point is declared to be half of the range."""
+    zero_minus_one: bool
+    """Whether zero points are stored minus one: format `gptq`, not `gptq_v2`."""
+    ordered: bool
+    """Whether columns were quantized in another order than they are stored in: act-order."""
+
+    @property
+    def layout(self) -> IntLayout:
+        """The layout in memory: 2 and 3 bits become 4, as kernels have no fewer."""
+        size = math.gcd(self.group, self.columns)  # the last group may be cut off
+        return IntLayout.fitting(self.bits, size, symmetric=self.bits == 8 and self.symmetric)
+
+    @classmethod
+    def of(cls, stored: StoredMatrix) -> Packing:
+        """Raises Refused."""
+        parts, config = stored.parts, stored.quant_config
+        method = config.get("quant_method", "gptq")  # quantize_config.json does not say
+        if method != "gptq":
+            raise Refused("it reads checkpoints whose quant_method is gptq")
+        if set(parts) - {"g_idx"} != PARTS:
+            raise Refused("it reads matrices stored as qweight, qzeros, scales and g_idx")
+        if any(len(parts[part].shape) != 2 for part in PARTS):
+            raise Refused("qweight, qzeros and scales must have two dimensions each")
+        kinds = {part: parts[part].dtype for part in ("qweight", "qzeros", "scales")}
+        if kinds["qweight"] != "int32" or kinds["qzeros"] != "int32":
+            raise Refused("it reads codes packed in int32")
+        if kinds["scales"] not in COMPUTE_DTYPES:
+            raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {kinds['scales']}")
+        settings = overridden(config, stored.path)
+        bits, group = settings.get("bits"), settings.get("group_size", -1)
+        if type(bits) is not int or bits not in (2, 3, 4, 8):
+            raise Refused(f"it reads 2, 3, 4 and 8 bits, and quantization_config says {bits!r}")
+        (words, rows), (groups, _) = parts["qweight"].shape, parts["scales"].shape
+        columns = words * 32 // bits
+        if type(group) is not int or not (group == -1 or group > 0) or not columns or not rows:
+            raise Refused(f"group_size must be a number of columns or -1, not {group!r}")
+        group = columns if group == -1 else min(group, columns)
+        wanted = {
+            "qweight": (columns * bits // 32, rows),
+            "qzeros": (-(-columns // group), -(-rows * bits // 32)),
+            "scales": (-(-columns // group), rows),
+            "g_idx": (columns,),
+        }
+        for part, info in parts.items():
+            if info.shape != wanted[part]:
+                raise Refused(
+                    f"{part} is {info.shape}, but {bits} bits in groups of {group} columns, as "
+                    f"quantization_config says, make it {wanted[part]}"
+                )
+        if "g_idx" in parts and parts["g_idx"].dtype not in ("int32", "int64"):
+            raise Refused("g_idx must be of integers")
+        form = config.get("checkpoint_format", config.get("format", "gptq"))
+        if form not in FORMATS:
+            raise Refused(f"it reads the formats {' and '.join(FORMATS)}, not {form!r}")
+        symmetric, ordered = settings.get("sym", True), settings.get("desc_act", False)
+        if not isinstance(symmetric, bool) or not isinstance(ordered, bool):
+            raise Refused("sym and desc_act of quantization_config must be true or false")
+        if (
+            bits == 3
+            and form == "gptq"
+            and not symmetric
+            and "gptqmodel" in str(config.get("meta"))
+        ):
+            raise Refused(
+                "gptqmodel wrote zero points of 3 bits into each other: save it as gptq_v2 instead"
+            )
+        ordered = ordered and groups > 1
+        if ordered and "g_idx" not in parts:
+            raise Refused("desc_act of quantization_config is true, but g_idx is not stored")
+        return cls(
+            rows=rows,
+            columns=columns,
+            bits=bits,
+            group=group,
+            symmetric=symmetric,
+            zero_minus_one=form == "gptq",
+            ordered=ordered,
+        )
+
+
+def overridden(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Return the settings of a module: `dynamic` has overrides by a pattern of its path, the first
+    that matches counts. Raises Refused."""
+    dynamic = config.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise Refused("dynamic of quantization_config must be an object")
+    for pattern, own in dynamic.items():
+        try:
+            found = re.match(pattern.removeprefix("+:").removeprefix("-:"), path)
+        except re.error as error:
+            raise Refused(f"dynamic has {pattern!r}, which is not a pattern: {error}") from None
+        if found and pattern.startswith("-:"):
+            raise Refused(f"dynamic says by {pattern!r} that this module is not quantized")
+        if found:
+            if not isinstance(own, Mapping):
+                raise Refused(f"dynamic must have an object for {pattern!r}")
+            return {**config, **own}
+    return config

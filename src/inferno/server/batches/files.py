@@ -1,0 +1,122 @@
+"""/v1/files: upload, list, retrieve, content, delete."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from litestar import Request, Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.enums import RequestEncodingType
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import Body, FromPath, FromQuery
+from litestar.response import Stream
+
+from inferno.errors import RequestError
+from inferno.server.batches.objects import file_of
+from inferno.server.batches.schema import FileUpload
+from inferno.server.keys import owner_of
+from inferno.server.responses.database import Page
+from inferno.server.responses.pages import After, Limit, Order, answer, page_of
+from inferno.server.responses.store import Store, checked_id, not_found
+from inferno.server.schema import ERROR_RESPONSES
+
+Asked = Request[Any, Any, Any]
+_PART = 2**20
+"""Bytes of a part of an uploaded file."""
+_CONTENT = {
+    200: ResponseSpec(
+        bytes,
+        description="The file's content",
+        media_type="application/octet-stream",
+        generate_examples=False,
+    ),
+    **ERROR_RESPONSES,
+}
+
+
+@post("/v1/files", status_code=200, responses=ERROR_RESPONSES)
+async def upload_file(
+    data: Annotated[FileUpload, Body(media_type=RequestEncodingType.MULTI_PART)],
+    request: Asked,
+    store: NamedDependency[Store],
+) -> Response[Any]:
+    """Store a file of requests for a batch: a form with `file` and `purpose`."""
+    if data.purpose != "batch":
+        raise RequestError(
+            f"files with the purpose {data.purpose[:80]!r} have no use here",
+            "Send the purpose batch, and a file of requests.",
+            param="purpose",
+        )
+    parts = []
+    while part := await data.file.read(_PART):
+        parts.append(part)
+    if not parts:
+        raise RequestError("the file is empty", "Send one request a line.", param="file")
+    made = file_of(data.file.filename or "file", sum(map(len, parts)), "batch")
+    owner = owner_of(request)
+    await store.run(lambda db: db.files.create("file", owner, made, parts))
+    return answer(made)
+
+
+@get("/v1/files", responses=ERROR_RESPONSES)
+async def list_files(
+    request: Asked,
+    store: NamedDependency[Store],
+    purpose: FromQuery[str | None] = None,
+    after: After = None,
+    limit: Limit = 100,
+    order: Order = "desc",
+) -> Response[Any]:
+    """List the key's files."""
+    members = {"purpose": purpose} if purpose is not None else {}
+    owner = owner_of(request)
+    found = await store.run(lambda db: db.files.page("file", owner, after, limit, order, **members))
+    if found is None:
+        raise RequestError(
+            f"after names no file: {str(after)[:80]!r}", "Give a listed id.", param="after"
+        )
+    return answer(page_of(Page(*found)))
+
+
+@get("/v1/files/{id:str}", responses=ERROR_RESPONSES)
+async def get_file(
+    id: FromPath[str], request: Asked, store: NamedDependency[Store]
+) -> Response[Any]:
+    """Return a file's object."""
+    return answer(await found_file(id, owner_of(request), store))
+
+
+@get("/v1/files/{id:str}/content", responses=_CONTENT)
+async def get_content(id: FromPath[str], request: Asked, store: NamedDependency[Store]) -> Stream:
+    """Return a file's content."""
+    await found_file(id, owner_of(request), store)
+
+    async def parts() -> AsyncIterator[bytes]:
+        position = 0
+        while (part := await store.run(lambda db, at=position: db.files.part(id, at))) is not None:
+            yield part
+            position += 1
+
+    return Stream(parts(), media_type="application/octet-stream")
+
+
+@delete("/v1/files/{id:str}", status_code=200, responses=ERROR_RESPONSES)
+async def delete_file(
+    id: FromPath[str], request: Asked, store: NamedDependency[Store]
+) -> Response[Any]:
+    """Delete a file. A batch that has begun to read it goes on."""
+    owner = owner_of(request)
+    checked_id(id, "file")
+    if not await store.run(lambda db: db.files.delete("file", owner, id)):
+        raise not_found("file", id)
+    return answer({"id": id, "object": "file", "deleted": True})
+
+
+async def found_file(id: str, owner: str, store: Store) -> dict[str, Any]:
+    """Return a file's object. Raises NotFoundError."""
+    checked_id(id, "file")
+    found = await store.run(lambda db: db.files.find("file", owner, id))
+    if found is None:
+        raise not_found("file", id)
+    return found

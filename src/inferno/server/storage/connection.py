@@ -1,0 +1,82 @@
+"""The SQLite database of a server: one connection, for one thread."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inferno.errors import OptionError
+
+_APPLICATION = 0x696E6672
+"""Marks the file as ours (`PRAGMA application_id`): "infr"."""
+# One process writes it: the sizes are counted in memory. Deleted content is overwritten.
+_SETTINGS = (
+    "locking_mode = EXCLUSIVE",
+    "journal_mode = WAL",
+    "synchronous = NORMAL",
+    "foreign_keys = ON",
+    "secure_delete = ON",
+)
+
+
+class Connection:
+    """A file, or a database in memory, with its tables."""
+
+    def __init__(self, path: Path | None, schemas: Sequence[str]) -> None:
+        """Create what is missing: `schemas` are the tables of each version of the file, in the
+        order in which versions added them. Raises OptionError."""
+        try:
+            self.raw = _open(path)
+            self._prepare(schemas)
+        except sqlite3.Error as error:
+            raise OptionError(*explained(path, error)) from error
+
+    def one(self, query: str, *values: Any) -> Any:
+        """Return the first row; None for none."""
+        return self.raw.execute(query, values).fetchone()
+
+    def all(self, query: str, *values: Any) -> list[Any]:
+        return self.raw.execute(query, values).fetchall()
+
+    def forget(self) -> None:
+        """Move deletions from the log into the database, where they overwrite what is deleted."""
+        self.raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        self.raw.close()
+
+    def _prepare(self, schemas: Sequence[str]) -> None:
+        application, version = (
+            self.one(f"PRAGMA {name}")[0] for name in ("application_id", "user_version")
+        )
+        tables = self.one("SELECT COUNT(*) FROM sqlite_master")[0]
+        known = application == _APPLICATION and 0 < version <= len(schemas)
+        if (tables or application) and not known:
+            raise OptionError(
+                "the file of --store is another application's database, or another version's",
+                "Give the path of a new file.",
+            )
+        for setting in _SETTINGS:
+            self.raw.execute(f"PRAGMA {setting}")
+        if version < len(schemas):
+            self.raw.executescript(
+                f"BEGIN; {' '.join(schemas[version:])} PRAGMA application_id = {_APPLICATION}; "
+                f"PRAGMA user_version = {len(schemas)}; COMMIT;"
+            )
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    if path is not None:
+        # Only its user may read the file; SQLite gives its own files the same permissions.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    return sqlite3.connect(path or ":memory:", timeout=1, check_same_thread=False)
+
+
+def explained(path: Path | None, error: Exception) -> tuple[str, str]:
+    """Return the cause and the remedy of an error at opening a file."""
+    if "locked" in str(error):
+        return f"another process uses {path}", "Stop it, or give each server its own --store."
+    return f"cannot use {path} as the store: {error}", "Give the path of a new file: --store PATH"
