@@ -15,7 +15,10 @@ import pytest
 from inferno import host
 from inferno.builtin.torch_cache import layout
 from inferno.catalog import ANY, Catalog, Offer, load_catalog
+from inferno.cli.render import explained
 from inferno.contracts import (
+    LINEAR,
+    OPS,
     AttentionNeed,
     Checkpoint,
     CheckpointFormat,
@@ -695,3 +698,32 @@ def test_the_shapes_of_captured_steps_are_decided_by_device() -> None:
     few = CaptureUse(name="fast", sizes=(1, 2, 4, 8, 16, 32, 64, 100), blocks=(50,))
     assert chosen(kernels, "cuda") == few
     assert chosen(attrs.evolve(kernels, capture=None), "cpu") is None
+
+
+def with_level(ref: str, level: Callable[[], str] | None) -> Plan:
+    """The plan of a model for a provider of every op, whose level is as given."""
+    provider = KernelProvider(
+        name="fast",
+        ops=dict.fromkeys((LINEAR, *OPS), "nowhere:op"),
+        refuses=lambda need: None,
+        level=level,
+    )
+    installed = load_catalog()
+    offers = {**installed.offers, "inferno_kernels": (Offer(provider, "inferno"),)}
+    return resolve(ref, on_cpu(), Catalog(installed.plugins, offers))
+
+
+def test_the_level_of_kernels_is_planned_and_shown(write: Callable[..., str]) -> None:
+    plan = with_level(write(), lambda: "v4")
+    assert {use.level for use in plan.kernels} == {"v4"}
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert "  fast (v4): linear bfloat16, " in explained(plan)
+    assert "  fast: linear bfloat16, " in explained(with_level(plan.ref, None))
+
+
+def test_a_level_that_cannot_run_is_an_error_of_the_plan(write: Callable[..., str]) -> None:
+    def level() -> str:
+        raise OptionError("FAST_LEVEL is v5, but this machine runs v4", "Set it to v4.")
+
+    with pytest.raises(OptionError, match="FAST_LEVEL is v5"):
+        with_level(write(), level)
