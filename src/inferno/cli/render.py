@@ -114,14 +114,15 @@ def _device(device: Device) -> str:
 
 def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
     return [
-        ("weights", _scheme(use, classes), _origin(plan, "scheme", use.name))
+        ("weights", _scheme(use, plan.dtype, classes), _origin(plan, "scheme", use.name))
         for use in plan.schemes
     ]
 
 
-def _scheme(use: SchemeUse, classes: bool) -> str:
+def _scheme(use: SchemeUse, dtype: str, classes: bool) -> str:
     size = host.format_bytes(use.nbytes)
-    held = f"{use.name}: {use.count} matrices of {', '.join(use.stored)}, {size}"
+    name = use.name if use.layout in (use.name, dtype) else f"{use.name} in {use.layout}"
+    held = f"{name}: {use.count} matrices of {', '.join(use.stored)}, {size}"
     return f"{held} ({', '.join(use.classes)})" if classes else held
 
 
