@@ -76,7 +76,10 @@ class _Deferred(ModuleType):
         # Python itself asks every module for such names, as `inspect` does for `__wrapped__`.
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        complete()
+        if _importing_torch():  # torch uses it itself: only this, in torch's own order
+            _load(self)
+        else:
+            complete()
         return getattr(self, name)
 
     def __dir__(self) -> Sequence[str]:
