@@ -70,7 +70,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
-from inferno.contracts.layouts import IntLayout
+from inferno.contracts.layouts import IntLayout, fp8_layout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
@@ -169,5 +169,6 @@ __all__ = [
     "Vocabulary",
     "classifier_of",
     "expert_rows",
+    "fp8_layout",
     "with_head",
 ]

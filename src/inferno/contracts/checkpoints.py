@@ -141,6 +141,7 @@ class HeldMatrix:
     shape: tuple[int, int] | None
     """Rows and columns: output and input features. None: known only once it is loaded."""
     nbytes: int
+    """Bytes of memory that the weight takes."""
 
 
 def _undeclared(*_: object) -> Any:
