@@ -28,6 +28,8 @@ from attrs import define, field
 
 DEFERRED = ("torch.export", "torch._meta_registrations")
 """In the order in which `import torch` imports them."""
+_NEEDS_NONE = frozenset({"torch.utils._device"})
+"""Modules that are imported while a model is loaded and runs, and use nothing that is deferred."""
 _LATER_SECONDS = 1.5
 """The first token comes first."""
 _WAIT_SECONDS = 10.0
@@ -129,11 +131,14 @@ class _Finder:
             if found is not None and found.loader is not None:
                 found.loader = _Later(found.loader)
             return found
-        if _importing_torch() or not deferred():
+        if name in _NEEDS_NONE or _importing_torch() or not deferred():
             return None
         self.complete()
-        module = sys.modules.get(name)  # it may have been loaded just now: not twice
-        return None if module is None else ModuleSpec(name, _Loaded(module))
+        if (module := sys.modules.get(name)) is None:
+            return None
+        # It was loaded just now. Python takes the spec of the module, whatever is returned here.
+        module.__spec__ = ModuleSpec(name, _Loaded(module))
+        return module.__spec__
 
     @property
     def is_loading(self) -> bool:
