@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -300,9 +301,12 @@ class _Rules:
 
         if tool.properties:
             return members(tool.schema, f"{i}")
-        # Any element, whose closing tag the grammar cannot compare with its opening one.
-        rest = r"/<\/?[^\s<>\"'\/]{1,64}>([^\]]|\][^<])*/"
-        self.add("any_element", f"{self.literal(mark)} {rest}")
+        # Any element, whose closing tag the grammar cannot compare with its opening one. As text,
+        # the marker is part of the expression: a lexer does not go back from a longer string.
+        rest = r"<\/?[^\s<>\"'\/]{1,64}>[^\]]*"
+        special = self.is_special(mark)
+        one = f"{self.literal(mark)} /{rest}/" if special else f"/{re.escape(mark)}{rest}/"
+        self.add("any_element", one)
         return "any_element*"
 
     # --- Python and Gemma ---
