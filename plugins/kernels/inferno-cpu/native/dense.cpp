@@ -386,7 +386,7 @@ void repack(int dtype, const void* w, int64_t row_stride, void* panels, int64_t 
 
 void matmul(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
             const float* bias, void* y, int64_t M, int64_t N, int64_t K) {
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_BF16)
   if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
     return matmul_of<Bf16DotSteps, bf16>(x, x_stride, panels, bias, y, M, N, K);
 #endif
@@ -397,7 +397,7 @@ void matmul(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const voi
 
 void grouped(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
              const float* bias, void* y, const int32_t* starts, int64_t E, int64_t N, int64_t K) {
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_BF16)
   if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
     return grouped_of<Bf16DotSteps, bf16>(x, x_stride, panels, bias, y, starts, E, N, K);
 #endif
@@ -409,7 +409,7 @@ void grouped(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const vo
 
 void argmax(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
             int64_t* ids, int64_t M, int64_t N, int64_t K) {
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_BF16)
   if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
     return argmax_of<Bf16DotSteps, bf16>(x, x_stride, panels, ids, M, N, K);
 #endif
@@ -442,7 +442,7 @@ float read(const void* data, int64_t bytes) {
 double peak(int dtype) {
   float ones[kChains * 16];
   for (float& one : ones) one = 1.0f;
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_BF16)
   if (dtype == kBFloat16)
     return 64 * peak_steps<F32, false>(ones, [&](F32 sum, int c) {
              return dot2(sum, load_pairs((const bf16*)(ones + 16 * c)), splat_pair(0x3f80));
