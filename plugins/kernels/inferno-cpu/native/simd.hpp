@@ -32,6 +32,9 @@
 #if defined(__AVX512BF16__)
 #define INFERNO_AVX512_BF16
 #endif
+#if defined(__AMX_TILE__)  // with BF16 and INT8
+#define INFERNO_AMX
+#endif
 
 #if defined(INFERNO_EMULATE)
 #include "emulate.hpp"
