@@ -181,7 +181,7 @@ void attend_in(const AttentionStep& step) {
 }
 
 void attend(const AttentionStep& step) {
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_BF16)
   using Wide = bf16;  // type in which bfloat16 is computed
 #else
   using Wide = float;

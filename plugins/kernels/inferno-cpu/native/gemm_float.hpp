@@ -12,6 +12,8 @@ namespace {
 // Maximum tokens of a tile, and its panels: as many sums as fit in registers.
 #if defined(INFERNO_AVX512)
 constexpr int kTokens = 12, kPanels = 2;
+#elif defined(INFERNO_SVE256)
+constexpr int kTokens = 12, kPanels = 1;
 #elif defined(INFERNO_AVX2) || defined(__aarch64__)
 constexpr int kTokens = 6, kPanels = 1;
 #else
@@ -22,6 +24,8 @@ constexpr int kTokens = 2, kPanels = 1;
 constexpr int panels_for(int T) {
 #if defined(INFERNO_AVX512)
   return T <= 6 ? 4 : kPanels;
+#elif defined(INFERNO_SVE256)
+  return T <= 3 ? 4 : T <= 6 ? 2 : kPanels;
 #else
   return T == 1 ? 4 : T <= 3 ? 2 : kPanels;
 #endif
