@@ -475,7 +475,9 @@ float read(const void* data, int64_t bytes) {
 double peak(int dtype) {
   float ones[kChains * 16];
   for (float& one : ones) one = 1.0f;
-#if defined(INFERNO_BF16)
+#if defined(INFERNO_AMX)
+  if (dtype == kBFloat16) return tile_peak();
+#elif defined(INFERNO_BF16)
   if (dtype == kBFloat16)
     return 64 * peak_steps<F32, false>(ones, [&](F32 sum, int c) {
              return dot2(sum, load_pairs((const bf16*)(ones + 16 * c)), splat_pair(0x3f80));

@@ -7,6 +7,7 @@
 // zero. Only matrices whose columns are divisible by 32 are multiplied like this.
 #pragma once
 #include "gemm_float.hpp"
+#include "parallel.hpp"
 #include "simd/amx.hpp"
 
 namespace {
@@ -109,6 +110,21 @@ template <>
 constexpr int tokens_of<Bf16Tiles> = 32;
 template <int R, int T>
 constexpr Tile<Bf16Tiles> tile_of<Bf16Tiles, R, T> = amx_tile<R, T>;
+
+// As DenseLinear::peak: four independent products of tiles, again and again.
+double tile_peak() {
+  constexpr int64_t kTimes = 20000;
+  parallel_chunks(inferno_threads, 1, [&](int64_t begin, int64_t end) {
+    TilesReleased released;
+    use_tiles(kShapes<32>);
+    tile_zero<4>(), tile_zero<5>(), tile_zero<6>(), tile_zero<7>();
+    for (int64_t n = (end - begin) * kTimes; n; n--) {
+      tile_dot_bf16<0, 4, 6>(), tile_dot_bf16<1, 5, 6>();
+      tile_dot_bf16<2, 4, 7>(), tile_dot_bf16<3, 5, 7>();
+    }
+  });
+  return double(4 * kTimes * inferno_threads) * (2 * 16 * 16 * kTileColumns);
+}
 
 // Pack T rows of x.
 INL void pack_rows(const bf16* x, int64_t x_stride, int64_t T, int64_t K, bf16* to) {
