@@ -235,6 +235,7 @@ class Driver:
     """The ops of `_native` on one level of a driver that `command` starts."""
 
     def __init__(self, command: Sequence[str], level: str, threads: int) -> None:
+        self.calls = 0
         self._process = subprocess.Popen(
             [*command, level, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -252,6 +253,7 @@ class Driver:
         return lambda *arguments: self._call(name, arguments)
 
     def _call(self, name: str, arguments: Sequence[Any]) -> int | None:
+        self.calls += 1
         names, sizes = OPS[name]
         values = dict(zip(names.split(), arguments, strict=True))
         call = SimpleNamespace(**values)
