@@ -189,7 +189,7 @@ def test_what_the_host_takes_is_no_neighbour(monkeypatch: pytest.MonkeyPatch) ->
     own, clock = iter([5.0, 6.96]), iter([0.0, 1.0])
     monkeypatch.setattr(machine, "_busy_seconds", lambda: next(times))
     monkeypatch.setattr(machine, "_own_seconds", lambda: next(own))
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("machine.time.perf_counter", lambda: next(clock))
     with machine.Neighbours() as neighbours:
         pass
     assert neighbours.cores == pytest.approx(0.04)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from worker import THREADS, serve
+from worker import KEEPS, THREADS, serve
 
 _PROGRAM = Path(sys.prefix) / "llama.cpp" / "bin" / "llama-bench"
 
@@ -22,7 +22,8 @@ def generate(prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, floa
     else:
         work = ["-p", "0", "-n", str(new_tokens - 1), "-d", str(len(prompt) + 1)]
     command = [str(_PROGRAM), "-m", sys.argv[1], "-t", str(THREADS), "-ngl", "0", "-o", "json"]
-    done = subprocess.run([*command, "-r", "1", *work], stdout=subprocess.PIPE, check=True)
+    work += ["-r", "1", "-fa", "off" if KEEPS else "auto"]  # the same as beside it
+    done = subprocess.run([*command, *work], stdout=subprocess.PIPE, check=True)
     (found,) = json.loads(done.stdout)
     return 0.0, found["avg_ns"] / 1e9
 

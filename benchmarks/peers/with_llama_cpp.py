@@ -112,6 +112,8 @@ class Runner:
         params.n_batch, params.n_ubatch = _BATCH, 512
         params.n_threads = params.n_threads_batch = THREADS
         params.no_perf = True
+        if KEEPS:  # from some 500 tokens on, it decodes faster so
+            params.flash_attn_type = L.LLAMA_FLASH_ATTN_TYPE_DISABLED
         if getattr(params, "n_outputs_max", 0):
             params.n_outputs_max = max(params.n_outputs_max, num_seqs)
         self._context = L.llama_init_from_model(self._model, params)
