@@ -137,7 +137,9 @@ def test_packed_of_the_greatest_codes(level: str) -> None:
 
 
 @pytest.mark.parametrize("weight_type", test_dense.KINDS)
-def test_dense_products(level: str, weight_type: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_products(
+    level: str, weight_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(test_dense, "SHAPES", [(1, 1), (17, 33), (100, 47)])
     test_dense.test_rows_are_the_matrix((17, 33), weight_type)
     test_dense.test_rows_are_the_matrix((48, 64), weight_type)
@@ -146,6 +148,7 @@ def test_dense_products(level: str, weight_type: torch.dtype, monkeypatch: pytes
     test_dense.test_bias(weight_type)
     test_dense.test_argmax_is_that_of_the_product(weight_type, 32, 2)
     test_dense.test_argmax_of_what_is_not_finite(weight_type)
+    test_dense.test_a_token_has_the_same_product_in_any_company()
 
 
 def test_products_of_stacked_matrices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,10 +217,10 @@ USES = {
     ("packed", "dotprod"): [r"sdot\s+v\d+\.4s"],
     ("packed", "i8mm"): [r"usdot\s+v\d+\.4s", r"usmmla\s+v\d+\.4s"],
     ("dense", "neon"): [r"fmla\s+v\d+\.4s"],
-    ("dense", "i8mm"): [r"bfdot\s+v\d+\.4s", r"bfcvtn2\s"],
+    ("dense", "i8mm"): [r"bfdot\s+v\d+\.4s", r"bfmmla\s+v\d+\.4s", r"bfcvtn2\s"],
     ("attention", "i8mm"): [r"bfdot\s+v\d+\.4s"],
     ("packed", "sve256"): [r"usdot\s+z\d+\.s", r"usmmla\s+z\d+\.s"],
-    ("dense", "sve256"): [r"bfdot\s+z\d+\.s", r"fmla\s+z\d+\.s"],
+    ("dense", "sve256"): [r"bfdot\s+z\d+\.s", r"bfmmla\s+z\d+\.s", r"fmla\s+z\d+\.s"],
     ("attention", "sve256"): [r"bfdot\s+z\d+\.s", r"ld1w\s+\{z\d+\.s\}"],
     ("elementwise", "sve256"): [r"ld1w\s+\{z\d+\.s\}", r"bfcvt\s+z\d+\.h"],
 }
