@@ -69,8 +69,8 @@ def build() -> Path:
         options["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
     defines = [f"-D{name}={value}" for name, value in options.items()]
     for command in (
-        ["cmake", "-S", PLUGIN, "-B", BUILD, *defines],
-        ["cmake", "--build", BUILD, "-j", str(os.cpu_count() or 1)],
+        ["cmake", "-S", str(PLUGIN), "-B", str(BUILD), *defines],
+        ["cmake", "--build", str(BUILD), "-j", str(os.cpu_count() or 1)],
     ):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -155,7 +155,7 @@ def test_products_of_stacked_matrices(level: str, monkeypatch: pytest.MonkeyPatc
     counts = [[0, 5, 0], [1] * 8, [3, 17, 0, 9, 8, 16, 1]]
     monkeypatch.setattr(test_grouped, "COUNTS", counts)
     monkeypatch.setattr(test_grouped, "ROWS", [16, 20])
-    for type_ in test_grouped.DTYPES:
+    for type_ in test_elementwise.DTYPES:
         test_grouped.test_dense(type_, type_)
     for layout in ("q8_0", "q4_k", "q6_k"):
         test_grouped.test_packed(layout)
