@@ -24,10 +24,11 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"sampling"},
     {"constraints", "drafts", "requests"},
     {"loading", "text"},
+    {"packing", "pairing"},
     {"plan", "builtin"},
     {"nn", "catalog"},
     {"configs", "sampling_params", "packed"},
-    {"contracts", "hookspecs", "host"},
+    {"contracts", "hookspecs", "host", "torch_import"},
     {"processor_calls", "structured_outputs"},
     {"errors", "__init__"},
 ]

@@ -313,7 +313,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferno.packed.digest._SETTLED_NS", -(10**18))
 
 
-def hashed(model: Path, folder: Path) -> dict[str, str] | None:
+def hashed(model: Path, folder: Path) -> list[str] | None:
     folder.mkdir(exist_ok=True)
     return computed([model], folder, {model: state(model)}, forever())
 

@@ -15,13 +15,21 @@ import pytest
 from inferno import host
 from inferno.builtin.torch_cache import layout
 from inferno.catalog import ANY, Catalog, Offer, load_catalog
+from inferno.cli.render import explained
 from inferno.contracts import (
+    LINEAR,
+    OPS,
     AttentionNeed,
     Checkpoint,
     CheckpointFormat,
+    CheckpointView,
     Device,
     DeviceKind,
+    HeldMatrix,
     KernelProvider,
+    QuantScheme,
+    StoredMatrix,
+    TensorInfo,
 )
 from inferno.errors import (
     CheckpointError,
@@ -368,6 +376,78 @@ def test_a_layout_no_scheme_reads_names_the_matrix_and_the_package(write: Write)
         assert remedy in caught.value.remedy
 
 
+def a_scheme(**fields: Any) -> Offer[QuantScheme]:
+    """A scheme for matrices stored as codes of one byte."""
+
+    def refuses(stored: StoredMatrix) -> str | None:
+        if set(stored.parts) != {"codes"}:
+            return "it reads matrices stored as codes"
+        own = stored.quant_config.get("bits", {}).get(stored.path.rpartition(".")[2])
+        return None if own == 8 else f"it reads 8 bits, not {own}"
+
+    def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
+        rows, columns = stored.parts["codes"].shape
+        return HeldMatrix(layout="int4_g128", shape=(rows, columns), nbytes=rows * columns)
+
+    given: dict[str, Any] = {"refuses": refuses, "holds": holds, "load": "a:b", **fields}
+    return Offer(QuantScheme(name="odd", **given), "inferno-qwen3")
+
+
+def with_scheme(**fields: Any) -> Catalog:
+    catalog = installed("qwen3", "index", "cpu")
+    hook = "inferno_quant_schemes"
+    return attrs.evolve(
+        catalog, offers={**catalog.offers, hook: (*catalog.of(hook), a_scheme(**fields))}
+    )
+
+
+CODES = {f"model.layers.0.mlp.{name}_proj.codes": (4, 96) for name in ("up", "down")}
+
+
+def test_a_scheme_is_asked_about_each_matrix_and_its_reason_is_shown(write: Write) -> None:
+    method = {"quant_method": "odd", "bits": {"up_proj": 8, "down_proj": 3}}
+    with pytest.raises(UnsupportedError, match="down_proj.*codes") as caught:
+        resolve(write(CODES, stored="I16", quantization_config=method), on_cpu(), with_scheme())
+    assert "inferno-qwen3: it reads 8 bits, not 3." in caught.value.remedy
+
+
+def test_a_matrix_that_no_kernel_multiplies_is_named_in_the_plan(write: Write) -> None:
+    method = {"quant_method": "odd", "bits": {"up_proj": 8, "down_proj": 8}}
+    ref = write(CODES, stored="I16", quantization_config=method)
+    plan = resolve(ref, on_cpu(), with_scheme())
+    [use] = [use for use in plan.schemes if use.name == "odd"]
+    assert (use.layout, use.count) == ("int4_g128", 2)
+    if any(use.layout == "int4_g128" for use in plan.kernels):
+        [note] = [note for note in plan.notes if "slowly" in note]
+        assert note.startswith("torch multiplies 2 matrices of 4 x 96 in int4_g128, slowly: cpu: ")
+
+
+def test_a_quantization_config_that_is_no_object_says_so(write: Write) -> None:
+    for odd in ("gptq", [1], 3):
+        with pytest.raises(CheckpointError, match="quantization_config"):
+            resolve(write(quantization_config=odd), on_cpu())
+
+
+def test_schemes_see_the_checkpoint_before_the_architecture(write: Write) -> None:
+    """They rename and leave out what are not parts of a module."""
+
+    @attrs.frozen(eq=False)
+    class WithoutScales(CheckpointView):
+        @property
+        def tensors(self) -> dict[str, TensorInfo]:
+            stored = self.checkpoint.tensors
+            return {name: info for name, info in stored.items() if not name.endswith("_scale")}
+
+        def read(self, name: str) -> Any:
+            return self.checkpoint.read(name)
+
+    ref = write({**TENSORS, "model.layers.0.self_attn.k_scale": (1,)})
+    with open_model(ref, on_cpu(), with_scheme(adapt=WithoutScales)) as opened:
+        assert set(opened.checkpoint.tensors) == set(TENSORS)
+        with reopen(opened.plan, with_scheme(adapt=WithoutScales)) as again:
+            assert set(again.checkpoint.tensors) == set(TENSORS)
+
+
 def test_a_reference_nobody_knows_lists_where_it_was_looked_for() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         resolve("./no/such/folder", on_cpu(offline=True))
@@ -618,3 +698,32 @@ def test_the_shapes_of_captured_steps_are_decided_by_device() -> None:
     few = CaptureUse(name="fast", sizes=(1, 2, 4, 8, 16, 32, 64, 100), blocks=(50,))
     assert chosen(kernels, "cuda") == few
     assert chosen(attrs.evolve(kernels, capture=None), "cpu") is None
+
+
+def with_level(ref: str, level: Callable[[], str] | None) -> Plan:
+    """The plan of a model for a provider of every op, whose level is as given."""
+    provider = KernelProvider(
+        name="fast",
+        ops=dict.fromkeys((LINEAR, *OPS), "nowhere:op"),
+        refuses=lambda need: None,
+        level=level,
+    )
+    installed = load_catalog()
+    offers = {**installed.offers, "inferno_kernels": (Offer(provider, "inferno"),)}
+    return resolve(ref, on_cpu(), Catalog(installed.plugins, offers))
+
+
+def test_the_level_of_kernels_is_planned_and_shown(write: Callable[..., str]) -> None:
+    plan = with_level(write(), lambda: "v4")
+    assert {use.level for use in plan.kernels} == {"v4"}
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert "  fast (v4): linear bfloat16, " in explained(plan)
+    assert "  fast: linear bfloat16, " in explained(with_level(plan.ref, None))
+
+
+def test_a_level_that_cannot_run_is_an_error_of_the_plan(write: Callable[..., str]) -> None:
+    def level() -> str:
+        raise OptionError("FAST_LEVEL is v5, but this machine runs v4", "Set it to v4.")
+
+    with pytest.raises(OptionError, match="FAST_LEVEL is v5"):
+        with_level(write(), level)

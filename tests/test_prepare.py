@@ -37,6 +37,8 @@ class Asked:
                 SimpleNamespace(op=op, layout=layout, name=name) for op, layout, name in kernels
             ],
             isq=isq,
+            packed_cache=None,
+            lazy_torch=False,
         )
         parts = SimpleNamespace(kernels={**providers, "silent": silent})
         self.opened = cast(Opened, SimpleNamespace(plan=plan, parts=parts))

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from inferno.catalog import load_catalog
-from inferno.contracts import KernelProvider
+from inferno.contracts import HeldMatrix, KernelProvider, QuantScheme, StoredMatrix, TensorInfo
 from inferno.errors import OptionError, PluginError, UnsupportedError
 from inferno.hookspecs import API_VERSIONS
 from inferno.plan import Options, resolve
@@ -252,6 +252,29 @@ def test_a_contract_is_understood_in_its_present_version_and_the_one_before(
         ("V1", "Upgrade the plugin."),
         ("V4", "Upgrade inferno."),
     ]
+
+
+def test_a_quantization_scheme_of_the_version_before_is_read(site: Site) -> None:
+    """Whether it says its version or not."""
+    old = (
+        "QuantScheme(name='{}', owns=lambda parts, config: set(parts) == {{'codes'}}, "
+        "nbytes=lambda parts, dtype: 7, layout='odd', {}"
+        "load=lambda parts, *, quant_config, dtype: (parts, quant_config, dtype))"
+    )
+    offer = OFFER.replace("Architecture", "QuantScheme").replace("architectures", "quant_schemes")
+    declared = ", ".join([old.format("said", "api_version=1, "), old.format("unsaid", "")])
+    site.install("old", offer.format(declared))
+    catalog = load_catalog()
+    assert not catalog.aside
+    codes = TensorInfo("uint8", (2, 3), 6)
+    stored = StoredMatrix(path="up_proj", parts={"codes": codes}, quant_config={"bits": 8})
+    for name in ("said", "unsaid"):
+        item = catalog.named(QuantScheme, name).item
+        assert item.refuses(stored) is None
+        assert "weight" in str(item.refuses(StoredMatrix(path="a", parts={"weight": codes})))
+        assert item.holds(stored, "float32") == HeldMatrix(layout="odd", shape=None, nbytes=7)
+        loaded: object = item.load(stored, {"codes": 1}, dtype="float32")
+        assert loaded == ({"codes": 1}, {"bits": 8}, "float32")
 
 
 @pytest.mark.parametrize(

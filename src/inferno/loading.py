@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
-from attrs import frozen
-from torch import nn
+from torch import Tensor, nn
 
+from inferno import torch_import
 from inferno.contracts import (
     GROUPED,
     LINEAR,
@@ -30,7 +31,6 @@ from inferno.nn import (
     Attention,
     Dense,
     Finalize,
-    Layer,
     Linear,
     Stack,
     State,
@@ -43,33 +43,37 @@ from inferno.nn import (
 from inferno.nn.batch import Batch
 from inferno.nn.layer import torch_stack
 from inferno.nn.ops import Ops
-from inferno.plan import Opened, Plan, modules_of, mtp_tensors, unused_tensors
+from inferno.nn.weight import Later, loaded
+from inferno.packing import PackedWeights
+from inferno.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
+from inferno.plan import Opened, Plan
 
 
-def load_model(opened: Opened) -> nn.Module:
-    """Return the plan's model: weights loaded, every layer bound to its kernels and backend."""
+def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
+    """Return the plan's model: weights loaded, every layer bound to its kernels and backend.
+    Matrices that are in `packed` are taken from there, and others are put there."""
     plan = opened.plan
     check_device(plan.device)
     torch.set_num_threads(plan.threads)  # for steps, and for packing weights
     model = build(opened)
-    fill(model, opened)
+    fill(model, opened, packed)
     check_layers(model, plan, range(len(opened.config.cache_specs())))
-    return _finalized(model, opened)
+    return _finalized(model, opened, packed)
 
 
 def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
     """Return the model's multi-token-prediction layers, loaded likewise."""
     layers, first = build_mtp(opened, model), len(opened.config.cache_specs())
-    _fill(layers, _stored_mtp(opened), opened)
+    _fill(layers, stored_mtp_modules(opened), opened)
     check_layers(layers, opened.plan, range(first, sys.maxsize))
     return _finalized(layers, opened)
 
 
-def _finalized(module: nn.Module, opened: Opened) -> nn.Module:
+def _finalized(module: nn.Module, opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
     finalize(
         module,
         Finalize(
-            stack=stack_of(opened),
+            stack=stack_of(opened, packed),
             ops=ops_of(opened),
             attend=attention_of(opened).__getitem__,
             max_model_len=opened.plan.max_model_len,
@@ -133,7 +137,12 @@ def build(opened: Opened) -> nn.Module:
                 "The checkpoint and its config.json belong to different models, or are damaged.",
             )
     with torch.device("meta"):
-        model: nn.Module = opened.parts.architecture.build(config)
+        try:
+            model: nn.Module = opened.parts.architecture.build(config)
+        except NotImplementedError:  # perhaps of a meta kernel that was not imported yet
+            if not torch_import.complete():
+                raise
+            model = opened.parts.architecture.build(config)
     return model
 
 
@@ -150,118 +159,35 @@ def check(opened: Opened) -> int:
     """Compare names and shapes in the checkpoint's headers with the model. Returns the number of
     tensors, without reading any."""
     model, proposer = build(opened), opened.parts.proposer
-    pair(model, _stored(opened))
+    pair(model, stored_modules(opened))
     if proposer is not None and proposer.needs == "mtp":
-        pair(build_mtp(opened, model), _stored_mtp(opened))
+        pair(build_mtp(opened, model), stored_mtp_modules(opened))
     return len(opened.checkpoint.tensors)
 
 
-@frozen(eq=False)
-class Stored:
-    """A module of the model, and the tensors that the checkpoint stores for it."""
-
-    module: nn.Module
-    path: str
-    """Its path in the checkpoint."""
-    parts: Mapping[str, TensorInfo]
-    keep_fp32: frozenset[str]
-    """Parameters that stay float32."""
-
-
-def _stored(opened: Opened) -> Mapping[str, Mapping[str, TensorInfo]]:
-    """Return what is stored for the model, by module path and part."""
-    return modules_of(opened.checkpoint.tensors, unused_tensors(opened.config))
-
-
-def _stored_mtp(opened: Opened) -> Mapping[str, Mapping[str, TensorInfo]]:
-    """Return the same for its multi-token-prediction layers."""
-    return modules_of(mtp_tensors(opened.checkpoint.tensors, opened.config))
-
-
-def pair(model: nn.Module, modules: Mapping[str, Mapping[str, TensorInfo]]) -> list[Stored]:
-    """Find the tensors stored for each module among `modules`. Raises CheckpointError unless they
-    match, judged by headers."""
-    stored = dict(modules)
-    problems: list[str] = []
-    found: list[Stored] = []
-    exact: set[str] = set()
-    for path, module in model.named_modules():
-        if isinstance(module, Layer):
-            exact.update(f"{path}.{name}".lstrip(".") for name in module.keep_fp32)
-        kept = {n for n, _ in module.named_parameters(recurse=False) if _join(path, n) in exact}
-        parts = stored.pop(checkpoint_path(path), {})
-        problems += _misfits(checkpoint_path(path), module, parts)
-        found.append(Stored(module, checkpoint_path(path), parts, frozenset(kept)))
-    problems += [
-        f"{path}.{part} is stored, but the model has no such tensor"
-        for path, p in stored.items()
-        for part in p
-    ]
-    if problems:
-        shown = "; ".join(problems[:4]) + (
-            f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
-        )
-        raise CheckpointError(
-            shown, "The checkpoint and its config.json belong to different models, or are damaged."
-        )
-    return found
-
-
-def checkpoint_path(path: str) -> str:
-    """Return a module's path in checkpoints: `self_attn.q_proj` for
-    `self_attn.qkv.parts.q_proj`."""
-    parent, found, part = path.rpartition(".parts.")
-    return f"{parent.rpartition('.')[0]}.{part}".lstrip(".") if found else path
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> list[str]:
-    """Describe tensors that are missing, unexpected or of the wrong shape."""
-    problems = []
-    wanted = getattr(module, "weight", None)
-    for part, param in module.named_parameters(recurse=False):
-        if part not in parts:
-            problems.append(f"{path}.{part} is missing")
-        elif parts[part].shape != tuple(param.shape):
-            problems.append(
-                f"{path}.{part} is {parts[part].shape}, the model needs {tuple(param.shape)}"
-            )
-    if not isinstance(wanted, Unloaded):
-        own = {name for name, _ in module.named_parameters(recurse=False)}
-        problems += [
-            f"{path}.{part} is stored, but the model has no such tensor"
-            for part in parts.keys() - own
-        ]
-        return problems
-    matrix = set(parts) - {"bias"}
-    if not matrix:
-        problems.append(f"{path}.weight is missing")
-    elif matrix == {"weight"} and parts["weight"].shape != wanted.shape:
-        problems.append(f"{path}.weight is {parts['weight'].shape}, the model needs {wanted.shape}")
-    if matrix == {"weight"} and "bias" in parts and getattr(module, "bias", None) is None:
-        problems.append(f"{path}.bias is stored, but the model has no such tensor")
-    return problems
-
-
-def fill(model: nn.Module, opened: Opened) -> None:
+def fill(model: nn.Module, opened: Opened, packed: PackedWeights | None = None) -> None:
     """Give every module of the model its tensors: parameters, and a weight of the scheme that the
-    plan chose."""
-    _fill(model, _stored(opened), opened)
+    plan chose, which is not read yet if `packed` has it."""
+    _fill(model, stored_modules(opened), opened, packed)
 
 
 def _fill(
-    model: nn.Module, modules: Mapping[str, Mapping[str, TensorInfo]], opened: Opened
+    model: nn.Module,
+    modules: Mapping[str, Mapping[str, TensorInfo]],
+    opened: Opened,
+    packed: PackedWeights | None = None,
 ) -> None:
     plan = opened.plan
-    isq = opened.parts.schemes[plan.isq] if plan.isq is not None else None
     for stored in pair(model, modules):
-        _fill_module(stored, opened)
-        module = stored.module
-        if isq is not None and isinstance(module, Linear) and module.quantizable:
-            module.weight = _packed(module.weight, isq)
+        module, path = stored.module, stored.path
+        for part, _ in list(module.named_parameters(recurse=False)):
+            dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)
+            tensor = _read(stored, part, opened).to(dtype)
+            setattr(module, part, nn.Parameter(tensor, requires_grad=False))
+        if isinstance(held := getattr(module, "weight", None), Unloaded):
+            later = Later(held.shape, path, partial(_weight_of, stored, opened, held.shape))
+            covered = packed is not None and packed.covers(path)
+            module.weight = later if covered else later.loaded()
         # Move tables that the model computed to the device; nothing may remain on meta.
         for name, buffer in list(module.named_buffers(recurse=False)):
             assert not buffer.is_meta, (
@@ -270,43 +196,44 @@ def _fill(
             setattr(module, name, buffer.to(plan.device.torch_name))
 
 
-def _fill_module(stored: Stored, opened: Opened) -> None:
+def _read(stored: Stored, part: str, opened: Opened) -> Tensor:
+    return opened.checkpoint.read(join(stored.path, part)).to(opened.plan.device.torch_name)
+
+
+def _weight_of(stored: Stored, opened: Opened, shape: tuple[int, int]) -> Weight:
+    """Return the module's matrix, as its scheme loads it or in-situ quantization makes it."""
     plan, module, path = opened.plan, stored.module, stored.path
-    tensors = {
-        part: opened.checkpoint.read(_join(path, part)).to(plan.device.torch_name)
-        for part in stored.parts
-    }
-    for part, _ in list(module.named_parameters(recurse=False)):
-        dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)
-        setattr(module, part, nn.Parameter(tensors.pop(part).to(dtype), requires_grad=False))
-    held = getattr(module, "weight", None)
-    if isinstance(held, Unloaded):
-        name = plan.scheme_of(path)
-        assert name is not None, f"the plan has no scheme for {path}"
-        if "bias" in tensors and tensors.pop("bias").any():
-            raise CheckpointError(
-                f"{path}.bias is stored, but the model has no such tensor",
-                "A bias that the model lacks must be zero: check config.json.",
-            )
-        matrix = StoredMatrix(
-            path=path,
-            parts={part: stored.parts[part] for part in tensors},
-            quant_config=opened.checkpoint.config.get("quantization_config") or {},
+    own = {part for part, _ in module.named_parameters(recurse=False)}
+    tensors = {part: _read(stored, part, opened) for part in stored.parts if part not in own}
+    name = plan.scheme_of(path)
+    assert name is not None, f"the plan has no scheme for {path}"
+    if "bias" in tensors and tensors.pop("bias").any():
+        raise CheckpointError(
+            f"{path}.bias is stored, but the model has no such tensor",
+            "A bias that the model lacks must be zero: check config.json.",
         )
-        try:
-            weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)
-        except CheckpointError as error:
-            error.cause = f"{path}: {error.cause}"
-            raise
-        if weight.shape != held.shape:
-            raise CheckpointError(
-                f"{path}: {name} holds {weight.shape}, the model needs {held.shape}",
-                "The checkpoint and its config.json belong to different models.",
-            )
-        module.weight = weight
+    matrix = StoredMatrix(
+        path=path,
+        parts={part: stored.parts[part] for part in tensors},
+        quant_config=opened.checkpoint.config.get("quantization_config") or {},
+    )
+    try:
+        weight: Weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)
+    except CheckpointError as error:
+        error.cause = f"{path}: {error.cause}"
+        raise
+    if weight.shape != shape:
+        raise CheckpointError(
+            f"{path}: {name} holds {weight.shape}, the model needs {shape}",
+            "The checkpoint and its config.json belong to different models.",
+        )
+    if plan.isq is not None and isinstance(module, Linear) and module.quantizable:
+        weight = _quantized(weight, opened.parts.schemes[plan.isq])
+    weight.source = path
+    return weight
 
 
-def _packed(weight: Weight, scheme: QuantScheme) -> Weight:
+def _quantized(weight: Weight, scheme: QuantScheme) -> Weight:
     """Quantize a matrix in situ, if it is dense."""
     assert scheme.pack is not None, "the plan refuses schemes that cannot pack"
     return scheme.pack(weight.data) if isinstance(weight, Dense) else weight
@@ -318,11 +245,14 @@ def dtype_of(plan: Plan) -> torch.dtype:
     return dtype
 
 
-def stack_of(opened: Opened) -> Stack:
-    """Return the function that gives matrices their final layout: the plan's kernel for their op
-    and layout, else torch."""
+def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
+    """Return the function that gives matrices their final layout: that of the packed weights, else
+    the plan's kernel for their op and layout, else torch."""
     products = {
-        (use.op, use.layout): lazy.resolved(opened.parts.kernels[use.name].ops[use.op])
+        (use.op, use.layout): (
+            use.name,
+            lazy.resolved(opened.parts.kernels[use.name].ops[use.op]),
+        )
         for use in opened.plan.kernels
         if use.op in (LINEAR, GROUPED)
     }
@@ -330,13 +260,19 @@ def stack_of(opened: Opened) -> Stack:
     def stack(
         weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False
     ) -> Weight | None:
+        op, sources = GROUPED if grouped else LINEAR, [weight.source for weight in weights]
+        if packed is not None and (found := packed.load(op, sources)) is not None:
+            return found
+        weights = [loaded(weight) for weight in weights]
         if any(isinstance(weight, Wrapper) for weight in weights):
             return stacked_inside(weights, lambda inner: stack(inner, grouped=grouped, rows=rows))
         [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
-        kernel = products.get((GROUPED if grouped else LINEAR, layout))
-        if not others and kernel is not None:
+        if not others and (op, layout) in products:
+            provider, kernel = products[op, layout]
             built: Weight | None = kernel(*weights)
             if built is not None:
+                if packed is not None:
+                    packed.keep(op, sources, provider, built)
                 return built
         return torch_stack(weights, grouped=grouped, rows=rows)
 

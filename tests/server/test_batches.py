@@ -281,20 +281,20 @@ def test_a_full_store_ends_a_batch(start: Start) -> None:
     assert 0 < done["request_counts"]["completed"] < 30
 
 
-def test_clients_come_first(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = FakeLLM()
-    priorities: list[int] = []
-    plain = llm.stream_all
+class Noting(FakeLLM):
+    """Notes the priority of each request."""
 
-    def noted(*args: Any, priority: int = 0, **options: Any) -> Any:
-        priorities.append(priority)
-        return plain(*args, priority=priority, **options)
+    def stream_all(self, *args: Any, priority: int = 0, **options: Any) -> Any:
+        self.aborted.append(str(priority))
+        return super().stream_all(*args, priority=priority, **options)
 
-    monkeypatch.setattr(llm, "stream_all", noted)
+
+def test_clients_come_first(start: Start) -> None:
+    llm = Noting()
     http = start(llm)
     ended(http, create(http, line("a"), line("b", body={**BODY, "priority": 3}))["id"])
     http.post(CHAT, json=BODY)
-    assert sorted(priorities) == [0, 3, 10]
+    assert sorted(llm.aborted) == ["0", "10", "3"]
 
 
 def test_files_and_batches_belong_to_keys(start: Start, tmp_path: Path) -> None:

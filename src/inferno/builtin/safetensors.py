@@ -100,6 +100,10 @@ class SafetensorsCheckpoint:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return {name: s.info for name, s in self.stored.items()}
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(sorted({stored.file for stored in self.stored.values()}))
+
     def read(self, name: str) -> Tensor:
         """Return a view of the mapped file. Each tensor has its own mapping, which is unmapped with
         it."""

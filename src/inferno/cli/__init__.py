@@ -27,6 +27,7 @@ COMMANDS = (
     "explain",
     "plugins",
     "pull",
+    "cache",
     "ps",
     "load",
     "unload",

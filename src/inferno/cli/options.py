@@ -171,6 +171,23 @@ engine_options = together(
             "[default: as its chat template shows]",
         ),
         _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
+        _engine(
+            "--lazy-torch/--no-lazy-torch",
+            default=None,
+            help="Import what only torch's compiler and exporter use after the first token. "
+            "[default: on a CPU]",
+        ),
+        _engine(
+            "--packed-cache",
+            metavar="DIR",
+            help="Folder in which packed weights are kept for the next start; none: keep nothing. "
+            "[default: ~/.cache/inferno/packed]",
+        ),
+        _engine(
+            "--packed-cache-size",
+            metavar="SIZE",
+            help="Limit of that folder; files used longest ago make room. [default: 32GiB]",
+        ),
         source_options,
         plugin_options,
         debug_option,

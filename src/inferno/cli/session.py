@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from attrs import frozen
 from inferno.cli import render
 from inferno.cli.options import chosen, plan_options
 from inferno.errors import OptionError
+from inferno.host import load_torch_library
 from inferno.llm import LLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.llm.prompts import Prompt
@@ -30,18 +32,21 @@ def opened(
     ref: str | None, values: dict[str, Any], chat_template: str | None = None
 ) -> Iterator[Run]:
     """Resolve and load the model, and print what runs and the start-up times; closed at the end."""
+    load_torch_library()
     options = plan_options(values)
     clock = Clock()
     opened = open_model(chosen(ref), options)
     clock.lap("plan")
-    with opened, prepared(opened):
-        preprocessor = Preprocessor.open(opened, chat_template)
-        clock.lap("text")
-        from inferno.core.engine import Engine
+    with opened, prepared(opened) as packed:
+        with ThreadPoolExecutor(1, "inferno text") as beside:  # as in `LLM`
+            text = beside.submit(Preprocessor.open, opened, chat_template)
+            from inferno.core.engine import Engine
 
-        clock.lap("imports")
-        engine = Engine.load(opened)
-        clock.lap("load")
+            clock.lap("imports")
+            engine = Engine.load(opened, packed=packed)
+            clock.lap("load")
+        preprocessor = text.result()
+        clock.lap("text")
     with LLM.of(engine, preprocessor) as llm:
         render.started(engine.plan, clock.laps)
         yield Run(llm, preprocessor, engine.plan.model_id)

@@ -70,8 +70,9 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
-from inferno.contracts.layouts import IntLayout
+from inferno.contracts.layouts import IntLayout, fp8_layout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
+from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
     Drafter,
     DraftParts,
@@ -140,6 +141,9 @@ __all__ = [
     "OPS",
     "OutputFormat",
     "OutputParser",
+    "PackedParts",
+    "PackedPlace",
+    "Packing",
     "PrefixCache",
     "Processor",
     "ProcessorContext",
@@ -157,6 +161,7 @@ __all__ = [
     "Span",
     "StateSpec",
     "StoredMatrix",
+    "Take",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",
@@ -164,5 +169,6 @@ __all__ = [
     "Vocabulary",
     "classifier_of",
     "expert_rows",
+    "fp8_layout",
     "with_head",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
@@ -50,7 +51,8 @@ class TextAssets:
 
 class Checkpoint(Protocol):
     """An opened checkpoint under Hugging Face's names, whatever its format. Opening it reads only
-    headers."""
+    headers. A format whose tensors depend on nothing but some files' content and `config` has an
+    attribute `files`, a tuple of their paths: then its packed weights may be kept on disk."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -80,6 +82,10 @@ class CheckpointView:
     @property
     def config(self) -> Mapping[str, Any]:
         return self.checkpoint.config
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(getattr(self.checkpoint, "files", ()))
 
     def text(self) -> TextAssets:
         return self.checkpoint.text()
@@ -135,6 +141,7 @@ class HeldMatrix:
     shape: tuple[int, int] | None
     """Rows and columns: output and input features. None: known only once it is loaded."""
     nbytes: int
+    """Bytes of memory that the weight takes."""
 
 
 def _undeclared(*_: object) -> Any:

@@ -11,6 +11,7 @@ from attrs import field, frozen
 from inferno.contracts import lazy
 from inferno.contracts.attention import DType
 from inferno.contracts.device import Device
+from inferno.contracts.packing import Packing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,6 +109,9 @@ class KernelProvider:
     """prepare(nbytes) -> a context manager, entered before torch is imported and left when the
     model is loaded. It may do what can overlap the import, such as faulting in `nbytes` of memory
     for the weights in its layouts. Must not import torch."""
+    packing: Packing | None = None
+    """How its weights are kept on disk between starts; None: they are packed at each start. With
+    such a file, `prepare` is not called."""
     level: Callable[[], str] | None = field(default=None, converter=lazy.optional)
     """Returns which of its builds this machine runs, such as an instruction set: `explain` and the
     start line show it beside the name. Raises OptionError if the user has chosen one that it cannot

@@ -41,3 +41,9 @@ class IntLayout:
         `group`, with scales repeated. If none does, groups keep their size."""
         size = next((each for each in GROUPS if group % each == 0), group)
         return cls(bits=4 if bits <= 4 else 8, group=size, symmetric=symmetric)
+
+
+def fp8_layout(block: tuple[int, int]) -> str:
+    """Return the layout of float8 matrices with a scale for each block of rows and columns:
+    `fp8_128x128`, or `fp8_rows` if a block is a row."""
+    return "fp8_rows" if block[0] == 1 else f"fp8_{block[0]}x{block[1]}"

@@ -14,6 +14,7 @@ from inferno.core.types import Sampled, Step
 from inferno.core.validation import validate_request
 from inferno.drafts import DraftCost
 from inferno.errors import RequestError
+from inferno.packing import PackedWeights
 from inferno.plan import Opened, Plan
 from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
 
@@ -66,11 +67,16 @@ class Engine:
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
 
     @classmethod
-    def load(cls, opened: Opened, free: Callable[[], int] | None = None) -> Engine:
-        """Load the plan's model, measure the memory it takes on a CUDA device, and allocate its
-        cache. The engine's `plan` is then the measured one. Tests give `free`, which reads the free
-        memory. The caller closes `opened` afterwards. Raises CheckpointError, DeviceError,
-        PluginError, OutOfMemoryError."""
+    def load(
+        cls,
+        opened: Opened,
+        free: Callable[[], int] | None = None,
+        packed: PackedWeights | None = None,
+    ) -> Engine:
+        """Load the plan's model, its matrices from `packed` if they are there, measure the memory
+        it takes on a CUDA device, and allocate its cache. The engine's `plan` is then the measured
+        one. Tests give `free`, which reads the free memory. The caller closes `opened` afterwards.
+        Raises CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
         from inferno.core.measure import free_memory, measure, memory_errors
         from inferno.core.runner import ModelRunner
         from inferno.loading import begin_of, capture_of, load_drafter, load_model, ops_of
@@ -93,7 +99,7 @@ class Engine:
 
         with memory_errors(plan):
             draft = load_model(opened.draft) if opened.draft is not None else None
-            model, ops = load_model(opened), ops_of(opened)
+            model, ops = load_model(opened, packed), ops_of(opened)
             drafter = load_drafter(opened, model, draft)
             draft_capture = capture_of(opened.draft) if opened.draft is not None else None
             if free is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from numbers import Integral
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
 from inferno.errors import GrammarError, RequestError
+from inferno.host import load_torch_library
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
@@ -50,11 +52,15 @@ class LLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> None:
-        with open_for(ref or model, options) as opened, prepared(opened):
-            from inferno.core.engine import Engine  # imports torch
+        load_torch_library()
+        with open_for(ref or model, options) as opened, prepared(opened) as packed:
+            # The tokenizer takes half a second of another core while torch is imported.
+            with ThreadPoolExecutor(1, "inferno text") as beside:
+                preprocessor = beside.submit(Preprocessor.open, opened, chat_template)
+                from inferno.core.engine import Engine  # imports torch
 
-            preprocessor = Preprocessor.open(opened, chat_template)
-            self._begin(Engine.load(opened), preprocessor)
+                engine = Engine.load(opened, packed=packed)
+            self._begin(engine, preprocessor.result())
 
     @classmethod
     def of(cls, engine: _Engine, preprocessor: Preprocessor) -> Self:

@@ -11,6 +11,7 @@ from inferno.nn.decoder import (
 )
 from inferno.nn.delta import gated_delta
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
+from inferno.nn.fp8 import Fp8Blocks
 from inferno.nn.layer import Finalize, Layer, Stack, finalize
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.mlp import Activation, FusedGatedMLP, GatedMLP
@@ -21,6 +22,7 @@ from inferno.nn.packed import (
     IntGroups,
     Permuted,
     Wrapper,
+    column_order,
     packed_nibbles,
     stacked_inside,
     unpacked_words,
@@ -42,6 +44,7 @@ __all__ = [
     "Embedding",
     "Experts",
     "Finalize",
+    "Fp8Blocks",
     "FusedGatedMLP",
     "GatedMLP",
     "IntGroups",
@@ -70,6 +73,7 @@ __all__ = [
     "Weight",
     "Wrapper",
     "causal_conv",
+    "column_order",
     "gated_delta",
     "packed_nibbles",
     "ssd",

@@ -148,6 +148,21 @@ def unpacked_words(words_RW: Tensor, bits: int) -> Tensor:
     return (both >> (first % 8).int() & (1 << bits) - 1).to(torch.uint8)
 
 
+def column_order(g_idx_I: Tensor, group: int) -> Tensor | None:
+    """Return the columns sorted by their group, for `Permuted`; None if they already are. Raises
+    CheckpointError unless groups have `group` columns, the last one perhaps fewer."""
+    sorted_I = torch.arange(len(g_idx_I), device=g_idx_I.device) // group
+    if torch.equal(g_idx_I.long(), sorted_I):
+        return None
+    order_I = g_idx_I.long().argsort(stable=True)
+    if not torch.equal(g_idx_I.long()[order_I], sorted_I):
+        raise CheckpointError(
+            f"g_idx does not assign {group} columns to each group",
+            "The checkpoint is damaged, or its group_size is wrong: download it again.",
+        )
+    return order_I
+
+
 class Wrapper(Weight):
     """A weight that computes by another one, its `inner`: kernels are chosen by its layout and hold
     it. A subclass changes what goes into the product or what comes out."""

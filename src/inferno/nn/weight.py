@@ -6,7 +6,7 @@ Suffixes: O rows (output features), I columns (input features), T tokens.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ class Weight(nn.Module):
     layout: str = ""
     """The layout by which kernels are chosen: a dtype's name, or its scheme's name for it. Empty:
     none that kernels know."""
+    source: str = ""
+    """The module's path in the checkpoint, if this is the matrix stored there. The loader sets
+    it."""
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return x_TI @ W_OI.T + bias_O, in x's dtype."""
@@ -87,6 +90,41 @@ class Unloaded(Weight):
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
         self.shape = (out_features, in_features)
+
+
+class Later(Weight):
+    """A stored matrix that is read on its first use: never, if the packed weights hold it."""
+
+    def __init__(self, shape: tuple[int, int], source: str, load: Callable[[], Weight]) -> None:
+        super().__init__()
+        self.shape, self.source = shape, source
+        self._load, self._loaded = load, list[Weight]()  # a list is not registered as a module
+
+    def loaded(self) -> Weight:
+        """Read the matrix, once."""
+        if not self._loaded:
+            self._loaded.append(self._load())
+        return self._loaded[0]
+
+    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.loaded().matmul(x_TI, bias_O)
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        return self.loaded().rows(ids_T)
+
+    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.loaded().grouped(x_NI, starts_E1, bias_O)
+
+    def concatenate(self, others: Sequence[Weight]) -> Weight | None:
+        return self.loaded().concatenate([loaded(weight) for weight in others])
+
+    def for_matmul(self) -> Weight:
+        return self.loaded().for_matmul()
+
+
+def loaded(weight: Weight) -> Weight:
+    """Return a matrix whose tensors are read."""
+    return weight.loaded() if isinstance(weight, Later) else weight
 
 
 class Dense(Weight):

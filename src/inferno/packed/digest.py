@@ -21,19 +21,19 @@ without a new time."""
 _CHUNK = 1 << 22
 
 
-def remembered(files: Iterable[Path], folder: Path) -> dict[str, str] | None:
-    """Return the SHA-256 of each file by its name, or None unless all are remembered in `folder`
-    and unchanged."""
-    found = {}
-    for file in files:
-        try:
-            memo = json.loads((folder / _memo_name(file)).read_bytes())
-            if memo["state"] != state(file):
-                return None
-            found[file.name] = str(memo["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-    return found
+def remembered(files: Iterable[Path], folder: Path) -> list[str] | None:
+    """Return the SHA-256 of each file, or None unless all are remembered in `folder` and
+    unchanged."""
+    found = [_remembered(file, folder) for file in files]
+    return [sha256 for sha256 in found if sha256 is not None] if None not in found else None
+
+
+def _remembered(file: Path, folder: Path) -> str | None:
+    try:
+        memo = json.loads((folder / _memo_name(file)).read_bytes())
+        return str(memo["sha256"]) if memo["state"] == state(file) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def computed(
@@ -41,16 +41,16 @@ def computed(
     folder: Path,
     states: Mapping[Path, list[int]],
     go_on: Iterator[None],
-) -> dict[str, str] | None:
+) -> list[str] | None:
     """Hash the files and remember the results. `states` is what `state` returned when their tensors
     were opened; None if a file has changed since. Takes one item of `go_on` per chunk, which may
     raise to end it. Raises OSError."""
-    known, found = remembered(files, folder) or {}, {}
+    found = []
     for file in files:
-        sha256 = known.get(file.name) or _sha256(file, go_on)
+        sha256 = _remembered(file, folder) or _sha256(file, go_on)
         if states.get(file) != state(file):
             return None
-        found[file.name] = sha256
+        found.append(sha256)
         if time.time_ns() - max(states[file][-2:]) > _SETTLED_NS:
             memo = {"file": str(file), "state": states[file], "sha256": sha256}
             write_whole(folder / _memo_name(file), json.dumps(memo).encode())

@@ -30,7 +30,7 @@ _CHUNK = 1 << 24
 """Bytes read or written at once."""
 
 
-class DamagedFileError(Exception):
+class DamagedFileError(ValueError):
     """The file is not what its writer left there. The message says why, without its name."""
 
 

@@ -45,11 +45,20 @@ class Entry:
 @frozen
 class PackedStore:
     """A folder of packed weights. `key` is any JSON that the packed bytes depend on: equal keys,
-    equal bytes. Every method may be called by several processes at once, and none but `prepare`
-    and `remove` raises for what it finds in the folder."""
+    equal bytes. Every method may be called by several processes at once, and none but `remove`
+    raises for what it finds in the folder."""
 
     folder: Path
     limit: int = DEFAULT_LIMIT
+
+    def ready(self) -> bool:
+        """Make the folder. Returns whether it can be used."""
+        try:
+            prepare(self.folder)
+        except FolderError as error:
+            log.warning("packed weights are not kept: %s", error)
+            return False
+        return True
 
     def open(self, key: Mapping[str, Any]) -> PackedFile | None:
         """Open the file of that key and note that it was used; None if there is none. A damaged

@@ -44,6 +44,13 @@ class Options:
     to profit from more."""
     isq: str | None = None
     """Scheme by which dense matrices are quantized while loading."""
+    lazy_torch: bool = True
+    """On a CPU: import what only torch's compiler and exporter use after the first token."""
+    packed_cache: str = "auto"
+    """Folder in which packed weights are kept, so that the next start need not pack them. auto:
+    `inferno/packed` in the user's cache folder; none: nothing is kept."""
+    packed_cache_size: str = "32GiB"
+    """Limit of that folder: the files used longest ago make room."""
     seed: int | None = None
     """Makes requests without a seed reproducible from run to run."""
     revision: str | None = None

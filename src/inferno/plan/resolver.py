@@ -18,10 +18,12 @@ from inferno.contracts import (
     AttentionSpec,
     CacheDType,
     Checkpoint,
+    Device,
     DType,
     FetchOptions,
     ModelConfig,
 )
+from inferno.packed import default_folder
 from inferno.plan.backends import (
     choose_all,
     choose_attention,
@@ -174,6 +176,9 @@ def _decide(
         schemes=schemes.value.uses,
         modules=schemes.value.modules,
         isq=options.isq,
+        lazy_torch=options.lazy_torch and device.kind == "cpu",
+        packed_cache=_packed_cache(options, device, machine or Machine()),
+        packed_cache_limit=host.parse_memory(options.packed_cache_size, 0),
         kernels=kernels.value,
         capture=capture.value,
         attention=uses,
@@ -240,6 +245,16 @@ def _dtype(asked: str, checkpoint: Checkpoint) -> DType:
         return declared
     stored = Counter(i.dtype for i in checkpoint.tensors.values() if i.dtype in COMPUTE_DTYPES)
     return stored.most_common(1)[0][0] if stored else "bfloat16"
+
+
+def _packed_cache(options: Options, device: Device, machine: Machine) -> str | None:
+    """Return the folder of packed weights. None on devices that have no providers which keep any,
+    and for plans of other machines."""
+    if options.packed_cache == "none" or device.kind != "cpu" or machine.elsewhere:
+        return None
+    if options.packed_cache != "auto":
+        return str(Path(options.packed_cache).expanduser().absolute())
+    return str(default_folder(machine.environ))
 
 
 def _threads(weights: int) -> int:

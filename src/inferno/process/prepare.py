@@ -6,20 +6,29 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from inferno.contracts import GROUPED, LINEAR
+from inferno.packing import PackedWeights
 from inferno.plan import Opened, Plan
+from inferno.torch_import import deferring
 
 
 @contextmanager
-def prepared(opened: Opened) -> Iterator[None]:
-    """Context in which a model is loaded: kernel providers prepare memory while torch is still
-    importing. Weights that are quantized while loading are left out: their size is not known."""
-    plan = opened.plan
+def prepared(opened: Opened) -> Iterator[PackedWeights | None]:
+    """Context in which torch is imported, as the plan says, and a model is loaded. Kernel providers
+    read the packed weights of an earlier start, or prepare memory for them, during the import.
+    Nothing is prepared for weights that are quantized while loading: their size is not known.
+    Packed weights that were not on disk are written after the context."""
+    plan, packed = opened.plan, PackedWeights.of(opened)
     with ExitStack() as stack:
+        stack.enter_context(deferring(plan.lazy_torch))
+        if packed is not None:
+            stack.enter_context(packed.reading())
         for name, provider in opened.parts.kernels.items() if plan.isq is None else ():
-            nbytes = _held_by(name, plan)
+            nbytes = 0 if packed is not None and packed.found else _held_by(name, plan)
             if nbytes and provider.prepare is not None:
                 stack.enter_context(provider.prepare(nbytes))
-        yield
+        yield packed
+    if packed is not None:
+        packed.begin_writing()
 
 
 def _held_by(provider: str, plan: Plan) -> int:

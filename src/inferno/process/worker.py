@@ -20,7 +20,7 @@ from pathlib import Path
 import zmq
 
 from inferno.errors import RequestError
-from inferno.host import sleep_at_barriers
+from inferno.host import load_torch_library, sleep_at_barriers
 from inferno.process import protocol
 from inferno.process.heartbeat import Heart
 from inferno.requests import EngineOutput, EngineStats, FinishReason
@@ -37,18 +37,21 @@ class Worker:
         self._told = EngineStats()
 
     def run(self, plan: Path) -> None:
+        load_torch_library()
         from inferno.plan import plan_from_json, reopen
         from inferno.process.prepare import prepared
 
-        with reopen(plan_from_json(plan.read_bytes())) as opened, prepared(opened):
+        with reopen(plan_from_json(plan.read_bytes())) as opened, prepared(opened) as packed:
             from inferno.core.engine import Engine  # torch
 
-            self._engine = Engine.load(opened)
+            self._engine = Engine.load(opened, packed=packed)
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
         self._send(protocol.READY, protocol.encode_plan(self._engine.plan))
         while self._serve():
             self._heart.moved()
+        if packed is not None:
+            packed.stop()
 
     def _serve(self) -> bool:
         """Handle all messages, then run one step. Returns False to end the process."""

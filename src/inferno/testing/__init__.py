@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from inferno.catalog import Catalog, load_catalog
 from inferno.core.kvcache import KVCache
-from inferno.loading import checkpoint_path
+from inferno.pairing import checkpoint_path
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests

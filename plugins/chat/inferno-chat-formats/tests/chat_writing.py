@@ -33,6 +33,7 @@ def _slot(description: Calls, slot: Slot, calls: Sequence[Call], index: int) -> 
     objects = [_object(description, call, i + index) for i, call in enumerate(calls)]
     found = {
         Slot.NAME: name,
+        Slot.RECIPIENT: f" to={name}",
         Slot.ID: f"abcdef{index:03}",
         Slot.NAMED_ID: f"functions.{name}:{index}",
         Slot.ARGUMENTS: dumped,
@@ -42,6 +43,8 @@ def _slot(description: Calls, slot: Slot, calls: Sequence[Call], index: int) -> 
     }
     if slot is Slot.PYTHON:
         return "[" + ", ".join(map(_python, calls)) + "]"
+    if slot is Slot.ELEMENTS:
+        return _elements(str(description.parameter[0]), arguments)
     if slot is Slot.PARAMETERS:
         return "".join(_parameter(description.parameter, k, v) for k, v in arguments.items())
     return found[slot]
@@ -53,6 +56,13 @@ def _object(description: Calls, call: Call, index: int) -> dict[str, Any]:
         return {name: arguments}
     found = {keys.name: name, keys.arguments: arguments}
     return found | ({keys.id: str(index)} if keys.id else {})
+
+
+def _elements(mark: str, value: Any) -> str:
+    if isinstance(value, dict | list):
+        members = value.items() if isinstance(value, dict) else (("item", v) for v in value)
+        return "".join(f"{mark}<{k}>{_elements(mark, v)}{mark}</{k}>" for k, v in members)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _parameter(parts: Sequence[Part], key: str, value: Any) -> str:

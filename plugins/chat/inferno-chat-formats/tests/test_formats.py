@@ -98,7 +98,7 @@ def test_calls_in_parallel_are_read_and_counted(spec: Spec) -> None:
 
 @pytest.mark.parametrize("spec", WITH_CALLS, ids=lambda spec: spec.name)
 def test_content_comes_before_calls(spec: Spec) -> None:
-    if spec.calls[0].bare or spec.parser == "channels":
+    if spec.calls[0].bare or spec.parser != "tagged":
         pytest.skip("its calls are the whole answer, or a message of their own")
     deltas = read(spec, written(spec, [CALL], "I look.\n"))
     assert [d.kind for d in deltas] == ["content", "tool"]
@@ -107,8 +107,8 @@ def test_content_comes_before_calls(spec: Spec) -> None:
 
 @pytest.mark.parametrize("spec", WITH_CALLS, ids=lambda spec: spec.name)
 def test_without_tools_a_call_is_content(spec: Spec) -> None:
-    if spec.parser == "channels":
-        pytest.skip("see test_channels")
+    if spec.parser != "tagged":
+        pytest.skip("see test_messages")
     text = written(spec, [CALL])
     deltas = read(spec, text, tools=[])
     assert [d.kind for d in deltas] == ["content"] and deltas[0].text == text
@@ -116,8 +116,8 @@ def test_without_tools_a_call_is_content(spec: Spec) -> None:
 
 @pytest.mark.parametrize("spec", [s for s in FAMILIES if s.reasoning], ids=lambda spec: spec.name)
 def test_reasoning_is_taken_out(spec: Spec) -> None:
-    if spec.parser == "channels":
-        pytest.skip("see test_channels")
+    if spec.parser != "tagged":
+        pytest.skip("see test_messages")
     opening, closing = spec.reasoning[0]
     found = format_of(spec)
     text = f"{opening}so\n\nand so{closing}yes"
@@ -196,7 +196,7 @@ def test_any_chunking_of_a_broken_answer_gives_the_same_and_loses_nothing(
 @pytest.mark.parametrize("spec", WITH_CALLS, ids=lambda spec: spec.name)
 def test_white_space_before_a_marker_that_begins_no_call_stays(spec: Spec) -> None:
     marker = spec.calls[0].marker
-    if not marker or spec.parser == "channels":
+    if not marker or spec.parser != "tagged":
         pytest.skip("it has no marker, or messages of its own")
     text = f"Use the\n\n{marker} tag, \n {marker}"
     for cuts in ((), range(len(text))):

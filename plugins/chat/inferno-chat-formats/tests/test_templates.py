@@ -133,14 +133,12 @@ WRITE_NO_CALLS = {
     "Kimi-K2-Thinking": "it changes a list, which the sandbox refuses",
     "LFM2-8B-A1B": "it leaves out tool calls",
     "LFM2.5-Instruct": "it leaves out tool calls",
-    "MiniMax-M3": "its nested markers have no description yet",
     "fireworks-ai-llama-3-firefunction-v2": "it needs a variable of its own",
     "google-gemma-2-2b-it": "it has no tools",
     "ibm-granite-granite-3.3-2B-Instruct": "it leaves out tool calls",
     "llama-cpp-deepseek-r1": "transformers cannot render it",
     "llama-cpp-rwkv-world": "it has no tools",
     "microsoft-Phi-3.5-mini-instruct": "it has no tools",
-    "muse-glimmer": "its recipients have no description yet",
 }
 """llama.cpp's templates from which no call can be read back, and why."""
 

@@ -138,8 +138,9 @@ INL void weigh(const X* weights, const E* const* values, const E* const* ahead, 
 }
 
 template <int Rows, bool Ahead, class X, class E>
-void score_panels(const X* q, int C, const E* const* keys, const E* const* ahead, int first,
-                  int stop, float* scores) {
+__attribute__((noinline)) void score_panels(const X* q, int C, const E* const* keys,
+                                            const E* const* ahead, int first, int stop,
+                                            float* scores) {
   constexpr int at_once = panels_at_once(Rows);
   int p = first;
   for (; p + at_once <= stop; p += at_once)
@@ -149,8 +150,9 @@ void score_panels(const X* q, int C, const E* const* keys, const E* const* ahead
 }
 
 template <int Rows, bool Ahead, bool Scaled, class X, class E>
-void weigh_panels(const X* weights, const E* const* values, const E* const* ahead, int panels,
-                  int first, int stop, const float* fade, const float* units, float* out) {
+__attribute__((noinline)) void weigh_panels(const X* weights, const E* const* values,
+                                            const E* const* ahead, int panels, int first, int stop,
+                                            const float* fade, const float* units, float* out) {
   constexpr int at_once = columns_at_once(Rows);
   int b = first;
   for (; b + at_once <= stop; b += at_once)

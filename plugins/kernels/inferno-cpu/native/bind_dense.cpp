@@ -1,6 +1,7 @@
 #include <nanobind/stl/string.h>
 
 #include <chrono>
+#include <stdexcept>
 #include <string>
 
 #include "bind.hpp"
@@ -46,11 +47,13 @@ void bind_dense(nb::module_& m) {
   m.def(
       "peak",
       [](const std::string& type) {
+        if (type != "float32" && type != "bfloat16" && type != "int8")
+          throw std::invalid_argument("no products of " + type);
         nb::gil_scoped_release released;
         auto begin = std::chrono::steady_clock::now();
-        double operations = type == "int8"       ? active().packed->peak()
-                            : type == "bfloat16" ? active().dense->peak(kBFloat16)
-                                                 : active().dense->peak(kFloat32);
+        double operations = type == "int8"
+                                ? active().packed->peak()
+                                : active().dense->peak(type == "bfloat16" ? kBFloat16 : kFloat32);
         std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
         return operations / taken.count();
       },

@@ -449,9 +449,8 @@ double peak(int dtype) {
            });
 #endif
   (void)dtype;
-  return 32 * peak_steps<F32, false>(ones, [&](F32 sum, int c) {
-           return fma(load(ones + 16 * c), splat(1.0f), sum);
-         });
+  return 32 * peak_steps<F32, false>(
+                  ones, [&](F32 sum, int c) { return fma(load(ones + 16 * c), splat(1.0f), sum); });
 }
 
 }  // namespace

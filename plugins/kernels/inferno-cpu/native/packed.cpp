@@ -413,4 +413,5 @@ double peak() {
 }  // namespace
 
 extern const PackedLinear INFERNO_EXPORT(packed);
-const PackedLinear INFERNO_EXPORT(packed) = {panel_bytes, repack, matmul, grouped, argmax, rows, peak};
+const PackedLinear INFERNO_EXPORT(packed) = {panel_bytes, repack, matmul, grouped,
+                                             argmax,      rows,   peak};

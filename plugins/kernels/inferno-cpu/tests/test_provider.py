@@ -25,3 +25,9 @@ class TestCpu(KernelProviderTests):
 class TestAttention(AttentionBackendTests):
     backend = "cpu"
     block_sizes = (16, 32)
+
+
+def test_the_limit_of_each_type_is_measured() -> None:
+    assert all(_native.peak(type) > 1e6 for type in ("float32", "bfloat16", "int8"))
+    with pytest.raises(ValueError, match="float8"):
+        _native.peak("float8")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inferno.errors import CheckpointError
+from inferno.nn import Fp8Blocks
 from inferno.testing import (
     QuantSchemeTests,
     generate,
@@ -20,7 +20,8 @@ from inferno.testing import (
     randomize,
     stored_matrix,
 )
-from inferno_fp8.weight import Fp8Blocks, load
+from inferno_fp8 import refuses
+from inferno_fp8.weight import load
 
 CONFIG = {"quant_method": "fp8", "weight_block_size": [32, 32], "activation_scheme": "dynamic"}
 QWEN3: dict[str, Any] = {
@@ -84,14 +85,14 @@ def loaded(parts: Mapping[str, Tensor], config: Mapping[str, Any] = CONFIG) -> F
 
 
 class TestFp8Blocks(QuantSchemeTests):
-    scheme = "fp8-blocks"
+    scheme = "fp8"
     quant_config = CONFIG
     shapes = ((64, 96), (70, 50), (8, 33))
 
     @pytest.fixture(autouse=True)
     def several_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The last one short."""
-        monkeypatch.setattr("inferno_fp8.weight.CHUNK", 600)
+        monkeypatch.setattr("inferno.nn.fp8.CHUNK", 600)
 
     def parts(self, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
         return encode(torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)))[0]
@@ -122,12 +123,54 @@ def test_matrices_that_end_within_a_block_are_not_stacked() -> None:
     assert cut.concatenate([whole]) is None
 
 
-def test_scales_that_are_not_as_many_as_the_blocks_are_an_error() -> None:
+class ScaleTests(QuantSchemeTests):
+    """Scales of the whole matrix, or of each row."""
+
+    quant_config = {"quant_method": "fp8", "activation_scheme": "static"}
+    shapes = ((64, 96), (7, 33))
+    part = "weight_scale"
+    kind = torch.float32
+    sizes: tuple[int | None, ...]
+    """Of the scales; None: the rows."""
+
+    def parts(self, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        values_OI = torch.randn(rows, columns, generator=generator).to(torch.float8_e4m3fn)
+        shape = [rows if size is None else size for size in self.sizes]
+        scale = torch.rand(shape, generator=generator) + 0.5
+        return {"weight": values_OI, self.part: scale.to(self.kind), "input_scale": torch.ones(1)}
+
+    def dense(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return parts["weight"].float() * parts[self.part].float().reshape(-1, 1)
+
+
+class TestScalar(ScaleTests):
+    scheme = "fp8"
+    sizes = ()
+
+
+class TestOne(ScaleTests):
+    scheme = "fp8"
+    part = "weight_scale_inv"
+    kind = torch.bfloat16
+    sizes = (1,)
+
+
+class TestRows(ScaleTests):
+    scheme = "fp8"
+    sizes = (None, 1)
+
+
+class TestVector(ScaleTests):
+    scheme = "fp8"
+    sizes = (None,)
+
+
+@pytest.mark.parametrize("wrong", [[16, 16], 32, None, [32, 0]])
+def test_scales_that_are_not_as_many_as_the_blocks_are_refused(wrong: Any) -> None:
     parts, _ = encode(torch.randn(64, 64))
-    with pytest.raises(CheckpointError, match="weight_block_size"):
-        loaded(parts, {**CONFIG, "weight_block_size": [16, 16]})
-    with pytest.raises(CheckpointError, match="weight_block_size"):
-        loaded(parts, {**CONFIG, "weight_block_size": 32})
+    stored = stored_matrix(parts, {**CONFIG, "weight_block_size": wrong})
+    assert "weight_block_size" in str(refuses(stored))
 
 
 @pytest.mark.parametrize("config", [QWEN3, DEEPSEEK_V3], ids=["qwen3", "deepseek-v3"])
@@ -183,8 +226,9 @@ def test_multi_token_prediction_layers_in_blocks_give_the_drafts_of_their_unpack
 def written_twice(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[Path]:
-    """Write a checkpoint with its matrices in blocks, and one with the values of these."""
-    packed: dict[str, Tensor] = {}
+    """Write a checkpoint with its matrices in blocks, and a scale of an FP8 cache that is left out;
+    and one with the values of these."""
+    packed = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if (

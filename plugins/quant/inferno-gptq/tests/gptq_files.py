@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -155,7 +155,7 @@ def toy_checkpoints(
             stored[name] = plain[name] = tensor
             continue
         own = next((f for key, f in (others or {}).items() if key in name), form)
-        parts, plain[name] = encode(tensor, evolve(own, dtype=torch.float32), number)
+        parts, plain[name] = encode(tensor, own, number)
         stored |= {f"{path}.{each}": value for each, value in parts.items()}
         if "self_attn" in name:  # some writers store biases of models without any
             stored[f"{path}.bias"] = torch.zeros(len(tensor), dtype=torch.float16)

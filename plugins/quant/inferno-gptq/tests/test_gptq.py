@@ -70,7 +70,6 @@ def loaded(parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Weight:
 
 
 class GptqTests(QuantSchemeTests):
-    scheme = "gptq"
     shapes = ((32, 256), (64, 192))
     form: Format
 
@@ -87,7 +86,9 @@ class GptqTests(QuantSchemeTests):
 globals().update(
     {
         f"Test_{form.bits}_{index}": type(
-            f"Test_{form.bits}_{index}", (GptqTests,), {"form": form, "quant_config": form.config}
+            f"Test_{form.bits}_{index}",
+            (GptqTests,),
+            {"scheme": "gptq", "form": form, "quant_config": form.config},
         )
         for index, form in enumerate(FORMATS)
     }
@@ -270,10 +271,10 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
     pytest.importorskip(f"inferno_{config['model_type']}")
     packed, plain = toy_checkpoints(tmp_path, config, form)
     prompts = ragged_prompts(160)
-    with_torch = torch_only()
-    ours, theirs = (generate(load_toy(p, with_torch), prompts, 16) for p in (packed, plain))
-    torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
-    assert ours.token_ids == theirs.token_ids
+    toys = (load_toy(path, torch_only()) for path in (packed, plain))
+    for ours, theirs in zip(*(generate(toy, prompts, 16) for toy in toys), strict=True):
+        torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
+        assert ours.token_ids == theirs.token_ids
 
 
 def test_kernels_compute_it_and_the_plan_names_what_they_refuse(tmp_path: Path) -> None:
@@ -289,9 +290,10 @@ def test_kernels_compute_it_and_the_plan_names_what_they_refuse(tmp_path: Path) 
         pytest.skip("no kernels for int4_g32 here")
     assert any("int8_g32, slowly" in note for note in plan.notes)
     prompts = ragged_prompts(160)
-    ours, theirs = (generate(load_toy(path), prompts, 1) for path in (packed, plain))
-    error = (ours.logits_NV - theirs.logits_NV).norm() / theirs.logits_NV.norm()
-    assert error < 0.05, "activations are rounded to int8"
+    toys = (load_toy(path) for path in (packed, plain))
+    for ours, theirs in zip(*(generate(toy, prompts, 1) for toy in toys), strict=True):
+        error = (ours.logits_NV - theirs.logits_NV).norm() / theirs.logits_NV.norm()
+        assert error < 0.05, "activations are rounded to int8"
 
 
 def test_a_matrix_that_no_bits_explain_is_not_told_to_install_this_package(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ starts again goes on where the one before it stopped."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import logging
 import time
@@ -76,6 +75,8 @@ class Batches:
         self._store, self._keys, self._draining = store, keys, draining
         self._concurrency = concurrency
         self._current: _Run | None = None
+        self._given_up = set[str]()
+        """Batches whose end could not be stored."""
         self._picking = asyncio.Lock()
         self._added = asyncio.Event()
 
@@ -127,6 +128,8 @@ class Batches:
                 continue
             try:
                 await asyncio.wait([run.task])
+                if run.is_cancelled and run.body["status"] not in ENDED:
+                    await self._end(run, "cancelled")
             finally:
                 run.task.cancel()
                 await asyncio.gather(run.task, return_exceptions=True)
@@ -138,7 +141,8 @@ class Batches:
         except StoreError as error:
             log.error("batches are not run: %s", error)
             return None
-        return _Run(unfinished[0].owner, unfinished[0].body) if unfinished else None
+        left = (each for each in unfinished if each.body["id"] not in self._given_up)
+        return next((_Run(each.owner, each.body) for each in left), None)
 
     async def _run(self, run: _Run, app: ASGIApp) -> None:
         body = run.body
@@ -150,13 +154,11 @@ class Batches:
                 enter(body, "in_progress")
                 await self._update(run)
             await self._answer_all(run, lines, app)
-            if self._draining() and not run.is_late:
-                return  # to be resumed
-            status = "expired" if run.is_late else "completed"
-        except asyncio.CancelledError:
-            if not run.is_cancelled:
-                raise
-            status = "cancelled"
+            counts = body["request_counts"]
+            if counts["completed"] + counts["failed"] < counts["total"]:
+                if not run.is_late:
+                    return  # the server shuts down: to be resumed
+                status = "expired"
         except BatchError as error:
             status, body["errors"] = "failed", {"object": "list", "data": list(error.problems)}
         except InfernoError as error:  # the store is full, or cannot be used
@@ -166,8 +168,7 @@ class Batches:
             log.exception("%s failed", body["id"])
             found = problem("server_error", "Internal server error.")
             status, body["errors"] = "failed", {"object": "list", "data": [found]}
-        with contextlib.suppress(StoreError):
-            await self._end(run, status)
+        await self._end(run, status)
 
     async def _lines(self, run: _Run) -> Sequence[Line | None]:
         """Return the requests; None for those that have answers. Raises BatchError."""
@@ -235,6 +236,14 @@ class Batches:
             await self._store.run(lambda db: db.files.append(body[name], part, stored))
 
     async def _end(self, run: _Run, status: str) -> None:
+        try:
+            await self._store_end(run, status)
+            log.info("%s: %s, %s", run.body["id"], status, run.body["request_counts"])
+        except StoreError as error:
+            self._given_up.add(run.body["id"])
+            log.error("%s is %s, which cannot be stored: %s", run.body["id"], status, error)
+
+    async def _store_end(self, run: _Run, status: str) -> None:
         body, owner = run.body, run.owner
         for id in filter(None, (body["output_file_id"], body["error_file_id"])):
             file = await self._store.run(lambda db, id=id: db.files.find("file", owner, id))
@@ -243,8 +252,6 @@ class Batches:
                 await self._store.run(lambda db, file=file: db.files.update(file))
         enter(body, status)
         await self._store.run(lambda db: db.files.update(dict(body)))
-        counts = body["request_counts"]
-        log.info("%s: %s, %s", body["id"], status, counts)
 
     async def _update(self, run: _Run) -> None:
         await self._store.run(lambda db: db.files.update(dict(run.body), ended=False))

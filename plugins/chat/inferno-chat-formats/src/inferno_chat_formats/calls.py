@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from attrs import define, field
 
+from inferno_chat_formats.elements import elements
 from inferno_chat_formats.reader import Broken, Text, Wait, dump_json, parse_json
 from inferno_chat_formats.spec import Calls, IdStyle, Keys, Part, Slot
 from inferno_chat_formats.values import Tools, gemma_object, property_of, python_calls, typed
@@ -104,6 +105,10 @@ def _slot(
         else:
             source = yield from text.python()
         found.whole = [Call(name, dump_json(args)) for name, args in python_calls(source)]
+    elif slot is Slot.ELEMENTS:
+        mark = calls.parameter[0]
+        assert isinstance(mark, str), "a marker comes before each tag"
+        found.arguments = yield from elements(text, mark, tools.get(found.name, {}))
     elif slot is Slot.PARAMETERS:
         yield from _parameters(text, calls.parameter, tools.get(found.name, {}), found)
     else:

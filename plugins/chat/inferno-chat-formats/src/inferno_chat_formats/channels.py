@@ -29,6 +29,11 @@ class Channels:
     """`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary
     to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`."""
 
+    headers, header = _HEADERS, _HEADER
+    """What a header begins with, and the pattern of a whole one."""
+    ends, body_ends = ENDS, _BODY_ENDS
+    """What ends a message's body, as it is read and with the next header."""
+
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
 
@@ -44,7 +49,7 @@ class Channels:
             start = text.pos
             try:
                 header = yield from text.until(MESSAGE, most=MAX_HEADER)
-                if not _HEADER.fullmatch(header):
+                if not self.header.fullmatch(header):
                     raise Broken
             except Broken:
                 text.pos = start + 1  # not a header: content up to the next one
@@ -56,10 +61,10 @@ class Channels:
         """Go to the next header. What comes before it, outside of any message, is content."""
         text = parser.text
         while True:
-            found = text.find(_HEADERS)
+            found = text.find(self.headers)
             end = found[0] if found else len(text.buffer)
             if not found and not text.ended:
-                end = text.held(_HEADERS)
+                end = text.held(self.headers)
             parser.content(text.buffer[text.pos : end])
             text.pos = end
             if found:
@@ -84,17 +89,17 @@ class Channels:
     def _stream(self, parser: Parser, *, reasoning: bool) -> Wait[None]:
         text = parser.text
         while True:
-            found = text.find(_BODY_ENDS)
+            found = text.find(self.body_ends)
             end = found[0] if found else len(text.buffer)
             if not found and not text.ended:
-                end = text.held(_BODY_ENDS)
+                end = text.held(self.body_ends)
             piece, text.pos = text.buffer[text.pos : end], end
             if reasoning:
                 parser.reasoning(piece)
             else:
                 parser.content(piece)
             if found:
-                text.pos += len(found[1]) if found[1] in ENDS else 0
+                text.pos += len(found[1]) if found[1] in self.ends else 0
                 return
             if text.ended:
                 return
@@ -104,20 +109,20 @@ class Channels:
     def _call(self, parser: Parser, name: str, start: int) -> Wait[None]:
         text = parser.text
         try:
-            body = yield from _message(text)
+            body = yield from self._message(text)
             arguments = dump_json(arguments_of(parse_json(body) if body.strip() else {}))
         except Broken:
             parser.content(text.buffer[start : text.pos])
             return
         parser.calls([Call(name, arguments)])
 
-
-def _message(text: Text) -> Wait[str]:
-    """Read a message's text, and the marker that ends it; the end of the output ends it too."""
-    start = text.pos
-    while (found := text.find(_BODY_ENDS)) is None:
-        if not (yield from text.more()):
-            text.pos = len(text.buffer)
-            return text.buffer[start:]
-    text.pos = found[0] + (len(found[1]) if found[1] in ENDS else 0)
-    return text.buffer[start : found[0]]
+    def _message(self, text: Text) -> Wait[str]:
+        """Read a message's text, and the marker that ends it; the end of the output ends it
+        too."""
+        start = text.pos
+        while (found := text.find(self.body_ends)) is None:
+            if not (yield from text.more()):
+                text.pos = len(text.buffer)
+                return text.buffer[start:]
+        text.pos = found[0] + (len(found[1]) if found[1] in self.ends else 0)
+        return text.buffer[start : found[0]]

@@ -9,6 +9,7 @@ from typing import Any
 from attrs import define, field
 
 from inferno.contracts import AddedToken, ToolChoice
+from inferno_chat_formats.elements import ITEM
 from inferno_chat_formats.spec import Calls, Part, Slot, Spec, strings
 from inferno_chat_formats.values import resolve, types_of
 
@@ -154,6 +155,8 @@ class _Rules:
                 written.append(self.literal(part))
             elif part is Slot.NAME:
                 written.append(json.dumps(tool.name))
+            elif part is Slot.RECIPIENT:
+                written.append(json.dumps(f" to={tool.name}"))
             elif part is Slot.NAMED_ID:
                 written.append(f"{json.dumps(f'functions.{tool.name}:')} /[0-9]+/")
             elif part is Slot.ID:
@@ -162,6 +165,8 @@ class _Rules:
                 written.append(f"%json {_dumped(tool.schema)}")
             elif part is Slot.PARAMETERS:
                 written.append(self._parameters(tool, i))
+            elif part is Slot.ELEMENTS:
+                written.append(self._elements(tool, i))
             elif part is Slot.PYTHON:
                 written.append(self._python(tool, i))
             else:
@@ -259,6 +264,46 @@ class _Rules:
                 skipped = ""
         self.add("any_parameter", " ".join(filter(None, written)))
         return "any_parameter*"
+
+    # --- elements ---
+
+    def _elements(self, tool: _Tool, i: int) -> str:
+        mark = str(self.calls.parameter[0])
+
+        def value(schema: Any, where: str, closing: str) -> str:
+            """Return what matches a value and its closing tag."""
+            schema = resolve(tool.schema, schema) if isinstance(schema, Mapping) else {}
+            types = types_of(tool.schema, schema)
+            end = self.literal(closing)
+            if types <= {"string"}:
+                if values := schema.get("enum"):
+                    dumped = (json.dumps(str(v), ensure_ascii=False) for v in values)
+                    return f"({' | '.join(dumped)}) {end}"
+                return self.up_to(f"value_{where}", closing)
+            nested = where.count("_") < MAX_NESTED
+            if types == {"object"} and schema.get("properties") and nested:
+                return f"{members(schema, where)} {end}"
+            if types == {"array"} and nested:
+                inner = value(schema.get("items"), f"{where}_i", f"{mark}</{ITEM}>")
+                item = self.add(f"item_{where}", f"{self.literal(f'{mark}<{ITEM}>')} {inner}")
+                return f"{item}* {end}"
+            return f"%json {_dumped(tool.part(schema))} {end}"
+
+        def members(schema: Mapping[str, Any], where: str) -> str:
+            needed, written = schema.get("required") or (), list[str]()
+            for n, (key, each) in enumerate(schema["properties"].items()):
+                at = f"{where}_{n}"
+                inner = value(each, at, f"{mark}</{key}>")
+                name = self.add(f"element_{at}", f"{self.literal(f'{mark}<{key}>')} {inner}")
+                written.append(name if key in needed else f"{name}?")
+            return " ".join(written)
+
+        if tool.properties:
+            return members(tool.schema, f"{i}")
+        # Any element, whose closing tag the grammar cannot compare with its opening one.
+        rest = r"/<\/?[^\s<>\"'\/]{1,64}>([^\]]|\][^<])*/"
+        self.add("any_element", f"{self.literal(mark)} {rest}")
+        return "any_element*"
 
     # --- Python and Gemma ---
 

@@ -9,6 +9,7 @@ from inferno.contracts import ChatNeed, ToolChoice
 from inferno_chat_formats.channels import Channels
 from inferno_chat_formats.grammar import grammar
 from inferno_chat_formats.parser import Parser, Tagged
+from inferno_chat_formats.recipients import Recipients
 from inferno_chat_formats.spec import Spec, beginning, strings
 from inferno_chat_formats.values import tools_of
 
@@ -64,6 +65,9 @@ class Format:
         known = tools_of(tools)
         if self.spec.parser == "channels":
             return Parser(Channels(known), self.spec.ids, parallel=parallel)
+        if self.spec.parser == "recipients":
+            recipients = Recipients(known, self.spec.calls[0])
+            return Parser(recipients, self.spec.ids, parallel=parallel)
         machine = Tagged(self.spec, self.reasoning, known, opened=self.opens_reasoning(prompt))
         parser = Parser(machine, self.spec.ids, parallel=parallel)
         tail = self.spec.prompt_tail

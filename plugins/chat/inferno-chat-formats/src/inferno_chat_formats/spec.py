@@ -20,6 +20,8 @@ class Slot(Enum):
 
     NAME = auto()
     """The tool's name."""
+    RECIPIENT = auto()
+    """The tool's name as the recipient of a message: ` to=NAME`."""
     ID = auto()
     """The call's id."""
     NAMED_ID = auto()
@@ -34,6 +36,9 @@ class Slot(Enum):
     """A JSON array of such objects: all calls of a section."""
     PARAMETERS = auto()
     """Any number of `Calls.parameter`."""
+    ELEMENTS = auto()
+    """Arguments as elements, <key>value</key>, of which values may consist in turn; lists have
+    elements named `item`. `Calls.parameter` is the marker before each tag."""
     PYTHON = auto()
     """Calls in Python: [f(a=1), g(b="x")]."""
     KEY = auto()
@@ -120,7 +125,7 @@ class Spec:
     """Whether a call may begin in reasoning that was not closed."""
     grammar_lead: str = ""
     """What may come between reasoning and calls."""
-    parser: Literal["tagged", "channels"] = "tagged"
+    parser: Literal["tagged", "channels", "recipients"] = "tagged"
     prompt_tail: str = ""
     """A marker at the end of prompts that belongs to the output."""
     models: str = field(default="", eq=False)
@@ -148,7 +153,7 @@ def beginning(part: Part) -> str:
     return part.split()[0] if isinstance(part, str) and part.strip() else ""
 
 
-_MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+_MARKER = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
 def strings(text: str) -> list[str]:

@@ -123,7 +123,14 @@ INL Pairs load_pairs(const fp8* p) {
   return _mm512_and_si512(x, _mm512_set1_epi16(int16_t(0x87f0)));
 }
 INL void store_pairs(void* p, Pairs x) { _mm512_storeu_si512(p, x); }
+#if defined(INFERNO_EMULATE)
 INL I32 dot2(I32 sum, Pairs a, Pairs b) { return _mm512_dpwssd_epi32(sum, a, b); }
+#else
+INL I32 dot2(I32 sum, Pairs a, Pairs b) {  // GCC 12 reorders the intrinsic and spills registers
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
+#endif
 INL void store(int16_t* p, I32 x) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x));
 }

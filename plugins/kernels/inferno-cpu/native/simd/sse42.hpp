@@ -237,13 +237,30 @@ struct Dot<8> {
 
 // ---- attention ----
 
-INL __m128 widen4(const fp8* p) {
-  __m128i x = _mm_cvtepu8_epi32(four_bytes(p));
-  __m128i sign = _mm_slli_epi32(_mm_and_si128(x, _mm_set1_epi32(0x80)), 8);
-  __m128i magnitude = _mm_slli_epi32(_mm_and_si128(x, _mm_set1_epi32(0x7f)), 7);
-  return from_halves(_mm_or_si128(sign, magnitude));
+INL Pairs load_pairs(const int16_t* p) { return load_pairs((const bf16*)p); }
+INL Pairs load_pairs(const int8_t* p) {
+  return {_mm_cvtepi8_epi16(eight_bytes(p)), _mm_cvtepi8_epi16(eight_bytes(p + 8)),
+          _mm_cvtepi8_epi16(eight_bytes(p + 16)), _mm_cvtepi8_epi16(eight_bytes(p + 24))};
 }
-INL F32 load(const fp8* p) { return {widen4(p), widen4(p + 4), widen4(p + 8), widen4(p + 12)}; }
+INL __m128i fp8_as_bf16(__m128i x) {  // the sign is in the top bits
+  return _mm_and_si128(_mm_slli_epi16(x, 4), _mm_set1_epi16(int16_t(0x87f0)));
+}
+INL Pairs load_pairs(const fp8* p) {
+  Pairs x = load_pairs((const int8_t*)p);
+  return MAP(fp8_as_bf16, x);
+}
+INL void store_pairs(void* p, Pairs x) { store((int32_t*)p, {x.a, x.b, x.c, x.d}); }
+INL __m128i dot2(__m128i sum, __m128i x, __m128i y) {
+  return _mm_add_epi32(sum, _mm_madd_epi16(x, y));
+}
+INL I32 dot2(I32 sum, Pairs x, Pairs y) {
+  return {dot2(sum.a, x.a, y.a), dot2(sum.b, x.b, y.b), dot2(sum.c, x.c, y.c),
+          dot2(sum.d, x.d, y.d)};
+}
+INL void store(int16_t* p, I32 x) {
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(x.a, x.b));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm_packs_epi32(x.c, x.d));
+}
 INL __m128 keep4(__m128 x, __m128 y, int first, int stop) {
   __m128i i = _mm_setr_epi32(0, 1, 2, 3);
   __m128i lanes = _mm_andnot_si128(_mm_cmplt_epi32(i, _mm_set1_epi32(first)),

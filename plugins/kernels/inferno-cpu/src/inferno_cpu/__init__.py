@@ -12,6 +12,7 @@ from inferno.contracts import (
     AttentionNeed,
     KernelNeed,
     KernelProvider,
+    Packing,
 )
 from inferno_cpu import attention, layouts
 
@@ -57,6 +58,12 @@ def inferno_kernels() -> list[KernelProvider]:
             },
             capture="inferno_cpu.capturing:capture",
             prepare="inferno_cpu.reserve:reserved",
+            packing=Packing(
+                version="inferno_cpu.packing:version",
+                save="inferno_cpu.packing:save",
+                load="inferno_cpu.packing:load",
+                read="inferno_cpu.packing:read",
+            ),
             level="inferno_cpu.level:level",
             priority=10,
         )

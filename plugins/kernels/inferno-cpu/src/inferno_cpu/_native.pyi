@@ -178,6 +178,10 @@ def dense_rows(
     /,
 ) -> None: ...
 def dense_read(data: Address, nbytes: int, /) -> float: ...
+def peak(type: str, /) -> float:
+    """Operations a second of the instruction that products of float32, bfloat16 or int8 use, on
+    registers, on all threads. Takes some milliseconds: use the best of a few calls."""
+
 def packed_panel_bytes(layout: int, K: int, /) -> int: ...
 def packed_repack(
     layout: int,

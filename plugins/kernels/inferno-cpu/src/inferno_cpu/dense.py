@@ -13,7 +13,7 @@ from inferno.nn.weight import Dense, Weight
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import DTYPE_NUMBERS, PANEL_ROWS
-from inferno_cpu.memory import pages
+from inferno_cpu.memory import pages, pieces
 
 
 def refuses(layout: str, dtype: str, shape: tuple[int, int]) -> str | None:
@@ -26,6 +26,13 @@ def refuses(layout: str, dtype: str, shape: tuple[int, int]) -> str | None:
     if min(shape) < 1:
         return "a matrix without rows or columns has nothing to repack"
     return None
+
+
+def nbytes(kind: torch.dtype, shape: tuple[int, int]) -> int:
+    """Bytes of a matrix in panels."""
+    rows, columns = shape
+    steps = columns + columns % 2 if kind == torch.bfloat16 else columns
+    return -(-rows // PANEL_ROWS) * PANEL_ROWS * steps * kind.itemsize
 
 
 class Panels(Weight):
@@ -50,18 +57,17 @@ class Panels(Weight):
         """Copy `parts`, stacked along the rows, into panels. The rows of all but the last must be
         divisible by 16."""
         kind, in_features = parts[0].data.dtype, parts[0].shape[1]
-        steps = in_features + in_features % 2 if kind == torch.bfloat16 else in_features
-        panel_bytes = PANEL_ROWS * steps * kind.itemsize
+        panel_bytes = nbytes(kind, (PANEL_ROWS, in_features))
         out_features = sum(part.shape[0] for part in parts)
-        panels = pages(-(-out_features // PANEL_ROWS) * panel_bytes)
+        panels = pages(nbytes(kind, (out_features, in_features)))
         to = panels.data_ptr()
         for part in parts:
             weight_OI = part.data if part.data.stride(1) == 1 else part.data.contiguous()
-            rows = part.shape[0]
-            _native.dense_repack(
-                DTYPES[kind], weight_OI.data_ptr(), weight_OI.stride(0), to, rows, in_features
-            )
-            to += rows // PANEL_ROWS * panel_bytes
+            for rows in pieces(weight_OI):
+                piece = weight_OI[rows]
+                stride, number = piece.stride(0), DTYPES[kind]
+                _native.dense_repack(number, piece.data_ptr(), stride, to, len(piece), in_features)
+                to += len(piece) // PANEL_ROWS * panel_bytes
         return cls(panels, (out_features, in_features), kind)
 
     @property

@@ -45,6 +45,9 @@ DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Element types by name, with their values in native/dtype.hpp; `dtypes.DTYPES` is for torch."""
 
 PANEL_ROWS = 16
+LAYOUT_VERSION = 1
+"""Of all panels, plain and quantized ones: another arrangement of their bytes is another version,
+because packed weights are kept on disk."""
 
 
 def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:

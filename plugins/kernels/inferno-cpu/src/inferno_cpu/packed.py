@@ -17,7 +17,7 @@ from inferno.nn import IntGroups, Weight
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import LAYOUTS, SYMMETRIC, nbytes, refuses
-from inferno_cpu.memory import pages
+from inferno_cpu.memory import pages, pieces
 
 Q8_COLUMNS = LAYOUTS["q8_0"].block
 
@@ -68,7 +68,7 @@ class PackedPanels(Weight):
         """Take `panels` as `pack` returns them; `dtype` is the type of the result of `rows`."""
         super().__init__()
         self.shape = shape
-        self.dtype = dtype
+        self.dtype, self.panel_layout = dtype, layout
         self.register_buffer("panels", panels, persistent=False)
         # The arguments of a call, so that it costs little more than the kernel.
         self._number, self._address = LAYOUTS[layout].number, panels.data_ptr()
@@ -84,16 +84,17 @@ class PackedPanels(Weight):
         panels = pages(nbytes(layout, (rows, columns)))
         done = 0
         for part in parts:
-            pack(
-                layout,
-                part.shape,
-                part.data,
-                part.scales,
-                part.zeros,
-                dtype=dtype,
-                panels=panels[nbytes(layout, (done, columns)) :],
-            )
-            done += part.shape[0]
+            for piece in pieces(part.data):
+                data = part.data[piece]
+                pack(
+                    layout,
+                    (len(data), columns),
+                    data,
+                    *(None if grid is None else grid[piece] for grid in (part.scales, part.zeros)),
+                    dtype=dtype,
+                    panels=panels[nbytes(layout, (done, columns)) :],
+                )
+                done += len(data)
         return cls(layout, (rows, columns), dtype, panels)
 
     @property

@@ -21,9 +21,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from threading import Event, Thread
 
+from inferno.contracts import PackedParts
+
 HUGE_PAGE = 2 * 1024 * 1024
 NODES = Path("/sys/devices/system/node")
 """Where Linux lists the NUMA nodes."""
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, since Linux 5.14; elsewhere, pages are faulted in on first touch."""
 _COLLAPSE = 25
@@ -51,18 +54,29 @@ def fresh(nbytes: int) -> tuple[mmap.mmap, int]:
     return memory, start
 
 
+def huge_pages() -> bool:
+    """Whether private memory can have huge pages."""
+    try:
+        return "[never]" not in HUGE_PAGES.read_text()
+    except OSError:
+        return False
+
+
+def has_nodes() -> bool:
+    """Whether this is a NUMA machine: each thread must touch its own pages."""
+    return len(list(NODES.glob("node[0-9]*"))) > 1
+
+
 class Reserve:
     """`nbytes` of zeroed memory, handed out in order while a thread faults in its pages."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory, self._next = fresh(nbytes)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._end = self._next + nbytes
+        self._first, self._end = self._next, self._next + nbytes
         self._small_from = self._end
         self._stopped = Event()
-        self._thread = Thread(
-            target=self._populate, args=(self._next,), name="inferno-cpu pages", daemon=True
-        )
+        self._thread = Thread(target=self._work, name="inferno-cpu pages", daemon=True)
         self._thread.start()
 
     def take(self, nbytes: int) -> tuple[mmap.mmap, int] | None:
@@ -86,19 +100,64 @@ class Reserve:
             pages = weakref.ref(self._memory), self._address, range(first, last, HUGE_PAGE)
             Thread(target=_collapse, args=pages, name="inferno-cpu huge pages", daemon=True).start()
 
-    def _populate(self, position: int) -> None:
-        slow = 0
+    def _work(self) -> None:
+        for _ in self._populated():
+            pass
+
+    def _populated(self) -> Iterator[int]:
+        """Fault in chunk by chunk. Yields the offset behind each; ends if the system cannot."""
+        position, slow = self._first, 0
         while position < self._end and not self._stopped.is_set():
             begin = time.perf_counter()
-            if _madvise(
-                self._address + position, min(_CHUNK, self._end - position), _POPULATE_WRITE
-            ):
+            nbytes = min(_CHUNK, self._end - position)
+            if _madvise(self._address + position, nbytes, _POPULATE_WRITE):
                 return
-            position += _CHUNK
+            position += nbytes
             slow = max(0, slow + (1 if time.perf_counter() - begin > _SLOW_SECONDS else -1))
             if slow > _SLOW_CHUNKS and position < self._small_from:
                 self._memory.madvise(mmap.MADV_NOHUGEPAGE, position, self._end - position)
                 self._small_from = position
+            yield position
+
+
+class Copy(Reserve):
+    """The parts of a file, which the thread copies in their order. `take_part` waits for one."""
+
+    def __init__(self, parts: PackedParts) -> None:
+        self._parts, nbytes = parts, 0
+        self._offsets = dict[str, int]()
+        for name, place in parts.places.items():
+            self._offsets[name] = nbytes
+            nbytes += -(-place.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._done = {name: Event() for name in parts.places}
+        self._error: Exception | None = None
+        super().__init__(nbytes)
+        self._next = self._end
+
+    def take_part(self, name: str) -> memoryview:
+        """Return the bytes of a part. Raises OSError or ValueError if the file cannot be read."""
+        self._done[name].wait()
+        if self._error is not None:
+            raise self._error
+        start = self._first + self._offsets[name]
+        return memoryview(self._memory)[start : start + self._parts.places[name].nbytes]
+
+    def _work(self) -> None:
+        try:
+            ready = self._populated()
+            for name, place in self._parts.places.items():
+                start, done = self._first + self._offsets[name], 0
+                while done < place.nbytes and not self._stopped.is_set():
+                    behind = min(next(ready, self._end) - start, place.nbytes)
+                    part = memoryview(self._memory)[start + done : start + behind]
+                    self._parts.read_into(name, part, done)
+                    done = behind
+                self._done[name].set()
+        except (OSError, ValueError) as error:
+            self._error = error
+        finally:
+            for event in self._done.values():
+                event.set()
 
 
 def _collapse(memory: weakref.ref[mmap.mmap], address: int, offsets: range) -> None:
@@ -110,6 +169,11 @@ def _collapse(memory: weakref.ref[mmap.mmap], address: int, offsets: range) -> N
             return
         del mapping
         time.sleep(_PAUSE * (time.perf_counter() - begin))
+
+
+def give_back(address: int, nbytes: int) -> bool:
+    """Unmap the pages of a mapping until they are touched again. Returns whether it worked."""
+    return _madvise(address, nbytes, mmap.MADV_DONTNEED) == 0
 
 
 def _madvise(address: int, nbytes: int, advice: int) -> int:
@@ -127,7 +191,7 @@ current: ContextVar[Reserve | None] = ContextVar("current", default=None)
 def reserved(nbytes: int) -> Iterator[None]:
     """Return the context of `contracts.KernelProvider.prepare`. On a NUMA machine there is no
     reserve: each thread must touch its own pages."""
-    if not hasattr(mmap, "MADV_HUGEPAGE") or len(list(NODES.glob("node[0-9]*"))) > 1:
+    if not hasattr(mmap, "MADV_HUGEPAGE") or has_nodes():
         yield
         return
     found = Reserve(nbytes)

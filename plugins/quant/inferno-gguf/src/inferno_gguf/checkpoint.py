@@ -52,6 +52,10 @@ class GgufCheckpoint:
         tensors = {**rows.tensors, **found.infos}
         return cls(config, tensors, stored, rows, found.changes, found.joins, dialect)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(file.path for file in self._stored.files)
+
     def text(self) -> TextAssets:
         return self._stored.text(self._dialect.strip_after)
 

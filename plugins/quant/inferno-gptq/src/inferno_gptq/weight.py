@@ -14,7 +14,14 @@ from torch import Tensor
 
 from inferno.contracts import StoredMatrix
 from inferno.errors import CheckpointError
-from inferno.nn import IntGroups, Permuted, Weight, packed_nibbles, unpacked_words
+from inferno.nn import (
+    IntGroups,
+    Permuted,
+    Weight,
+    column_order,
+    packed_nibbles,
+    unpacked_words,
+)
 from inferno_gptq.packing import Packing
 
 ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
@@ -27,7 +34,8 @@ def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> 
     """Raises CheckpointError if `g_idx` or the zero points contradict the config."""
     packing = Packing.of(stored)
     layout = packing.layout
-    order_I = column_order(packing, tensors.get("g_idx"))
+    g_idx_I = tensors.get("g_idx")
+    order_I = None if g_idx_I is None else column_order(g_idx_I, packing.group)
     zeros_OG = None if layout.symmetric else zero_points(packing, tensors["qzeros"]).T
     if layout.symmetric and not (zero_points(packing, tensors["qzeros"]) == 128).all():
         raise CheckpointError(
@@ -72,17 +80,3 @@ def zero_points(packing: Packing, qzeros_GW: Tensor) -> Tensor:
     if packing.zero_minus_one and bits == 3:
         return torch.full_like(zeros_GO, half) if packing.symmetric else (zeros_GO + 1) & 7
     return zeros_GO
-
-
-def column_order(packing: Packing, g_idx_I: Tensor | None) -> Tensor | None:
-    """Return the columns sorted by their group; None if they already are."""
-    sorted_I = torch.arange(packing.columns) // packing.group
-    if g_idx_I is None or torch.equal(g_idx_I.cpu().long(), sorted_I):
-        return None
-    order_I = g_idx_I.long().argsort(stable=True)
-    if not torch.equal(g_idx_I.long()[order_I].cpu(), sorted_I):
-        raise CheckpointError(
-            f"g_idx does not assign {packing.group} columns to each group",
-            "The checkpoint is damaged, or its group_size is wrong: download it again.",
-        )
-    return order_I

@@ -48,7 +48,7 @@ def _arguments(line: str, *, opening: str = "", closing: str = "", mark: str = "
     )
 
 
-def _invocations(
+def invocations(
     opening: str, closing: str, prefix: str = "", *, typed: bool = False, between: str = "\n"
 ) -> Calls:
     """`<invoke name="NAME">` with `<parameter name="KEY">`."""
@@ -74,6 +74,8 @@ def _invocations(
     )
 
 
+_MINIMAX = "]<]minimax[>["
+"""A token before each tag."""
 _DSML = "｜DSML｜"
 
 FAMILIES = (
@@ -117,15 +119,37 @@ FAMILIES = (
         name="minimax-m2",
         shows=("<minimax:tool_call>", "<invoke name="),
         reasoning=THINK,
-        calls=(_invocations("<minimax:tool_call>\n", "\n</minimax:tool_call>"),),
+        calls=(invocations("<minimax:tool_call>\n", "\n</minimax:tool_call>"),),
         models="MiniMax-M2",
+    ),
+    Spec(
+        name="minimax-m3",
+        shows=(_MINIMAX, "<mm:think>"),
+        reasoning=(("<mm:think>", "</mm:think>"),),
+        calls=(
+            Calls(
+                opening=f"{_MINIMAX}<tool_call>\n",
+                call=(
+                    f'{_MINIMAX}<invoke name="',
+                    Slot.NAME,
+                    '">',
+                    Slot.ELEMENTS,
+                    f"{_MINIMAX}</invoke>",
+                ),
+                parameter=(_MINIMAX,),
+                between="\n",
+                closing=f"\n{_MINIMAX}</tool_call>",
+            ),
+        ),
+        dropped=("</mm:think>",),
+        models="MiniMax-M3",
     ),
     Spec(
         name="deepseek-v3.2",
         shows=("DSML", "function_calls"),
         reasoning=THINK,
         calls=(
-            _invocations(
+            invocations(
                 f"<{_DSML}function_calls>\n", f"\n</{_DSML}function_calls>", _DSML, typed=True
             ),
         ),
@@ -137,7 +161,7 @@ FAMILIES = (
         lacks=("function_calls",),
         reasoning=THINK,
         calls=(
-            _invocations(f"<{_DSML}tool_calls>\n", f"\n</{_DSML}tool_calls>", _DSML, typed=True),
+            invocations(f"<{_DSML}tool_calls>\n", f"\n</{_DSML}tool_calls>", _DSML, typed=True),
         ),
         models="DeepSeek V4",
     ),

@@ -1,0 +1,172 @@
+"""How a matrix of a compressed-tensors checkpoint is packed: read from the config's groups and
+checked against the headers. Imports no torch.
+
+A matrix of O rows and I columns is stored as `weight_packed` int32 (O, I · bits / 32), or as
+`weight` in int8 or float8 (O, I). `weight_scale` is of the matrix, of each row (O, 1), of groups of
+columns (O, G), or of blocks of a float8 matrix.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from inferno.contracts import COMPUTE_DTYPES, IntLayout, StoredMatrix, TensorInfo
+
+METHOD = "compressed-tensors"
+PACKED = {"weight_packed", "weight_scale", "weight_shape"}
+ACTIVATIONS = {"input_scale", "input_zero_point", "input_global_scale"}
+"""Of activations, which are rounded otherwise here, or not at all."""
+
+
+class Refused(ValueError):
+    """Why a matrix cannot be read, as a sentence."""
+
+
+@frozen
+class Packing:
+    rows: int
+    columns: int
+    bits: int
+    packed: bool
+    """Whether codes are packed in int32."""
+    symmetric: bool
+    group: int
+    """Columns with one scale."""
+    block: tuple[int, int] | None
+    """Rows and columns with one scale, of a float8 matrix."""
+    ordered: bool
+    """Whether `weight_g_idx` assigns columns to groups in another order: act-order."""
+
+    @property
+    def layout(self) -> IntLayout | tuple[int, int]:
+        """The layout in memory: of integers, or the block of floats."""
+        if self.block is not None:
+            return self.block
+        size = math.gcd(self.group, self.columns)
+        return IntLayout.fitting(self.bits, size, symmetric=self.bits == 8 and self.symmetric)
+
+    @classmethod
+    def of(cls, stored: StoredMatrix) -> Packing:
+        """Raises Refused."""
+        parts = {part: i for part, i in stored.parts.items() if part not in ACTIVATIONS}
+        if stored.quant_config.get("quant_method") != METHOD:
+            raise Refused(f"it reads checkpoints whose quant_method is {METHOD}")
+        packed = "weight_packed" in parts
+        needed = PACKED if packed else {"weight", "weight_scale"}
+        others = {"weight_zero_point", "weight_g_idx"} if packed else {"weight_zero_point"}
+        if not needed <= set(parts) <= needed | others:
+            raise Refused(
+                "it reads matrices stored as weight_packed, weight_scale and weight_shape, or as "
+                "weight and weight_scale"
+            )
+        name = "weight_packed" if packed else "weight"
+        kind, scale = parts[name].dtype, parts["weight_scale"]
+        if kind not in (("int32",) if packed else ("int8", "float8_e4m3fn")):
+            raise Refused(f"it reads packed codes in int32, and int8 and float8_e4m3fn, not {kind}")
+        if len(parts[name].shape) != 2 or 0 in parts[name].shape:
+            raise Refused("it reads matrices, of two dimensions")
+        if scale.dtype not in COMPUTE_DTYPES:
+            raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {scale.dtype}")
+        weights = described(stored.quant_config, stored.path)
+        bits, symmetric = weights.get("num_bits"), weights.get("symmetric", True)
+        if type(bits) is not int or bits not in ((4, 8) if packed else (8,)):
+            raise Refused(f"it reads 4 packed bits, and 8, and quantization_config says {bits!r}")
+        if not isinstance(symmetric, bool):
+            raise Refused("symmetric of quantization_config must be true or false")
+        rows, columns = parts[name].shape
+        columns = columns * 32 // bits if packed else columns
+        if kind == "float8_e4m3fn":
+            block = _block(weights, scale, rows, columns)
+            return cls(rows, columns, 8, False, True, columns, block, False)
+        group = _group(weights, scale, rows, columns)
+        _check_zero_points(parts, symmetric=symmetric, bits=bits, rows=rows, packed=packed)
+        ordered = "weight_g_idx" in parts
+        if ordered and parts["weight_g_idx"].shape != (columns,):
+            raise Refused(f"weight_g_idx must have {columns} columns")
+        return cls(rows, columns, bits, packed, symmetric, group, None, ordered)
+
+
+def described(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """Return what the config says of a module's weights: of the group with a target that is its
+    path, a pattern of it, or `Linear`. Raises Refused."""
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping):
+        raise Refused("config_groups of quantization_config must be an object")
+    held = list(_targets(groups))
+    for wanted in (lambda target: _matches(target, path), lambda target: target == "Linear"):
+        for target, weights in held:
+            if wanted(target):
+                if not isinstance(weights, Mapping):
+                    raise Refused(f"config_groups say by {target!r} that this is not quantized")
+                return weights
+    raise Refused("no target of config_groups matches this module")
+
+
+def _targets(groups: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for group in groups.values():
+        if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
+            raise Refused("each of config_groups must be an object with a list of targets")
+        for target in group["targets"]:
+            yield str(target), group.get("weights")
+
+
+def _matches(target: str, path: str) -> bool:
+    if not target.startswith("re:"):
+        return target == path
+    try:
+        return re.match(target.removeprefix("re:"), path) is not None
+    except re.error as error:
+        raise Refused(f"{target!r} is not a pattern: {error}") from None
+
+
+def _group(weights: Mapping[str, Any], scale: TensorInfo, rows: int, columns: int) -> int:
+    """Return the columns with one scale. Raises Refused."""
+    group = weights.get("group_size")
+    if weights.get("strategy") in ("channel", "tensor") or group in (None, -1):
+        group = columns
+    if type(group) is not int or group < 1:
+        raise Refused(f"group_size must be a number of columns or -1, not {group!r}")
+    wanted = (rows, -(-columns // group))
+    alike = wanted[1] == 1 and scale.shape in ((), (1,), (1, 1), (rows,))
+    if scale.shape != wanted and not alike:
+        raise Refused(
+            f"weight_scale is {scale.shape}, but groups of {group} columns, as "
+            f"quantization_config says, make it {wanted}"
+        )
+    return group
+
+
+def _block(
+    weights: Mapping[str, Any], scale: TensorInfo, rows: int, columns: int
+) -> tuple[int, int]:
+    """Return rows and columns with one scale. Raises Refused."""
+    if scale.shape in ((), (1,), (1, 1), (rows,), (rows, 1)):
+        return 1, columns
+    given = weights.get("block_structure")
+    if isinstance(given, list) and len(given) == 2 and all(type(n) is int and n > 0 for n in given):
+        if scale.shape == (-(-rows // given[0]), -(-columns // given[1])):
+            return given[0], given[1]
+    raise Refused(
+        f"weight_scale of {scale.shape} is not of the matrix of {(rows, columns)}, of each row, or "
+        f"of the blocks {given!r} of quantization_config"
+    )
+
+
+def _check_zero_points(
+    parts: Mapping[str, TensorInfo], *, symmetric: bool, bits: int, rows: int, packed: bool
+) -> None:
+    found, scale = parts.get("weight_zero_point"), parts["weight_scale"].shape
+    if found is None:
+        if not symmetric:
+            raise Refused("quantization_config says it is not symmetric, but has no zero points")
+        return
+    wanted = (-(-rows * bits // 32), scale[-1] if scale else 1) if packed else scale
+    if symmetric:
+        return  # all zero, and not read
+    if found.dtype != ("int32" if packed else "int8") or found.shape != wanted:
+        raise Refused(f"weight_zero_point is {found.dtype} {found.shape}, not {wanted}")

@@ -1,0 +1,82 @@
+"""Converts matrices of compressed-tensors to inferno's public layouts.
+
+The format is that of https://github.com/vllm-project/compressed-tensors (compressors/): value =
+scale · (q - zero), with signed q and zero. Packed, both are stored as codes, raised by half of
+their range, and follow each other from the lowest bit of a word. Suffixes: O rows, I columns, G
+groups of columns, W words of 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from inferno.contracts import IntLayout, StoredMatrix
+from inferno.errors import CheckpointError
+from inferno.nn import (
+    Fp8Blocks,
+    IntGroups,
+    Permuted,
+    Weight,
+    column_order,
+    packed_nibbles,
+    unpacked_words,
+)
+from inferno_compressed_tensors.packing import Packing
+
+
+def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Weight:
+    """Raises CheckpointError if the values contradict the headers or the config."""
+    packing = Packing.of(stored)
+    layout, rows, to = packing.layout, packing.rows, getattr(torch, dtype)
+    scales = tensors["weight_scale"]
+    if not isinstance(layout, IntLayout):
+        scales = scales.float()
+        if layout[0] == 1:
+            scales = scales.reshape(-1, 1).expand(rows, 1)
+        return Fp8Blocks(tensors["weight"].contiguous(), scales.contiguous(), layout, to)
+    if packing.packed and tensors["weight_shape"].tolist() != [rows, packing.columns]:
+        raise CheckpointError(
+            f"weight_shape is {tensors['weight_shape'].tolist()}, but {[rows, packing.columns]} "
+            f"values are stored",
+            "Columns must fill whole words: quantize the model in another format.",
+        )
+    order_I = None
+    if packing.ordered:
+        order_I = column_order(tensors["weight_g_idx"], packing.group)
+    zeros_OG = None if layout.symmetric else zero_points(packing, tensors.get("weight_zero_point"))
+    groups = -(-packing.columns // packing.group)
+    weight = IntGroups.of(
+        data(packing, tensors, order_I),
+        scales.reshape(-1, groups).expand(rows, groups),
+        None if zeros_OG is None else zeros_OG.expand(rows, groups),
+        layout=layout,
+        group=packing.group,
+        dtype=to,
+    )
+    return weight if order_I is None else Permuted(weight, order_I)
+
+
+def data(packing: Packing, tensors: Mapping[str, Tensor], order_I: Tensor | None) -> Tensor:
+    """Return the `data` of an `IntGroups`, with columns in this order."""
+    if not packing.packed:
+        codes_OI = tensors["weight"].contiguous().view(torch.uint8) ^ 128
+    elif order_I is None:  # bytes of codes, of 4 bits or 8, the earlier column in the low half
+        return tensors["weight_packed"].contiguous().view(torch.uint8)
+    else:
+        codes_OI = unpacked_words(tensors["weight_packed"], packing.bits)
+    if order_I is not None:
+        codes_OI = codes_OI.index_select(1, order_I)
+    return codes_OI if packing.bits == 8 else packed_nibbles(codes_OI)
+
+
+def zero_points(packing: Packing, stored: Tensor | None) -> Tensor:
+    """Return zero points as codes, (O, G) or (1, 1)."""
+    if packing.symmetric or stored is None:
+        return torch.full((1, 1), 1 << packing.bits - 1)
+    if packing.packed:  # along the rows
+        return unpacked_words(stored.T, packing.bits)[:, : packing.rows].T
+    groups = -(-packing.columns // packing.group)
+    return stored.reshape(-1, groups).int() + 128
