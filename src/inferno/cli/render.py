@@ -143,7 +143,7 @@ def _kernel_rows(plan: Plan) -> Iterable[Row]:
 def _capture_rows(plan: Plan) -> Iterable[Row]:
     if (use := plan.capture) is not None:
         origin = _origin(plan, "kernels", use.name)
-        yield "decode steps", f"captured by {use.name}, up to {use.sizes[-1]} requests", origin
+        yield "decode steps", f"captured by {use.name}, up to {use.sizes[-1]} tokens", origin
 
 
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
