@@ -44,6 +44,18 @@ def test_computing_on_the_cpu_needs_nothing_that_is_deferred() -> None:
     """)
 
 
+def test_a_model_loads_and_answers_without_it() -> None:
+    code = """
+    from inferno import LLM, SamplingParams, torch_import
+    torch_import._LATER_SECONDS = 3600.0
+    with LLM("demo", device="cpu", memory="2GiB") as llm:
+        llm.generate("import math", SamplingParams(max_tokens=4))
+        llm.generate(["a", "b"], SamplingParams(max_tokens=4, temperature=1, top_p=0.9, logprobs=2))
+        assert len(torch_import.deferred()) == 2
+    """
+    run("", textwrap.dedent(code))
+
+
 @pytest.mark.parametrize(
     "code",
     [
