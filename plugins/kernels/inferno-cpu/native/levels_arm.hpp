@@ -40,7 +40,6 @@ bool dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
 bool i8mm() {
   return dotprod() && has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16");
 }
-bool sve256() { return false; }
 
 #else
 

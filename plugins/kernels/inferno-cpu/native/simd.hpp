@@ -32,6 +32,9 @@
 #if defined(__AVX512BF16__)
 #define INFERNO_AVX512_BF16
 #endif
+#if defined(__AMX_TILE__)  // with BF16 and INT8
+#define INFERNO_AMX
+#endif
 
 // INFERNO_NEON is a flag of its own (CMakeLists.txt): every 64-bit ARM has it, so that without it
 // "portable" is told from "neon".
@@ -167,7 +170,8 @@ INL void with_type(int dtype, const Call& call) {
 //            total. code(v) is applied to codes as they are read, and makes them signed if
 //            kSigned.
 // With INFERNO_NEON_MATRIX also products of eight codes and two tokens: Eights, interleave,
-//            load_eights, PairSums, start_pair, multiply_eights; first and second as I32.
+//            load_eights, PairSums, start_pair, multiply_eights; first and second as I32. And of
+//            four bf16 in eight bytes: FloatPairs, multiply_eights; first and second as F32.
 // For quantizing: magnitude_bits, max_i32, largest_i32, sum_i32, store_int8.
 // transpose(rows, row_bytes, to): eight columns of sixteen rows of 32-bit elements, rows row_bytes
 //            apart, to [8][16], aligned to 64 bytes; end_of_stores() makes it visible to others.

@@ -7,7 +7,7 @@ import ctypes
 import struct
 import subprocess
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 from inferno_cpu import _native
@@ -28,15 +28,15 @@ def _heads(a: SimpleNamespace) -> int:
 
 
 def _norm(a: SimpleNamespace, size: int) -> int:
-    return size * (4 if a.wide else WIDTH[a.dtype])
+    return int(size * (4 if a.wide else WIDTH[a.dtype]))
 
 
 def _dense(a: SimpleNamespace, dtype: int, matrices: int = 1) -> int:
-    return -(-matrices * a.N // 16) * 16 * (a.K + a.K % 2) * WIDTH[dtype]
+    return int(-(-matrices * a.N // 16) * 16 * (a.K + a.K % 2) * WIDTH[dtype])
 
 
 def _packed(a: SimpleNamespace, matrices: int = 1) -> int:
-    return -(-matrices * a.N // 16) * _native.packed_panel_bytes(a.layout, a.K)
+    return int(-(-matrices * a.N // 16) * _native.packed_panel_bytes(a.layout, a.K))
 
 
 def _last(address: int, count: int) -> int:
@@ -44,7 +44,7 @@ def _last(address: int, count: int) -> int:
 
 
 def _int4_scales(a: SimpleNamespace) -> int:
-    return a.N * a.K // [kind.block for kind in LAYOUTS.values()][a.layout] * 2
+    return int(a.N * a.K // [kind.block for kind in LAYOUTS.values()][a.layout] * 2)
 
 
 def _attend(a: SimpleNamespace) -> dict[str, int]:
@@ -54,7 +54,7 @@ def _attend(a: SimpleNamespace) -> dict[str, int]:
     count = 1 + max([*blocks, *(slot // a.block_size for slot in slots), 0])
     places = count * a.K * a.block_size
     cache, scales = places * a.C * (1 if a.cache_kind else width), places * 4
-    sizes = {
+    return {
         "q": _rows(tokens, a.q_stride, a.H * a.C, width),
         "k": _rows(tokens, a.k_stride, a.K * a.C, width),
         "v": _rows(tokens, a.v_stride, a.K * a.C, width),
@@ -66,7 +66,6 @@ def _attend(a: SimpleNamespace) -> dict[str, int]:
         "context_lens": a.S * 4,
         "tables": a.S * a.table_stride * 8,
     }
-    return sizes
 
 
 _ROPE = "dtype x token_stride head_stride T H C {}cos sin E interleaved y"
@@ -235,6 +234,7 @@ class Driver:
     """The ops of `_native` on one level of a driver that `command` starts."""
 
     def __init__(self, command: Sequence[str], level: str, threads: int) -> None:
+        self.calls = 0
         self._process = subprocess.Popen(
             [*command, level, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -242,9 +242,7 @@ class Driver:
     def __enter__(self) -> Driver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -252,6 +250,7 @@ class Driver:
         return lambda *arguments: self._call(name, arguments)
 
     def _call(self, name: str, arguments: Sequence[Any]) -> int | None:
+        self.calls += 1
         names, sizes = OPS[name]
         values = dict(zip(names.split(), arguments, strict=True))
         call = SimpleNamespace(**values)

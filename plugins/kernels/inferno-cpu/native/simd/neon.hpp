@@ -333,6 +333,10 @@ INL Eights interleave(B64 x, B64 y) {
   return {{zip_low(x.a, y.a), zip_high(x.a, y.a), zip_low(x.b, y.b), zip_high(x.b, y.b)},
           {zip_low(x.c, y.c), zip_high(x.c, y.c), zip_low(x.d, y.d), zip_high(x.d, y.d)}};
 }
+INL B64 interleave(const uint8_t* p, const uint8_t* q) {  // of eight lanes, from 32 bytes of each
+  uint8x16_t a = vld1q_u8(p), b = vld1q_u8(p + 16), c = vld1q_u8(q), d = vld1q_u8(q + 16);
+  return {zip_low(a, c), zip_high(a, c), zip_low(b, d), zip_high(b, d)};
+}
 // Two fours of two tokens, each token's together.
 INL int8x16_t load_eights(const uint8_t* first, const uint8_t* second) {
   uint64_t x, y;
@@ -355,6 +359,23 @@ INL I32 first(PairSums s) {
 INL I32 second(PairSums s) {
   return {vuzp2q_s32(s.low.a, s.low.b), vuzp2q_s32(s.low.c, s.low.d),
           vuzp2q_s32(s.high.a, s.high.b), vuzp2q_s32(s.high.c, s.high.d)};
+}
+
+struct FloatPairs { F32 low, high; };
+INL F32 multiply_eights(F32 sum, B64 w, int8x16_t x) {  // eight bytes are four bf16
+  bfloat16x8_t four = vreinterpretq_bf16_s8(x);
+  return {vbfmmlaq_f32(sum.a, vreinterpretq_bf16_u8(w.a), four),
+          vbfmmlaq_f32(sum.b, vreinterpretq_bf16_u8(w.b), four),
+          vbfmmlaq_f32(sum.c, vreinterpretq_bf16_u8(w.c), four),
+          vbfmmlaq_f32(sum.d, vreinterpretq_bf16_u8(w.d), four)};
+}
+INL F32 first(FloatPairs s) {
+  return {vuzp1q_f32(s.low.a, s.low.b), vuzp1q_f32(s.low.c, s.low.d),
+          vuzp1q_f32(s.high.a, s.high.b), vuzp1q_f32(s.high.c, s.high.d)};
+}
+INL F32 second(FloatPairs s) {
+  return {vuzp2q_f32(s.low.a, s.low.b), vuzp2q_f32(s.low.c, s.low.d),
+          vuzp2q_f32(s.high.a, s.high.b), vuzp2q_f32(s.high.c, s.high.d)};
 }
 #endif
 

@@ -191,6 +191,10 @@ INL U8x32 zip_high(U8x32 x, U8x32 y) {
 INL Eights interleave(B64 x, B64 y) {
   return {{zip_low(x.lo, y.lo), zip_high(x.lo, y.lo)}, {zip_low(x.hi, y.hi), zip_high(x.hi, y.hi)}};
 }
+INL B64 interleave(const uint8_t* p, const uint8_t* q) {  // of eight lanes, from 32 bytes of each
+  U8x32 a = svld1_u8(svptrue_b8(), p), b = svld1_u8(svptrue_b8(), q);
+  return {zip_low(a, b), zip_high(a, b)};
+}
 // Two fours of two tokens, each token's together.
 INL I8x32 load_eights(const uint8_t* first, const uint8_t* second) {
   uint64_t x, y;
@@ -210,6 +214,19 @@ INL I32 first(PairSums s) {
 }
 INL I32 second(PairSums s) {
   return {svuzp2_s32(s.low.lo, s.low.hi), svuzp2_s32(s.high.lo, s.high.hi)};
+}
+
+struct FloatPairs { F32 low, high; };
+INL F32 multiply_eights(F32 sum, B64 w, I8x32 x) {  // eight bytes are four bf16
+  svbfloat16_t four = svreinterpret_bf16_s8(x);
+  return {svbfmmla_f32(sum.lo, svreinterpret_bf16_u8(w.lo), four),
+          svbfmmla_f32(sum.hi, svreinterpret_bf16_u8(w.hi), four)};
+}
+INL F32 first(FloatPairs s) {
+  return {svuzp1_f32(s.low.lo, s.low.hi), svuzp1_f32(s.high.lo, s.high.hi)};
+}
+INL F32 second(FloatPairs s) {
+  return {svuzp2_f32(s.low.lo, s.low.hi), svuzp2_f32(s.high.lo, s.high.hi)};
 }
 
 // ---- transposition ----
