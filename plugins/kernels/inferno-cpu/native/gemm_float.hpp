@@ -151,8 +151,14 @@ template <class S>
 using Tile = void (*)(const char*, int64_t, int, const typename S::X*, int64_t, const char*,
                       int64_t, float*);
 
+// The most tokens of a tile, and its function.
+template <class S>
+constexpr int tokens_of = kTokens;
+template <class S, int R, int T>
+constexpr Tile<S> tile_of = tile<S, R, T>;
+
 // The tile function for T tokens; `alone`: there are no other tokens.
-template <class S, int T = kTokens>
+template <class S, int T = tokens_of<S>>
 INL Tile<S> tile_for(int tokens, bool alone) {
   if constexpr (T == 0) {
     return nullptr;
@@ -161,7 +167,7 @@ INL Tile<S> tile_for(int tokens, bool alone) {
     if constexpr (__is_same(S, Bf16DotSteps) && T % 2 == 0)
       if (tokens == T && !alone) return tile_by_pairs<kPanels, T>;
 #endif
-    if (tokens == T) return alone ? tile<S, panels_for(T), T> : tile<S, kPanels, T>;
+    if (tokens == T) return alone ? tile_of<S, panels_for(T), T> : tile_of<S, kPanels, T>;
     return tile_for<S, T - 1>(tokens, alone);
   }
 }

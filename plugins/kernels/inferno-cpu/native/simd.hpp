@@ -32,6 +32,9 @@
 #if defined(__AVX512BF16__)
 #define INFERNO_AVX512_BF16
 #endif
+#if defined(__AMX_TILE__)  // with BF16 and INT8
+#define INFERNO_AMX
+#endif
 
 // INFERNO_NEON is a flag of its own (CMakeLists.txt): every 64-bit ARM has it, so that without it
 // "portable" is told from "neon".
