@@ -47,7 +47,10 @@ bench-peers: $(VENV)/.native ## The whole table beside every peer that installs:
 	  --formats bf16,q8_0,q4_k_m --model all $(ARGS)
 
 sanitize: $(VENV)/.dev ## Test the native kernels under AddressSanitizer and UBSan
-	$(BIN)/python plugins/kernels/inferno-cpu/sanitize.py $(ARGS)
+	$(BIN)/python plugins/kernels/inferno-cpu/variants.py sanitize $(ARGS)
+
+emulate: $(VENV)/.dev ## Test the kernels of processors that this one is not, as plain code (needs SIMDe)
+	$(BIN)/python plugins/kernels/inferno-cpu/variants.py emulate $(ARGS)
 
 serve: $(VENV)/.native ## Serve REF at http://127.0.0.1:8000/v1
 	$(BIN)/inferno serve $(REF) $(ARGS)
@@ -85,7 +88,7 @@ $(VENV)/.runtime: $(VENV)/.torch pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 	@touch $@
 
 # Native plugins are compiled here. Without a compiler everything runs, slower, and start-up says so.
-$(VENV)/.native: $(VENV)/.runtime $(foreach plugin,$(NATIVE),$(wildcard $(plugin)/CMakeLists.txt $(plugin)/native/*))
+$(VENV)/.native: $(VENV)/.runtime $(foreach plugin,$(NATIVE),$(wildcard $(plugin)/CMakeLists.txt $(plugin)/native/* $(plugin)/native/*/*))
 	@if command -v c++ >/dev/null; then \
 	  echo "Compiling $(NATIVE)"; \
 	  { $(PIP) install -q -c $(CONSTRAINTS) scikit-build-core nanobind cmake ninja && $(INSTALL) $(NATIVE:%=-e %); } \
@@ -101,4 +104,4 @@ $(VENV)/.docs: $(VENV)/.native
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo dev test lint docs bench bench-peers sanitize serve clean FORCE
+.PHONY: help demo dev test lint docs bench bench-peers sanitize emulate serve clean FORCE

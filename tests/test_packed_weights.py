@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_replay import EXPERTS, UNTIED, made
+from tests.test_replay import EXPERTS, UNTIED, made
 
 import inferno.packing as packing
 from inferno.core.engine import Engine

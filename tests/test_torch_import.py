@@ -11,7 +11,6 @@ import pytest
 IMPORT = """
 import sys, threading, time
 from inferno import torch_import
-torch_import._COMPLETE_AFTER = 3600.0
 with torch_import.deferring():
     import torch
 def deferred(): return torch_import.deferred()
@@ -152,9 +151,14 @@ def test_until_then_meta_kernels_in_python_are_missing_loudly() -> None:
 
 def test_the_rest_is_loaded_by_itself_some_time_after_loading() -> None:
     run("""
-        torch_import._COMPLETE_AFTER = 0.0
-        torch_import._complete_later()
-        assert not deferred()
+        torch_import._LATER_SECONDS = 0.0
+        torch_import.complete_later()
+        [thread] = [t for t in threading.enumerate() if t.name == "inferno rest of torch"]
+        thread.join(120)
+        assert not deferred() and not thread.is_alive()
+        threads = threading.active_count()
+        torch_import.complete_later()
+        assert threading.active_count() == threads, "there is nothing to load"
     """)
 
 
@@ -192,8 +196,8 @@ def test_threads_that_need_it_at_once_get_all_of_it() -> None:
             barrier.wait()
             try: exec(code, {"torch": torch})
             except BaseException as error: errors.append((code, error))
-        codes = ("torch.export.Dim", "import torch._dynamo", "import torch._decomp",
-                 "torch._meta_registrations.activate_meta", "import torch._refs")
+        codes = ("torch.export.Dim", "import torch._dynamo", "torch.export.export",
+                 "torch._meta_registrations.activate_meta", "torch.compile(torch.sin)")
         threads = [threading.Thread(target=use, args=(code,)) for code in codes]
         for thread in threads: thread.start()
         for thread in threads: thread.join(120)

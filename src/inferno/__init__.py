@@ -35,6 +35,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'inferno' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "LLM":  # it imports torch: begin beside the other imports
+        import_module("inferno.host").load_torch_library()
     return getattr(import_module(_LAZY[name]), name)
 
 

@@ -7,7 +7,7 @@ Python. Both together are a third of its time, and computing on a CPU needs neit
 - one of their attributes is used,
 - any module of torch is imported that `import torch` had not imported: `torch._dynamo`,
   `torch._decomp`, `torch.testing._internal`,
-- or `complete` is called, which the owner of an engine does soon after the model is loaded.
+- or `complete` is called, as it is 1.5 s after a model was loaded by `inferno.LLM`.
 
 Until then one thing differs, loudly: an operator that has its meta kernel in Python raises
 NotImplementedError on meta tensors.
@@ -15,10 +15,8 @@ NotImplementedError on meta tensors.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import Loader
@@ -26,16 +24,23 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from attrs import define, field
+
 DEFERRED = ("torch.export", "torch._meta_registrations")
 """In the order in which `import torch` imports them."""
-_COMPLETE_AFTER = 1.5
-"""Seconds after loading: the first token comes first."""
+_NEEDS_NONE = frozenset({"torch.utils._device"})
+"""Modules that are imported while a model is loaded and runs, and use nothing that is deferred."""
+_LATER_SECONDS = 1.5
+"""The first token comes first."""
+_WAIT_SECONDS = 10.0
+"""How long a thread waits for another one to load them. It may itself hold the lock of an import
+that the other needs: then both go on."""
 
 
 @contextmanager
 def deferring(wanted: bool = True) -> Iterator[None]:
-    """Context in which torch is imported and a model loaded. Without effect if torch was imported
-    before, or nothing is `wanted`. Some time after it, a thread calls `complete`."""
+    """Context in which torch is imported. Without effect if torch was imported before, or nothing
+    is `wanted`."""
     if not wanted or "torch" in sys.modules:
         yield
         return
@@ -45,18 +50,20 @@ def deferring(wanted: bool = True) -> Iterator[None]:
     except BaseException:
         complete()
         raise
-    threading.Thread(target=_complete_later, name="inferno rest of torch", daemon=True).start()
 
 
 def complete() -> bool:
     """Load what was deferred. Returns whether anything was."""
-    waiting = deferred()
-    for name in waiting:
-        _load(sys.modules[name])
-    if _FINDER in sys.meta_path and "torch" in sys.modules:
-        with suppress(ValueError):  # another thread did
-            sys.meta_path.remove(_FINDER)
-    return bool(waiting)
+    return _FINDER.complete()
+
+
+def complete_later() -> None:
+    """Load it in a thread, some time after a model was loaded in a process whose owner may use
+    torch as well."""
+    if deferred():
+        thread = threading.Timer(_LATER_SECONDS, complete)
+        thread.name, thread.daemon = "inferno rest of torch", True
+        thread.start()
 
 
 def deferred() -> list[str]:
@@ -64,28 +71,27 @@ def deferred() -> list[str]:
     return [name for name in DEFERRED if type(sys.modules.get(name)) is _Deferred]
 
 
-def _complete_later() -> None:
-    time.sleep(_COMPLETE_AFTER)
-    complete()
-
-
 class _Deferred(ModuleType):
     """A module that loads when an attribute is used that it lacks."""
 
     def __getattr__(self, name: str) -> Any:
         # Python itself asks every module for such names, as `inspect` does for `__wrapped__`.
-        if name.startswith("__") and name != "__all__":
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        complete()
-        return getattr(self, name)
+        if not (name.startswith("__") and name != "__all__") and not _FINDER.is_loading:
+            if _importing_torch():  # torch uses it itself: only this, in torch's own order
+                _FINDER.load([self.__name__])
+            else:
+                complete()
+            if name in self.__dict__ or type(self) is not _Deferred:
+                return getattr(self, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __dir__(self) -> Sequence[str]:
         complete()
-        return dir(self)
+        return dir(self) if type(self) is not _Deferred else sorted(self.__dict__)
 
 
 class _Later(Loader):
-    """Makes an empty module, which `_load` fills with the real loader."""
+    """Makes an empty module, which is filled with the real loader."""
 
     def __init__(self, real: Loader) -> None:
         self.real = real
@@ -107,24 +113,60 @@ class _Loaded(Loader):
         module.__spec__ = self._spec
 
 
+@define(eq=False)
 class _Finder:
     """Finds the deferred modules, and sees the first import of any other module of torch."""
+
+    _lock: Any = field(factory=threading.Lock)
+    _loader: int | None = None
+    """The thread that loads the deferred modules now."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not name.startswith("torch."):
+        if not name.startswith("torch.") or self.is_loading:
             return None
         if name in DEFERRED:
             found = PathFinder.find_spec(name, path, target)
             if found is not None and found.loader is not None:
                 found.loader = _Later(found.loader)
             return found
-        if _importing_torch() or not deferred():
+        if name in _NEEDS_NONE or _importing_torch() or not deferred():
             return None
-        complete()
-        module = sys.modules.get(name)  # it may have been loaded just now: not twice
-        return None if module is None else ModuleSpec(name, _Loaded(module))
+        self.complete()
+        if (module := sys.modules.get(name)) is None:
+            return None
+        # It was loaded just now. Python takes the spec of the module, whatever is returned here.
+        module.__spec__ = ModuleSpec(name, _Loaded(module))
+        return module.__spec__
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether this thread loads the deferred modules: then they are modules like others."""
+        return self._loader == threading.get_ident()
+
+    def complete(self) -> bool:
+        if self.is_loading:
+            return False
+        waiting = deferred()
+        self.load(waiting)
+        if not deferred() and "torch" in sys.modules and not _importing_torch():
+            with suppress(ValueError):  # another thread did
+                sys.meta_path.remove(self)
+        return bool(waiting)
+
+    def load(self, names: Sequence[str]) -> None:
+        """Fill these modules, unless another thread has."""
+        if not self._lock.acquire(timeout=_WAIT_SECONDS):
+            return
+        self._loader = threading.get_ident()
+        try:
+            for name in names:
+                if type(module := sys.modules[name]) is _Deferred:
+                    _fill(module)
+        finally:
+            self._loader = None
+            self._lock.release()
 
 
 _FINDER = _Finder()
@@ -136,24 +178,14 @@ def _importing_torch() -> bool:
     return spec is None or getattr(spec, "_initializing", False)
 
 
-def _load(module: ModuleType) -> None:
-    """Fill a deferred module, under the lock of its import: that lock sees deadlocks with other
-    threads that import."""
-    bootstrap: Any = importlib._bootstrap  # type: ignore[attr-defined]
+def _fill(module: ModuleType) -> None:
+    spec = module.__spec__
+    assert spec is not None and isinstance(spec.loader, _Later)
+    later = spec.loader
+    spec.loader = module.__loader__ = later.real
     try:
-        with bootstrap._ModuleLockManager(module.__name__):
-            if type(module) is not _Deferred:
-                return
-            spec = module.__spec__
-            assert spec is not None and isinstance(spec.loader, _Later)
-            later = spec.loader
-            spec.loader = module.__loader__ = later.real
-            module.__class__ = ModuleType
-            try:
-                later.real.exec_module(module)
-            except BaseException:
-                spec.loader = module.__loader__ = later
-                module.__class__ = _Deferred
-                raise
-    except bootstrap._DeadlockError:  # the other thread loads it
-        return
+        later.real.exec_module(module)
+    except BaseException:
+        spec.loader = module.__loader__ = later
+        raise
+    module.__class__ = ModuleType

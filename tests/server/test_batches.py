@@ -155,7 +155,7 @@ def test_a_form_is_for_files_only_and_not_for_other_origins(start: Start) -> Non
 
 def test_a_batch_answers_its_requests(start: Start) -> None:
     http = start()
-    bad = {"messages": []}
+    bad: dict[str, Any] = {"messages": []}
     made = create(http, line("a"), line("b", body={**BODY, "max_tokens": 3}), line("c", body=bad))
     assert made["object"] == "batch" and made["status"] == "validating"
     assert made["metadata"] == {"run": "1"} and made["expires_at"] - made["created_at"] == 86_400
@@ -301,7 +301,7 @@ def test_files_and_batches_belong_to_keys(start: Start, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(KEYS)
     keys = Keys(file=tmp_path / "keys.toml")
     http = start(api_keys=keys)
-    a, b = ({"headers": {"Authorization": f"Bearer {key}"}} for key in "ab")
+    a, b = (dict[str, Any](headers={"Authorization": f"Bearer {key}"}) for key in "ab")
     done = ended(http, create(http, line("x"), line("y"), **b)["id"], **b)
     assert done["status"] == "completed"
     assert answers(http, done["output_file_id"], **b).keys() == {"x", "y"}

@@ -114,14 +114,15 @@ def _device(device: Device) -> str:
 
 def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
     return [
-        ("weights", _scheme(use, classes), _origin(plan, "scheme", use.name))
+        ("weights", _scheme(use, plan.dtype, classes), _origin(plan, "scheme", use.name))
         for use in plan.schemes
     ]
 
 
-def _scheme(use: SchemeUse, classes: bool) -> str:
+def _scheme(use: SchemeUse, dtype: str, classes: bool) -> str:
     size = host.format_bytes(use.nbytes)
-    held = f"{use.name}: {use.count} matrices of {', '.join(use.stored)}, {size}"
+    name = use.name if use.layout in (use.name, dtype) else f"{use.name} in {use.layout}"
+    held = f"{name}: {use.count} matrices of {', '.join(use.stored)}, {size}"
     return f"{held} ({', '.join(use.classes)})" if classes else held
 
 
@@ -142,7 +143,7 @@ def _kernel_rows(plan: Plan) -> Iterable[Row]:
 def _capture_rows(plan: Plan) -> Iterable[Row]:
     if (use := plan.capture) is not None:
         origin = _origin(plan, "kernels", use.name)
-        yield "decode steps", f"captured by {use.name}, up to {use.sizes[-1]} requests", origin
+        yield "decode steps", f"captured by {use.name}, up to {use.sizes[-1]} tokens", origin
 
 
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:

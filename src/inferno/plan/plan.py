@@ -100,7 +100,8 @@ class CaptureUse:
 
     name: str
     sizes: tuple[int, ...]
-    """Numbers of sequences, ascending. A step is padded to the next; more are not captured."""
+    """Numbers of sequences of one token each, ascending. A step is padded to the next; more are not
+    captured."""
     blocks: tuple[int, ...]
     """Numbers of blocks of a sequence, ascending. Tables are padded to the next."""
 

@@ -151,7 +151,7 @@ def _decide(
         kernels,
         uses,
         device,
-        max_tokens=options.max_num_seqs * (1 + num_drafts),
+        max_tokens=options.max_num_seqs * (1 + num_drafts) + block_size - 1,  # the rest of a prompt
         max_blocks=-(-cache.value.max_model_len // block_size),
         reads_hidden=proposer.item.name if proposer is not None and mtp.specs else None,
     )

@@ -127,14 +127,15 @@ def _describe(properties: dict[str, Any], rows: Sequence[Field]) -> None:
 
 def _answers(path: str, operation: dict[str, Any], schemas: Mapping[str, Any]) -> None:
     responses = operation["responses"]
-    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    content = operation.get("requestBody", {}).get("content", {})
+    body = content.get("application/json", {})
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
     declared = responses.get("400", {}).get("content", {})
     if "$ref" in declared.get("application/json", {}).get("schema", {}):
         error = declared
     else:  # Litestar's own kind of error, which no handler here sends
         responses.pop("400", None)
-    for status, text in {**_ANYWHERE, **(_WITH_BODY if body else {})}.items():
+    for status, text in {**_ANYWHERE, **(_WITH_BODY if content else {})}.items():
         responses.setdefault(status, {"description": text, "content": error})
     name = body.get("schema", {}).get("$ref", "").rpartition("/")[2]
     if "stream" in schemas.get(name, {}).get("properties", {}) and "200" in responses:

@@ -8,7 +8,9 @@ one of its experts (T · X).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from mmap import mmap
 from typing import ClassVar
 
 import pytest
@@ -168,6 +170,25 @@ class KernelProviderTests(Installed):
                 lost_TO = (ours.matmul(x_TK).float() - wanted.float()).abs() / size_TO
                 units = float(lost_TO.max()) * columns**0.5 / TOLERANCE["bfloat16"]
                 assert units <= self.linear_tolerance, f"{weight.layout}: off by {units:.2g} units"
+
+    def test_packed_weights_are_the_same_after_a_file(self, item: KernelProvider) -> None:
+        if item.packing is None:
+            return
+        assert item.packing.version() == item.packing.version(), "it names the layouts"
+        for weight in self.weights(48, 256, torch.bfloat16):
+            if self._refused(item, LINEAR, "bfloat16", weight.layout):
+                continue
+            ours = item.ops[LINEAR](weight)
+            if (saved := item.packing.save(ours)) is None:
+                continue
+            about, data = json.loads(json.dumps(saved[0])), b"".join(map(bytes, saved[1]))
+            pages = mmap(-1, len(data))  # aligned as a part of a file is
+            pages[:] = data
+            again, x_TK = item.packing.load(about, memoryview(pages)), random(5, 256).bfloat16()
+            assert torch.equal(again.matmul(x_TK), ours.matmul(x_TK))
+            assert torch.equal(again.rows(torch.arange(48)), ours.rows(torch.arange(48)))
+            with pytest.raises(ValueError):
+                item.packing.load(about, memoryview(pages)[:-64])
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     def test_linears_that_share_their_input_become_one(

@@ -177,7 +177,10 @@ class QuantSchemeTests(Installed):
     def test_parts_may_be_views_and_are_not_changed(self, item: QuantScheme) -> None:
         """Parts are mapped from a file, and architectures may slice them from larger tensors."""
         parts = self._parts(0)
-        views = {name: torch.stack([part, part], 1)[:, 0] for name, part in parts.items()}
+        views = {
+            name: torch.stack([part, part], 1)[:, 0] if part.ndim else part
+            for name, part in parts.items()
+        }
         before = {name: part.clone() for name, part in parts.items()}
         ours, theirs = (self._load(item, given, "float32") for given in (views, parts))
         rows_O, x_TI = torch.arange(ours.shape[0]), random(3, ours.shape[1])
@@ -320,6 +323,11 @@ def stored_matrix(
 
 def _damages(part: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Copies of a part with a wrong shape or type."""
+    yield "with an extra dimension", part[None]
+    yield "as float64", part.double()
+    yield "as bytes", torch.zeros(math.prod(part.shape), dtype=torch.uint8).view(part.shape)
+    if not part.ndim:
+        return
     yield "without its last row", part[:-1]
     yield "without rows", part[:0]
     yield (
@@ -328,11 +336,8 @@ def _damages(part: Tensor) -> Iterator[tuple[str, Tensor]]:
     )
     yield "without its last column", part[..., :-1]
     yield "without columns", part[..., :0]
-    yield "with an extra dimension", part[None]
     yield "in one dimension", part.flatten()
     yield "as a scalar", part.flatten()[0]
-    yield "as float64", part.double()
-    yield "as bytes", torch.zeros(math.prod(part.shape), dtype=torch.uint8).view(part.shape)
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:

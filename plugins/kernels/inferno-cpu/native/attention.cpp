@@ -1,6 +1,8 @@
 // Attention over the paged cache. Compiled once for each instruction set.
 #include "attention.hpp"
 
+#include <type_traits>
+
 #include "attention_cache.hpp"
 #include "attention_softmax.hpp"
 #include "attention_tile.hpp"
@@ -31,6 +33,16 @@ struct Panels {
   }
 };
 
+// Call body with whether to prefetch: the first group of rows does it for the others.
+template <bool Ahead, bool OneGroup, class Body>
+INL void prefetching(int group, const Body& body) {
+  if constexpr (Ahead && !OneGroup) {
+    return group == 0 ? body(std::true_type{}) : body(std::false_type{});
+  } else {
+    return body(std::integral_constant<bool, Ahead>{});
+  }
+}
+
 // Rows computed at once, and the range of panels they see.
 struct Group { int start, rows, first, stop; };
 
@@ -39,7 +51,7 @@ template <bool Ahead, class E, class X, class P>
 void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, int count,
                    const Softmax& softmax, const P* const* keys, const P* const* values,
                    const P* const* keys_ahead, const P* const* values_ahead, Scratch& own) {
-  constexpr bool kScaled = sizeof(E) == 1;
+  constexpr bool kScaled = sizeof(E) == 1, kOneGroup = !__is_same(X, P);  // see kDirect
   const int heads = step.H / step.K, rows = tile.tokens * heads, blocks = step.C / 16;
   const X* q = (const X*)own.q;
   X* weights = sizeof(X) == 2 ? (X*)own.weights : (X*)own.scores;
@@ -59,9 +71,11 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
       int first = int(max(p, group.first)), stop = int(min(p + per_pass, group.stop));
       if (first < stop)
         with_rows(group.rows, [&](auto n) {
-          score_panels<decltype(n)::value, Ahead>(q + group.start * kStride, step.C, keys,
-                                                  keys_ahead, first, stop,
-                                                  own.scores + group.start * kKeys);
+          prefetching<Ahead, kOneGroup>(g, [&](auto ahead) {
+            score_panels<decltype(n)::value, decltype(ahead)::value>(
+                q + group.start * kStride, step.C, keys, keys_ahead, first, stop,
+                own.scores + group.start * kKeys);
+          });
         });
     }
   for (int g = 0; g < num_groups; g++)
@@ -77,11 +91,13 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
     for (int g = 0; g < num_groups; g++) {
       const Group& group = groups[g];
       with_rows(group.rows, [&](auto n) {
-        weigh_panels<decltype(n)::value, Ahead, kScaled>(
-            weights + group.start * kKeys + 16 * group.first, values + group.first,
-            values_ahead + group.first, group.stop - group.first, b, int(min(blocks, b + columns)),
-            own.fade + group.start, own.weights_units + group.start,
-            own.out + group.start * kStride);
+        prefetching<Ahead, kOneGroup>(g, [&](auto ahead) {
+          weigh_panels<decltype(n)::value, decltype(ahead)::value, kScaled>(
+              weights + group.start * kKeys + 16 * group.first, values + group.first,
+              values_ahead + group.first, group.stop - group.first, b,
+              int(min(blocks, b + columns)), own.fade + group.start,
+              own.weights_units + group.start, own.out + group.start * kStride);
+        });
       });
     }
 }
@@ -133,9 +149,8 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
       now.values[count - 1] = (const E*)own.padded;
     }
     if (rows <= kDirect || __is_same(X, E)) {
-      auto attend = rows <= kGroup ? attend_panels<true, E, X, E> : attend_panels<false, E, X, E>;
-      attend(step, tile, 16 * begin, count, softmax, now.keys, now.values, then.keys, then.values,
-             own);
+      attend_panels<true, E, X>(step, tile, 16 * begin, count, softmax, now.keys, now.values,
+                                then.keys, then.values, own);
       continue;
     }
     const X *keys[kPanels], *values[kPanels];
@@ -181,7 +196,7 @@ void attend_in(const AttentionStep& step) {
 }
 
 void attend(const AttentionStep& step) {
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_BF16)
   using Wide = bf16;  // type in which bfloat16 is computed
 #else
   using Wide = float;

@@ -13,9 +13,12 @@ INL int64_t panel_of(const AttentionStep& step, int64_t sequence, int head, int6
   return (block * step.K + head) * each + i % each;
 }
 
-INL void put(float* to, float x, float) { *to = x; }
-INL void put(fp8* to, float x, float inverse) { from_float(to, x * inverse); }
-INL void put(int8_t* to, float x, float inverse) { *to = int8_t(__builtin_lrintf(x * inverse)); }
+INL void put(fp8* to, F32 x) {
+  float each[16];
+  store(each, x);
+  for (int i = 0; i < 16; i++) from_float(to + i, each[i]);
+}
+INL void put(int8_t* to, F32 x) { store_int8((uint8_t*)to, round_i32(x)); }
 
 // Largest value of an 8-bit type.
 INL float largest_of(const fp8*) { return 448.0f; }
@@ -29,18 +32,20 @@ INL const E* encoded(const T* x, int C, E* capacity, float* scales, int64_t toke
     (void)C, (void)capacity, (void)scales, (void)token;
     return x;
   } else {
-    float top = 0.0f;
-    for (int c = 0; c < C; c++) {
-      float a = __builtin_fabsf(to_float(x[c]));
-      top = a <= top ? top : a;  // NaN is kept, and spreads as it would without a scale
+    F32 tops = splat(0.0f), wrong = splat(0.0f);
+    for (int c = 0; c < C; c += 16) {
+      F32 v = load(x + c);
+      tops = max(abs(v), tops), wrong = fma(v, splat(0.0f), wrong);
     }
-    bool usable = top > 0.0f && top <= 3.4e38f;
-    float inverse = usable ? largest_of(capacity) / top : 0.0f;
+    float top = largest(tops);
+    bool finite = sum(wrong) == 0.0f;  // else the scale is NaN, and spreads as they would
+    float inverse = finite && top > 0.0f ? largest_of(capacity) / top : 0.0f;
     if (!(inverse <= 3.4e38f)) inverse = 0.0f;  // too small: stored as zero
-    for (int c = 0; c < C; c++) put(capacity + c, to_float(x[c]), inverse);
-    scales[token] = inverse > 0.0f                ? 1.0f / inverse
-                    : top > 3.4e38f || top != top ? __builtin_nanf("")
-                                                  : 0.0f;
+    for (int c = 0; c < C; c += 16) {
+      F32 v = finite ? load(x + c) : splat(0.0f);
+      put(capacity + c, v * splat(inverse));
+    }
+    scales[token] = !finite ? __builtin_nanf("") : inverse > 0.0f ? 1.0f / inverse : 0.0f;
     return capacity;
   }
 }

@@ -18,6 +18,13 @@ constexpr int kDirect = 12;  // up to this many rows, elements are converted as 
 constexpr int padded(int rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : rows <= 8 ? 8 : 12; }
 constexpr int panels_at_once(int rows) { return rows <= 4 ? 4 : 2; }
 constexpr int columns_at_once(int rows) { return rows <= 4 ? 4 : 2; }
+#elif defined(INFERNO_SVE256)
+constexpr int kGroup = 12;
+constexpr int kRows = 72;
+constexpr int kDirect = 12;
+constexpr int padded(int rows) { return rows <= 2 ? rows : rows <= 4 ? 4 : rows <= 8 ? 8 : 12; }
+constexpr int panels_at_once(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
+constexpr int columns_at_once(int rows) { return rows <= 2 ? 4 : rows <= 4 ? 2 : 1; }
 #else
 constexpr int kGroup = 6;
 constexpr int kRows = 60;
@@ -175,7 +182,7 @@ INL void with_rows(int rows, const Body& body) {
     case 1: return body(Count<1>{});
     case 2: return body(Count<2>{});
     case 4: return body(Count<4>{});
-#if defined(INFERNO_AVX512)
+#if defined(INFERNO_AVX512) || defined(INFERNO_SVE256)
     case 8: return body(Count<8>{});
     default: return body(Count<12>{});
 #else

@@ -6,6 +6,9 @@
 #include <cstdlib>
 
 #include "gemm_float.hpp"
+#if defined(INFERNO_AMX)
+#include "gemm_amx.hpp"
+#endif
 #include "parallel.hpp"
 #include "peak.hpp"
 #include "problems.hpp"
@@ -45,7 +48,7 @@ INL int64_t steps_of(int64_t K) {
 // M tokens split into tiles of nearly equal size.
 struct Tiles {
   int64_t M, count;
-  explicit Tiles(int64_t M) : M(M), count((M + kTokens - 1) / kTokens) {}
+  Tiles(int64_t M, int tokens) : M(M), count((M + tokens - 1) / tokens) {}
   int64_t begin(int64_t i) const { return M / count * i + (i < M % count ? i : M % count); }
   int size(int64_t i) const { return int(M / count + (i < M % count)); }
 };
@@ -82,6 +85,13 @@ void pack(const A* x, int64_t x_stride, int64_t T, int64_t K, typename S::X* to)
       if (i * kEach < K) single(x + t * x_stride + i * kEach, K - i * kEach, to + i * T + t);
     }
 }
+
+#if defined(INFERNO_AMX)
+template <>
+void pack<Bf16Tiles, bf16>(const bf16* x, int64_t x_stride, int64_t T, int64_t K, bf16* to) {
+  pack_rows(x, x_stride, T, K, to);
+}
+#endif
 
 // ---- results ----
 
@@ -158,7 +168,7 @@ struct Product {
   void group(int64_t task, int64_t panel, int64_t i, const char* ahead, int64_t share, int64_t of,
              const Sink& sink) const {
     int T = tiles.size(i), present = int(count - panel < R ? count - panel : R);
-    alignas(64) float out[24 * 16];
+    alignas(64) float out[(tokens_of<S> > kTokens ? 64 : 24) * 16];
     const X* tokens = x + tiles.begin(i) * steps * S::kPerStep;
     tile_for<S>(T, tiles.count == 1)(w + panel * panel_bytes, panel_bytes, present, tokens, steps,
                                      ahead + share * (panel_bytes / of), S::kBytes / of, out);
@@ -174,6 +184,9 @@ struct Product {
     int64_t first = at / grid.across * grid.tiles,
             last = first + grid.tiles < tiles.count ? first + grid.tiles : tiles.count;
     int64_t of = last - first;
+#if defined(INFERNO_AMX)
+    TilesReleased released;
+#endif
     for (int64_t g = begin; g < end; g += R)
       for (int64_t i = first; i < last; i++) {
         if (of == 1)
@@ -198,9 +211,9 @@ struct Problem {
 template <class S>
 Problem<S> problem_of(const char* panels, int64_t count, int64_t K, const typename S::X* packed,
                       int64_t M, int64_t target) {
-  Tiles tiles(M);
+  Tiles tiles(M, tokens_of<S>);
   int64_t steps = steps_of<S>(K),
-          tile_bytes = kTokens * steps * S::kPerStep * int64_t(sizeof(typename S::X));
+          tile_bytes = tokens_of<S> * steps * S::kPerStep * int64_t(sizeof(typename S::X));
   int R = tiles.count == 1 ? panels_for(int(M)) : kPanels;
   Product<S> product{panels, count, steps * S::kBytes, steps, packed, tiles, R};
   TaskGrid grid(count, product.panel_bytes, R, tiles.count, tile_bytes, target);
@@ -384,12 +397,32 @@ void repack(int dtype, const void* w, int64_t row_stride, void* panels, int64_t 
   FOR_TYPE(dtype, E, repack_of<E>(w, row_stride, panels, N, K));
 }
 
+// Call `call` with this level's own steps for bf16 weights and activations and return true, if it
+// has any. `tokens`: of a product, on average.
+template <class Call>
+bool with_bf16_steps(int w_dtype, int x_dtype, int64_t tokens, int64_t K, const Call& call) {
+  (void)tokens, (void)K, (void)call;
+  if (w_dtype != kBFloat16 || x_dtype != kBFloat16) return false;
+#if defined(INFERNO_AMX)
+  if (K % kTileColumns == 0) {
+    tokens < kFewestTokens ? call(Bf16InTileOrder{}) : call(Bf16Tiles{});
+    return true;
+  }
+#endif
+#if defined(INFERNO_BF16)
+  call(Bf16DotSteps{});
+  return true;
+#else
+  return false;
+#endif
+}
+
 void matmul(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
             const float* bias, void* y, int64_t M, int64_t N, int64_t K) {
-#if defined(INFERNO_AVX512_BF16)
-  if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
-    return matmul_of<Bf16DotSteps, bf16>(x, x_stride, panels, bias, y, M, N, K);
-#endif
+  auto bf16_product = [&](auto steps) {
+    matmul_of<decltype(steps), bf16>(x, x_stride, panels, bias, y, M, N, K);
+  };
+  if (with_bf16_steps(w_dtype, x_dtype, M, K, bf16_product)) return;
   FOR_TYPE(w_dtype, E,
            FOR_TYPE(x_dtype, A,
                     matmul_of<typename Steps<E>::Of, A>(x, x_stride, panels, bias, y, M, N, K)));
@@ -397,10 +430,10 @@ void matmul(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const voi
 
 void grouped(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
              const float* bias, void* y, const int32_t* starts, int64_t E, int64_t N, int64_t K) {
-#if defined(INFERNO_AVX512_BF16)
-  if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
-    return grouped_of<Bf16DotSteps, bf16>(x, x_stride, panels, bias, y, starts, E, N, K);
-#endif
+  auto bf16_product = [&](auto steps) {
+    grouped_of<decltype(steps), bf16>(x, x_stride, panels, bias, y, starts, E, N, K);
+  };
+  if (with_bf16_steps(w_dtype, x_dtype, starts[E] / E, K, bf16_product)) return;
   FOR_TYPE(w_dtype, W,
            FOR_TYPE(x_dtype, A,
                     grouped_of<typename Steps<W>::Of, A>(x, x_stride, panels, bias, y, starts, E, N,
@@ -409,10 +442,10 @@ void grouped(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const vo
 
 void argmax(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
             int64_t* ids, int64_t M, int64_t N, int64_t K) {
-#if defined(INFERNO_AVX512_BF16)
-  if (w_dtype == kBFloat16 && x_dtype == kBFloat16)
-    return argmax_of<Bf16DotSteps, bf16>(x, x_stride, panels, ids, M, N, K);
-#endif
+  auto bf16_product = [&](auto steps) {
+    argmax_of<decltype(steps), bf16>(x, x_stride, panels, ids, M, N, K);
+  };
+  if (with_bf16_steps(w_dtype, x_dtype, M, K, bf16_product)) return;
   FOR_TYPE(
       w_dtype, E,
       FOR_TYPE(x_dtype, A, argmax_of<typename Steps<E>::Of, A>(x, x_stride, panels, ids, M, N, K)));
@@ -442,7 +475,9 @@ float read(const void* data, int64_t bytes) {
 double peak(int dtype) {
   float ones[kChains * 16];
   for (float& one : ones) one = 1.0f;
-#if defined(INFERNO_AVX512_BF16)
+#if defined(INFERNO_AMX)
+  if (dtype == kBFloat16) return tile_peak();
+#elif defined(INFERNO_BF16)
   if (dtype == kBFloat16)
     return 64 * peak_steps<F32, false>(ones, [&](F32 sum, int c) {
              return dot2(sum, load_pairs((const bf16*)(ones + 16 * c)), splat_pair(0x3f80));

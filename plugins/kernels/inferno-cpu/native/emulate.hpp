@@ -1,4 +1,4 @@
-// AVX-512 intrinsics as plain code, to test the kernels on a machine without those instructions
+// Intrinsics of AVX-512 and AVX-VNNI as plain code, to test the kernels on a machine without them
 // (CMake: INFERNO_EMULATE). Most come from SIMDe (Debian: libsimde-dev); those missing from its
 // version 0.7 are here, lane by lane. Slow, for tests only.
 //
@@ -135,6 +135,13 @@ __attribute__((noinline, unused)) static __m512i emulated_dpbusd_epi32(__m512i s
   for (int i = 0; i < 64; i++) s.at[i / 4] += x.at[i] * y.at[i];
   return emulated_bits<__m512i>(s);
 }
+EMULATED __m256i emulated_dpbusd_epi32(__m256i sum, __m256i a, __m256i b) {
+  auto s = LANES(int32_t, sum);
+  auto x = LANES(uint8_t, a);
+  auto y = LANES(int8_t, b);
+  for (int i = 0; i < 32; i++) s.at[i / 4] += x.at[i] * y.at[i];
+  return emulated_bits<__m256i>(s);
+}
 template <int OPERATION>
 EMULATED __m512 emulated_roundscale_ps(__m512 a) {
   static_assert(OPERATION == 0 || OPERATION == 8, "to the nearest integer");
@@ -192,6 +199,7 @@ EMULATED __m512i emulated_unpack(__m512i a, __m512i b,
 #undef _mm512_cvtne2ps_pbh
 #undef _mm512_dpbf16_ps
 #undef _mm512_dpbusd_epi32
+#undef _mm256_dpbusd_avx_epi32
 #undef _mm512_roundscale_ps
 #undef _mm512_scalef_ps
 #undef _mm512_reduce_add_ps
@@ -218,6 +226,7 @@ EMULATED __m512i emulated_unpack(__m512i a, __m512i b,
 #define _mm512_dpbf16_ps(sum, a, b) \
   emulated_dpbf16_ps(sum, emulated_bits<__m512i>(a), emulated_bits<__m512i>(b))
 #define _mm512_dpbusd_epi32 emulated_dpbusd_epi32
+#define _mm256_dpbusd_avx_epi32 emulated_dpbusd_epi32
 #define _mm512_roundscale_ps(a, operation) emulated_roundscale_ps<operation>(a)
 #define _mm512_scalef_ps emulated_scalef_ps
 #define _mm512_reduce_add_ps emulated_reduce_add_ps

@@ -12,7 +12,9 @@ namespace {
 // Maximum tokens of a tile, and its panels: as many sums as fit in registers.
 #if defined(INFERNO_AVX512)
 constexpr int kTokens = 12, kPanels = 2;
-#elif defined(INFERNO_AVX2) || defined(__aarch64__)
+#elif defined(INFERNO_SVE256)
+constexpr int kTokens = 12, kPanels = 1;
+#elif defined(INFERNO_AVX2) || defined(INFERNO_NEON)
 constexpr int kTokens = 6, kPanels = 1;
 #else
 constexpr int kTokens = 2, kPanels = 1;
@@ -22,6 +24,8 @@ constexpr int kTokens = 2, kPanels = 1;
 constexpr int panels_for(int T) {
 #if defined(INFERNO_AVX512)
   return T <= 6 ? 4 : kPanels;
+#elif defined(INFERNO_SVE256)
+  return T <= 3 ? 4 : T <= 6 ? 2 : kPanels;
 #else
   return T == 1 ? 4 : T <= 3 ? 2 : kPanels;
 #endif
@@ -79,6 +83,48 @@ struct ColumnSteps {  // f16, f32
   }
 };
 
+#if defined(INFERNO_NEON_MATRIX)
+// tile() of bf16 by the matrix instruction: four columns of two tokens at a time, T even. Bit for
+// bit the same, since the instruction is defined as two of dot2.
+template <int R, int T>
+void tile_by_pairs(const char* panels, int64_t panel_bytes, int present, const uint32_t* x,
+                   int64_t steps, const char* ahead, int64_t ahead_step, float* out) {
+  alignas(64) static const uint8_t zeros[64] = {};
+  const uint8_t* w[R];
+  UNROLL_FOR (int r = 0; r < R; r++)
+    w[r] = (const uint8_t*)panels + (r < present ? r : present - 1) * panel_bytes;
+  FloatPairs sum[R][T / 2];
+  UNROLL_FOR (int r = 0; r < R; r++)
+    UNROLL_FOR (int t = 0; t < T / 2; t++) sum[r][t] = {splat(0.0f), splat(0.0f)};
+  for (int64_t s = 0; s < steps; s += 2) {
+    bool both = s + 1 < steps;
+    decltype(load_eights(zeros, zeros)) four[T / 2];
+    UNROLL_FOR (int t = 0; t < T / 2; t++)
+      four[t] =
+          load_eights((const uint8_t*)(x + 2 * t), both ? (const uint8_t*)(x + T + 2 * t) : zeros);
+    UNROLL_FOR (int r = 0; r < R; r++) {
+      __builtin_prefetch(ahead + r * panel_bytes, 0, 2);
+      __builtin_prefetch(ahead + ahead_step + r * panel_bytes, 0, 2);
+      const uint8_t* next = both ? w[r] + 64 : zeros;
+      B64 low = interleave(w[r], next);
+      UNROLL_FOR (int t = 0; t < T / 2; t++)
+        sum[r][t].low = multiply_eights(sum[r][t].low, low, four[t]);
+      B64 high = interleave(w[r] + 32, next + 32);
+      UNROLL_FOR (int t = 0; t < T / 2; t++)
+        sum[r][t].high = multiply_eights(sum[r][t].high, high, four[t]);
+      w[r] += 128;
+    }
+    x += 2 * T;
+    ahead += 2 * ahead_step;
+  }
+  UNROLL_FOR (int r = 0; r < R; r++)
+    UNROLL_FOR (int t = 0; t < T / 2; t++) {
+      store(out + (r * T + 2 * t) * 16, first(sum[r][t]));
+      store(out + (r * T + 2 * t + 1) * 16, second(sum[r][t]));
+    }
+}
+#endif
+
 // out[R][T][16] = R panels, `panel_bytes` apart, times T tokens. Only the first `present` panels
 // exist; results of the others are meaningless. Each step prefetches the next address of ahead,
 // ahead + ahead_step, ... for each panel.
@@ -105,13 +151,23 @@ template <class S>
 using Tile = void (*)(const char*, int64_t, int, const typename S::X*, int64_t, const char*,
                       int64_t, float*);
 
+// The most tokens of a tile, and its function.
+template <class S>
+constexpr int tokens_of = kTokens;
+template <class S, int R, int T>
+constexpr Tile<S> tile_of = tile<S, R, T>;
+
 // The tile function for T tokens; `alone`: there are no other tokens.
-template <class S, int T = kTokens>
+template <class S, int T = tokens_of<S>>
 INL Tile<S> tile_for(int tokens, bool alone) {
   if constexpr (T == 0) {
     return nullptr;
   } else {
-    if (tokens == T) return alone ? tile<S, panels_for(T), T> : tile<S, kPanels, T>;
+#if defined(INFERNO_NEON_MATRIX)
+    if constexpr (__is_same(S, Bf16DotSteps) && T % 2 == 0)
+      if (tokens == T && !alone) return tile_by_pairs<kPanels, T>;
+#endif
+    if (tokens == T) return alone ? tile_of<S, panels_for(T), T> : tile_of<S, kPanels, T>;
     return tile_for<S, T - 1>(tokens, alone);
   }
 }

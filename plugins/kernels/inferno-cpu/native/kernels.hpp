@@ -3,6 +3,8 @@
 // Python checks them once, when it builds the op. Values that change from step to step are passed
 // in memory, not as arguments, since a replay of a recorded step repeats the arguments.
 #pragma once
+#include <string>
+
 #include "attention.hpp"
 #include "dense.hpp"
 #include "elementwise.hpp"
@@ -18,5 +20,7 @@ struct Isa {
   const Experts* experts;
 };
 
+// Of a level by name. Throws std::invalid_argument if this machine cannot run it.
+const Isa& isa_of(const std::string& level);
 // Of the level that select() chose, or else wanted_level(), which may throw.
 const Isa& active();

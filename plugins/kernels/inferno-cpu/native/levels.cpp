@@ -5,6 +5,8 @@
 
 #if defined(__x86_64__)
 #include "levels_x86.hpp"
+#elif defined(__aarch64__)
+#include "levels_arm.hpp"
 #endif
 
 namespace {
@@ -35,6 +37,18 @@ constexpr Level kLevels[] = {
 #endif
 #if defined(INFERNO_HAS_SSE42)
     {"sse4.2", sse42},
+#endif
+#if defined(INFERNO_HAS_SVE256)
+    {"sve256", sve256},
+#endif
+#if defined(INFERNO_HAS_I8MM)
+    {"i8mm", i8mm},
+#endif
+#if defined(INFERNO_HAS_DOTPROD)
+    {"dotprod", dotprod},
+#endif
+#if defined(INFERNO_HAS_NEON)
+    {"neon", any},
 #endif
     {"portable", any},
 };

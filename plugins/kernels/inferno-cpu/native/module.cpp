@@ -14,62 +14,7 @@
 #include "levels.hpp"
 #include "parallel.hpp"
 
-// The tables that CMakeLists.txt has compiled.
-#define DECLARE(level)                          \
-  extern const Elementwise elementwise_##level; \
-  extern const DenseLinear dense_##level;       \
-  extern const PackedLinear packed_##level;     \
-  extern const Attention attention_##level;     \
-  extern const Experts experts_##level;
-DECLARE(portable)
-DECLARE(sse42)
-DECLARE(avx2)
-DECLARE(avxvnni)
-DECLARE(avx512vnni)
-DECLARE(avx512)
-DECLARE(amx)
-
 namespace {
-
-// The kernels that each level takes. Another level's, where its own instructions would change
-// nothing: AVX-VNNI only multiplies bytes, AMX only multiplies many rows, and BF16 only floats.
-#define TAKES(name, elementwise, dense, packed, attention, experts)                             \
-  Isa {                                                                                         \
-    name, &elementwise_##elementwise, &dense_##dense, &packed_##packed, &attention_##attention, \
-        &experts_##experts                                                                      \
-  }
-// clang-format off
-const Isa kIsas[] = {
-    //      level         elementwise dense       packed      attention   experts
-#if defined(INFERNO_HAS_AMX)
-    TAKES("amx",         avx512,     amx,        amx,        avx512,     avx512vnni),
-#endif
-#if defined(INFERNO_HAS_AVX512)
-    TAKES("avx512",      avx512,     avx512,     avx512vnni, avx512,     avx512vnni),
-#endif
-#if defined(INFERNO_HAS_AVX512VNNI)
-    TAKES("avx512vnni",  avx512vnni, avx512vnni, avx512vnni, avx512vnni, avx512vnni),
-#endif
-#if defined(INFERNO_HAS_AVXVNNI)
-    TAKES("avxvnni",     avx2,       avx2,       avxvnni,    avx2,       avx2),
-#endif
-#if defined(INFERNO_HAS_AVX2)
-    TAKES("avx2",        avx2,       avx2,       avx2,       avx2,       avx2),
-#endif
-#if defined(INFERNO_HAS_SSE42)
-    TAKES("sse4.2",      sse42,      sse42,      sse42,      sse42,      sse42),
-#endif
-    TAKES("portable",    portable,   portable,   portable,   portable,   portable),
-};
-// clang-format on
-
-const Isa& isa_of(const std::string& level) {
-  for (const std::string& name : available_levels())
-    if (name == level)
-      for (const Isa& isa : kIsas)
-        if (name == isa.name) return isa;
-  throw std::invalid_argument("this machine cannot run " + level);
-}
 
 const Isa* chosen = nullptr;
 

@@ -19,6 +19,10 @@ constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5;
 constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 16;
 #elif defined(INFERNO_AVX2)
 constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8;
+#elif defined(INFERNO_SVE256)
+constexpr int kDirect = 6, kWide = 6, kWidePanels = 1, kDirectRows = 12;
+#elif defined(INFERNO_NEON_DOT)
+constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8;
 #else
 constexpr int kDirect = 2, kWide = 2, kWidePanels = 1, kDirectRows = 2;
 #endif
@@ -367,7 +371,7 @@ void row_of(const Kernel& k, const uint8_t* group, int lane, int64_t groups, Y* 
       float scale, min;
       memcpy(&scale, group + 4 * (kRows * half + lane), 4);
       memcpy(&min, group + 4 * (kRows * (k.halves + half) + lane), 4);
-      uint8_t code = group[k.codes_at + 64 * (i / 4) + 4 * lane + i % 4];
+      uint8_t code = group[k.codes_at + code_at(lane, i)];
       float w = scale * float(k.signed_codes ? int8_t(code) : int(code) - k.offset);
       values[i] = k.has_min ? w - min : w;
     }

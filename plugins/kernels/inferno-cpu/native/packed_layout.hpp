@@ -24,7 +24,7 @@ struct Packed {
   static constexpr Min kMinimum = MIN;
   // Scales for each 32 columns.
   static constexpr int kHalves = SUB == kNibbles || SUB == kSignedBytes ? 2 : 1;
-  static constexpr bool kHasMin = MIN != kNoMin;
+  static constexpr bool kHasMin = MIN != kNoMin, kUnpacked = false;
   static constexpr int kHeader = kRows * (MIN == kNoMin ? 2 : 4);
   static constexpr int kSubBytes = SUB == kNoSub ? 0 : 2 * kRows;
   static constexpr int kGroupBytes = kSubBytes + kRows * kColumns * BITS / 8;
@@ -92,7 +92,7 @@ using Int4 = Packed<4, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
 template <int BITS, int HALVES, bool MIN, int OFFSET>
 struct Unpacked {
   static constexpr int kBits = BITS, kGroups = 1, kOffset = OFFSET, kHalves = HALVES;
-  static constexpr bool kHasMin = MIN;
+  static constexpr bool kHasMin = MIN, kUnpacked = true;
   static constexpr int kHeader = 0;
   static constexpr int kScaleBytes = 4 * kRows * HALVES;
   static constexpr int kCodesAt = kScaleBytes * (MIN ? 2 : 1);
@@ -110,6 +110,18 @@ struct Unpacked {
     return load_line(group + kCodesAt + 64 * j);
   }  // see unpack
 };
+
+// Where the code of a lane and a column is in the codes of an unpacked group: lanes of four
+// columns, or of eight where these are multiplied at once.
+#if defined(INFERNO_NEON_MATRIX)
+constexpr int kAtOnce = 8;
+#else
+constexpr int kAtOnce = 4;
+#endif
+constexpr int code_at(int lane, int column) {
+  return kRows * kAtOnce * (column / kAtOnce) + kAtOnce * lane + column % kAtOnce;
+}
+
 template <class L>
 using UnpackedOf = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset>;
 
@@ -125,8 +137,16 @@ void unpack(const uint8_t* panel, uint8_t* to, int64_t groups) {
         if (L::kHasMin)
           store((float*)(to + U::kScaleBytes) + kRows * half, L::min(header, group, half));
       }
+#if defined(INFERNO_NEON_MATRIX)
+      UNROLL_FOR (int j = 0; j < kFours; j += 2) {
+        Eights codes = interleave(L::codes(group, j), L::codes(group, j + 1));
+        store_bytes(to + U::kCodesAt + 64 * j, codes.low);
+        store_bytes(to + U::kCodesAt + 64 * j + 64, codes.high);
+      }
+#else
       UNROLL_FOR (int j = 0; j < kFours; j++)
         store_bytes(to + U::kCodesAt + 64 * j, L::codes(group, j));
+#endif
     }
   }
 }

@@ -22,6 +22,39 @@ INL T at_byte(const uint8_t* p) {
   return t;
 }
 
+#if defined(INFERNO_NEON_MATRIX)
+// total = products of codes and x over half a group, or all of it, by two tokens at once. Of an odd
+// number, the last has a neighbour that is ignored: the bytes after its own.
+template <class L, int R, int T>
+INL void multiply_pairs(const uint8_t* w, int64_t stride, const uint8_t* x, int half,
+                        I32 (&total)[R][T]) {
+  constexpr int kHalfFours = kFours / L::kHalves;
+  const uint8_t* sums = x + Activations<T>::kSums + 4 * T * half;
+  PairSums pairs[R][(T + 1) / 2];
+  UNROLL_FOR (int t = 0; t < T; t += 2) {
+    PairSums start = start_pair(at_byte<int32_t>(sums + 4 * t),
+                                at_byte<int32_t>(sums + 4 * (t + 1 < T ? t + 1 : t)));
+    if (L::kOffset == 0) start = start_pair(0, 0);
+    UNROLL_FOR (int r = 0; r < R; r++) pairs[r][t / 2] = start;
+  }
+  UNROLL_FOR (int i = 0; i < kHalfFours; i += 2) {
+    int j = half * kHalfFours + i;
+    UNROLL_FOR (int r = 0; r < R; r++) {
+      B64 low = L::codes(w + r * stride, j), high = L::codes(w + r * stride, j + 1);
+      UNROLL_FOR (int t = 0; t < T; t += 2) {
+        auto eights = load_eights(x + (j * T + t) * 4, x + ((j + 1) * T + t) * 4);
+        PairSums& sum = pairs[r][t / 2];
+        sum.low = multiply_eights(sum.low, low, eights);
+        sum.high = multiply_eights(sum.high, high, eights);
+      }
+    }
+  }
+  UNROLL_FOR (int r = 0; r < R; r++)
+    UNROLL_FOR (int t = 0; t < T; t++)
+      total[r][t] = t % 2 ? second(pairs[r][t / 2]) : first(pairs[r][t / 2]);
+}
+#endif
+
 // f += R panels, `stride` apart, times T rows of x. STREAM: weights come from memory, not from the
 // cache.
 template <class L, int R, int T, bool STREAM>
@@ -32,6 +65,7 @@ INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w,
   constexpr int kHalfFours = kFours / L::kHalves,
                 kRun = kHalfFours < D::kRun ? kHalfFours : D::kRun;
   constexpr bool kCorrected = L::kOffset != 0 && !D::kSigned;
+  constexpr bool kByPairs = kAtOnce == 8 && L::kUnpacked;
   if (STREAM)
     UNROLL_FOR (int r = 0; r < R; r++)
       UNROLL_FOR (int i = 0; i < L::kGroupBytes; i += 64)
@@ -39,7 +73,10 @@ INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w,
   UNROLL_FOR (int half = 0; half < L::kHalves; half++) {
     const uint8_t* sums = x + A::kSums + 4 * T * half;
     I32 total[R][T];
-    UNROLL_FOR (int run = 0; run < kHalfFours; run += kRun) {
+#if defined(INFERNO_NEON_MATRIX)
+    if constexpr (kByPairs) multiply_pairs<L, R, T>(w, stride, x, half, total);
+#endif
+    UNROLL_FOR (int run = kByPairs ? kHalfFours : 0; run < kHalfFours; run += kRun) {
       typename D::Acc a[R][T];
       UNROLL_FOR (int t = 0; t < T; t++) {
         UNROLL_FOR (int r = 0; r < R; r++)

@@ -19,7 +19,7 @@ void wait(const Ready& ready) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    asm volatile("yield");
+    asm volatile("isb");  // a pause of some tens of cycles: yield does nothing on most processors
 #endif
 #if defined(__unix__) || defined(__APPLE__)
     if (i >= kSpins) sched_yield();

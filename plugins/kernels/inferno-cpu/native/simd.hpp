@@ -1,8 +1,8 @@
-// Vectors of sixteen lanes on every machine: one AVX-512 register, two AVX2 registers, four SSE
-// registers, or a GCC vector that the compiler lowers to the target. Kernels are written once in
-// terms of these, and compiled for each level that gains from it (CMakeLists.txt). simd/LEVEL.hpp
-// defines the vectors of a level; this file chooses one by the compiler's flags, and holds what is
-// the same on all.
+// Vectors of sixteen lanes on every machine: one AVX-512 register, two of AVX2 or of SVE with 256
+// bits, four of SSE or NEON, or a GCC vector that the compiler lowers to the target. Kernels are
+// written once in terms of these, and compiled for each level that gains from it (CMakeLists.txt).
+// simd/LEVEL.hpp defines the vectors of a level; this file chooses one by the compiler's flags, and
+// holds what is the same on all.
 //
 // Every translation unit that includes this is compiled several times with different flags. Nothing
 // in it may have external linkage but the table it exports, and it may use no std:: template that
@@ -31,6 +31,24 @@
 #endif
 #if defined(__AVX512BF16__)
 #define INFERNO_AVX512_BF16
+#endif
+#if defined(__AMX_TILE__)  // with BF16 and INT8
+#define INFERNO_AMX
+#endif
+
+// INFERNO_NEON is a flag of its own (CMakeLists.txt): every 64-bit ARM has it, so that without it
+// "portable" is told from "neon".
+#if defined(__ARM_FEATURE_DOTPROD)
+#define INFERNO_NEON_DOT
+#endif
+#if defined(__ARM_FEATURE_MATMUL_INT8)  // with bfloat16's
+#define INFERNO_NEON_MATRIX
+#endif
+#if defined(__ARM_FEATURE_SVE_BITS) && __ARM_FEATURE_SVE_BITS == 256
+#define INFERNO_SVE256
+#endif
+#if defined(INFERNO_AVX512_BF16) || defined(INFERNO_NEON_MATRIX)
+#define INFERNO_BF16  // dot2 is one instruction
 #endif
 
 #if defined(INFERNO_EMULATE)
@@ -151,6 +169,9 @@ INL void with_type(int dtype, const Call& call) {
 //            these, small codes are summed in 16 bits, in a Dot<BITS>::Acc: start, kRun times add,
 //            total. code(v) is applied to codes as they are read, and makes them signed if
 //            kSigned.
+// With INFERNO_NEON_MATRIX also products of eight codes and two tokens: Eights, interleave,
+//            load_eights, PairSums, start_pair, multiply_eights; first and second as I32. And of
+//            four bf16 in eight bytes: FloatPairs, multiply_eights; first and second as F32.
 // For quantizing: magnitude_bits, max_i32, largest_i32, sum_i32, store_int8.
 // transpose(rows, row_bytes, to): eight columns of sixteen rows of 32-bit elements, rows row_bytes
 //            apart, to [8][16], aligned to 64 bytes; end_of_stores() makes it visible to others.
@@ -163,6 +184,10 @@ INL void with_type(int dtype, const Call& call) {
 #include "simd/avx2.hpp"
 #elif defined(INFERNO_SSE42)
 #include "simd/sse42.hpp"
+#elif defined(INFERNO_SVE256)
+#include "simd/sve256.hpp"
+#elif defined(INFERNO_NEON)
+#include "simd/neon.hpp"
 #else
 #include "simd/portable.hpp"
 #endif

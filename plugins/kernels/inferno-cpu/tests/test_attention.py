@@ -214,7 +214,7 @@ def test_tokens_of_a_sequence_as_sequences_of_one_token(kind: str, window: int |
 def test_8_bit_caches_are_read_as_they_are_stored(kind: str, dtype: str) -> None:
     """Against attention in float64 over the stored values: what is lost is the rounding of the
     queries and of the weights, and fp8's subnormal numbers."""
-    tolerance = {"float32": 1e-4, "bfloat16": 1e-2, "float16": 1e-3}[dtype]
+    tolerance = {"float32": 5e-4, "bfloat16": 1e-2, "float16": 1e-3}[dtype]
     asked = need(6, 2, 64, dtype, cache_dtype=kind)
     sequences = Sequences(asked, [90])
     q, k, v = sequences.qkv[0]

@@ -41,6 +41,7 @@ USES = {
     ("dense", "avx512vnni"): ["vfmadd.*%zmm"],
     ("dense", "avx512"): ["vdpbf16ps .*%zmm"],
     ("attention", "avx512"): ["vdpbf16ps .*%zmm"],
+    ("dense", "amx"): ["ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"],
 }
 
 

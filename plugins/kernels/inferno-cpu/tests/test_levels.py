@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,20 +64,19 @@ def test_a_level_that_cannot_run_is_an_error_with_those_that_can(
         assert raised.value.remedy
 
 
-@pytest.mark.parametrize("name", _levels.available())
-def test_kernels_of_a_new_process_obey_the_variable(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INFERNO_CPU_LEVEL", name)
-    code = "from inferno_cpu import _native; print(_native.selected())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == name
+def in_a_new_process(level: str) -> subprocess.CompletedProcess[str]:
+    """Print the level that kernels are computed with, if the variable names `level`."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import _native; print(_native.selected())"
+    return subprocess.run(
+        [sys.executable, "-c", code, Path(_native.__file__).parent],
+        env=os.environ | {"INFERNO_CPU_LEVEL": level},
+        capture_output=True,
+        text=True,
+    )
 
 
-def test_kernels_are_not_computed_with_a_level_that_cannot_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("INFERNO_CPU_LEVEL", "avx9")
-    code = "from inferno_cpu import _native; _native.selected()"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert found.returncode != 0 and "INFERNO_CPU_LEVEL is 'avx9'" in found.stderr
+def test_kernels_of_a_new_process_obey_the_variable() -> None:
+    for name in _native.available():
+        assert in_a_new_process(name).stdout.strip() == name
+    failed = in_a_new_process("avx9")
+    assert failed.returncode != 0 and "INFERNO_CPU_LEVEL is 'avx9'" in failed.stderr

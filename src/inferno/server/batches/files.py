@@ -92,9 +92,12 @@ async def get_content(id: FromPath[str], request: Asked, store: NamedDependency[
     """Return a file's content."""
     await found_file(id, owner_of(request), store)
 
+    async def part_at(position: int) -> bytes | None:
+        return await store.run(lambda db: db.files.part(id, position))
+
     async def parts() -> AsyncIterator[bytes]:
         position = 0
-        while (part := await store.run(lambda db, at=position: db.files.part(id, at))) is not None:
+        while (part := await part_at(position)) is not None:
             yield part
             position += 1
 

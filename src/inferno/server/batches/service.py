@@ -57,7 +57,7 @@ class _Run:
 
     @property
     def is_late(self) -> bool:
-        return time.time() > self.body["expires_at"]
+        return time.time() > float(self.body["expires_at"])
 
 
 class Batches:
@@ -176,11 +176,11 @@ class Batches:
         run.key = self._keys.of_owner(run.owner)
         if run.key is None and self._keys.needed:
             raise BatchError(problem("invalid_api_key", "The API key of this batch is gone."))
-        parts = await self._store.run(lambda db: db.files.parts(body["input_file_id"]))
+        parts = await self._parts(body["input_file_id"])
         if not parts:
             raise BatchError(problem("file_not_found", "The input file was deleted."))
         found = {
-            name: await self._store.run(lambda db, id=body[name]: db.files.parts(id or ""))
+            name: await self._parts(body[name] or "")
             for name in ("output_file_id", "error_file_id")
         }
         done = Done({msgspec.json.decode(part)["custom_id"] for p in found.values() for part in p})
@@ -189,6 +189,9 @@ class Batches:
         counts = {"total": len(lines), "completed": completed, "failed": failed}
         body["request_counts"] = counts
         return lines
+
+    async def _parts(self, id: str) -> list[bytes]:
+        return await self._store.run(lambda db: db.files.parts(id))
 
     async def _answer_all(self, run: _Run, lines: Sequence[Line | None], app: ASGIApp) -> None:
         waiting = iter(lines)
@@ -245,11 +248,8 @@ class Batches:
 
     async def _store_end(self, run: _Run, status: str) -> None:
         body, owner = run.body, run.owner
-        for id in filter(None, (body["output_file_id"], body["error_file_id"])):
-            file = await self._store.run(lambda db, id=id: db.files.find("file", owner, id))
-            if file is not None:
-                file["bytes"] = await self._store.run(lambda db, id=id: db.files.size(id))
-                await self._store.run(lambda db, file=file: db.files.update(file))
+        written = [id for id in (body["output_file_id"], body["error_file_id"]) if id is not None]
+        await self._store.run(lambda db: db.files.measure(owner, written))
         enter(body, status)
         await self._store.run(lambda db: db.files.update(dict(body)))
 

@@ -109,10 +109,12 @@ class Files:
         )
         return None if found is None else bytes(found[0])
 
-    def size(self, id: str) -> int:
-        """Return the number of bytes of a file's content."""
-        query = "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM parts WHERE file = ?"
-        return int(self._tables.one(query, id)[0])
+    def measure(self, owner: str, ids: Iterable[str]) -> None:
+        """Set the `bytes` of files to which content was added."""
+        for id in ids:
+            if (body := self.find("file", owner, id)) is not None:
+                query = "SELECT COALESCE(SUM(LENGTH(body)), 0) FROM parts WHERE file = ?"
+                self.update(body | {"bytes": int(self._tables.one(query, id)[0])})
 
     def page(
         self, kind: Kind, owner: str, after: str | None, limit: int, order: str, **members: str

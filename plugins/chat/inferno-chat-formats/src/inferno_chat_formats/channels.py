@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from typing import ClassVar
 
 from inferno_chat_formats.calls import Call, arguments_of
 from inferno_chat_formats.parser import Parser
@@ -29,10 +30,13 @@ class Channels:
     """`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary
     to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`."""
 
-    headers, header = _HEADERS, _HEADER
-    """What a header begins with, and the pattern of a whole one."""
-    ends, body_ends = ENDS, _BODY_ENDS
-    """What ends a message's body, as it is read and with the next header."""
+    headers: ClassVar[Markers] = _HEADERS
+    """What a header begins with."""
+    header: ClassVar[re.Pattern[str]] = _HEADER
+    ends: ClassVar[tuple[str, ...]] = ENDS
+    """What ends a message."""
+    body_ends: ClassVar[Markers] = _BODY_ENDS
+    """The same, and the beginning of the next."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools

@@ -31,7 +31,7 @@ def _children(
 ) -> Wait[list[tuple[str, Any]]]:
     if depth > MAX_DEPTH // 8:
         raise Broken
-    found = []
+    found: list[tuple[str, Any]] = []
     while True:
         start = text.pos
         opens = yield from text.accept(f"{mark}<")

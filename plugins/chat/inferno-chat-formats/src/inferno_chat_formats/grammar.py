@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -300,9 +301,13 @@ class _Rules:
 
         if tool.properties:
             return members(tool.schema, f"{i}")
-        # Any element, whose closing tag the grammar cannot compare with its opening one.
-        rest = r"/<\/?[^\s<>\"'\/]{1,64}>([^\]]|\][^<])*/"
-        self.add("any_element", f"{self.literal(mark)} {rest}")
+        # Any element, whose closing tag the grammar cannot compare with its opening one. As text,
+        # the marker is part of the expression: a lexer does not go back from a longer string.
+        special, end = self.is_special(mark), str(self.calls.call[-1]).removeprefix(mark)
+        tag = r"<\/?[^\s<>\"'\/]{1,64}>[^\]]*"
+        tag = f"/{tag}/" if special else f"/{re.escape(mark)}{tag}/"
+        self.add("ELEMENT", f"{tag} & ~({_TEXT} {json.dumps(end)} {_TEXT})")
+        self.add("any_element", f"{self.literal(mark)} ELEMENT" if special else "ELEMENT")
         return "any_element*"
 
     # --- Python and Gemma ---
