@@ -28,7 +28,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"plan", "builtin"},
     {"nn", "catalog"},
     {"configs", "sampling_params", "packed"},
-    {"contracts", "hookspecs", "host", "torch_import"},
+    {"contracts", "hookspecs", "host"},
     {"processor_calls", "structured_outputs"},
     {"errors", "__init__"},
 ]

@@ -38,7 +38,6 @@ class Asked:
             ],
             isq=isq,
             packed_cache=None,
-            lazy_torch=False,
         )
         parts = SimpleNamespace(kernels={**providers, "silent": silent})
         self.opened = cast(Opened, SimpleNamespace(plan=plan, parts=parts))

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from inferno import torch_import
 from inferno.contracts import (
     GROUPED,
     LINEAR,
@@ -137,12 +136,7 @@ def build(opened: Opened) -> nn.Module:
                 "The checkpoint and its config.json belong to different models, or are damaged.",
             )
     with torch.device("meta"):
-        try:
-            model: nn.Module = opened.parts.architecture.build(config)
-        except NotImplementedError:  # perhaps of a meta kernel that was not imported yet
-            if not torch_import.complete():
-                raise
-            model = opened.parts.architecture.build(config)
+        model: nn.Module = opened.parts.architecture.build(config)
     return model
 
 

@@ -172,12 +172,6 @@ engine_options = together(
         ),
         _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
         _engine(
-            "--lazy-torch/--no-lazy-torch",
-            default=None,
-            help="On a CPU: do not import what only torch's compiler and exporter use before it is "
-            "used. [default: no]",
-        ),
-        _engine(
             "--packed-cache",
             metavar="DIR",
             help="Folder in which packed weights are kept for the next start; none: keep nothing. "

@@ -17,7 +17,6 @@ from inferno.llm.prompts import Messages, Prompt
 from inferno.process.prepare import prepared
 from inferno.requests import EngineOutput, Pooling, Request
 from inferno.sampling_params import SamplingParams
-from inferno.torch_import import complete_later
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -62,7 +61,6 @@ class LLM:
 
                 engine = Engine.load(opened, packed=packed)
             self._begin(engine, preprocessor.result())
-        complete_later()
 
     @classmethod
     def of(cls, engine: _Engine, preprocessor: Preprocessor) -> Self:

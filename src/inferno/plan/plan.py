@@ -153,8 +153,6 @@ class Plan:
     """Module path -> scheme of its matrix. `*` in a path matches any index: paths not listed follow
     their pattern (`scheme_of`)."""
     isq: str | None
-    lazy_torch: bool = False
-    """Whether what only torch's compiler and exporter use is imported after the first token."""
     packed_cache: str | None = None
     """Folder of the packed weights; None: none are kept."""
     packed_cache_limit: int = 0

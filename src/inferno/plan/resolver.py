@@ -176,7 +176,6 @@ def _decide(
         schemes=schemes.value.uses,
         modules=schemes.value.modules,
         isq=options.isq,
-        lazy_torch=options.lazy_torch and device.kind == "cpu",
         packed_cache=_packed_cache(options, device, machine or Machine()),
         packed_cache_limit=host.parse_memory(options.packed_cache_size, 0),
         kernels=kernels.value,

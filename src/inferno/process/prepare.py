@@ -8,18 +8,16 @@ from contextlib import ExitStack, contextmanager
 from inferno.contracts import GROUPED, LINEAR
 from inferno.packing import PackedWeights
 from inferno.plan import Opened, Plan
-from inferno.torch_import import deferring
 
 
 @contextmanager
 def prepared(opened: Opened) -> Iterator[PackedWeights | None]:
-    """Context in which torch is imported, as the plan says, and a model is loaded. Kernel providers
+    """Context in which torch is imported and a model is loaded. Kernel providers
     read the packed weights of an earlier start, or prepare memory for them, during the import.
     Nothing is prepared for weights that are quantized while loading: their size is not known.
     Packed weights that were not on disk are written after the context."""
     plan, packed = opened.plan, PackedWeights.of(opened)
     with ExitStack() as stack:
-        stack.enter_context(deferring(plan.lazy_torch))
         if packed is not None:
             stack.enter_context(packed.reading())
         for name, provider in opened.parts.kernels.items() if plan.isq is None else ():
