@@ -34,17 +34,15 @@ class Buffer:
     def __init__(self, data: bytes | int) -> None:
         size = data if isinstance(data, int) else len(data)
         self._memory = (c_char * (size + 64))()
-        self._size = size
-        self.address = addressof(self._memory) + -addressof(self._memory) % 64
+        skipped = -addressof(self._memory) % 64
+        self.address = addressof(self._memory) + skipped
+        self._bytes = memoryview(self._memory).cast("B")[skipped : skipped + size]
         if isinstance(data, bytes):
-            at = self.address - addressof(self._memory)
-            self._memory[at : at + size] = data
+            self._bytes[:] = data
 
     def digest(self) -> str:
-        at = self.address - addressof(self._memory)
-        data = self._memory[at : at + self._size]
-        assert any(data), "nothing was computed"
-        return hashlib.sha256(data).hexdigest()[:16]
+        assert any(self._bytes), "nothing was computed"
+        return hashlib.sha256(self._bytes).hexdigest()[:16]
 
 
 def floats(rng: random.Random, dtype: int, count: int) -> Buffer:
