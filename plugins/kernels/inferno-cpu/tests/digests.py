@@ -10,7 +10,7 @@ import json
 import random
 import struct
 import sys
-from ctypes import addressof, c_char
+from ctypes import addressof, c_char, memmove, string_at
 from importlib import import_module
 from types import ModuleType
 
@@ -34,15 +34,15 @@ class Buffer:
     def __init__(self, data: bytes | int) -> None:
         size = data if isinstance(data, int) else len(data)
         self._memory = (c_char * (size + 64))()
-        skipped = -addressof(self._memory) % 64
-        self.address = addressof(self._memory) + skipped
-        self._bytes = memoryview(self._memory).cast("B")[skipped : skipped + size]
+        self._size = size
+        self.address = addressof(self._memory) + -addressof(self._memory) % 64
         if isinstance(data, bytes):
-            self._bytes[:] = data
+            memmove(self.address, data, size)
 
     def digest(self) -> str:
-        assert any(self._bytes), "nothing was computed"
-        return hashlib.sha256(self._bytes).hexdigest()[:16]
+        data = string_at(self.address, self._size)
+        assert any(data), "nothing was computed"
+        return hashlib.sha256(data).hexdigest()[:16]
 
 
 def floats(rng: random.Random, dtype: int, count: int) -> Buffer:
