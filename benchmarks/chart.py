@@ -18,6 +18,7 @@ from typing import Any
 from engines import LLAMA_BENCH
 from report import HIT, OURS, median, of, ratio
 from samples import Run, last_name, load
+from weights import FORMATS
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -76,8 +77,8 @@ def results_of(run: Run, title: str) -> dict[str, Any]:
         "model": run.model,
         "threads": run.samples[-1].threads,
         "date": dates[-1].partition(" ")[0],
-        "figures": figures,
-        "ratios": ratios,
+        "figures": {name: figures[name] for name in FORMATS if name in figures},
+        "ratios": {name: ratios[name] for name in FORMATS if name in ratios},
     }
 
 

