@@ -111,7 +111,10 @@ class FakeEngine:
             del self._running[request.id]
             vector = tuple(float(sum(request.token_ids[i::8])) for i in range(8))
             return EngineOutput(request.id, None, FinishReason.STOP, embedding=vector)
-        params, token_id = request.params, next(iter(script))
+        params, token_id = request.params, next(iter(script), None)
+        if token_id is None:  # it ignores the end token
+            del self._running[request.id]
+            return EngineOutput(request.id, None, FinishReason.LENGTH)
         finish = stop_id = None
         if token_id in params.stop_token_ids:
             finish, stop_id = FinishReason.STOP, token_id

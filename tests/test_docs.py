@@ -161,8 +161,8 @@ def test_the_readmes_explain_is_what_explain_says(tmp_path: Path) -> None:
     [shown] = [
         text for text in blocks(ROOT / "README.md", "text") if text.startswith("$ inferno explain")
     ]
-    said = run([sys.executable, "-m", "inferno", "explain", "demo", "--device", "cpu"], tmp_path)
-    said = re.sub(r"cpu \([\w.]+\):", "cpu (avx512):", said).splitlines()  # of any processor
+    text = run([sys.executable, "-m", "inferno", "explain", "demo", "--device", "cpu"], tmp_path)
+    said = re.sub(r"cpu \([\w.]+\):", "cpu (avx512):", text).splitlines()  # of any processor
     assert [line for line in shown.splitlines()[1:] if "..." not in line and line not in said] == []
 
 

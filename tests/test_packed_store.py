@@ -204,7 +204,7 @@ def test_a_full_disk_leaves_the_old_file(
 def test_a_disk_with_little_space_is_left_alone(
     store: PackedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6)  # type: ignore[attr-defined]
+    usage = shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     assert store.write(KEY, {}, PARTS) is None
 

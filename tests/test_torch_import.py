@@ -44,6 +44,18 @@ def test_computing_on_the_cpu_needs_nothing_that_is_deferred() -> None:
     """)
 
 
+def test_a_model_loads_and_answers_without_it() -> None:
+    code = """
+    from inferno import LLM, SamplingParams, torch_import
+    torch_import._LATER_SECONDS = 3600.0
+    with LLM("demo", device="cpu", memory="2GiB", lazy_torch=True) as llm:
+        llm.generate("import math", SamplingParams(max_tokens=4))
+        llm.generate(["a", "b"], SamplingParams(max_tokens=4, temperature=1, top_p=0.9, logprobs=2))
+        assert len(torch_import.deferred()) == 2
+    """
+    run("", textwrap.dedent(code))
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -60,7 +72,7 @@ def test_computing_on_the_cpu_needs_nothing_that_is_deferred() -> None:
         "import torch._dynamo",
         "import torch._inductor",
         "torch._dynamo",
-        "import torch.testing._internal.common_utils",
+        "import torch.utils.benchmark",
         "torch_import.complete()",
     ],
 )
@@ -187,20 +199,3 @@ def test_nothing_is_deferred_for_who_wants_or_has_the_whole_torch(before: str) -
     assert "torch._decomp" in sys.modules
     """
     run("", before + textwrap.dedent(code))
-
-
-def test_threads_that_need_it_at_once_get_all_of_it() -> None:
-    run("""
-        barrier, errors = threading.Barrier(5), []
-        def use(code):
-            barrier.wait()
-            try: exec(code, {"torch": torch})
-            except BaseException as error: errors.append((code, error))
-        codes = ("torch.export.Dim", "import torch._dynamo", "torch.export.export",
-                 "torch._meta_registrations.activate_meta", "torch.compile(torch.sin)")
-        threads = [threading.Thread(target=use, args=(code,)) for code in codes]
-        for thread in threads: thread.start()
-        for thread in threads: thread.join(120)
-        assert not errors and not any(t.is_alive() for t in threads), errors
-        assert not deferred() and torch._dynamo
-    """)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
 import platform
 import re
 import sys
 from pathlib import Path
-from threading import Thread
 
 from inferno.errors import OptionError
 
@@ -118,7 +115,11 @@ def load_torch_library() -> None:
     """
     if "torch" in sys.modules or not sys.platform.startswith("linux"):
         return
-    found = importlib.util.find_spec("torch")
+    import ctypes
+    from importlib.util import find_spec
+    from threading import Thread
+
+    found = find_spec("torch")
     for folder in (found and found.submodule_search_locations) or ():
         library = Path(folder) / "lib" / "libtorch_cpu.so"
         if library.exists():

@@ -10,7 +10,8 @@ Python. Both together are a third of its time, and computing on a CPU needs neit
 - or `complete` is called, as it is 1.5 s after a model was loaded by `inferno.LLM`.
 
 Until then one thing differs, loudly: an operator that has its meta kernel in Python raises
-NotImplementedError on meta tensors.
+NotImplementedError on meta tensors. And a thread that needs them while another one loads them may
+wait for as long as `_WAIT_SECONDS`, if the other needs a module that this one is importing.
 """
 
 from __future__ import annotations

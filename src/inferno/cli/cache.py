@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +39,10 @@ def command(
 
     from inferno.errors import OptionError
     from inferno.packed import PackedStore, default_folder
+    from inferno.plan import Machine
 
     if packed_cache in (None, "auto", "none"):
-        folder = default_folder(os.environ)
+        folder = default_folder(Machine().environ)
     else:
         folder = Path(str(packed_cache)).expanduser()
     store = PackedStore(folder)

@@ -174,8 +174,8 @@ engine_options = together(
         _engine(
             "--lazy-torch/--no-lazy-torch",
             default=None,
-            help="Import what only torch's compiler and exporter use after the first token. "
-            "[default: on a CPU]",
+            help="On a CPU: do not import what only torch's compiler and exporter use before it is "
+            "used. [default: no]",
         ),
         _engine(
             "--packed-cache",

@@ -46,7 +46,7 @@ class PackedParts(Protocol):
 
 
 Take = Callable[[str], memoryview]
-"""Returns the bytes of a part, which nobody writes to, and which stay while they are referred to.
+"""Returns the bytes of a part, which are not written to, and stay while they are referred to.
 Raises OSError or ValueError if they cannot be read."""
 
 

@@ -172,9 +172,9 @@ def write(
         found[part.name] = Place(part.about, offset, part.nbytes, digest.hexdigest())
         end = _aligned(position)
     header = _encoded(key, about, found, end)
-    start = MAGIC + len(header).to_bytes(8, "little") + hashlib.sha256(header).digest()
+    fixed = MAGIC + len(header).to_bytes(8, "little") + hashlib.sha256(header).digest()
     os.ftruncate(descriptor, end)
-    _write(descriptor, 0, memoryview(start + header))
+    _write(descriptor, 0, memoryview(fixed + header))
 
 
 def size_of(parts: Sequence[Part]) -> int:

@@ -29,8 +29,8 @@ def default_folder(environ: Mapping[str, str]) -> Path:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder if it is missing. Raises FolderError unless it is the user's own and nobody
-    else can write to it."""
+    """Make the folder if it is missing. Raises FolderError unless it is the user's own and
+    other users cannot write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()

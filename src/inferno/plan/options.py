@@ -44,8 +44,9 @@ class Options:
     to profit from more."""
     isq: str | None = None
     """Scheme by which dense matrices are quantized while loading."""
-    lazy_torch: bool = True
-    """On a CPU: import what only torch's compiler and exporter use after the first token."""
+    lazy_torch: bool = False
+    """On a CPU: do not import what only torch's compiler and exporter use before it is used. Not
+    for processes in which several threads import parts of torch."""
     packed_cache: str = "auto"
     """Folder in which packed weights are kept, so that the next start need not pack them. auto:
     `inferno/packed` in the user's cache folder; none: nothing is kept."""

@@ -10,7 +10,7 @@ import json
 import random
 import struct
 import sys
-from ctypes import addressof, c_char
+from ctypes import addressof, c_char, memmove, string_at
 from importlib import import_module
 from types import ModuleType
 
@@ -37,12 +37,10 @@ class Buffer:
         self._size = size
         self.address = addressof(self._memory) + -addressof(self._memory) % 64
         if isinstance(data, bytes):
-            at = self.address - addressof(self._memory)
-            self._memory[at : at + size] = data
+            memmove(self.address, data, size)
 
     def digest(self) -> str:
-        at = self.address - addressof(self._memory)
-        data = self._memory[at : at + self._size]
+        data = string_at(self.address, self._size)
         assert any(data), "nothing was computed"
         return hashlib.sha256(data).hexdigest()[:16]
 

@@ -191,7 +191,7 @@ def test_tokens_of_a_sequence_as_sequences_of_one_token(kind: str, window: int |
     for heads, dtype, before in [((4, 2), "bfloat16", 250), ((16, 1), "float32", 30)]:
         asked = need(*heads, dim=32, dtype=dtype, cache_dtype=kind, sliding_window=window)
         together, alone = (Sequences(asked, [before + 20, 70]) for _ in range(2))
-        outputs = []
+        outputs: list[list[Any]] = []
         for sequences in (together, alone):
             sequences.step((before, 60))
             spans = [(0, before + i, before + i + 1) for i in range(16)]

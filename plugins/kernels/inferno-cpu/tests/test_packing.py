@@ -100,12 +100,12 @@ class Parts:
         self.broken = broken
 
     def mapped(self, name: str) -> memoryview:
-        return memoryview(self.data[name])
+        return self.data[name].data
 
     def read_into(self, name: str, to: memoryview, start: int = 0) -> None:
         if self.broken is not None and start + to.nbytes > self.broken:
             raise ValueError("it is truncated")
-        to[:] = memoryview(self.data[name])[start : start + to.nbytes]
+        to[:] = self.data[name].data[start : start + to.nbytes]
 
 
 SIZES = {"a": 5000, "b": 9 * MIB + 1, "c": 1, "d": 4 * MIB}

@@ -383,8 +383,9 @@ def test_kernels_compute_it(kind: str, tmp_path: Path) -> None:
     model_config = {**QWEN3_MOE, "num_experts_per_tok": 6}
     packed_path, plain = toy_checkpoints(tmp_path, model_config, kind)
     plan = plan_of(packed_path)
-    if not any(use.layout == "int8_sym_g32" for use in plan.kernels) and kind == "w8a8":
-        pytest.skip("no kernels for int8 here")
+    if any("no native kernels" in note for note in plan.notes):
+        pytest.skip("no kernels here")
+    assert not any("slowly" in note for note in plan.notes)
     prompts = ragged_prompts(160)
     toys = (load_toy(path) for path in (packed_path, plain))
     for ours, theirs in zip(*(generate(toy, prompts, 1) for toy in toys), strict=True):

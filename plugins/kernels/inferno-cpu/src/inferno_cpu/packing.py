@@ -36,7 +36,7 @@ def save(weight: Weight) -> tuple[Mapping[str, Any], Sequence[memoryview]] | Non
         "shape": list(weight.shape),
         "dtype": str(weight.dtype).removeprefix("torch."),
     }
-    return about, [memoryview(weight.panels.numpy())]
+    return about, [weight.panels.numpy().data]
 
 
 def load(about: Mapping[str, Any], data: memoryview) -> Weight:

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import COMPUTE_DTYPES, IntLayout, StoredMatrix
+from inferno.contracts import COMPUTE_DTYPES, IntLayout, StoredMatrix, TensorInfo
 
 PARTS = {"qweight", "qzeros", "scales"}
 FORMATS = ("gptq", "gptq_v2")
@@ -49,41 +49,20 @@ class Packing:
     def of(cls, stored: StoredMatrix) -> Packing:
         """Raises Refused."""
         parts, config = stored.parts, stored.quant_config
-        method = config.get("quant_method", "gptq")  # quantize_config.json does not say
-        if method != "gptq":
+        # quantize_config.json does not have the method
+        if config.get("quant_method", "gptq") != "gptq":
             raise Refused("it reads checkpoints whose quant_method is gptq")
-        if set(parts) - {"g_idx"} != PARTS:
-            raise Refused("it reads matrices stored as qweight, qzeros, scales and g_idx")
-        if any(len(parts[part].shape) != 2 for part in PARTS):
-            raise Refused("qweight, qzeros and scales must have two dimensions each")
-        kinds = {part: parts[part].dtype for part in ("qweight", "qzeros", "scales")}
-        if kinds["qweight"] != "int32" or kinds["qzeros"] != "int32":
-            raise Refused("it reads codes packed in int32")
-        if kinds["scales"] not in COMPUTE_DTYPES:
-            raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {kinds['scales']}")
+        _check_parts(parts)
         settings = overridden(config, stored.path)
         bits, group = settings.get("bits"), settings.get("group_size", -1)
         if type(bits) is not int or bits not in (2, 3, 4, 8):
             raise Refused(f"it reads 2, 3, 4 and 8 bits, and quantization_config says {bits!r}")
-        (words, rows), (groups, _) = parts["qweight"].shape, parts["scales"].shape
-        columns = words * 32 // bits
-        if type(group) is not int or not (group == -1 or group > 0) or not columns or not rows:
+        if type(group) is not int or not (group == -1 or group > 0):
             raise Refused(f"group_size must be a number of columns or -1, not {group!r}")
+        words, rows = parts["qweight"].shape
+        columns = words * 32 // bits
         group = columns if group == -1 else min(group, columns)
-        wanted = {
-            "qweight": (columns * bits // 32, rows),
-            "qzeros": (-(-columns // group), -(-rows * bits // 32)),
-            "scales": (-(-columns // group), rows),
-            "g_idx": (columns,),
-        }
-        for part, info in parts.items():
-            if info.shape != wanted[part]:
-                raise Refused(
-                    f"{part} is {info.shape}, but {bits} bits in groups of {group} columns, as "
-                    f"quantization_config says, make it {wanted[part]}"
-                )
-        if "g_idx" in parts and parts["g_idx"].dtype not in ("int32", "int64"):
-            raise Refused("g_idx must be of integers")
+        _check_shapes(parts, rows, columns, bits, group)
         form = config.get("checkpoint_format", config.get("format", "gptq"))
         if form not in FORMATS:
             raise Refused(f"it reads the formats {' and '.join(FORMATS)}, not {form!r}")
@@ -99,18 +78,41 @@ class Packing:
             raise Refused(
                 "gptqmodel wrote zero points of 3 bits into each other: save it as gptq_v2 instead"
             )
-        ordered = ordered and groups > 1
+        ordered = ordered and columns > group
         if ordered and "g_idx" not in parts:
             raise Refused("desc_act of quantization_config is true, but g_idx is not stored")
-        return cls(
-            rows=rows,
-            columns=columns,
-            bits=bits,
-            group=group,
-            symmetric=symmetric,
-            zero_minus_one=form == "gptq",
-            ordered=ordered,
-        )
+        return cls(rows, columns, bits, group, symmetric, form == "gptq", ordered)
+
+
+def _check_parts(parts: Mapping[str, TensorInfo]) -> None:
+    if set(parts) - {"g_idx"} != PARTS:
+        raise Refused("it reads matrices stored as qweight, qzeros, scales and g_idx")
+    if any(len(parts[part].shape) != 2 or 0 in parts[part].shape for part in PARTS):
+        raise Refused("qweight, qzeros and scales must have two dimensions each")
+    if parts["qweight"].dtype != "int32" or parts["qzeros"].dtype != "int32":
+        raise Refused("it reads codes packed in int32")
+    if (kind := parts["scales"].dtype) not in COMPUTE_DTYPES:
+        raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {kind}")
+    if "g_idx" in parts and parts["g_idx"].dtype not in ("int32", "int64"):
+        raise Refused("g_idx must be of integers")
+
+
+def _check_shapes(
+    parts: Mapping[str, TensorInfo], rows: int, columns: int, bits: int, group: int
+) -> None:
+    groups = -(-columns // max(1, group))
+    wanted = {
+        "qweight": (columns * bits // 32, rows),
+        "qzeros": (groups, -(-rows * bits // 32)),
+        "scales": (groups, rows),
+        "g_idx": (columns,),
+    }
+    for part, info in parts.items():
+        if info.shape != wanted[part]:
+            raise Refused(
+                f"{part} is {info.shape}, but {bits} bits in groups of {group} columns, as "
+                f"quantization_config says, make it {wanted[part]}"
+            )
 
 
 def overridden(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
