@@ -331,7 +331,8 @@ def installed(*plugins: str) -> Catalog:
 def with_fallback() -> Catalog:
     """Qwen3, and a plugin that takes any other name for it."""
     catalog = installed("qwen3", "index")
-    [qwen3] = catalog.of("inferno_architectures")
+    known = catalog.of("inferno_architectures")
+    [qwen3] = [offer for offer in known if offer.item.name == "Qwen3ForCausalLM"]
     fallback = attrs.evolve(qwen3, item=attrs.evolve(qwen3.item, name=ANY, note="somehow, slowly"))
     return attrs.evolve(
         catalog, offers={**catalog.offers, "inferno_architectures": (fallback, qwen3)}

@@ -85,7 +85,7 @@ def test_scales_are_repeated_for_smaller_groups() -> None:
 @settings(max_examples=50, deadline=None)
 @given(
     bits=st.sampled_from([2, 3, 4, 8]),
-    rows=st.integers(0, 3),
+    rows=st.integers(1, 3),
     words=st.integers(1, 4),
     seed=st.integers(0, 999),
 )

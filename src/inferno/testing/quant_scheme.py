@@ -341,7 +341,7 @@ def _damages(part: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def _assert_product(ours: Tensor, wanted: Tensor, dtype: str) -> None:

@@ -16,6 +16,8 @@ from inferno_chat_formats.spec import Calls, IdStyle, Keys, Part, Slot
 from inferno_chat_formats.values import Tools, gemma_object, property_of, python_calls, typed
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
+_TYPES = ("true", "false", "string", "number", "integer", "boolean", "array", "object", "null")
+"""What a slot for a type may say. DeepSeek only says whether the value is a string."""
 _JSON_SLOTS = (Slot.ARGUMENTS, Slot.OBJECT, Slot.OBJECTS, Slot.GEMMA_ARGUMENTS)
 
 
@@ -136,6 +138,8 @@ def _parameters(
                 if part is Slot.KEY:
                     key = word
                 else:
+                    if word not in _TYPES:
+                        raise Broken
                     is_text = word in ("true", "string")
             text.pos -= len(end)
         if not key or key in found.arguments:
