@@ -129,8 +129,7 @@ def _median_seconds(call: Callable[[], object], times: int) -> float:
 
 class Neighbours:
     """How many cores other processes used while this was open, and how many the host took away for
-    other guests. The host's share is no reason to measure again: on many machines it never
-    ends."""
+    other guests. The host's share does not repeat a round: on many machines it never ends."""
 
     def __enter__(self) -> Neighbours:
         self._busy, self._steal = _busy_seconds()

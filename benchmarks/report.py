@@ -160,8 +160,8 @@ def ratio(
 ) -> tuple[float, str] | None:
     """The ratio to the peer with the best median, and its name. It is the median of the ratios
     within each round, so that the machine's moods cancel. Above 1 inferno is the better.
-    `llama-bench`, which draws no tokens, is no peer. With `peer`, the ratio to that one. None
-    without a round that has both."""
+    `llama-bench` draws no tokens and does not count as a peer. With `peer`, the ratio to that one.
+    None without a round that has both."""
     medians = {}
     for engine in dict.fromkeys(
         engine

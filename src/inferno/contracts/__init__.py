@@ -41,10 +41,13 @@ from inferno.contracts.checkpoints import (
     CheckpointView,
     HeldMatrix,
     QuantScheme,
+    Refused,
     StoredMatrix,
     TensorInfo,
     TextAssets,
+    refusal_of,
     with_head,
+    without,
 )
 from inferno.contracts.classifiers import classifier_of
 from inferno.contracts.device import Device, DeviceKind
@@ -160,6 +163,7 @@ __all__ = [
     "Source",
     "Span",
     "StateSpec",
+    "Refused",
     "StoredMatrix",
     "Take",
     "TensorInfo",
@@ -170,5 +174,7 @@ __all__ = [
     "classifier_of",
     "expert_rows",
     "fp8_layout",
+    "refusal_of",
     "with_head",
+    "without",
 ]

@@ -118,6 +118,38 @@ def with_head(checkpoint: Checkpoint) -> Checkpoint:
     return BareDecoder(checkpoint) if bare else checkpoint
 
 
+@frozen(eq=False)
+class _Fewer(CheckpointView):
+    tensors: Mapping[str, TensorInfo]
+
+    def read(self, name: str) -> Tensor:
+        return self.checkpoint.read(name)
+
+
+def without(checkpoint: Checkpoint, ends: tuple[str, ...]) -> Checkpoint:
+    """View a checkpoint without the tensors whose names have one of these ends; one without such
+    tensors as it is. For a `QuantScheme.adapt`."""
+    kept = {n: info for n, info in checkpoint.tensors.items() if not n.endswith(ends)}
+    return _Fewer(checkpoint, kept) if len(kept) < len(checkpoint.tensors) else checkpoint
+
+
+class Refused(ValueError):
+    """Why a scheme cannot read a matrix, as a sentence."""
+
+
+def refusal_of(read: Callable[[StoredMatrix], object]) -> Callable[[StoredMatrix], str | None]:
+    """Make a `QuantScheme.refuses` of a function that raises Refused."""
+
+    def refuses(stored: StoredMatrix) -> str | None:
+        try:
+            read(stored)
+        except Refused as refused:
+            return str(refused)
+        return None
+
+    return refuses
+
+
 @frozen(kw_only=True)
 class StoredMatrix:
     """A module's matrix as a checkpoint stores it: what schemes are asked about, by headers."""

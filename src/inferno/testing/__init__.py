@@ -8,6 +8,7 @@ and run pytest.
 
 Helpers for a plugin's own tests: `load_toy` loads a model through the real engine, `plan_of` makes
 its plan, `write_gguf` its GGUF file, and `torch_only` is the catalog without native kernels.
+`write_twins` writes a quantized checkpoint and one with its values, for `assert_same_tokens`.
 
 Needs pytest and hypothesis, and transformers if it has the reference: `pip install inferno[test]`.
 """
@@ -28,6 +29,15 @@ from inferno.testing.grammars import GrammarProviderTests
 from inferno.testing.kernels import KernelProviderTests
 from inferno.testing.mtp import MTPTests, proposals
 from inferno.testing.quant_scheme import QuantSchemeTests, stored_matrix
+from inferno.testing.quant_twins import (
+    TOY_MOE_SIZES,
+    TOY_SIZES,
+    Encoded,
+    assert_near,
+    assert_same_tokens,
+    random_tensors,
+    write_twins,
+)
 from inferno.testing.reference import transformers_model
 from inferno.testing.source import SourceTests
 from inferno.testing.tiny import (
@@ -46,6 +56,8 @@ from inferno.text import ChatTemplate, Tokenizer
 from inferno.text.tokenizer import eos_token_ids
 
 __all__ = [
+    "TOY_MOE_SIZES",
+    "TOY_SIZES",
     "ArchitectureTests",
     "AttentionBackendTests",
     "CachePolicyTests",
@@ -53,6 +65,7 @@ __all__ = [
     "ChatFormatTests",
     "ChatTemplate",
     "CheckpointFormatTests",
+    "Encoded",
     "FakeRunner",
     "GrammarProviderTests",
     "KVCache",
@@ -63,6 +76,8 @@ __all__ = [
     "SourceTests",
     "Tokenizer",
     "Toy",
+    "assert_near",
+    "assert_same_tokens",
     "checkpoint_path",
     "count_tensors",
     "eos_token_ids",
@@ -73,10 +88,12 @@ __all__ = [
     "plan_of",
     "proposals",
     "ragged_prompts",
+    "random_tensors",
     "randomize",
     "run_python",
     "stored_matrix",
     "torch_only",
     "transformers_model",
     "write_gguf",
+    "write_twins",
 ]

@@ -197,7 +197,7 @@ def test_any_chunking_of_a_broken_answer_gives_the_same_and_loses_nothing(
 def test_white_space_before_a_marker_that_begins_no_call_stays(spec: Spec) -> None:
     marker = spec.calls[0].marker
     if not marker or spec.parser != "tagged":
-        pytest.skip("it has no marker, or messages of its own")
+        pytest.skip("it has no marker, or its own messages")
     text = f"Use the\n\n{marker} tag, \n {marker}"
     for cuts in ((), range(len(text))):
         assert read(spec, text, cuts) == [Delta("content", text)]

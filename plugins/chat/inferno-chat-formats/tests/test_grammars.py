@@ -163,7 +163,7 @@ def test_tools_may_have_definitions_of_the_same_name() -> None:
 
 
 def test_one_of_is_read_as_any_of() -> None:
-    """As in a response format: what has branches that are not disjoint is no error."""
+    """As in a response format, branches need not be disjoint."""
     value = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
     parameters = {"type": "object", "properties": {"x": value}, "required": ["x"]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]

@@ -12,47 +12,35 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
 from inferno.errors import UnsupportedError
 from inferno.testing import (
+    TOY_MOE_SIZES,
+    TOY_SIZES,
+    Encoded,
     QuantSchemeTests,
-    generate,
-    load_toy,
+    assert_near,
+    assert_same_tokens,
     plan_of,
-    ragged_prompts,
-    randomize,
     stored_matrix,
     torch_only,
+    write_twins,
 )
 from inferno_awq import holds, refuses
 from inferno_awq.weight import load
 
-LLAMA: dict[str, Any] = {
+LLAMA = {
+    **TOY_SIZES,
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
     "tie_word_embeddings": True,
 }
-QWEN3_MOE: dict[str, Any] = {
-    **LLAMA,
+QWEN3_MOE = {
+    **TOY_MOE_SIZES,
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
-    "head_dim": 16,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "decoder_sparse_step": 1,
-    "norm_topk_prob": True,
-    "tie_word_embeddings": False,
 }
 ORDERS = {"gemm": (0, 2, 4, 6, 1, 3, 5, 7), "gemv": (0, 1, 2, 3, 4, 5, 6, 7)}
 
@@ -242,30 +230,11 @@ def toy_checkpoints(
 ) -> tuple[Path, Path]:
     """Write a random model with all matrices but embedding, head and router in AWQ, and its twin
     with their values."""
-    import transformers
 
-    fields = {n: v for n, v in model_config.items() if n not in ("architectures", "model_type")}
-    described = transformers.AutoConfig.for_model(model_config["model_type"], **fields)
-    model = transformers.AutoModelForCausalLM.from_config(described, dtype=torch.float32)
-    randomize(model)
-    model.save_pretrained(folder / "source")
-    stored: dict[str, Tensor] = {}
-    plain: dict[str, Tensor] = {}
-    for name, tensor in load_file(folder / "source" / "model.safetensors").items():
-        kept = ("embed", "lm_head", "mlp.gate.")
-        if not name.endswith("proj.weight") or any(part in name for part in kept):
-            stored[name] = plain[name] = tensor
-            continue
-        parts, plain[name] = encode(tensor, version, 32)
-        stored |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
-    for kind, tensors in (("awq", stored), ("plain", plain)):
-        (folder / kind).mkdir()
-        save_file(tensors, folder / kind / "model.safetensors")
-        quantized = {"quantization_config": config(version)} if kind == "awq" else {}
-        (folder / kind / "config.json").write_text(
-            json.dumps({**model_config, **quantized, "dtype": "float32"})
-        )
-    return folder / "awq", folder / "plain"
+    def stored(name: str, number: int, tensor: Tensor) -> Encoded:
+        return encode(tensor, version, 32) if name.endswith("proj.weight") else None
+
+    return write_twins(folder, model_config, config(version), stored)
 
 
 @pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
@@ -274,11 +243,7 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
     model_config: dict[str, Any], version: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(f"inferno_{model_config['model_type']}")
-    paths, prompts = toy_checkpoints(tmp_path, model_config, version), ragged_prompts(160)
-    toys = (load_toy(path, torch_only()) for path in paths)
-    for ours, theirs in zip(*(generate(toy, prompts, 16) for toy in toys), strict=True):
-        torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
-        assert ours.token_ids == theirs.token_ids
+    assert_same_tokens(toy_checkpoints(tmp_path, model_config, version), torch_only())
 
 
 @pytest.mark.parametrize(
@@ -294,11 +259,7 @@ def test_kernels_compute_it(model_config: dict[str, Any], tmp_path: Path) -> Non
     if not any(use.layout == "int4_g32" for use in plan.kernels):
         pytest.skip("no kernels for int4_g32 here")
     assert not any("slowly" in note for note in plan.notes)
-    prompts = ragged_prompts(160)
-    toys = (load_toy(path) for path in (packed, plain))
-    for ours, theirs in zip(*(generate(toy, prompts, 1) for toy in toys), strict=True):
-        error = (ours.logits_NV - theirs.logits_NV).norm() / theirs.logits_NV.norm()
-        assert error < 0.05, "activations are rounded to int8"
+    assert_near((packed, plain))
 
 
 def test_a_matrix_that_the_config_does_not_explain_is_refused_with_the_reason(

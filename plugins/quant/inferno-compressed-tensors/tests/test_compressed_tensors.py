@@ -13,46 +13,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
 from inferno.errors import CheckpointError, UnsupportedError
 from inferno.testing import (
+    TOY_MOE_SIZES,
+    TOY_SIZES,
+    Encoded,
     QuantSchemeTests,
-    generate,
-    load_toy,
+    assert_near,
+    assert_same_tokens,
     plan_of,
-    ragged_prompts,
-    randomize,
     stored_matrix,
     torch_only,
+    write_twins,
 )
 from inferno_compressed_tensors import holds, refuses
 from inferno_compressed_tensors.weight import load
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 160,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-QWEN3_MOE: dict[str, Any] = {
-    **LLAMA,
+LLAMA = {**TOY_SIZES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+QWEN3_MOE = {
+    **TOY_MOE_SIZES,
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
-    "head_dim": 16,
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
-    "decoder_sparse_step": 1,
-    "norm_topk_prob": True,
 }
 FORMATS: dict[str, dict[str, Any]] = {
     "int4-group": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True},
@@ -335,32 +320,12 @@ def test_any_config_and_headers_are_read_or_refused_with_a_sentence(
 def toy_checkpoints(folder: Path, model_config: Mapping[str, Any], kind: str) -> tuple[Path, Path]:
     """Write a random model with all matrices but embedding, head and router in this format, with
     scales of a quantized cache, and its twin with their values."""
-    import transformers
 
-    fields = {n: v for n, v in model_config.items() if n not in ("architectures", "model_type")}
-    described = transformers.AutoConfig.for_model(model_config["model_type"], **fields)
-    model = transformers.AutoModelForCausalLM.from_config(described, dtype=torch.float32)
-    randomize(model)
-    model.save_pretrained(folder / "source")
-    stored = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
-    plain: dict[str, Tensor] = {}
-    for number, (name, tensor) in enumerate(
-        load_file(folder / "source" / "model.safetensors").items()
-    ):
-        kept = ("embed", "lm_head", "mlp.gate.")
-        if not name.endswith("proj.weight") or any(part in name for part in kept):
-            stored[name] = plain[name] = tensor
-            continue
-        parts, plain[name] = encode(tensor, kind, number)
-        stored |= {f"{name.removesuffix('weight')}{part}": value for part, value in parts.items()}
-    for which, tensors in (("packed", stored), ("plain", plain)):
-        (folder / which).mkdir()
-        save_file(tensors, folder / which / "model.safetensors")
-        quantized = {"quantization_config": config(kind)} if which == "packed" else {}
-        (folder / which / "config.json").write_text(
-            json.dumps({**model_config, **quantized, "dtype": "float32"})
-        )
-    return folder / "packed", folder / "plain"
+    def stored(name: str, number: int, tensor: Tensor) -> Encoded:
+        return encode(tensor, kind, number) if name.endswith("proj.weight") else None
+
+    scales = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
+    return write_twins(folder, model_config, config(kind), stored, extra=scales)
 
 
 @pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
@@ -369,11 +334,7 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
     model_config: dict[str, Any], kind: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(f"inferno_{model_config['model_type']}")
-    paths, prompts = toy_checkpoints(tmp_path, model_config, kind), ragged_prompts(160)
-    toys = (load_toy(path, torch_only()) for path in paths)
-    for ours, theirs in zip(*(generate(toy, prompts, 16) for toy in toys), strict=True):
-        torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
-        assert ours.token_ids == theirs.token_ids
+    assert_same_tokens(toy_checkpoints(tmp_path, model_config, kind), torch_only())
 
 
 @pytest.mark.parametrize("kind", ["int4-zeros", "int4-ordered", "w8a8"])
@@ -386,11 +347,7 @@ def test_kernels_compute_it(kind: str, tmp_path: Path) -> None:
     if any("no native kernels" in note for note in plan.notes):
         pytest.skip("no kernels here")
     assert not any("slowly" in note for note in plan.notes)
-    prompts = ragged_prompts(160)
-    toys = (load_toy(path) for path in (packed_path, plain))
-    for ours, theirs in zip(*(generate(toy, prompts, 1) for toy in toys), strict=True):
-        error = (ours.logits_NV - theirs.logits_NV).norm() / theirs.logits_NV.norm()
-        assert error < 0.05, "activations are rounded to int8"
+    assert_near((packed_path, plain))
 
 
 def test_a_format_that_is_not_read_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -1,24 +1,22 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferno.nn import Fp8Blocks
 from inferno.testing import (
+    Encoded,
     QuantSchemeTests,
-    generate,
-    load_toy,
+    assert_same_tokens,
     proposals,
-    ragged_prompts,
-    randomize,
+    random_tensors,
     stored_matrix,
+    write_twins,
 )
 from inferno_fp8 import refuses
 from inferno_fp8.weight import load
@@ -178,23 +176,9 @@ def test_a_checkpoint_gives_the_tokens_of_its_unpacked_twin(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     """Qwen3-0.6B-FP8, DeepSeek-V3: every matrix but embedding, head and router in blocks."""
-    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     pytest.importorskip(f"inferno_{config['model_type'].removesuffix('_v3')}")
-    fields = {
-        name: value for name, value in config.items() if name not in ("architectures", "model_type")
-    }
-    described = transformers.AutoConfig.for_model(config["model_type"], **fields)
-    model = transformers.AutoModelForCausalLM.from_config(described, dtype=torch.float32)
-    randomize(model)
-    model.save_pretrained(tmp_path / "source")
-    tensors = load_file(tmp_path / "source" / "model.safetensors")
-    outcomes = [
-        generate(load_toy(path), ragged_prompts(160), 16)
-        for path in written_twice(tmp_path, config, tensors)
-    ]
-    for ours, theirs in zip(*outcomes, strict=True):
-        torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
-        assert ours.token_ids == theirs.token_ids
+    assert_same_tokens(written_twice(tmp_path, config, random_tensors(config, tmp_path / "source")))
 
 
 def test_multi_token_prediction_layers_in_blocks_give_the_drafts_of_their_unpacked_twin(
@@ -202,14 +186,9 @@ def test_multi_token_prediction_layers_in_blocks_give_the_drafts_of_their_unpack
 ) -> None:
     """DeepSeek-V3: `eh_proj` is not in blocks."""
     pytest.importorskip("inferno_deepseek")
-    transformers: Any = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     one_more = {**DEEPSEEK_V3, "num_hidden_layers": 3}
-    fields = {n: v for n, v in one_more.items() if n not in ("architectures", "model_type")}
-    described = transformers.AutoConfig.for_model("deepseek_v3", **fields)
-    model = transformers.AutoModelForCausalLM.from_config(described, dtype=torch.float32)
-    randomize(model)
-    model.save_pretrained(tmp_path / "source")
-    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    tensors = random_tensors(one_more, tmp_path / "source")
     projection = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) / 8
     tensors["model.layers.2.eh_proj.weight"] = projection
     for name in ("enorm", "hnorm", "shared_head.norm"):
@@ -225,31 +204,14 @@ def test_multi_token_prediction_layers_in_blocks_give_the_drafts_of_their_unpack
 
 def written_twice(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> list[Path]:
+) -> tuple[Path, Path]:
     """Write a checkpoint with its matrices in blocks, and a scale of an FP8 cache that is left out;
     and one with the values of these."""
-    packed = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if (
-            tensor.ndim == 2
-            and "embed" not in name
-            and "lm_head" not in name
-            and not name.endswith(("mlp.gate.weight", "eh_proj.weight"))
-        ):
-            parts, plain[name] = encode(tensor)
-            packed |= {
-                f"{name.removesuffix('weight')}{part}": stored for part, stored in parts.items()
-            }
-        else:
-            packed[name] = plain[name] = tensor
-    paths = []
-    for name, stored, quantized in (
-        ("fp8", packed, {"quantization_config": CONFIG}),
-        ("plain", plain, {}),
-    ):
-        paths.append(path := folder / name)
-        path.mkdir()
-        save_file(stored, path / "model.safetensors")
-        (path / "config.json").write_text(json.dumps({**config, **quantized, "dtype": "float32"}))
-    return paths
+
+    def stored(name: str, number: int, tensor: Tensor) -> Encoded:
+        if tensor.ndim != 2 or "embed" in name or "lm_head" in name:
+            return None
+        return None if name.endswith(("mlp.gate.weight", "eh_proj.weight")) else encode(tensor)
+
+    scales = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
+    return write_twins(folder, config, CONFIG, stored, tensors=tensors, extra=scales)

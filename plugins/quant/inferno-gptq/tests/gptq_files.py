@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import frozen
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inferno.testing import randomize
+from inferno.testing import (
+    Encoded,
+    write_twins,
+)
 
 
 @frozen(kw_only=True)
@@ -140,30 +141,16 @@ def toy_checkpoints(
 ) -> tuple[Path, Path]:
     """Write a random model with its matrices in GPTQ, the head and `others` by a part of their name
     in a format of their own, and its twin with their values."""
-    import transformers
 
-    fields = {n: v for n, v in config.items() if n not in ("architectures", "model_type")}
-    described = transformers.AutoConfig.for_model(config["model_type"], **fields)
-    model = transformers.AutoModelForCausalLM.from_config(described, dtype=torch.float32)
-    randomize(model)
-    model.save_pretrained(folder / "source")
-    stored: dict[str, Tensor] = {}
-    plain: dict[str, Tensor] = {}
-    for number, (name, tensor) in enumerate(load_file(folder / "source/model.safetensors").items()):
-        path, _, part = name.rpartition(".")
-        if part != "weight" or tensor.ndim != 2 or "embed" in name or name.endswith("gate.weight"):
-            stored[name] = plain[name] = tensor
-            continue
+    def stored(name: str, number: int, tensor: Tensor) -> Encoded:
+        if not name.endswith(".weight") or tensor.ndim != 2:
+            return None
+        if "embed" in name or name.endswith("gate.weight"):
+            return None
         own = next((f for key, f in (others or {}).items() if key in name), form)
-        parts, plain[name] = encode(tensor, own, number)
-        stored |= {f"{path}.{each}": value for each, value in parts.items()}
+        parts, values = encode(tensor, own, number)
         if "self_attn" in name:  # some writers store biases of models without any
-            stored[f"{path}.bias"] = torch.zeros(len(tensor), dtype=torch.float16)
-    for kind, tensors in (("gptq", stored), ("plain", plain)):
-        (folder / kind).mkdir()
-        save_file(tensors, folder / kind / "model.safetensors")
-        quantized = {"quantization_config": form.config} if kind == "gptq" else {}
-        (folder / kind / "config.json").write_text(
-            json.dumps({**config, **quantized, "dtype": "float32"})
-        )
-    return folder / "gptq", folder / "plain"
+            parts["bias"] = torch.zeros(len(tensor), dtype=torch.float16)
+        return parts, values
+
+    return write_twins(folder, config, form.config, stored)

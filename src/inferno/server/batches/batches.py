@@ -10,14 +10,13 @@ from litestar.params import FromPath, JSONBody
 
 from inferno.errors import RequestError
 from inferno.server.batch import URLS
-from inferno.server.batches.files import found_file
+from inferno.server.batches.files import found, listed
 from inferno.server.batches.objects import batch_of
 from inferno.server.batches.schema import BatchRequest
 from inferno.server.batches.service import Batches
 from inferno.server.keys import owner_of
 from inferno.server.parsing import Parsed, post_body
-from inferno.server.responses.database import Page
-from inferno.server.responses.pages import After, Limit, Order, answer, page_of
+from inferno.server.responses.pages import After, Limit, Order, answer
 from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.responses.translation import checked_metadata
 from inferno.server.schema import ERROR_RESPONSES
@@ -47,7 +46,7 @@ async def create_batch(
             param="completion_window",
         )
     metadata = checked_metadata(body.metadata)
-    await found_file(body.input_file_id, owner, store)
+    await found("file", body.input_file_id, owner, store)
     made = batch_of(body.input_file_id, body.endpoint, metadata)
     await batches.add(owner, made)
     return answer(made)
@@ -62,13 +61,7 @@ async def list_batches(
     order: Order = "desc",
 ) -> Response[Any]:
     """List the key's batches."""
-    owner = owner_of(request)
-    found = await store.run(lambda db: db.files.page("batch", owner, after, limit, order))
-    if found is None:
-        raise RequestError(
-            f"after names no batch: {str(after)[:80]!r}", "Give a listed id.", param="after"
-        )
-    return answer(page_of(Page(*found)))
+    return await listed(store, owner_of(request), "batch", after, limit, order)
 
 
 @get("/v1/batches/{id:str}", responses=ERROR_RESPONSES)
@@ -76,12 +69,7 @@ async def get_batch(
     id: FromPath[str], request: Asked, store: NamedDependency[Store]
 ) -> Response[Any]:
     """Return a batch, with how many of its requests are done."""
-    owner = owner_of(request)
-    checked_id(id, "batch")
-    found = await store.run(lambda db: db.files.find("batch", owner, id))
-    if found is None:
-        raise not_found("batch", id)
-    return answer(found)
+    return answer(await found("batch", id, owner_of(request), store))
 
 
 @post("/v1/batches/{id:str}/cancel", status_code=200, responses=ERROR_RESPONSES)
@@ -89,7 +77,7 @@ async def cancel_batch(
     id: FromPath[str], request: Asked, batches: NamedDependency[Batches]
 ) -> Response[Any]:
     """Stop a batch. The answers that are there stay."""
-    found = await batches.cancel(owner_of(request), checked_id(id, "batch"))
-    if found is None:
+    held = await batches.cancel(owner_of(request), checked_id(id, "batch"))
+    if held is None:
         raise not_found("batch", id)
-    return answer(found)
+    return answer(held)

@@ -20,6 +20,7 @@ from inferno.server.responses.database import Page
 from inferno.server.responses.pages import After, Limit, Order, answer, page_of
 from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.schema import ERROR_RESPONSES
+from inferno.server.storage.files import Kind
 
 Asked = Request[Any, Any, Any]
 _PART = 2**20
@@ -70,13 +71,7 @@ async def list_files(
 ) -> Response[Any]:
     """List the key's files."""
     members = {"purpose": purpose} if purpose is not None else {}
-    owner = owner_of(request)
-    found = await store.run(lambda db: db.files.page("file", owner, after, limit, order, **members))
-    if found is None:
-        raise RequestError(
-            f"after names no file: {str(after)[:80]!r}", "Give a listed id.", param="after"
-        )
-    return answer(page_of(Page(*found)))
+    return await listed(store, owner_of(request), "file", after, limit, order, **members)
 
 
 @get("/v1/files/{id:str}", responses=ERROR_RESPONSES)
@@ -84,13 +79,13 @@ async def get_file(
     id: FromPath[str], request: Asked, store: NamedDependency[Store]
 ) -> Response[Any]:
     """Return a file's object."""
-    return answer(await found_file(id, owner_of(request), store))
+    return answer(await found("file", id, owner_of(request), store))
 
 
 @get("/v1/files/{id:str}/content", responses=_CONTENT)
 async def get_content(id: FromPath[str], request: Asked, store: NamedDependency[Store]) -> Stream:
     """Return a file's content."""
-    await found_file(id, owner_of(request), store)
+    await found("file", id, owner_of(request), store)
 
     async def part_at(position: int) -> bytes | None:
         return await store.run(lambda db: db.files.part(id, position))
@@ -116,10 +111,28 @@ async def delete_file(
     return answer({"id": id, "object": "file", "deleted": True})
 
 
-async def found_file(id: str, owner: str, store: Store) -> dict[str, Any]:
-    """Return a file's object. Raises NotFoundError."""
-    checked_id(id, "file")
-    found = await store.run(lambda db: db.files.find("file", owner, id))
-    if found is None:
-        raise not_found("file", id)
-    return found
+async def found(kind: Kind, id: str, owner: str, store: Store) -> dict[str, Any]:
+    """Return the object of a file or a batch. Raises NotFoundError."""
+    checked_id(id, kind)
+    held = await store.run(lambda db: db.files.find(kind, owner, id))
+    if held is None:
+        raise not_found(kind, id)
+    return held
+
+
+async def listed(
+    store: Store,
+    owner: str,
+    kind: Kind,
+    after: str | None,
+    limit: int,
+    order: str,
+    **members: Any,
+) -> Response[Any]:
+    """Answer with a page of an owner's files or batches. Raises RequestError."""
+    page = await store.run(lambda db: db.files.page(kind, owner, after, limit, order, **members))
+    if page is None:
+        raise RequestError(
+            f"after names no {kind}: {str(after)[:80]!r}", "Give a listed id.", param="after"
+        )
+    return answer(page_of(Page(*page)))

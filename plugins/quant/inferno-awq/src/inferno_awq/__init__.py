@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix
-from inferno_awq.packing import Packing, Refused
+from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix, refusal_of
+from inferno_awq.packing import Packing
 
-
-def refuses(stored: StoredMatrix) -> str | None:
-    """Return why the matrix is not AWQ's, or contradicts its config; None if it can be read."""
-    try:
-        Packing.of(stored)
-    except Refused as refused:
-        return str(refused)
-    return None
+refuses = refusal_of(Packing.of)
 
 
 def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:

@@ -13,14 +13,10 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import COMPUTE_DTYPES, IntLayout, StoredMatrix
+from inferno.contracts import COMPUTE_DTYPES, IntLayout, Refused, StoredMatrix
 
 PARTS = {"qweight", "qzeros", "scales"}
 VERSIONS = ("gemm", "gemv")
-
-
-class Refused(ValueError):
-    """Why a matrix cannot be read, as a sentence."""
 
 
 @frozen

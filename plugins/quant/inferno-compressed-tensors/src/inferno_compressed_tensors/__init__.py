@@ -4,31 +4,21 @@ integers, int8 and FP8. Imports no torch until one is loaded."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from attrs import frozen
 
 from inferno import hookimpl
 from inferno.contracts import (
     Checkpoint,
-    CheckpointView,
     HeldMatrix,
     IntLayout,
     QuantScheme,
     StoredMatrix,
-    TensorInfo,
     fp8_layout,
+    refusal_of,
+    without,
 )
-from inferno_compressed_tensors.packing import METHOD, Packing, Refused
+from inferno_compressed_tensors.packing import METHOD, Packing
 
-
-def refuses(stored: StoredMatrix) -> str | None:
-    """Return why the matrix cannot be read, or contradicts its config; None if it can be read."""
-    try:
-        Packing.of(stored)
-    except Refused as refused:
-        return str(refused)
-    return None
+refuses = refusal_of(Packing.of)
 
 
 def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
@@ -44,24 +34,13 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     )
 
 
-@frozen(eq=False)
-class WithoutCacheScales(CheckpointView):
-    """A checkpoint without its scales for a quantized cache, which is scaled otherwise here."""
-
-    tensors: Mapping[str, TensorInfo]
-
-    def read(self, name: str) -> Any:
-        return self.checkpoint.read(name)
-
-
 def adapt(checkpoint: Checkpoint) -> Checkpoint:
     """Leave out the scales of queries, keys and values."""
     config = checkpoint.config.get("quantization_config")
     if not isinstance(config, Mapping) or config.get("quant_method") != METHOD:
         return checkpoint
     ends = tuple(f".{of}_{what}" for of in "qkv" for what in ("scale", "zero_point"))
-    kept = {n: info for n, info in checkpoint.tensors.items() if not n.endswith(ends)}
-    return WithoutCacheScales(checkpoint, kept)
+    return without(checkpoint, ends)
 
 
 @hookimpl

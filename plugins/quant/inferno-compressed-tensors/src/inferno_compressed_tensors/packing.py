@@ -15,16 +15,12 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import COMPUTE_DTYPES, IntLayout, StoredMatrix, TensorInfo
+from inferno.contracts import COMPUTE_DTYPES, IntLayout, Refused, StoredMatrix, TensorInfo
 
 METHOD = "compressed-tensors"
 PACKED = {"weight_packed", "weight_scale", "weight_shape"}
 ACTIVATIONS = {"input_scale", "input_zero_point", "input_global_scale"}
 """Of activations, which are rounded otherwise here, or not at all."""
-
-
-class Refused(ValueError):
-    """Why a matrix cannot be read, as a sentence."""
 
 
 @frozen

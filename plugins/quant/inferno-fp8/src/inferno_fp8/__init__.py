@@ -6,18 +6,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
-
 from inferno import hookimpl
 from inferno.contracts import (
     COMPUTE_DTYPES,
     Checkpoint,
-    CheckpointView,
     HeldMatrix,
     QuantScheme,
     StoredMatrix,
     TensorInfo,
     fp8_layout,
+    without,
 )
 
 METHODS = ("fp8", "fbgemm_fp8")
@@ -91,24 +89,13 @@ def _scale_shapes(weight: tuple[int, ...], block: tuple[int, int]) -> tuple[tupl
     return (), (1,), (1, 1), (rows,), (rows, 1), by_block
 
 
-@frozen(eq=False)
-class WithoutCacheScales(CheckpointView):
-    """A checkpoint without its scales for an FP8 cache, which is scaled otherwise here."""
-
-    tensors: Mapping[str, TensorInfo]
-
-    def read(self, name: str) -> Any:
-        return self.checkpoint.read(name)
-
-
 def adapt(checkpoint: Checkpoint) -> Checkpoint:
     """Leave out the scales of keys and values of a checkpoint in FP8."""
     config = checkpoint.config.get("quantization_config")
     if not isinstance(config, Mapping) or config.get("quant_method") not in METHODS:
         return checkpoint
     ends = (".k_scale", ".v_scale", ".kv_scale")
-    kept = {n: info for n, info in checkpoint.tensors.items() if not n.endswith(ends)}
-    return WithoutCacheScales(checkpoint, kept)
+    return without(checkpoint, ends)
 
 
 @hookimpl

@@ -14,14 +14,10 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import COMPUTE_DTYPES, IntLayout, StoredMatrix, TensorInfo
+from inferno.contracts import COMPUTE_DTYPES, IntLayout, Refused, StoredMatrix, TensorInfo
 
 PARTS = {"qweight", "qzeros", "scales"}
 FORMATS = ("gptq", "gptq_v2")
-
-
-class Refused(ValueError):
-    """Why a matrix cannot be read, as a sentence."""
 
 
 @frozen
