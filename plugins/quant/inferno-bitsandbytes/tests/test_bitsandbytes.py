@@ -131,7 +131,6 @@ def parts_of(stored: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, 
 
 
 class BitsandbytesTests(QuantSchemeTests):
-    shapes = ((64, 256), (7, 512))
     kind = "nf4"
     block = 64
     nested = False

@@ -72,6 +72,7 @@ def scales(packing: Packing, tensors: Mapping[str, Tensor]) -> Tensor:
             f"quant_state says nested blocks of {size!r} scales, but there are {len(outer_M)} for "
             f"{len(absmax_N)}"
         )
+    assert isinstance(size, int), "it has a number of blocks"
     if not isinstance(offset, int | float) or not isfinite(offset):
         raise _contradiction(f"quant_state has the nested_offset {offset!r}")
     inner_N = tensors["nested_quant_map"].float()[absmax_N.int()]
