@@ -92,7 +92,7 @@ class AttentionBackendTests(Installed):
                 num_kv_heads=kv_heads,
                 head_dim=dim,
                 scale=dim**-0.5,
-                dtype=dtype,  # type: ignore[arg-type]
+                dtype=dtype,
                 device=device,
                 sliding_window=window,
                 soft_cap=cap,

@@ -16,7 +16,7 @@ from torch import Tensor
 from inferno.contracts import AttentionNeed
 from inferno.nn.batch import Batch
 from inferno_triton import paged
-from inferno_triton.tiles import Chip, chip_of, tile_of
+from inferno_triton.tiles import Chip, Work, chip_of, tile_of
 
 MIN_SPLIT = 256
 """Keys that are worth a program."""
@@ -116,7 +116,7 @@ class TritonAttend:
         K, V, latent = need.num_kv_heads, need.output_dim, need.latent_dim is not None
         S, page, G = len(batch.context_lens), cache[0].shape[2], H // K
         single = S == T
-        work = "latent" if latent else "tokens" if single else "prompts"
+        work: Work = "latent" if latent else "tokens" if single else "prompts"
         tile = tile_of(self.chip, work, max(C, V), q_THC.element_size(), page)
         heads = min(G, tile.rows)  # of one program
         queries = 1 if single else tile.rows // heads
@@ -124,7 +124,8 @@ class TritonAttend:
         longest = batch.blocks_SM.shape[1] * page  # of any step of this shape
         if need.sliding_window is not None:
             longest = min(longest, need.sliding_window + queries)
-        P = max(1, min(longest // MIN_SPLIT, MAX_SPLITS, self._wanted // (programs[0] * programs[1])))
+        room = 2 * self.chip.processors // (programs[0] * programs[1])  # two for each fill it
+        P = max(1, min(longest // MIN_SPLIT, MAX_SPLITS, room))
         out_THV = q_THC.new_empty(T, H, V)
         parts = sums = out_THV
         if P > 1:
@@ -182,11 +183,6 @@ class TritonAttend:
                 SP=triton.next_power_of_2(P),
             )
         return out_THV
-
-    @property
-    def _wanted(self) -> int:
-        """Programs that fill the chip."""
-        return 2 * self.chip.processors
 
 
 def _unit_stride(x_TXC: Tensor) -> Tensor:

@@ -4,14 +4,18 @@ the results of split contexts.
 Whatever varies from step to step is read from device memory, and the grid follows from the step's
 shape alone: a captured launch is right for every step of that shape.
 
-The cache is [block][key/value head][token of the block][element]. Elements are of the compute dtype,
-or of 8 bits with a float32 scale for each token and head. KIND says how they are stored: "auto",
-"int8", "fp8" (converted by the chip), "fp8_bits" (by integer operations, for chips without FP8).
+The cache is [block][key/value head][token of the block][element]. Elements are of the compute
+dtype, or of 8 bits with a float32 scale for each token and head. KIND says how they are stored:
+"auto", "int8", "fp8" (converted by the chip), "fp8_bits" (by integer operations, for chips without
+FP8).
 
-Suffixes of tiles: M rows (queries x query heads of one key/value head), N keys, C elements of a key,
-V of a value, T tokens of a step, S splits. A head dimension is computed in two parts, as tiles have
-powers of two: C1 + C2 elements, V1 + V2.
+Suffixes of tiles: M rows (queries x query heads of one key/value head), N keys, C elements of a
+key, V of a value, T tokens of a step, S splits. A head dimension is computed in two parts, as tiles
+have powers of two: C1 + C2 elements, V1 + V2.
 """
+
+# A kernel is a program in Triton's language, whose values have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl

@@ -4,7 +4,7 @@ mended, and for kernels that were imported to be compiled.
 The interpreter (triton 3.6 to 3.9) computes on the bits of bfloat16 numbers as if they were
 integers, truncates float32 to bfloat16, and loses the carry of some casts to FP8. It sees neither
 races nor accesses out of bounds, and accepts some kernels that the compiler refuses: see
-`test_compiled.py`.
+`test_triton_compiled.py`.
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ def _mend(scope: Any) -> None:
                 return old(self, x, dtype)
             if target == tl.bfloat16:
                 return Handle(_narrow(x.data.astype(np.float32)), tl.bfloat16)
-            return (
-                _wide(x) if target == tl.float32 else old(self, _wide(x), dtype)
-            )
+            return _wide(x) if target == tl.float32 else old(self, _wide(x), dtype)
 
         return new
 
@@ -123,9 +121,7 @@ def _mend(scope: Any) -> None:
         replace(mend.__name__, mend)
 
     for name in ("sum", "min_max"):
-        scope.set_attr(
-            interpreter.ReduceOps, name, _no_bf16(getattr(interpreter.ReduceOps, name))
-        )
+        scope.set_attr(interpreter.ReduceOps, name, _no_bf16(getattr(interpreter.ReduceOps, name)))
 
 
 def _no_bf16(reduce: Any) -> Any:

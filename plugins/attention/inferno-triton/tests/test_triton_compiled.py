@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-import torch  # noqa: E402
-from compiler import TARGETS, Launch, compiled, launches  # noqa: E402
+import torch
+from triton_compiler import Launch, compiled, launches
 
-from inferno.contracts import AttentionNeed, Device  # noqa: E402
-from inferno.nn.batch import Batch  # noqa: E402
-from inferno_triton import attention, paged  # noqa: E402
-from inferno_triton.attend import TritonAttend  # noqa: E402
-from inferno_triton.tiles import CHIPS  # noqa: E402
+from inferno.contracts import AttentionNeed, Device
+from inferno.nn.batch import Batch
+from inferno_triton import attention, paged
+from inferno_triton.attend import TritonAttend
+from inferno_triton.tiles import CHIPS
 
 PAGE = 64
 NEEDS: Mapping[str, dict[str, Any]] = {
@@ -31,6 +31,12 @@ NEEDS: Mapping[str, dict[str, Any]] = {
     "heads of 192, values of 128": {"dims": (16, 16, 192), "value_dim": 128},
     "latent": {"dims": (128, 1, 576), "latent_dim": 512},
 }
+FP8 = ["heads of 128, fp8"]
+"""All that sm_89 has and sm_86, with the same tiles, has not."""
+
+STORES = [*FP8, "heads of 128, int8", "latent"]
+PROMPTS = ["heads of 80", "heads of 128", *FP8, "heads of 256, soft cap", "latent"]
+
 LOADS = r"LDGSTS\S*\.128|LDG\S*\.128|(buffer|global)_load_(dwordx4|b128)"
 """Loads of 16 bytes: to shared memory or to registers; AMD's."""
 
@@ -84,6 +90,7 @@ def launched(need: AttentionNeed, chip: str, lengths: list[int]) -> list[Launch]
     sinks = empty(need.num_heads) if need.sinks else None
     with launches(paged) as found:
         TritonAttend(need, CHIPS[chip])(q, k, v, cache, batch, sinks)
+    assert {launch.kernel.fn.__name__ for launch in found} >= {"store", "attend"}
     return found
 
 
@@ -96,18 +103,21 @@ def check(launch: Launch, chip: str) -> None:
         assert machine.count(LOADS) > 0, f"{name}: keys and values are loaded in small pieces"
 
 
-@pytest.mark.parametrize("chip", TARGETS)
-@pytest.mark.parametrize("case", NEEDS)
-def test_single_tokens(case: str, chip: str) -> None:
-    for launch in launched(need_of(case, chip), chip, [1] * 8):
-        check(launch, chip)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_single_tokens(chip: str) -> None:
+    """And the stores beside them, and the merge of the splits."""
+    for case in FP8 if chip == "sm_89" else NEEDS:
+        store, attend, *merge = launched(need_of(case, chip), chip, [1] * 8)
+        check(attend, chip)
+        for launch in (store, *merge) if case in STORES else ():
+            check(launch, chip)
 
 
-@pytest.mark.parametrize("chip", TARGETS)
-@pytest.mark.parametrize("case", NEEDS)
-def test_prompts(case: str, chip: str) -> None:
-    [_, attend, *_] = launched(need_of(case, chip), chip, [700, 1, 3000])
-    check(attend, chip)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_prompts(chip: str) -> None:
+    for case in FP8 if chip == "sm_89" else PROMPTS:
+        [_, attend, *_] = launched(need_of(case, chip), chip, [700, 1, 3000])
+        check(attend, chip)
 
 
 @pytest.mark.parametrize("chip", ["sm_86", "sm_90", "gfx942"])
