@@ -10,7 +10,7 @@ from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
 from inferno.plan.nvml import Gpu
-from inferno.plan.opened import Opened, Parts, reopen
+from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
     AttentionUse,
@@ -52,6 +52,7 @@ __all__ = [
     "open_model",
     "plan_from_json",
     "plan_to_json",
+    "read_text",
     "reopen",
     "resolve",
     "trial_lengths",

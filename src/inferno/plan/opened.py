@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -135,6 +136,13 @@ class Opened:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def read_text(plan: Plan, parts: Parts) -> TextAssets:
+    """Open the plan's checkpoint, and return what `Opened.text` does. Raises CheckpointError."""
+    checkpoint = adapted(parts.catalog.open(Path(plan.path))[1], parts.architecture)
+    with closing(checkpoint):
+        return text_assets(checkpoint, parts.architecture)
 
 
 def text_assets(checkpoint: Checkpoint, architecture: Architecture) -> TextAssets:
