@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from gptq_files import Format, encode
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -36,6 +35,7 @@ from inferno.testing import (
     write_twins,
 )
 
+gptq_files: Any = pytest.importorskip("gptq_files", reason="the helpers of a plugin's tests")
 LLAMA = {**TOY_SIZES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 MOE = {**TOY_MOE_SIZES, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
 PROMPTS = ragged_prompts(TOY_SIZES["vocab_size"])
@@ -101,11 +101,11 @@ def test_dense_gguf_and_gptq_modules_give_the_tokens_of_their_dense_twin(
     """Within a layer too, where the matrices of one product are of three kinds."""
     main = model(tmp_path / "main", config)
     tensors = load_file(main / "model.safetensors")
-    form = Format(bits=4, group=32, act_order=True)
+    form = gptq_files.Format(bits=4, group=32, act_order=True)
 
     def gptq(name: str, number: int, tensor: Tensor) -> Any:
         quantized = "_proj" in name and tensor.shape[1] % 32 == 0
-        return encode(tensor, form, number) if quantized else None
+        return gptq_files.encode(tensor, form, number) if quantized else None
 
     packed, plain = write_twins(tmp_path, config, form.config, gptq, tensors=tensors)
     dialect = gguf_dialect(load_catalog(), config["architectures"][0])
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
     pair: tuple[Path, Path],
     tmp_path: Path,
 ) -> None:
-    changed = {
+    changed: dict[str, dict[str, Any]] = {
         "wider": {"hidden_size": 96, "head_dim": 24},
         "longer": {"vocab_size": 192},
         "tied": {"tie_word_embeddings": True},

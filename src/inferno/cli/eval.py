@@ -123,11 +123,11 @@ def _perplexity(found: Perplexity) -> str:
 
 def _groups(report: Report) -> Iterator[str]:
     """Yield a row for each group, with what it costs alone."""
-    from inferno.host import format_bytes
+    from inferno.host import UNITS, format_bytes
 
     title = "in the reference"
     width = max(len(title), *(len(group.name) for group in report.groups))
-    head = ("mean KL", "median", "99%", "max", "same top", "flips", "saves")
+    head = ("mean KL", "median", "99%", "max", "same top", "flips", "saves", "KL/MiB")
     yield f"  {title:<{width}}" + "".join(f"{name:>10}" for name in head)
     for group in report.groups:
         if (found := group.divergence) is None:
@@ -141,5 +141,6 @@ def _groups(report: Report) -> Iterator[str]:
             f"{100 * found.top1:.2f} %",
             str(found.flips),
             format_bytes(group.saved),
+            f"{found.mean / group.saved * UNITS['MI']:.5f}" if group.saved > 0 else "",
         )
         yield f"  {group.name:<{width}}" + "".join(f"{cell:>10}" for cell in cells)

@@ -52,7 +52,7 @@ class Spool:
                 f"{host.format_bytes(free)} free",
                 "Set TMPDIR to a folder on a larger disk, or lower --limit.",
             )
-        return cls(num_kept, tempfile.TemporaryFile(prefix="inferno-eval-"))
+        return cls(num_kept, tempfile.TemporaryFile(prefix="inferno_eval"))
 
     def write(self, logprob_PV: Tensor) -> None:
         """Append some positions."""
