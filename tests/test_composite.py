@@ -168,6 +168,7 @@ def test_a_model_may_be_overridden_with_its_own_modules(pair: tuple[Path, Path])
         ("*={tied}", CheckpointError, "which the model has and .* has not"),
         ("*={deeper}", CheckpointError, "model.layers.2.* more, which .* has and the model has"),
         ("*={foreign}", CheckpointError, "is a Qwen3ForCausalLM"),
+        ("*={unnamed}", CheckpointError, 'unnamed: config.json has no "architectures"'),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_read(
@@ -188,6 +189,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
     for name, fields in changed.items():
         if f"{{{name}}}" in override:
             paths[name] = model(tmp_path / name, {**LLAMA, **fields})
+    if "unnamed" in override:
+        paths["unnamed"] = written(tmp_path / "unnamed", {}, {"model.norm.weight": torch.zeros(1)})
     pattern = said.replace("(192, 64)", r"\(192, 64\)").replace("(160, 64)", r"\(160, 64\)")
     with pytest.raises(error, match=pattern) as caught:
         plan_of(pair[0], overrides=[override.format(**paths)])

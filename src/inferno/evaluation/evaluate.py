@@ -117,7 +117,7 @@ def _swapped(
     # Each composite is loaded once: nothing to keep for another start.
     options = evolve(options, overrides=taken, packed_cache="none")
     try:
-        found = passage.through(against, options, compare=spool.reader())
+        found = passage.through(against, options, compare=spool.reader(), name=group.name)
     except (CheckpointError, OptionError) as error:
         return GroupReport(name=group.name, patterns=group.patterns, note=error.cause)
     return GroupReport(

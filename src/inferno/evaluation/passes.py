@@ -73,11 +73,13 @@ class Passage:
         ref: str,
         options: Options,
         *,
+        name: str | None = None,
         write: Callable[[Tensor], None] | None = None,
         compare: Callable[[Tensor], Tensor] | None = None,
     ) -> Pass:
         """Load a model, run the windows, and free it. Its log-probabilities, (P, V), some positions
-        at a time, are given to `write`, or to `compare`, which returns their divergence."""
+        at a time, are given to `write`, or to `compare`, which returns their divergence. `name`
+        is the one that `progress` is told."""
         load_torch_library()
         with open_model(ref, options) as opened, prepared(opened) as packed:
             import torch
@@ -99,7 +101,7 @@ class Passage:
             if compare is not None:
                 found["kl"].append(compare(logprob_PV))
             done += len(logprob_PV)
-            self.progress(ref, done, self.num_tokens)
+            self.progress(name or ref, done, self.num_tokens)
         scorer.close()
         arrays = {
             name: torch.cat(each).cpu().numpy() if each else np.zeros(0)

@@ -178,13 +178,18 @@ def composed(
 
 def _alike(override: Override, main: Checkpoint, architecture: Architecture) -> Checkpoint:
     """Return an override's checkpoint as the architecture sees it."""
-    name, other = (architecture_name(c.config) for c in (main, override.checkpoint))
-    if other != name:
-        raise CheckpointError(
-            f"{override.use.ref} is a {other}: its modules cannot replace those of a {name}",
-            "Override with a checkpoint of the same architecture.",
-        )
-    return adapted(override.checkpoint, architecture)
+    name = architecture_name(main.config)
+    try:
+        other = architecture_name(override.checkpoint.config)
+        if other == name:
+            return adapted(override.checkpoint, architecture)
+    except CheckpointError as error:
+        error.cause = f"{override.use.ref}: {error.cause}"
+        raise
+    raise CheckpointError(
+        f"{override.use.ref} is a {other}: its modules cannot replace those of a {name}",
+        "Override with a checkpoint of the same architecture.",
+    )
 
 
 def _matching(use: OverrideUse, own: _Modules, theirs: _Modules) -> list[str]:
