@@ -45,7 +45,7 @@ from inferno.nn.ops import Ops
 from inferno.nn.weight import Later, loaded
 from inferno.packing import PackedWeights
 from inferno.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
-from inferno.plan import Opened, Plan
+from inferno.plan import Opened, Plan, quant_config_of
 
 
 def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
@@ -209,7 +209,7 @@ def _weight_of(stored: Stored, opened: Opened, shape: tuple[int, int]) -> Weight
     matrix = StoredMatrix(
         path=path,
         parts={part: stored.parts[part] for part in tensors},
-        quant_config=opened.checkpoint.config.get("quantization_config") or {},
+        quant_config=quant_config_of(opened.checkpoint, path),
     )
     try:
         weight: Weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)

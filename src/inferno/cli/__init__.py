@@ -24,6 +24,7 @@ COMMANDS = (
     "generate",
     "run-batch",
     "bench",
+    "eval",
     "explain",
     "plugins",
     "pull",

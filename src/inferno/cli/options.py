@@ -170,6 +170,13 @@ engine_options = together(
             help="How the model writes tool calls and reasoning; none: do not parse. "
             "[default: as its chat template shows]",
         ),
+        _engine(
+            "--override",
+            "overrides",
+            multiple=True,
+            metavar="PATTERN=REF",
+            help="Take the modules that match from another model; may be repeated.",
+        ),
         _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
         _engine(
             "--packed-cache",
