@@ -14,6 +14,7 @@ from inferno.plan.opened import Opened, Parts, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
     AttentionUse,
+    BackendUse,
     CaptureUse,
     Chosen,
     GrammarUse,
@@ -30,6 +31,7 @@ from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
     "AttentionUse",
+    "BackendUse",
     "CacheGroupPlan",
     "CaptureUse",
     "Chosen",
