@@ -49,6 +49,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             build="inferno.builtin.torch_attention:TorchAttend",
             cache="inferno.builtin.torch_cache:layout",
             features=frozenset({"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks"}),
+            layout="token-major",
             priority=-10,  # the reference: works everywhere, chosen if nothing faster is willing
         )
     ]

@@ -140,7 +140,10 @@ engine_options = together(
             help="Tokens per cache block. [default: the attention backend's]",
         ),
         _engine(
-            "--attention-backend", metavar="NAME", help="[default: the fastest compatible one]"
+            "--attention-backend",
+            metavar="NAME",
+            help="auto, a name, or one for prompts and one for steps of single tokens: "
+            "prompts=NAME,tokens=NAME. [default: the compatible one of the highest priority]",
         ),
         _engine(
             "--cache-policy", metavar="NAME", help="Prefix cache policy: lru, none, or a plugin's."

@@ -36,7 +36,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         *_kernel_rows(plan),
         (
             "attention",
-            ", ".join(dict.fromkeys(use.name for use in plan.attention)),
+            ", ".join(dict.fromkeys(map(_backends, plan.attention))),
             _origin(plan, "attention"),
         ),
         *_speculation_rows(plan),
@@ -162,6 +162,12 @@ def _capture_rows(plan: Plan) -> Iterable[Row]:
         yield "decode steps", f"captured by {use.name}, up to {use.sizes[-1]} tokens", origin
 
 
+def _backends(use: AttentionUse) -> str:
+    if use.tokens is None:
+        return use.name
+    return f"{use.name} for prompts, {use.tokens.name} for single tokens"
+
+
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
     need = use.need
     features = "".join(
@@ -170,8 +176,8 @@ def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
     heads = f"{need.num_heads} query heads over {need.num_kv_heads} of {need.head_dim}{features}"
     yield (
         "attention",
-        f"{use.name}: {heads}, {_layers(use.layers)}",
-        _origin(plan, "attention", use.name),
+        f"{_backends(use)}: {heads}, {_layers(use.layers)}",
+        _origin(plan, "attention", use.name if use.tokens is None else None),
     )
     tensors = "; ".join(
         f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()

@@ -1,6 +1,6 @@
 """The building blocks of models: only those that at least two architectures use."""
 
-from inferno.nn.attention import Attention
+from inferno.nn.attention import Attention, ByStep
 from inferno.nn.conv import CausalConv, causal_conv
 from inferno.nn.decoder import (
     CausalLM,
@@ -37,6 +37,7 @@ from inferno.nn.weight import Dense, Unloaded, Weight
 __all__ = [
     "Activation",
     "Attention",
+    "ByStep",
     "CausalConv",
     "CausalLM",
     "Decoder",

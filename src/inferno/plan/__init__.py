@@ -15,6 +15,7 @@ from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
     AttentionUse,
+    BackendUse,
     CaptureUse,
     Chosen,
     GrammarUse,
@@ -32,6 +33,7 @@ from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
     "AttentionUse",
+    "BackendUse",
     "CacheGroupPlan",
     "CaptureUse",
     "Chosen",

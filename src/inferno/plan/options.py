@@ -41,6 +41,8 @@ class Options:
     """The same limit as a fraction of a GPU's total, as in vLLM."""
     block_size: int | None = None
     attention_backend: str = "auto"
+    """A backend's name, or `prompts=NAME,tokens=NAME`: one for steps with prompts, one for steps in
+    which every sequence has one token. auto: the compatible one of the highest priority."""
     kv_cache_dtype: str = "auto"
     """Dtype of stored keys and values: auto is the compute dtype; fp8_e4m3 and int8 take half as
     much or less."""

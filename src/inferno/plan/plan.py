@@ -65,12 +65,22 @@ class KernelUse:
     """Which of its builds the provider runs, such as an instruction set."""
 
 
+@frozen
+class BackendUse:
+    """An attention backend."""
+
+    name: str
+    distribution: str
+
+
 @frozen(kw_only=True)
 class AttentionUse:
     """The layers with one need, and the attention backend that serves them."""
 
     name: str
     distribution: str
+    tokens: BackendUse | None = None
+    """The backend of steps in which every sequence has one token, if it is another one."""
     need: AttentionNeed
     layers: tuple[int, ...]
     cache: Mapping[str, CacheTensor]

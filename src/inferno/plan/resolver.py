@@ -24,9 +24,9 @@ from inferno.contracts import (
     ModelConfig,
 )
 from inferno.packed import default_folder
+from inferno.plan.attention import choose_attention
 from inferno.plan.backends import (
     choose_all,
-    choose_attention,
     choose_capture,
     choose_grammars,
     choose_kernels,
