@@ -18,7 +18,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"__main__"},
     {"cli"},
     {"server"},
-    {"llm", "testing"},
+    {"llm", "testing", "convert"},
     {"process"},
     {"core"},
     {"sampling"},

@@ -27,6 +27,7 @@ COMMANDS = (
     "explain",
     "plugins",
     "pull",
+    "convert",
     "cache",
     "ps",
     "load",

@@ -61,6 +61,13 @@ from inferno.contracts.grammars import (
     Vocabulary,
 )
 from inferno.contracts.hints import Hint
+from inferno.contracts.inversion import (
+    StoredPlace,
+    in_pairs,
+    module_pattern,
+    place_of,
+    rotary_heads,
+)
 from inferno.contracts.kernels import (
     EXPERT_OPS,
     GROUPED,
@@ -88,6 +95,16 @@ from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
+from inferno.contracts.writers import (
+    DenseCheckpoint,
+    Encoding,
+    Output,
+    Piece,
+    Seen,
+    WriteOptions,
+    Writer,
+    WrittenFile,
+)
 from inferno.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
@@ -112,6 +129,7 @@ __all__ = [
     "DTYPE_BYTES",
     "DType",
     "Delta",
+    "DenseCheckpoint",
     "Device",
     "DeviceKind",
     "Dialect",
@@ -119,6 +137,7 @@ __all__ = [
     "DraftRequest",
     "Drafter",
     "EXPERT_OPS",
+    "Encoding",
     "FetchOptions",
     "FieldEffect",
     "GROUPED",
@@ -142,11 +161,13 @@ __all__ = [
     "Model",
     "ModelConfig",
     "OPS",
+    "Output",
     "OutputFormat",
     "OutputParser",
     "PackedParts",
     "PackedPlace",
     "Packing",
+    "Piece",
     "PrefixCache",
     "Processor",
     "ProcessorContext",
@@ -160,21 +181,30 @@ __all__ = [
     "RowRange",
     "RowSplit",
     "RowsView",
+    "Seen",
     "Source",
     "Span",
     "StateSpec",
     "Refused",
     "StoredMatrix",
+    "StoredPlace",
     "Take",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",
     "Uncaptured",
     "Vocabulary",
+    "WriteOptions",
+    "Writer",
+    "WrittenFile",
     "classifier_of",
     "expert_rows",
     "fp8_layout",
+    "in_pairs",
+    "module_pattern",
+    "place_of",
     "refusal_of",
+    "rotary_heads",
     "with_head",
     "without",
 ]

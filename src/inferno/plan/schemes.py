@@ -63,7 +63,7 @@ def choose_schemes(
     num_plain = 0
     modules = modules_of(checkpoint.tensors, unused_tensors(model)) | modules_of(mtp)
     for path, parts in modules.items():
-        matrix = _matrix(parts)
+        matrix = matrix_parts(parts)
         num_plain += sum(math.prod(info.shape) for p, info in parts.items() if p not in matrix)
         if matrix:
             stored = StoredMatrix(path=path, parts=matrix, quant_config=quant_config)
@@ -130,7 +130,7 @@ def choose_isq(catalog: Catalog, name: str) -> Decided[QuantScheme]:
     return Decided(offer.item, (("in-situ scheme", offer),), notes=(note,))
 
 
-def _matrix(parts: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+def matrix_parts(parts: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Return the parts that a scheme holds: none for a norm."""
     matrix = {part: info for part, info in parts.items() if part != "bias"}
     if all(info.dtype in COMPUTE_DTYPES for info in matrix.values()):  # only a "weight" can be one
