@@ -42,7 +42,9 @@ class DenseCheckpoint(Protocol):
     scheme. Names are Hugging Face's."""
 
     @property
-    def architecture(self) -> Architecture: ...
+    def architecture(self) -> Architecture:
+        """The declaration of its architecture."""
+        ...
 
     @property
     def model(self) -> ModelConfig:
@@ -143,7 +145,9 @@ class Output:
     """Everything that a writer writes, known before a tensor is read."""
 
     files: Sequence[WrittenFile]
+    """The files of tensors. If there are several, programs open the first."""
     pieces: Sequence[Piece]
+    """The work, in the order in which it is done."""
     texts: Mapping[str, bytes] = field(factory=dict)
     """Other files, by name."""
     notes: tuple[str, ...] = ()

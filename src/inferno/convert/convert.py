@@ -60,12 +60,14 @@ def convert(
     place.check([place.path.name], force=force)
     source = Source.open(ref, fetch or FetchOptions(), catalog)
     try:
-        output = _output(source, writer, options, place, calibrate)
+        notes: list[str] = []
+        output = _output(source, writer, options, place, calibrate, notes)
         names = [file.name for file in output.files]
         place.check(names, force=force)
         key = _key(source, offer, options, catalog, calibrate)
         with place.locked():
-            hashes = write(output, place, key, progress or _silent)
+            own = {**key, "source": [list(each) for each in source.state()]}
+            hashes = write(output, place, own, progress or _silent)
             hashes |= {n: hashlib.sha256(text).hexdigest() for n, text in output.texts.items()}
             sizes = {file.name: file.nbytes for file in output.files}
             sizes |= {name: len(text) for name, text in output.texts.items()}
@@ -80,24 +82,31 @@ def convert(
         files=hashes,
         nbytes=sum(sizes.values()),
         calibrated=calibrate is not None,
-        notes=output.notes,
+        notes=(*output.notes, *notes),
     )
 
 
 def _output(
-    source: Source, writer: Writer, options: WriteOptions, place: Place, calibrate: Path | None
+    source: Source,
+    writer: Writer,
+    options: WriteOptions,
+    place: Place,
+    calibrate: Path | None,
+    notes: list[str],
 ) -> Output:
+    """Return what is to be written. The work may add to the `notes`."""
     if writer.output is not None:
         return writer.output(source.as_model(), options, place.path.name)
     encoding = None if writer.encoding is None else writer.encoding(options)
     folder = Folder.of(source, options, encoding)
     if calibrate is None or encoding is None:
+        if writer.calibrated:
+            notes.append("values were rounded to the nearest: --calibrate FILE lowers the error")
         return folder.output(options, encoding)
     from inferno.convert.calibration import calibrated_pieces
 
-    return folder.output(
-        options, encoding, lambda: calibrated_pieces(folder, encoding, _text(calibrate))
-    )
+    pieces = calibrated_pieces(folder, encoding, _text(calibrate), notes)
+    return folder.output(options, encoding, pieces)
 
 
 def _check_options(writer: Writer, options: WriteOptions, calibrate: Path | None) -> None:
@@ -135,7 +144,6 @@ def _key(
         "to": offer.item.name,
         "options": attrs.asdict(options),
         "calibration": text,
-        "source": [list(each) for each in source.state()],
         "versions": {**versions, "torch": torch.__version__},
     }
 

@@ -4,7 +4,7 @@ encoding stores them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -152,11 +152,10 @@ class Folder:
         self,
         options: WriteOptions,
         encoding: Encoding | None,
-        pieces: Callable[[], list[Piece]] | None = None,
+        own: Sequence[Piece] = (),
     ) -> Output:
-        """Return the output. `pieces` are those of the encoded tensors, if not each alone."""
+        """Return the output. `own` are pieces of tensors that are not made each alone."""
         files, index = arranged(self.headers(), options.split)
-        own = pieces() if pieces is not None else []
         elsewhere = {name for piece in own for name in piece.tensors}
         rest: list[Piece] = []
         for name in self.view.tensors:

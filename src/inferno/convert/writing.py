@@ -198,7 +198,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor, of any dtype."""
     import torch
 
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data: Any = flat.view(torch.uint8).numpy()
     return memoryview(data)
 
 

@@ -142,5 +142,6 @@ def _factor(gram_II: Tensor, damping: float) -> Tensor:
             inverse = torch.cholesky_inverse(lower)
             upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not failed:
-                return upper.float()
+                factor_II: Tensor = upper.float()
+                return factor_II
         damping = max(10 * damping, 1e-4)

@@ -75,7 +75,8 @@ class AwqEncoding:
     def scaled(
         self, tensors: Mapping[str, Tensor], seen: Mapping[str, Seen]
     ) -> Mapping[str, Tensor]:
-        held, changed = dict(tensors), dict[str, Tensor]()
+        held = dict(tensors)
+        changed: dict[str, Tensor] = {}
         for before, after in PAIRS:
             names = [f"{path}.weight" for path in after]
             first = f"{before}.weight"

@@ -173,7 +173,7 @@ def _prefixes(document: Mapping[str, Any]) -> bool:
     normalizer, pre = document.get("normalizer") or {}, document.get("pre_tokenizer") or {}
     steps = normalizer.get("normalizers", [normalizer])
     if pre.get("type") == "Metaspace":
-        return pre.get("prepend_scheme", "always") != "never"
+        return bool(pre.get("prepend_scheme", "always") != "never")
     return any(step.get("type") == "Prepend" and step["prepend"] == SPACE for step in steps)
 
 

@@ -181,13 +181,15 @@ class _Make:
 
     def _rows(self, name: str, target: StoredTensor) -> Iterator[Tensor]:
         """Yield a tensor of the model as it is stored, a few rows at a time."""
+        import torch
+
         heads = rotary_heads(self.dialect, self.fields, name)
         added = self.dialect.added.get(module_pattern(target.name), 0.0)
         kind = target.type.name
         held = self.source.weight(name)
         if held is not None and held.layout == kind:  # as it was: not rounded again
-            data_OB = held.data
-            yield in_pairs(data_OB, heads) if heads else data_OB
+            assert isinstance(held.data, torch.Tensor), "packed in blocks"
+            yield in_pairs(held.data, heads) if heads else held.data
             return
         shape = self.source.tensors[name].shape
         step = shape[0] if heads or not shape else max(1, ROWS // max(1, shape[-1]))

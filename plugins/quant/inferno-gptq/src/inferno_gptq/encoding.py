@@ -55,7 +55,9 @@ class GptqEncoding:
         }
 
     def config(self, dense: Sequence[str]) -> Mapping[str, Any]:
-        left_out = {f"-:^{re.escape(path)}$": {} for path in dense if path != "lm_head"}
+        left_out: dict[str, dict[str, Any]] = {
+            f"-:^{re.escape(path)}$": {} for path in dense if path != "lm_head"
+        }
         return {
             "quant_method": "gptq",
             "bits": self.bits,
