@@ -24,6 +24,8 @@ def fields_of(source: DenseCheckpoint, dialect: Dialect) -> dict[str, Any]:
         value = source.config.get(name) if value is None else value
         if value is not None:
             found[name] = list(value) if isinstance(value, tuple) else value
+    if dialect.inverse is not None:
+        found |= dialect.inverse({**source.config, **found})
     return found
 
 
@@ -130,5 +132,5 @@ def _attention_factor(rope: RopeConfig, fields: Mapping[str, Any]) -> float:
         return float(rope.attention_factor)
     longest = int(fields["max_position_embeddings"])
     original = rope.original_max_position_embeddings or longest
-    scale = longest / original
+    scale = rope.factor if rope.factor != 1.0 else longest / original
     return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0

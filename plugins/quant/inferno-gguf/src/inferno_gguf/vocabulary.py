@@ -72,7 +72,7 @@ def vocabulary_metadata(assets: TextAssets, rows: int) -> dict[str, Any]:
         found |= _byte_level(document)
     found["tokenizer.ggml.tokens"] = tokens
     found["tokenizer.ggml.token_type"] = Typed("i32", types)
-    found |= _special(assets, tokens)
+    found |= _special(assets, tokens, types)
     found |= _around(assets, found, tokens)
     if document.get("normalizer") and not model.get("byte_fallback"):
         # Unicode normalization: inferno reads it from here, llama.cpp does without.
@@ -177,9 +177,10 @@ def _prefixes(document: Mapping[str, Any]) -> bool:
     return any(step.get("type") == "Prepend" and step["prepend"] == SPACE for step in steps)
 
 
-def _special(assets: TextAssets, tokens: Sequence[str]) -> dict[str, Any]:
-    """Return the ids of special tokens: by their names, else those of `generation_config.json`."""
-    ids = {token: i for i, token in enumerate(tokens)}
+def _special(assets: TextAssets, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
+    """Return the ids of special tokens: by their names, else those of `generation_config.json`.
+    Tokens of plain text are left out: readers would not find them in a string."""
+    ids = {token: i for i, token in enumerate(tokens) if types[i] != NORMAL}
     found: dict[str, int] = {}
     for name in SPECIAL:
         token = assets.tokenizer_config.get(f"{name}_token")
@@ -189,7 +190,7 @@ def _special(assets: TextAssets, tokens: Sequence[str]) -> dict[str, Any]:
     for name in ("bos", "eos", "pad"):
         given = assets.generation_config.get(f"{name}_token_id")
         all_of = given if isinstance(given, list) else [given]
-        known = [i for i in all_of if type(i) is int and 0 <= i < len(tokens)]
+        known = [i for i in all_of if type(i) is int and i in ids.values()]
         if known:
             found.setdefault(name, known[0])
         if name == "eos":  # one that ends the turn and is not the end of a document

@@ -10,17 +10,13 @@ Suffixes: O rows, I columns, B bytes of a packed row.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
 from attrs import frozen
 
-from inferno.configs import RopeConfig
 from inferno.contracts import (
     DenseCheckpoint,
     Dialect,
@@ -33,26 +29,21 @@ from inferno.contracts import (
     place_of,
     rotary_heads,
 )
-from inferno.errors import CheckpointError, InfernoError, UnsupportedError
+from inferno.errors import CheckpointError, UnsupportedError
+from inferno_gguf.agreement import OTHERWISE, check
 from inferno_gguf.checkpoint import GgufCheckpoint
 from inferno_gguf.defaults import DEFAULTS
 from inferno_gguf.fields import fields_of, model_metadata, rope_tensors
 from inferno_gguf.ggml import BY_NAME
 from inferno_gguf.header import StoredTensor, Typed, header
 from inferno_gguf.kinds import FILE_TYPES, kinds_of
-from inferno_gguf.vocabulary import (
-    WHOLE,
-    check_alike,
-    template_metadata,
-    vocabulary_metadata,
-)
+from inferno_gguf.vocabulary import template_metadata, vocabulary_metadata
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ROWS = 1 << 22
 """Values that are quantized at once."""
-OTHERWISE = "Convert to safetensors or to a scheme of it instead."
 
 
 @frozen
@@ -74,7 +65,8 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
     stacks = _stacks(source, dialect, main)
     targets = [StoredTensor(n, BY_NAME["f32"], tuple(t.shape)) for n, t in tables.items()]
     targets += [stack.target for stack in stacks]
-    _check(source, metadata, targets)
+    held = _original(source)
+    check(source, metadata, targets, tables, is_gguf=held is not None)
     pieces = [Piece(tensors=(n,), make=partial(_table, n, tensor)) for n, tensor in tables.items()]
     make = _Make(source, dialect, fields)
     pieces += [Piece(tensors=(s.target.name,), make=partial(make, s)) for s in stacks]
@@ -242,77 +234,6 @@ def _files(
 def _file(name: str, metadata: Mapping[str, Any], targets: Sequence[StoredTensor]) -> WrittenFile:
     start, places, nbytes = header(metadata, targets)
     return WrittenFile(name=name, start=start, places=places, nbytes=nbytes)
-
-
-def _check(
-    source: DenseCheckpoint, metadata: Mapping[str, Any], targets: Sequence[StoredTensor]
-) -> None:
-    """Read the header back, and compare what it describes with the model. Raises
-    UnsupportedError."""
-    plain = {key: value for key, value in metadata.items() if key != WHOLE}
-    start, _, nbytes = header(plain, targets)
-    try:
-        with tempfile.TemporaryDirectory(prefix="inferno-") as folder:
-            path = Path(folder) / "header.gguf"
-            with path.open("wb") as stream:
-                stream.write(start)
-                stream.truncate(nbytes)  # takes no room
-            checkpoint = GgufCheckpoint.open(path, [source.architecture])
-            model = source.architecture.config(checkpoint.config)
-            tensors = {n: info.shape for n, info in checkpoint.tensors.items()}
-            written = checkpoint.text().tokenizer_json
-            checkpoint.close()
-    except UnsupportedError:
-        raise
-    except InfernoError as error:
-        raise UnsupportedError(
-            f"a GGUF file of {source.architecture.name} would not be read: {error.cause}", OTHERWISE
-        ) from error
-    different = _different(source.model, model)
-    names = {module_pattern(name) + "." for name in source.tensors}
-    if not different and {module_pattern(name) + "." for name in tensors} != names:
-        different = ["names of tensors"]
-    if different:
-        raise UnsupportedError(
-            f"GGUF files cannot describe this {source.architecture.name}: they would change its "
-            f"{', '.join(different[:4])}",
-            OTHERWISE,
-        )
-    original = source.text().tokenizer_json
-    if original is not None and written is not None and _original(source) is None:
-        check_alike(original, written)
-
-
-def _different(ours: Any, theirs: Any) -> list[str]:
-    """Return the fields in which two configs of a model differ; rotary embeddings are compared by
-    their values."""
-    if not attrs.has(type(ours)) or type(ours) is not type(theirs):
-        return [] if ours == theirs else ["config"]
-    one, other = (attrs.asdict(each, recurse=False) for each in (ours, theirs))
-    found = [name for name, value in one.items() if not _same(value, other[name], ours)]
-    return found
-
-
-def _same(one: Any, other: Any, model: Any) -> bool:
-    if isinstance(one, RopeConfig) and isinstance(other, RopeConfig):
-        return _same_rope(one, other, model)
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= 1e-6 * abs(one)
-    return bool(one == other)
-
-
-def _same_rope(one: RopeConfig, other: RopeConfig, model: Any) -> bool:
-    import torch
-
-    from inferno.nn import Rope
-
-    size = getattr(model, "head_dim", None)
-    longest = model.max_position_embeddings
-    if one == other or not isinstance(size, int):
-        return one == other
-    ropes = [Rope(size, each, max_position_embeddings=longest) for each in (one, other)]
-    a, b = (rope.inv_freq_E for rope in ropes)
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=0)
 
 
 def _notes(stacks: Sequence[Stacked], main: str) -> tuple[str, ...]:
