@@ -45,6 +45,7 @@ from inferno.contracts.checkpoints import (
     StoredMatrix,
     TensorInfo,
     TextAssets,
+    peek,
     refusal_of,
     with_head,
     without,
@@ -80,7 +81,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
-from inferno.contracts.layouts import IntLayout, fp8_layout
+from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, fp8_layout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
@@ -108,6 +109,7 @@ from inferno.contracts.writers import (
 from inferno.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
+    "TABLES",
     "AddedToken",
     "Architecture",
     "Attend",
@@ -189,6 +191,7 @@ __all__ = [
     "StoredMatrix",
     "StoredPlace",
     "Take",
+    "TableLayout",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",
@@ -203,6 +206,7 @@ __all__ = [
     "in_pairs",
     "module_pattern",
     "place_of",
+    "peek",
     "refusal_of",
     "rotary_heads",
     "with_head",

@@ -33,6 +33,7 @@ from inferno.nn.rounding import Grid, Rounded, by_inputs, nearest
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
+from inferno.nn.table import TableGroups
 from inferno.nn.weight import Dense, Unloaded, Weight
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "SelfAttention",
     "Stack",
     "State",
+    "TableGroups",
     "TiedLMHead",
     "Unloaded",
     "Weight",
