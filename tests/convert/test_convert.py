@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def _failing(fails: Callable[[int], bool], calls: list[int]) -> Writer:
 
         places = {f"t{i}": (4 + 16 * i, 16) for i in range(8)}
         file = WrittenFile(name=name, start=b"head", places=places, nbytes=4 + 16 * 8)
-        pieces = [Piece(tensors=(f"t{i}",), make=lambda i=i: make(i)) for i in range(8)]
+        pieces = [Piece(tensors=(f"t{i}",), make=partial(make, i)) for i in range(8)]
         return Output(files=[file], pieces=pieces)
 
     return Writer(name="numbers", describe="numbers", output=output)
@@ -267,7 +268,7 @@ def test_unknown_targets_and_options_that_do_not_apply(model: Path, tmp_path: Pa
 
 
 def test_a_disk_without_room(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, 1000)  # type: ignore[attr-defined]
+    usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     said = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
     assert "Free some space" in said and not (tmp_path / "out").exists()

@@ -79,9 +79,10 @@ def _different(source: DenseCheckpoint, model: Any) -> list[str]:
         ours, theirs = (source.architecture.build(config) for config in (source.model, model))
     if same_models(ours, theirs) and list(source.model.cache_specs()) == list(model.cache_specs()):
         return []
-    if not attrs.has(type(model)) or type(model) is not type(source.model):
+    original: Any = source.model
+    if not attrs.has(type(model)) or type(model) is not type(original):
         return ["config"]
-    one, other = (attrs.asdict(each, recurse=False) for each in (source.model, model))
+    one, other = (attrs.asdict(each, recurse=False) for each in (original, model))
     return [name for name, value in one.items() if not _same(value, other[name])]
 
 
