@@ -19,7 +19,7 @@ from inferno.convert import convert
 from inferno.errors import OptionError
 from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.installed import Installed
-from inferno.testing.quant_twins import TOY_SIZES, assert_same_tokens, random_tensors
+from inferno.testing.quant_twins import assert_same_tokens, random_tensors
 from inferno.testing.tiny import run_python, torch_only
 
 EXACT = WriteOptions(dtype="float32")
@@ -27,18 +27,15 @@ TEXT = "abcdeab cabde eabc dabce " * 40
 
 
 class WriterTests(Installed):
-    """Set `writer` to its registered name, and `tolerance` to the relative error of what it
-    writes."""
+    """Set `writer` to its registered name, `tolerance` to the relative error of what it writes, and
+    `config` to a model's."""
 
     writer: ClassVar[str]
     tolerance: ClassVar[float]
     options: ClassVar[WriteOptions] = WriteOptions(group=32)
     """What the toy's small matrices need."""
-    config: ClassVar[dict[str, Any]] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **TOY_SIZES,
-    }
+    config: ClassVar[dict[str, Any]]
+    """A model of an installed family, of small sizes (`TOY_SIZES`)."""
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -6,11 +6,14 @@ import torch
 
 from inferno.contracts import Seen
 from inferno.nn import nearest
-from inferno.testing import WriterTests
+from inferno.testing import TOY_SIZES, WriterTests
 from inferno_awq.encoding import AwqEncoding
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **TOY_SIZES}
 
 
 class TestAwq(WriterTests):
+    config = LLAMA
     writer = "awq-int4"
     tolerance = 0.12
 

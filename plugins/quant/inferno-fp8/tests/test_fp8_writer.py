@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 
 from inferno.contracts import WriteOptions
-from inferno.testing import WriterTests
+from inferno.testing import TOY_SIZES, WriterTests
 from inferno_fp8.encoding import Fp8Encoding
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **TOY_SIZES}
 
 
 class TestFp8(WriterTests):
+    config = LLAMA
     writer = "fp8"
     options = WriteOptions()
     tolerance = 0.05

@@ -42,6 +42,7 @@ from inferno_gguf.text import read_text
 SIZES = {**TOY_SIZES, "vocab_size": 700, "hidden_size": 256, "intermediate_size": 512}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 64, **SIZES}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SIZES}
+TOY = {**LLAMA, **TOY_SIZES}
 PROMPTS = ragged_prompts(600, (1, 5, 17))
 
 
@@ -287,12 +288,14 @@ def test_a_family_without_a_dialect(llama: Path, tmp_path: Path) -> None:
 
 
 class TestQ80(WriterTests):
+    config = TOY
     writer = "q8_0"
     options = WriteOptions()
     tolerance = 0.01
 
 
 class TestF16(WriterTests):
+    config = TOY
     writer = "f16"
     options = WriteOptions()
     tolerance = 0.001

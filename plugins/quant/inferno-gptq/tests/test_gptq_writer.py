@@ -13,26 +13,32 @@ from safetensors.torch import load_file
 from inferno.contracts import WriteOptions
 from inferno.errors import UnsupportedError
 from inferno.nn import Grid, by_inputs, nearest
-from inferno.testing import WriterTests, convert, skewed_model
+from inferno.testing import TOY_SIZES, WriterTests, convert, skewed_model
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **TOY_SIZES}
 
 
 class TestFourBits(WriterTests):
+    config = LLAMA
     writer = "gptq-int4"
     tolerance = 0.12
 
 
 class TestEightBits(WriterTests):
+    config = LLAMA
     writer = "gptq-int8"
     tolerance = 0.01
 
 
 class TestActOrder(WriterTests):
+    config = LLAMA
     writer = "gptq-int4"
     options = WriteOptions(group=32, act_order=True)
     tolerance = 0.12
 
 
 class TestWholeRows(WriterTests):
+    config = LLAMA
     writer = "gptq-int4"
     options = WriteOptions(group=-1)
     tolerance = 0.2
@@ -40,7 +46,7 @@ class TestWholeRows(WriterTests):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return skewed_model(tmp_path_factory.mktemp("gptq"), TestFourBits.config)
+    return skewed_model(tmp_path_factory.mktemp("gptq"), LLAMA)
 
 
 @pytest.mark.parametrize("act_order", [False, True])
