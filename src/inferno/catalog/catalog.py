@@ -36,6 +36,7 @@ from inferno.contracts import (
     RequestField,
     Source,
     StoredMatrix,
+    Writer,
 )
 from inferno.errors import (
     InfernoError,
@@ -62,6 +63,7 @@ _NOUNS: Mapping[type, str] = {
     RequestField: "request field",
     Source: "source",
     Hint: "hint",
+    Writer: "conversion target",
 }
 _MISSING: Mapping[type, MissingKind] = {
     Architecture: "architecture",

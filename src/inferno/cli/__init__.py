@@ -28,6 +28,7 @@ COMMANDS = (
     "explain",
     "plugins",
     "pull",
+    "convert",
     "cache",
     "ps",
     "load",

@@ -102,7 +102,7 @@ def _decide(
     checkpoint = adapted(stored, architecture.value)
     model = model_config(architecture.value, checkpoint)
     checkpoint = composed(checkpoint, others.value, architecture.value, unused_tensors(model))
-    device, dtype = find_device(options.device, machine), _dtype(options.dtype, checkpoint)
+    device, dtype = find_device(options.device, machine), compute_dtype(options.dtype, checkpoint)
     proposer, mtp = None, MTPUse()
     if options.speculative is not None:
         proposer = choose_proposer(catalog, options.speculative, model)
@@ -240,7 +240,7 @@ def _rotary_notes(model: ModelConfig, max_model_len: int) -> list[str]:
     ]
 
 
-def _dtype(asked: str, checkpoint: Checkpoint) -> DType:
+def compute_dtype(asked: str, checkpoint: Checkpoint) -> DType:
     """Return the requested dtype, else the config's, else that of most stored tensors."""
     if asked != "auto":
         return cast(DType, asked)
