@@ -66,7 +66,7 @@ def config(group: int = 128, **changes: Any) -> dict[str, Any]:
 def orders() -> tuple[list[int], list[int], list[int]]:
     """The orders of codes in four tiles, of scales, and of scales of a single group, as Marlin's
     `_get_perms` builds them."""
-    codes = []
+    codes = list[int]()
     for i in range(32):
         own = []
         for block in (0, 1):
@@ -117,8 +117,8 @@ def decode(parts: Mapping[str, Tensor]) -> Tensor:
     plain = torch.zeros(scales.numel() // len(order), len(order))
     plain[:, order] = scales.reshape(-1, len(order))
     steps_IO = plain.view(scales.shape).repeat_interleave(columns // len(scales), 0)
-    codes = torch.from_numpy(codes_IO.reshape(columns, rows).astype(np.float32))
-    return ((codes - 8) * steps_IO).T.contiguous()
+    values_IO = torch.from_numpy(codes_IO.reshape(columns, rows).astype(np.float32)) - 8
+    return (values_IO * steps_IO).T.contiguous()
 
 
 class MarlinTests(QuantSchemeTests):
