@@ -2,7 +2,7 @@
 reads in them. Run by hand, with the version that the file's metadata name:
 
     pip install hqq==0.2.8.post1
-    python plugins/quant/inferno-hqq/tests/make_vectors.py
+    python plugins/quant/inferno-hqq/tests/hqq_vectors.py
 """
 
 from __future__ import annotations
