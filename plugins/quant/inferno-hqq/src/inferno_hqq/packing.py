@@ -67,9 +67,9 @@ class Packing:
             raise Refused(f"quant_config says axis {said['axis']!r}, but scale is {scale.shape}")
         each = 10 if bits == 3 else 8 // bits
         group = codes.shape[1] if axis else said.get("group_size")
-        wanted = groups if axis else group
         if type(group) is not int or group < 1 or said.get("group_size") not in (None, group):
             raise Refused(f"quant_config says group_size {said.get('group_size')!r}")
+        wanted = groups if axis else group
         if -(-wanted // each) != rows or (bits != 3 and wanted % each) or group % 2:
             raise Refused(f"W_q of {codes.shape} is not {wanted} rows of codes of {bits} bits")
         if not axis and codes.shape[1] != groups:
