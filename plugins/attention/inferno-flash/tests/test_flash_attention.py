@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import ClassVar
 
@@ -38,7 +38,7 @@ class StandInTests(AttentionBackendTests):
     variant: ClassVar[Variant]
     module: ClassVar[Callable[[], ModuleType]]
     dtypes = ("bfloat16", "float16")
-    block_sizes = (256,)
+    block_sizes: ClassVar[Sequence[int]] = (256,)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -89,7 +89,7 @@ class TestFlash2OnAGpu(AttentionBackendTests):
     backend = "flash"
     device = "cuda"
     dtypes = ("bfloat16", "float16")
-    block_sizes = (256,)
+    block_sizes: ClassVar[Sequence[int]] = (256,)
 
 
 @pytest.mark.skipif(_here(FLASH_3) is not None, reason=str(_here(FLASH_3)))
