@@ -63,7 +63,7 @@ class PackedInt4(Weight):
         y_TO = out_PTO.sum(0) if P > 1 else out_PTO[0]
         if bias_O is not None:
             y_TO = y_TO + bias_O
-        return y_TO.to(x.dtype).unflatten(0, x_TI.shape[:-1])
+        return y_TO.to(x.dtype).view(*x_TI.shape[:-1], O)
 
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.inner.rows(ids_T)
