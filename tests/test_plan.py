@@ -58,8 +58,7 @@ from inferno.plan import opened as opened_module
 from inferno.plan.backends import choose_capture
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.decided import Decided
-from inferno.plan.plan import AttentionUse
-from inferno.plan.schemes import _by_pattern
+from inferno.plan.plan import AttentionUse, by_pattern
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -377,6 +376,20 @@ def test_a_layout_no_scheme_reads_names_the_matrix_and_the_package(write: Write)
         assert remedy in caught.value.remedy
 
 
+def test_a_format_of_a_method_is_asked_for_by_its_name(write: Write) -> None:
+    """GPTQ may be stored in another package's layout."""
+    tensors = {"model.layers.0.mlp.up_proj.B": (4, 8), "model.layers.0.mlp.up_proj.s": (4, 2)}
+    quant_config = {"quant_method": "gptq", "checkpoint_format": "marlin", "group_size": 64}
+    ref = write(tensors, stored="I16", quantization_config=quant_config)
+    for names, remedy in (
+        (("gptq",), "pip install inferno-marlin"),
+        (("gptq", "marlin"), "inferno-marlin: it reads codes packed in int32, with scales"),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            resolve(ref, on_cpu(), installed("qwen3", "index", *names))
+        assert remedy in caught.value.remedy and "not 'marlin'" in caught.value.remedy
+
+
 def a_scheme(**fields: Any) -> Offer[QuantScheme]:
     """A scheme for matrices stored as codes of one byte."""
 
@@ -662,7 +675,7 @@ def test_the_plan_names_the_scheme_of_every_matrix(write: Write) -> None:
 
 def test_exceptions_of_a_pattern_are_named_whole() -> None:
     paths = {f"layers.{n}.v_proj": "q6_k" if n == 2 else "q4_k" for n in range(4)}
-    modules = _by_pattern(paths)
+    modules = by_pattern(paths)
     assert modules == {"layers.*.v_proj": "q4_k", "layers.2.v_proj": "q6_k"}
 
 

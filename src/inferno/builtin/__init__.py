@@ -14,6 +14,7 @@ from inferno.contracts import (
     QuantScheme,
     RequestField,
     Source,
+    Writer,
 )
 
 
@@ -100,6 +101,11 @@ def inferno_chat_formats() -> list[ChatFormat]:
 @hookimpl
 def inferno_sources() -> list[Source]:
     return [LOCAL, HUB]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    return [Writer(name="safetensors", describe="a Hugging Face folder with dense matrices")]
 
 
 @hookimpl

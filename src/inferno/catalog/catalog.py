@@ -36,6 +36,7 @@ from inferno.contracts import (
     RequestField,
     Source,
     StoredMatrix,
+    Writer,
 )
 from inferno.errors import (
     InfernoError,
@@ -62,6 +63,7 @@ _NOUNS: Mapping[type, str] = {
     RequestField: "request field",
     Source: "source",
     Hint: "hint",
+    Writer: "conversion target",
 }
 _MISSING: Mapping[type, MissingKind] = {
     Architecture: "architecture",
@@ -204,16 +206,18 @@ class Catalog:
             return choose(found, f"the matrix {stored.path}")
         parts = sorted(stored.parts.items())
         held = ", ".join(f"{part} ({info.dtype})" for part, info in parts)
-        method = str(stored.quant_config.get("quant_method", ""))
-        known = self._hinted("scheme", method)
-        asked = [o for o in offers if o.item.name == method or o.distribution in known]
-        said = dict.fromkeys(f"{o.distribution}: {reasons[id(o)]}." for o in asked)
+        said: dict[str, None] = {}
+        for key in ("checkpoint_format", "quant_method"):
+            method = str(stored.quant_config.get(key, ""))
+            known = self._hinted("scheme", method)
+            asked = [o for o in offers if o.item.name == method or o.distribution in known]
+            said |= dict.fromkeys(f"{o.distribution}: {reasons[id(o)]}." for o in asked)
+            if not asked and (hint := self.hint("scheme", method)):
+                said[hint] = None
         raise self._missing(
             f"{stored.path}: no installed scheme reads a matrix stored as {held}",
             offers,
-            " ".join(said)
-            or self.hint("scheme", method)
-            or "Install a plugin that reads this layout.",
+            " ".join(said) or "Install a plugin that reads this layout.",
         )
 
     def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:

@@ -32,6 +32,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
             _origin(plan, "architecture"),
         ),
         *_scheme_rows(plan),
+        *_override_rows(plan),
         *_kernel_rows(plan),
         (
             "attention",
@@ -79,6 +80,7 @@ def _decisions(plan: Plan) -> list[Row]:
         ("architecture", plan.architecture, _origin(plan, "architecture")),
         ("format", plan.format, _origin(plan, "format")),
         *_scheme_rows(plan, classes=True),
+        *_override_rows(plan),
         *(
             [("quantized to", f"{plan.isq}, while loading", _origin(plan, "in-situ scheme"))]
             if plan.isq
@@ -124,6 +126,20 @@ def _scheme(use: SchemeUse, dtype: str, classes: bool) -> str:
     name = use.name if use.layout in (use.name, dtype) else f"{use.name} in {use.layout}"
     held = f"{name}: {use.count} matrices of {', '.join(use.stored)}, {size}"
     return f"{held} ({', '.join(use.classes)})" if classes else held
+
+
+def _override_rows(plan: Plan) -> Iterable[Row]:
+    for use in plan.overrides:
+        by_scheme: dict[str, dict[str, None]] = {}
+        for path, scheme in use.schemes.items():
+            by_scheme.setdefault(scheme, {})[path.rpartition(".")[2]] = None
+        held = "; ".join(f"{scheme} ({', '.join(each)})" for scheme, each in by_scheme.items())
+        taken = f"{use.count} modules{f': {held}' if held else ''}"
+        yield (
+            "override",
+            f"{use.pattern} from {use.path}, {taken}",
+            _origin(plan, "format", use.format),
+        )
 
 
 def _kernel_rows(plan: Plan) -> Iterable[Row]:

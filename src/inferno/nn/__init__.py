@@ -24,10 +24,12 @@ from inferno.nn.packed import (
     Wrapper,
     column_order,
     packed_nibbles,
+    packed_words,
     stacked_inside,
     unpacked_words,
 )
 from inferno.nn.rope import Rope, Rotation
+from inferno.nn.rounding import Grid, Rounded, by_inputs, nearest
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
@@ -49,6 +51,7 @@ __all__ = [
     "Fp8Blocks",
     "FusedGatedMLP",
     "GatedMLP",
+    "Grid",
     "IntGroups",
     "LMHead",
     "Layer",
@@ -64,6 +67,7 @@ __all__ = [
     "RMSNorm",
     "Rope",
     "Rotation",
+    "Rounded",
     "Router",
     "Routing",
     "SandwichDecoderLayer",
@@ -75,10 +79,13 @@ __all__ = [
     "Unloaded",
     "Weight",
     "Wrapper",
+    "by_inputs",
     "causal_conv",
     "column_order",
     "gated_delta",
+    "nearest",
     "packed_nibbles",
+    "packed_words",
     "ssd",
     "stacked_inside",
     "unpacked_words",
