@@ -225,9 +225,10 @@ class Catalog:
         offers = self.of("inferno_kernels")
 
         def refuses(offer: Offer[KernelProvider]) -> str | None:
-            if need.op not in offer.item.ops:
+            reason = offer.item.refuses(need)  # of the device first: it is one line for all ops
+            if reason is None and need.op not in offer.item.ops:
                 return f"it does not provide {need.op}"
-            return offer.item.refuses(need)
+            return reason
 
         return weigh(offers, f"the op {need.op}", refuses)
 
