@@ -91,14 +91,13 @@ class Folder:
             f"{sum(said == reason for said in dense.values())} matrices stay dense: {reason}"
             for reason in reasons
         )
-        heads = [path for path in source_heads(source) if f"{path}.weight" in view.tensors]
         return cls(
             source=source,
             view=view,
             dtype=dtype,
             cast=options.dtype is not None,
             encoded=encoded,
-            dense=(*dense, *heads),
+            dense=(*dense, *source_heads(source)),
             notes=notes,
         )
 
@@ -181,19 +180,20 @@ def linear_modules(source: Source) -> list[str]:
 
 
 def source_heads(source: Source) -> list[str]:
-    """Return the paths of the linear layers that quantization does not apply to."""
+    """Return the paths of the linear layers that quantization does not apply to, tied heads among
+    them: other libraries have modules for them."""
     return [path for path, quantizable in _linears(source) if not quantizable]
 
 
 def _linears(source: Source) -> list[tuple[str, bool]]:
     import torch
 
-    from inferno.nn import Linear
+    from inferno.nn import Linear, TiedLMHead
 
     with torch.device("meta"):
         model = source.architecture.build(source.model)
     return [
-        (checkpoint_path(path), module.quantizable)
+        (checkpoint_path(path), isinstance(module, Linear) and module.quantizable)
         for path, module in model.named_modules()
-        if isinstance(module, Linear)
+        if isinstance(module, Linear | TiedLMHead)
     ]

@@ -34,8 +34,9 @@ def _deepseek(fields: Mapping[str, Any]) -> dict[str, Any]:
     # The first V2 files do not name the scoring.
     if config.setdefault("scoring_func", "softmax") == "softmax":
         method = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
-        return {**config, "topk_method": method}
-    return {**config, "topk_method": "noaux_tc", "architectures": ["DeepseekV3ForCausalLM"]}
+        return {**config, "topk_method": method, "model_type": "deepseek_v2"}
+    named = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    return {**config, "topk_method": "noaux_tc", **named}
 
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,9 +37,14 @@ def _gemma3(fields: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-GEMMA = Dialect(architecture="gemma", added=dict.fromkeys(_NORMS, 1.0))
+GEMMA = Dialect(
+    architecture="gemma",
+    constants={"model_type": "gemma"},
+    added=dict.fromkeys(_NORMS, 1.0),
+)
 GEMMA2 = Dialect(
     architecture="gemma2",
+    constants={"model_type": "gemma2"},
     fields={
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
@@ -51,6 +56,7 @@ GEMMA2 = Dialect(
 )
 GEMMA3 = Dialect(
     architecture="gemma3",
+    constants={"model_type": "gemma3_text"},
     fields={
         "final_logit_softcapping": "final_logit_softcapping",
         "sliding_window": "attention.sliding_window",

@@ -18,6 +18,7 @@ def _glm4_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 GLM4_MOE = Dialect(
     architecture="glm4moe",
+    constants={"model_type": "glm4_moe"},
     fields={
         "num_experts": None,
         "n_routed_experts": "expert_count",

@@ -21,12 +21,14 @@ def _glm(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 GLM = Dialect(
     architecture="chatglm",
+    constants={"model_type": "glm"},
     modules={"blk.{n}.ffn_up": f"{_LAYER}.mlp.gate_up_proj"},
     present={"attention_bias": "blk.0.attn_q.bias", "fused_bias": "blk.0.attn_qkv.bias"},
     config=_glm,
 )
 GLM4 = Dialect(
     architecture="glm4",
+    constants={"model_type": "glm4"},
     modules={
         "blk.{n}.ffn_up": f"{_LAYER}.mlp.gate_up_proj",
         "blk.{n}.post_attention_norm": f"{_LAYER}.post_self_attn_layernorm",

@@ -20,6 +20,7 @@ def _gpt_oss(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 GPT_OSS = Dialect(
     architecture="gpt-oss",
+    constants={"model_type": "gpt_oss"},
     fields={
         "intermediate_size": "expert_feed_forward_length",
         "moe_intermediate_size": None,

@@ -6,6 +6,7 @@ from inferno.contracts import Dialect
 
 LLAMA = Dialect(
     architecture="llama",
+    constants={"model_type": "llama"},
     present={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_down.bias"},
     rotary_pairs={
         "blk.{n}.attn_q": "attention.head_count",

@@ -10,7 +10,7 @@ MISTRAL = Dialect(
         "blk.{n}.attn_q": "attention.head_count",
         "blk.{n}.attn_k": "attention.head_count_kv",
     },
-    constants={"sliding_window": None},  # dropped by llama.cpp's converter
+    constants={"model_type": "mistral", "sliding_window": None},  # dropped by llama.cpp's converter
     # These files cannot be told from Llama's; Llama's plugin, if installed, reads both.
     priority=-10,
 )

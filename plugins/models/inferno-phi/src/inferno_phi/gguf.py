@@ -8,6 +8,7 @@ _LAYER = "model.layers.{n}"
 
 PHI = Dialect(
     architecture="phi2",
+    constants={"model_type": "phi"},
     fields={"rms_norm_eps": None, "layer_norm_eps": "attention.layer_norm_epsilon"},
     modules={
         "output_norm": "model.final_layernorm",
@@ -18,6 +19,7 @@ PHI = Dialect(
 )
 PHI3 = Dialect(
     architecture="phi3",
+    constants={"model_type": "phi3"},
     fields={"sliding_window": "attention.sliding_window"},
     modules={
         "blk.{n}.attn_qkv": f"{_LAYER}.self_attn.qkv_proj",

@@ -29,7 +29,10 @@ QWEN2_MOE = Dialect(
         "blk.{n}.ffn_up_shexp": f"{_MLP}.shared_expert.up_proj",
         "blk.{n}.ffn_down_shexp": f"{_MLP}.shared_expert.down_proj",
     },
-    constants={"norm_topk_prob": False},  # not stored; llama.cpp never normalizes
+    constants={
+        "model_type": "qwen2_moe",
+        "norm_topk_prob": False,
+    },  # not stored; llama.cpp never normalizes
     present={"qkv_bias": "blk.0.attn_q.bias"},
     config=_qwen2_moe,
     single_rows=("blk.{n}.ffn_gate_inp_shexp",),

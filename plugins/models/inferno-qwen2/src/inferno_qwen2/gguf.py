@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from inferno.contracts import Dialect
 
-QWEN2 = Dialect(architecture="qwen2")
+QWEN2 = Dialect(architecture="qwen2", constants={"model_type": "qwen2"})

@@ -17,6 +17,9 @@ def _qwen3_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
 QWEN3_MOE = Dialect(
     architecture="qwen3moe",
     present={"attention_bias": "blk.0.attn_q.bias"},
-    constants={"norm_topk_prob": True},  # not stored; llama.cpp always normalizes
+    constants={
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+    },  # not stored; llama.cpp always normalizes
     config=_qwen3_moe,
 )

@@ -20,6 +20,7 @@ def _stablelm(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 STABLELM = Dialect(
     architecture="stablelm",
+    constants={"model_type": "stablelm"},
     fields={"rms_norm_eps": None, "layer_norm_eps": "attention.layer_norm_epsilon"},
     modules={
         "blk.{n}.attn_q_norm": f"{_ATTENTION}.q_layernorm.norms.{{e}}",
