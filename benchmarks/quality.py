@@ -1,25 +1,32 @@
 """What each quantization costs the demo model: the table in `docs/how-to/quality.md`.
 
     python benchmarks/quality.py
-    python benchmarks/quality.py --also gptq-int4=FOLDER
+    python benchmarks/quality.py --also NAME=REF
 
-Evaluates the demo model on text that it was not trained on: under every installed scheme that
-quantizes while loading, and every checkpoint of it that is named, against the model itself.
+Evaluates the demo model against itself, on text that it was not trained on: as every writer of
+`inferno convert` writes it, under every scheme that quantizes while loading and that no writer has,
+and as any checkpoint of it that is named. Writers that calibrate do so on the project's own prose.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from attrs import frozen
 
 from inferno.catalog import load_catalog
+from inferno.convert import convert
 from inferno.evaluation import Report, evaluate
 from inferno.plan import Options
 
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "quality.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "how-to" / "quality.md"
+PLAIN = ("safetensors", "f32", "f16", "bf16")
+"""Writers of matrices that are not quantized."""
 BEGIN, END = "<!-- benchmarks/quality.py -->", "<!-- end -->"
 HEAD = """\
 | weights | bits | perplexity | ratio | mean KL | 99% | same top token |
@@ -52,8 +59,6 @@ class Row:
 
 def packed_bits() -> Mapping[str, float]:
     """The schemes that quantize while loading, with their bits per weight."""
-    import torch
-
     matrix_OI = torch.randn(SAMPLE, generator=torch.Generator().manual_seed(0))
     found = {}
     for offer in load_catalog().of("inferno_quant_schemes"):
@@ -64,22 +69,38 @@ def packed_bits() -> Mapping[str, float]:
     return found
 
 
+def written(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Write the demo model with every writer whose matrices are not plain; with its calibration
+    too, if it has one. Yields a name and the path of each."""
+    prose, pages = folder / "prose.txt", sorted(ROOT.glob("docs/*/*.md"))
+    prose.write_text("\n".join(page.read_text(encoding="utf-8") for page in pages))
+    for offer in load_catalog().of("inferno_writers"):
+        name = offer.item.name
+        if name not in PLAIN:
+            convert("demo", name, folder / name)
+            yield f"`--to {name}`", folder / name
+            if offer.item.calibrated:
+                calibrated = folder / f"{name}-calibrated"
+                convert("demo", name, calibrated, calibrate=prose)
+                yield f"`--to {name}`, calibrated", calibrated
+
+
 def rows(text: Path, also: Mapping[str, str], limit: int | None) -> Iterator[Row]:
     """Evaluate each, those with the most bits first."""
 
-    def compared(ref: str, **options: str) -> Report:
-        given = Options(device="cpu", **options)  # type: ignore[arg-type]
-        return evaluate(ref, text=text, against="demo", options=given, limit=limit, by="none")
+    def compared(ref: str, isq: str | None = None) -> Report:
+        options = Options(device="cpu", isq=isq)
+        return evaluate(ref, text=text, against="demo", options=options, limit=limit, by="none")
 
     plain = compared("demo")
     elements = plain.weights / 2  # stored in bfloat16
-    found = [Row("bfloat16", 16, plain)]
-    found += [
-        Row(f"`--isq {name}`", n, compared("demo", isq=name)) for name, n in packed_bits().items()
-    ]
-    for name, ref in also.items():
-        report = compared(ref)
-        found.append(Row(name, 8 * report.weights / elements, report))
+    found, files = [Row("bfloat16", 16, plain)], list(also.items())
+    with tempfile.TemporaryDirectory() as folder:
+        for name, ref in [*written(Path(folder)), *files]:
+            report = compared(str(ref))
+            found.append(Row(name, 8 * report.weights / elements, report))
+    for name, bits in packed_bits().items():
+        found.append(Row(f"`--isq {name}`", bits, compared("demo", isq=name)))
     yield from sorted(found, key=lambda row: -row.bits)
 
 
