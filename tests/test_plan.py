@@ -59,7 +59,7 @@ from inferno.plan.backends import choose_capture
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.decided import Decided
 from inferno.plan.plan import AttentionUse
-from inferno.plan.schemes import _by_pattern
+from inferno.plan.plan import by_pattern
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -248,6 +248,14 @@ def test_a_document_that_is_no_plan_is_refused(text: str) -> None:
         ({"cache_policy": "warp"}, "no cache policy 'warp'"),
         ({"isq": "warp"}, "no quantization scheme 'warp'"),
         ({"isq": "dense"}, "cannot quantize while loading"),
+        ({"isq": ""}, "'' is not a name or a rule"),
+        ({"isq": "q8_0,q4_0"}, "names both q8_0 and q4_0"),
+        ({"isq": "q8_0,=q4_0"}, "is not a name or a rule"),
+        ({"isq": "q8_0,*=warp"}, "no quantization scheme 'warp'"),
+        ({"isq": "q8_0,*=q4_k_m"}, "names a mix"),
+        ({"isq": "q8_0,model.layer.0.*=q4_0"}, "no dense matrix has a path like"),
+        ({"imatrix": "file"}, "imatrix is set without isq"),
+        ({"isq": "q8_0", "imatrix": "/nowhere"}, "there is no such file"),
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"device": "tpu"}, "device 'tpu'"),
         ({"gpu_memory_utilization": 0.9}, "to CPUs"),
@@ -270,9 +278,9 @@ def test_a_scheme_misspelt_lists_those_that_quantize_while_loading_similar_ones_
 ) -> None:
     pytest.importorskip("inferno_gguf")
     with pytest.raises(OptionError) as caught:
-        resolve(write(), on_cpu(isq="q80"))
+        resolve(write(), on_cpu(isq="q80_0"))
     assert caught.value.remedy.startswith("Those that quantize while loading: q8_0, ")
-    assert "q4_k" not in caught.value.remedy and "dense" not in caught.value.remedy
+    assert "q4_k_m" in caught.value.remedy and "dense" not in caught.value.remedy
 
 
 def test_an_architecture_that_is_not_installed_names_the_package_that_has_it(write: Write) -> None:
@@ -662,7 +670,7 @@ def test_the_plan_names_the_scheme_of_every_matrix(write: Write) -> None:
 
 def test_exceptions_of_a_pattern_are_named_whole() -> None:
     paths = {f"layers.{n}.v_proj": "q6_k" if n == 2 else "q4_k" for n in range(4)}
-    modules = _by_pattern(paths)
+    modules = by_pattern(paths)
     assert modules == {"layers.*.v_proj": "q4_k", "layers.2.v_proj": "q6_k"}
 
 

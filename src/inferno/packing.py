@@ -102,13 +102,20 @@ class PackedWeights:
             "kernels": sorted([use.op, use.layout, use.name] for use in plan.kernels),
             "config": hashlib.sha256(config.encode()).hexdigest(),
             "dtype": plan.dtype,
-            "isq": plan.isq,
+            "isq": None
+            if plan.isq is None
+            else [dict(plan.isq.modules), plan.isq.importance_sha256],
         }
         try:
             states = {file: state(file) for file in files}
         except OSError:
             return None
-        about = {"model": plan.model_id, "path": plan.path, "isq": plan.isq, "dtype": plan.dtype}
+        about = {
+            "model": plan.model_id,
+            "path": plan.path,
+            "isq": plan.isq and plan.isq.asked,
+            "dtype": plan.dtype,
+        }
         store = PackedStore(Path(plan.packed_cache), plan.packed_cache_limit)
         found = cls(store, packings, about, key, states)
         found._open()

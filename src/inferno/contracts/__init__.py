@@ -66,6 +66,7 @@ from inferno.contracts.kernels import (
     GROUPED,
     LINEAR,
     OPS,
+    QUANTIZE,
     Capture,
     Captured,
     KernelNeed,
@@ -75,6 +76,7 @@ from inferno.contracts.kernels import (
 )
 from inferno.contracts.layouts import IntLayout, fp8_layout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
+from inferno.contracts.mixes import DenseMatrices, Mixed, QuantMix
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
     Drafter,
@@ -110,6 +112,8 @@ __all__ = [
     "CheckpointFormat",
     "CheckpointView",
     "DTYPE_BYTES",
+    "DenseMatrices",
+    "Mixed",
     "DType",
     "Delta",
     "Device",
@@ -142,6 +146,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "OPS",
+    "QUANTIZE",
     "OutputFormat",
     "OutputParser",
     "PackedParts",
@@ -151,6 +156,7 @@ __all__ = [
     "Processor",
     "ProcessorContext",
     "Proposer",
+    "QuantMix",
     "QuantScheme",
     "ReasoningMarkers",
     "Recording",

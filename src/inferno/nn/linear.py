@@ -6,7 +6,6 @@ Suffixes: T tokens, I input features, O output features.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,6 @@ from inferno.nn.weight import Unloaded, Weight
 class Linear(Layer):
     """y_TO = x_TI @ weight_OI.T + bias_O"""
 
-    quantizable: ClassVar[bool] = True
-    """Whether in-situ quantization applies to it."""
     weight: Weight
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:

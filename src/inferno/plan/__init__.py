@@ -8,6 +8,7 @@ is one code path.
 from inferno.plan.backends import NOT_CAPTURED
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.devices import Machine, find_device
+from inferno.plan.isq import quantizable, sha256_of
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
 from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, reopen
@@ -17,6 +18,8 @@ from inferno.plan.plan import (
     CaptureUse,
     Chosen,
     GrammarUse,
+    InSitu,
+    InSituUse,
     KernelUse,
     Measured,
     MemoryItem,
@@ -35,6 +38,8 @@ __all__ = [
     "Chosen",
     "Gpu",
     "GrammarUse",
+    "InSitu",
+    "InSituUse",
     "KernelUse",
     "Machine",
     "Measured",
@@ -52,8 +57,10 @@ __all__ = [
     "open_model",
     "plan_from_json",
     "plan_to_json",
+    "quantizable",
     "reopen",
     "resolve",
+    "sha256_of",
     "trial_lengths",
     "trial_plan",
     "unused_tensors",

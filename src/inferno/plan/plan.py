@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +32,40 @@ class SchemeUse:
     count: int
     nbytes: int
     """Bytes once loaded."""
+    in_situ: bool = False
+    """Whether they are quantized to it while loading."""
+
+
+@frozen(kw_only=True)
+class InSituUse:
+    """Matrices that are quantized to one scheme for one reason."""
+
+    scheme: str
+    why: str
+    modules: str
+    """Their names and layers: `v_proj 0-1 4, lm_head`."""
+    count: int
+
+
+@frozen(kw_only=True)
+class InSitu:
+    """What dense matrices are quantized to while loading."""
+
+    asked: str
+    """As the user wrote it."""
+    modules: Mapping[str, str]
+    """Module path -> scheme, or an empty string for those that stay. As in `Plan.modules`."""
+    uses: tuple[InSituUse, ...]
+    importance: str | None = None
+    """The file with the importance of columns."""
+    importance_format: str | None = None
+    """The checkpoint format that reads it."""
+    importance_sha256: str | None = None
+
+    def scheme_of(self, path: str) -> str | None:
+        """Return the scheme that the matrix is quantized to; None if it stays as it is."""
+        found = self.modules.get(path)
+        return (self.modules.get(pattern_of(path)) if found is None else found) or None
 
 
 @frozen(kw_only=True)
@@ -152,7 +187,7 @@ class Plan:
     modules: Mapping[str, str]
     """Module path -> scheme of its matrix. `*` in a path matches any index: paths not listed follow
     their pattern (`scheme_of`)."""
-    isq: str | None
+    isq: InSitu | None
     packed_cache: str | None = None
     """Folder of the packed weights; None: none are kept."""
     packed_cache_limit: int = 0
@@ -239,6 +274,15 @@ class Plan:
 def pattern_of(path: str) -> str:
     """Return a module path with `*` for its numbers: `layers.3.mlp` as `layers.*.mlp`."""
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+
+
+def by_pattern(schemes: Mapping[str, str]) -> dict[str, str]:
+    """Name the most common scheme of each pattern once, and the exceptions by their whole path."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for path, name in schemes.items():
+        counts[pattern_of(path)][name] += 1
+    usual = {pattern: count.most_common(1)[0][0] for pattern, count in counts.items()}
+    return usual | {p: name for p, name in schemes.items() if usual[pattern_of(p)] != name}
 
 
 _converter = make_converter()
