@@ -58,8 +58,7 @@ from inferno.plan import opened as opened_module
 from inferno.plan.backends import choose_capture
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.decided import Decided
-from inferno.plan.plan import AttentionUse
-from inferno.plan.plan import by_pattern
+from inferno.plan.plan import AttentionUse, by_pattern
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -263,6 +263,8 @@ def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
         op, sources = GROUPED if grouped else LINEAR, [weight.source for weight in weights]
         if packed is not None and (found := packed.load(op, sources)) is not None:
             return found
+        if packed is not None and packed.apart(op, sources):
+            return None
         weights = [loaded(weight) for weight in weights]
         if any(isinstance(weight, Wrapper) for weight in weights):
             return stacked_inside(weights, lambda inner: stack(inner, grouped=grouped, rows=rows))

@@ -181,6 +181,13 @@ class PackedWeights:
             log.warning("packed weights of %s are not used: %s", name, error)
             return None
 
+    def apart(self, op: str, sources: Sequence[str]) -> bool:
+        """Whether these matrices did not become one weight: the file has one of them, but not all
+        together."""
+        if len(sources) < 2 or self._file is None or _name_of(op, sources) in self._file.parts:
+            return False
+        return any(map(self.covers, sources))
+
     def keep(self, op: str, sources: Sequence[str], provider: str, weight: Weight) -> None:
         """Note the weight that a provider has made of these matrices, if all are stored ones."""
         if self._file is None and provider in self.packings and all(sources):

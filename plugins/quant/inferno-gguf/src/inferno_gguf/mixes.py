@@ -14,6 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from inferno.contracts import DenseMatrices, Mixed, QuantMix
+from inferno.errors import OptionError
 from inferno_gguf.names import Name, names_of
 
 _VALUES = ("attn_v", "attn_qkv", "attn_kv_b")
@@ -65,7 +66,12 @@ class _Model:
 
 def choose(mix: str, matrices: DenseMatrices, weighted: bool) -> Mapping[str, Mixed]:
     """Return the type of each matrix. Matrices outside the layers that files have no name for stay
-    as they are."""
+    as they are. Raises OptionError for a mix that is not to be made without importance."""
+    if mix == "q2_k_s" and not weighted:
+        raise OptionError(
+            f"{mix} needs the importance of columns: without it, most matrices become useless",
+            "Name an importance matrix with --imatrix, or choose q2_k.",
+        )
     names = names_of(matrices)
     values = _in_order(names)
     model = _model(matrices.config, names, len(values), weighted)
