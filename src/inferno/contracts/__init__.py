@@ -45,6 +45,7 @@ from inferno.contracts.checkpoints import (
     StoredMatrix,
     TensorInfo,
     TextAssets,
+    peek,
     refusal_of,
     with_head,
     without,
@@ -74,7 +75,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
-from inferno.contracts.layouts import IntLayout, fp8_layout
+from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, fp8_layout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.mixes import DenseMatrices, Mixed, QuantMix
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
@@ -93,6 +94,7 @@ from inferno.contracts.states import StateSpec
 from inferno.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
+    "TABLES",
     "AddedToken",
     "Architecture",
     "Attend",
@@ -172,6 +174,7 @@ __all__ = [
     "Refused",
     "StoredMatrix",
     "Take",
+    "TableLayout",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",
@@ -180,6 +183,7 @@ __all__ = [
     "classifier_of",
     "expert_rows",
     "fp8_layout",
+    "peek",
     "refusal_of",
     "with_head",
     "without",
