@@ -6,17 +6,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inferno.testing.ggml_vectors import VECTORS, digest, importance, matrix
+from inferno.testing import ggml_vectors
 from inferno_cpu.layouts import QUANTIZED
 from inferno_cpu.quantize import quantize
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("case", VECTORS)
+@pytest.mark.parametrize("case", ggml_vectors.VECTORS)
 def test_every_instruction_set_gives_ggmls_bytes(case: str) -> None:
     layout, _, weighted = case.partition(" ")
-    (blocks,) = quantize(layout, matrix(), importance() if weighted else None)
-    assert digest(blocks) == VECTORS[case][0]
+    (blocks,) = quantize(
+        layout, ggml_vectors.matrix(), ggml_vectors.importance() if weighted else None
+    )
+    assert ggml_vectors.digest(blocks) == ggml_vectors.VECTORS[case][0]
 
 
 @pytest.mark.parametrize("layout", sorted(QUANTIZED))

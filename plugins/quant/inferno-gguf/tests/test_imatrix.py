@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferno.catalog import load_catalog
 from inferno.contracts import DenseMatrices
 from inferno.errors import OptionError
+from inferno.testing import load_catalog
 from inferno_gguf.imatrix import read
 from inferno_gguf.names import Name, names_of
 

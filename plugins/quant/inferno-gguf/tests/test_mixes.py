@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from inferno.catalog import load_catalog
 from inferno.contracts import DenseMatrices, QuantScheme, Refused
 from inferno.errors import OptionError
+from inferno.testing import load_catalog
 from inferno_gguf.mixes import MIXES, choose
 from inferno_gguf.names import names_of
 

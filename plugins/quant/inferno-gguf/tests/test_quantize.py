@@ -3,6 +3,7 @@ with torch's to within rounding."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,40 +11,48 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferno.contracts import Refused
+from inferno.contracts import QUANTIZE, Device, KernelNeed, Refused
 from inferno.errors import UnsupportedError
-from inferno.testing.ggml_vectors import VECTORS, digest, error_of, importance, matrix
+from inferno.testing import ggml_vectors, load_catalog
 from inferno_gguf.blocks import unpack
 from inferno_gguf.ggml import BY_NAME, PACKABLE
 from inferno_gguf.quantize import pack
 from inferno_gguf.sizes import packs
 
 
+@cache
 def native() -> Any:
-    pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
-    from inferno_cpu.quantize import quantize
+    """A kernel provider's quantizer."""
+    need = KernelNeed(op=QUANTIZE, layout="q4_k", dtype="float32", device=Device("cpu"))
+    found = load_catalog().kernel(need)[0]
+    if found is None:
+        pytest.skip("no native kernels are installed")
+    return found.item.ops[QUANTIZE]
 
-    return quantize
 
-
-@pytest.mark.parametrize("case", VECTORS)
+@pytest.mark.parametrize("case", ggml_vectors.VECTORS)
 def test_native_blocks_are_ggmls(case: str) -> None:
     layout, _, weighted = case.partition(" ")
     blocks = pack(
-        layout, matrix(), importance=importance() if weighted else None, quantize=native()
+        layout,
+        ggml_vectors.matrix(),
+        importance=ggml_vectors.importance() if weighted else None,
+        quantize=native(),
     )
-    assert digest(blocks.data) == VECTORS[case][0]
-    assert error_of(unpack(layout, blocks.data), bool(weighted)) == pytest.approx(
-        VECTORS[case][1], abs=1e-6
+    assert ggml_vectors.digest(blocks.data) == ggml_vectors.VECTORS[case][0]
+    assert ggml_vectors.error_of(unpack(layout, blocks.data), bool(weighted)) == pytest.approx(
+        ggml_vectors.VECTORS[case][1], abs=1e-6
     )
 
 
-@pytest.mark.parametrize("case", VECTORS)
+@pytest.mark.parametrize("case", ggml_vectors.VECTORS)
 def test_torchs_blocks_are_as_good(case: str) -> None:
     layout, _, weighted = case.partition(" ")
-    blocks = pack(layout, matrix(), importance=importance() if weighted else None)
-    error = error_of(unpack(layout, blocks.data), bool(weighted))
-    assert error <= VECTORS[case][1] * 1.002
+    blocks = pack(
+        layout, ggml_vectors.matrix(), importance=ggml_vectors.importance() if weighted else None
+    )
+    error = ggml_vectors.error_of(unpack(layout, blocks.data), bool(weighted))
+    assert error <= ggml_vectors.VECTORS[case][1] * 1.002
 
 
 @pytest.mark.parametrize("layout", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
@@ -52,10 +61,16 @@ def test_plain_types_are_gguf_pys(layout: str) -> None:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import quantize
 
-    wanted = quantize(matrix().numpy(), GGMLQuantizationType(BY_NAME[layout].number))
+    wanted = quantize(ggml_vectors.matrix().numpy(), GGMLQuantizationType(BY_NAME[layout].number))
     for given_quantize in (None, native()):
-        ours = pack(layout, matrix(), quantize=given_quantize).data
+        ours = pack(layout, ggml_vectors.matrix(), quantize=given_quantize).data
         assert torch.equal(ours, torch.from_numpy(wanted))
+
+
+def test_torch_quantizes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pack("q4_k", ggml_vectors.matrix()).data
+    monkeypatch.setattr("inferno_gguf.quantize.CHUNK", 1000)
+    assert torch.equal(pack("q4_k", ggml_vectors.matrix()).data, whole)
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,7 +113,7 @@ def test_any_shape_and_type_is_near_the_matrix(
 
 @pytest.mark.parametrize("layout", sorted(PACKABLE))
 def test_numbers_that_are_not_finite_do_no_harm(layout: str) -> None:
-    weight_OI = matrix().clone()
+    weight_OI = ggml_vectors.matrix().clone()
     weight_OI[0, 0], weight_OI[1, 300] = torch.nan, torch.inf
     blocks = pack(layout, weight_OI, quantize=native())
     assert unpack(layout, blocks.data[2:]).isfinite().all(), "other rows are not touched"
