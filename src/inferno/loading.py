@@ -28,6 +28,7 @@ from inferno.contracts import (
 from inferno.errors import CheckpointError, DeviceError, PluginError
 from inferno.nn import (
     Attention,
+    ByStep,
     Finalize,
     Stack,
     State,
@@ -37,13 +38,14 @@ from inferno.nn import (
     finalize,
     stacked_inside,
 )
+from inferno.nn.attention import is_single
 from inferno.nn.batch import Batch
 from inferno.nn.layer import torch_stack
 from inferno.nn.ops import Ops
 from inferno.nn.weight import Later, loaded
 from inferno.packing import PackedWeights
 from inferno.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
-from inferno.plan import Opened, Plan
+from inferno.plan import AttentionUse, Opened, Plan, quant_config_of
 from inferno.quantizing import Quantizing
 
 
@@ -221,7 +223,7 @@ def _weight_of(
     matrix = StoredMatrix(
         path=path,
         parts={part: stored.parts[part] for part in tensors},
-        quant_config=opened.checkpoint.config.get("quantization_config") or {},
+        quant_config=quant_config_of(opened.checkpoint, path),
     )
     try:
         weight: Weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)
@@ -263,20 +265,35 @@ def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
         op, sources = GROUPED if grouped else LINEAR, [weight.source for weight in weights]
         if packed is not None and (found := packed.load(op, sources)) is not None:
             return found
-        if packed is not None and packed.apart(op, sources):
+        if packed is not None and packed.separate(op, sources):
             return None
         weights = [loaded(weight) for weight in weights]
+        if (built := computed(op, weights)) is not None:
+            if packed is not None:
+                packed.keep(op, sources, *built)
+            return built[1]
         if any(isinstance(weight, Wrapper) for weight in weights):
-            return stacked_inside(weights, lambda inner: stack(inner, grouped=grouped, rows=rows))
-        [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
-        if not others and (op, layout) in products:
-            provider, kernel = products[op, layout]
-            built: Weight | None = kernel(*weights)
-            if built is not None:
-                if packed is not None:
-                    packed.keep(op, sources, provider, built)
-                return built
+            return stacked_inside(weights, partial(torch_stack, grouped=grouped, rows=rows))
         return torch_stack(weights, grouped=grouped, rows=rows)
+
+    def computed(op: str, weights: Sequence[Weight]) -> tuple[str, Weight] | None:
+        """Return the weight that a provider computes, after its name; None if none does."""
+        if any(isinstance(weight, Wrapper) for weight in weights):
+            names = list[str]()
+
+            def inside(inner: Sequence[Weight]) -> Weight | None:
+                found = computed(op, inner)
+                names.extend([] if found is None else [found[0]])
+                return None if found is None else found[1]
+
+            wrapped = stacked_inside(weights, inside)
+            return None if wrapped is None else (names[0], wrapped)
+        [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
+        if others or (op, layout) not in products:
+            return None
+        provider, kernel = products[op, layout]
+        built: Weight | None = kernel(*weights)
+        return None if built is None else (provider, built)
 
     return stack
 
@@ -293,23 +310,36 @@ def ops_of(opened: Opened) -> Ops:
 
 def attention_of(opened: Opened) -> dict[int, Attend]:
     """Return the backend of each attention layer, by layer id."""
-    return {
-        layer: opened.parts.attention[use.name].build(use.need)
-        for use in opened.plan.attention
-        for layer in use.layers
-    }
+    backends = opened.parts.attention
+
+    def build(use: AttentionUse) -> Attend:
+        attend = backends[use.name].build(use.need)
+        if use.tokens is None:
+            return attend
+        return ByStep(attend, backends[use.tokens.name].build(use.need))
+
+    return {layer: build(use) for use in opened.plan.attention for layer in use.layers}
 
 
 def begin_of(opened: Opened) -> Callable[[Batch], None] | None:
     """Return what calls the `begin` of every attention backend that has one; None if none has."""
-    uses = [(opened.parts.attention[use.name].begin, use.need) for use in opened.plan.attention]
-    calls = [(begin, need) for begin, need in uses if begin is not None]
-    if not calls:
+    backends, uses = opened.parts.attention, opened.plan.attention
+    begins = [
+        (
+            use.need,
+            backends[use.name].begin,
+            backends[use.tokens.name if use.tokens is not None else use.name].begin,
+        )
+        for use in uses
+    ]
+    if not any(prompts or tokens for _, prompts, tokens in begins):
         return None
 
     def begin_all(batch: Batch) -> None:
-        for begin, need in calls:
-            begin(need, batch.for_window(need.sliding_window))
+        for need, prompts, tokens in begins:
+            begin = tokens if is_single(batch) else prompts
+            if begin is not None:
+                begin(need, batch.for_window(need.sliding_window))
 
     return begin_all
 

@@ -18,6 +18,7 @@ from inferno.contracts import (
     QuantScheme,
     RequestField,
     Source,
+    Writer,
 )
 from inferno.contracts.layouts import GROUPS
 
@@ -71,6 +72,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             build="inferno.builtin.torch_attention:TorchAttend",
             cache="inferno.builtin.torch_cache:layout",
             features=frozenset({"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks"}),
+            layout="token-major",
             priority=-10,  # the reference: works everywhere, chosen if nothing faster is willing
         )
     ]
@@ -121,6 +123,11 @@ def inferno_chat_formats() -> list[ChatFormat]:
 @hookimpl
 def inferno_sources() -> list[Source]:
     return [LOCAL, HUB]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    return [Writer(name="safetensors", describe="a Hugging Face folder with dense matrices")]
 
 
 @hookimpl

@@ -7,14 +7,16 @@ is one code path.
 
 from inferno.plan.backends import NOT_CAPTURED
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
+from inferno.plan.composite import arrangement, quant_config_of
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.isq import quantizable, sha256_of
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
 from inferno.plan.nvml import Gpu
-from inferno.plan.opened import Opened, Parts, reopen
+from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
     AttentionUse,
+    BackendUse,
     CaptureUse,
     Chosen,
     GrammarUse,
@@ -23,6 +25,7 @@ from inferno.plan.plan import (
     KernelUse,
     Measured,
     MemoryItem,
+    OverrideUse,
     Plan,
     SchemeUse,
     plan_from_json,
@@ -33,6 +36,7 @@ from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
     "AttentionUse",
+    "BackendUse",
     "CacheGroupPlan",
     "CaptureUse",
     "Chosen",
@@ -47,17 +51,21 @@ __all__ = [
     "NOT_CAPTURED",
     "Opened",
     "Options",
+    "OverrideUse",
     "Parts",
     "Plan",
     "SchemeUse",
     "StateUse",
+    "arrangement",
     "find_device",
     "modules_of",
     "mtp_tensors",
     "open_model",
     "plan_from_json",
     "plan_to_json",
+    "quant_config_of",
     "quantizable",
+    "read_text",
     "reopen",
     "resolve",
     "sha256_of",

@@ -11,7 +11,6 @@ from attrs import evolve, frozen
 
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import (
-    COMPUTE_DTYPES,
     Checkpoint,
     HeldMatrix,
     ModelConfig,
@@ -19,11 +18,11 @@ from inferno.contracts import (
     StoredMatrix,
     TensorInfo,
 )
-from inferno.errors import CheckpointError
+from inferno.plan.composite import check_shapes, override_uses, quant_config_of
 from inferno.plan.decided import Decided
 from inferno.plan.isq import Packed
-from inferno.plan.plan import SchemeUse, by_pattern
-from inferno.plan.stored import modules_of, unused_tensors
+from inferno.plan.plan import OverrideUse, SchemeUse, by_pattern
+from inferno.plan.stored import matrix_of, modules_of, unused_tensors
 
 
 @frozen
@@ -35,6 +34,8 @@ class Matrices:
     """As `Plan.modules`."""
     shapes: Mapping[tuple[str, tuple[int, int]], int]
     """Number of matrices of each layout and shape, where headers tell the shape."""
+    overrides: tuple[OverrideUse, ...]
+    """Those of a composite checkpoint."""
     num_plain: int
     """Number of elements in tensors without a scheme: norms, biases, a router's corrections."""
 
@@ -62,6 +63,7 @@ class StoredMatrices:
     """The checkpoint's matrices as their schemes load them, before any is quantized in situ."""
 
     choices: tuple[_Choice, ...]
+    overrides: tuple[OverrideUse, ...]
     num_plain: int
 
     def dense(self) -> dict[str, tuple[int, int]]:
@@ -97,7 +99,7 @@ class StoredMatrices:
             if each.held.shape is not None
         )
         named = {each.path: each.offer.item.name for each in self.choices}
-        return Matrices(uses, by_pattern(named), shapes, self.num_plain)
+        return Matrices(uses, by_pattern(named), shapes, self.overrides, self.num_plain)
 
 
 def _packed(stored: _Choice, to: Packed) -> _Choice:
@@ -115,31 +117,25 @@ def choose_schemes(
     """Ask the catalog for the scheme of every matrix that is read: the model's, and those of `mtp`,
     the tensors of its multi-token-prediction layers if they are used. Raises UnsupportedError,
     CheckpointError."""
-    quant_config = checkpoint.config.get("quantization_config") or {}
-    if not isinstance(quant_config, Mapping):
-        raise CheckpointError(
-            f"config.json: quantization_config is {quant_config!r}", "It must be an object."
-        )
+    check_shapes(checkpoint, catalog, dtype)
     choices: list[_Choice] = []
     decisions: list[Decided[Any]] = []
     num_plain = 0
     modules = modules_of(checkpoint.tensors, unused_tensors(model)) | modules_of(mtp)
     for path, parts in modules.items():
-        matrix = _matrix(parts)
+        matrix = matrix_of(parts)
         num_plain += sum(math.prod(info.shape) for p, info in parts.items() if p not in matrix)
         if matrix:
+            quant_config = quant_config_of(checkpoint, path)
             stored = StoredMatrix(path=path, parts=matrix, quant_config=quant_config)
             choice = catalog.scheme_of(stored)
             decisions.append(Decided.by("scheme", choice))
             choices.append(_Choice(stored, choice.offer, choice.item.holds(stored, dtype)))
     offers = dict.fromkeys(offer for d in decisions for offer in d.offers)
     refusals = dict.fromkeys(refusal for d in decisions for refusal in d.refusals)
-    return Decided(StoredMatrices(tuple(choices), num_plain), tuple(offers), tuple(refusals))
-
-
-def _matrix(parts: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Return the parts that a scheme holds: none for a norm."""
-    matrix = {part: info for part, info in parts.items() if part != "bias"}
-    if all(info.dtype in COMPUTE_DTYPES for info in matrix.values()):  # only a "weight" can be one
-        matrix = {p: info for p, info in matrix.items() if p == "weight" and len(info.shape) == 2}
-    return matrix
+    named = {each.path: each.offer.item.name for each in choices}
+    rows = {each.path: each.held.shape[0] for each in choices if each.held.shape}
+    tokens = {path for path, count in rows.items() if count == model.vocab_size}
+    overrides = override_uses(checkpoint, named, tokens)
+    found = StoredMatrices(tuple(choices), overrides, num_plain)
+    return Decided(found, tuple(offers), tuple(refusals))

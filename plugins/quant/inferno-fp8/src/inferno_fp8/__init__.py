@@ -14,6 +14,7 @@ from inferno.contracts import (
     QuantScheme,
     StoredMatrix,
     TensorInfo,
+    Writer,
     fp8_layout,
     without,
 )
@@ -117,5 +118,16 @@ def inferno_quant_schemes() -> list[QuantScheme]:
             packs=packs,
             layout=fp8_layout((1, 1)),
             spellings=("fp8_e4m3", "float8", "e4m3"),
+        )
+    ]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    return [
+        Writer(
+            name="fp8",
+            describe="a Hugging Face folder in FP8, blocks of 128 x 128",
+            encoding="inferno_fp8.encoding:Fp8Encoding.of",
         )
     ]

@@ -7,15 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inferno import hookimpl
-from inferno.contracts import CheckpointFormat, QuantScheme
+from inferno.contracts import CheckpointFormat, QuantScheme, Writer
 from inferno_gguf.defaults import DEFAULTS
 from inferno_gguf.ggml import PACKABLE, PACKED, UNPACKED
+from inferno_gguf.kinds import TARGETS
 from inferno_gguf.mixes import mixes
 from inferno_gguf.sizes import holds, holds_dense, packs, refuses
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inferno.contracts import DenseCheckpoint, Output, WriteOptions
     from inferno.nn import Weight
 
 
@@ -69,6 +71,21 @@ def _packing(name: str) -> dict[str, Any]:
         "weighted": True,
         "instead": PACKABLE[name],
     }
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    """One per type and mix, under llama.cpp's names."""
+    return [
+        Writer(name=name, describe=f"a GGUF file in {name.upper()}", output=partial(_write, name))
+        for name in TARGETS
+    ]
+
+
+def _write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) -> Output:
+    from inferno_gguf.writer import write
+
+    return write(main, source, options, name)
 
 
 def _pack(layout: str, weight_OI: Tensor, **given: Any) -> Weight:
