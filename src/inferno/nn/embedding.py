@@ -29,6 +29,8 @@ class Embedding(Layer):
 class LMHead(Linear):
     """Maps hidden states to logits."""
 
+    quantizable = False
+
 
 class TiedLMHead(Layer):
     """Maps hidden states to logits by the embedding's weight. Loads no tensor itself; a config

@@ -6,6 +6,7 @@ Suffixes: T tokens, I input features, O output features.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from inferno.nn.weight import Unloaded, Weight
 class Linear(Layer):
     """y_TO = x_TI @ weight_OI.T + bias_O"""
 
+    quantizable: ClassVar[bool] = True
+    """Whether it belongs to what is usually quantized: output heads do not."""
     weight: Weight
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
