@@ -72,7 +72,7 @@ constexpr Kernel kKernels[kPackedLayouts] = {
     kernel_of<Q8_0>(),      kernel_of<Q4_0>(), kernel_of<Q4_1>(),     kernel_of<Q5_0>(),
     kernel_of<Q5_1>(),      kernel_of<Q2_K>(), kernel_of<Q3_K>(),     kernel_of<Q4_K>(),
     kernel_of<Q5_K>(),      kernel_of<Q6_K>(), kernel_of<Int4<32>>(), kernel_of<Int4<64>>(),
-    kernel_of<Int4<128>>(),
+    kernel_of<Int4<128>>(), kernel_of<Mxfp4>(), kernel_of<Iq4_nl>(),
 };
 
 using Repack = void (*)(const uint8_t*, int64_t, const uint16_t*, const uint16_t*, uint8_t*,
@@ -82,7 +82,7 @@ constexpr Repack kRepack[kPackedLayouts] = {
     repack_panel<FromQ5_0>,      repack_panel<FromQ5_1>,     repack_panel<FromQ2_K>,
     repack_panel<FromQ3_K>,      repack_panel<FromQ4_K>,     repack_panel<FromQ5_K>,
     repack_panel<FromQ6_K>,      repack_panel<FromInt4<32>>, repack_panel<FromInt4<64>>,
-    repack_panel<FromInt4<128>>,
+    repack_panel<FromInt4<128>>, repack_panel<FromMxfp4>,    repack_panel<FromIq4_nl>,
 };
 
 // Memory of a thread: grows, and is kept.

@@ -22,6 +22,8 @@ enum PackedLayout : int {
   kInt4_g32,
   kInt4_g64,
   kInt4_g128,
+  kMxfp4,
+  kIq4_nl,
   kPackedLayouts,
 };
 

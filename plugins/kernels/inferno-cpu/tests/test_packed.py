@@ -66,6 +66,8 @@ def scale_bytes(layout: str) -> list[int]:
         "q4_k": [0, 2],
         "q5_k": [0, 2],
         "q6_k": [208],
+        "iq4_nl": [0],
+        "mxfp4": [],
     }[layout]
 
 
@@ -79,6 +81,9 @@ def random_blocks(
         blocks[..., at : at + 2] = (
             rng.choice(scales, blocks.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
         )
+    if layout == "mxfp4":
+        exponents = [118, 120, 121] if scales is ORDINARY else [0, 1, 2, 3, 90, 127, 142]
+        blocks[..., 0] = rng.choice(exponents, blocks.shape[:2])
     return blocks.reshape(rows, -1)
 
 
@@ -200,6 +205,8 @@ def test_the_greatest_codes_do_not_saturate(code: int) -> None:
         blocks = np.full((16, 1, kind.block_bytes), code, np.uint8)
         for at in scale_bytes(layout):
             blocks[..., at : at + 2] = np.full((16, 1, 1), 0.5, np.float16).view(np.uint8)
+        if layout == "mxfp4":
+            blocks[..., 0] = 127
         data = blocks.reshape(16, -1)
         panels = PackedPanels.of(
             Blocks(layout, torch.from_numpy(data), (16, kind.block)), dtype=torch.float32
