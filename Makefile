@@ -72,8 +72,9 @@ $(VENV)/.python:
 $(VENV)/torch.txt: $(VENV)/.python FORCE
 	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
 
-$(CONSTRAINTS): constraints.txt $(VENV)/.python
-	@grep -v '^torch==' constraints.txt > $@
+# Another torch needs another triton, and its builds for GPUs bring it.
+$(CONSTRAINTS): constraints.txt $(VENV)/torch.txt
+	@grep -v $(if $(findstring $(TORCH),$(shell cat constraints.txt)),,-e '^triton==') -e '^torch==' constraints.txt > $@
 
 $(VENV)/.torch: $(VENV)/torch.txt $(CONSTRAINTS)
 	@echo "Installing $(TORCH): the one large download"

@@ -32,8 +32,8 @@ from http_cost import TOKENIZER
 
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
-from inferno.process import EngineClient, protocol
-from inferno.process.client import TokenStream
+from inferno.process import protocol
+from inferno.process.client import EngineClient, TokenStream
 from inferno.process.connection import Connection
 from inferno.process.worker import Worker
 from inferno.requests import EngineOutput, EngineStats, FinishReason, Request

@@ -158,7 +158,7 @@ def _serve(ref: str) -> tuple[subprocess.Popen[str], str, int]:
     engines = [
         int(pid)
         for pid in children
-        if "inferno.process.worker" in Path(f"/proc/{pid}/cmdline").read_text()
+        if "inferno.process" in Path(f"/proc/{pid}/cmdline").read_text()
     ]
     return server, found[1], engines[0]
 

@@ -20,7 +20,8 @@ import pytest
 from inferno.contracts import GrammarSpec
 from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
-from inferno.process import EngineClient
+from inferno.process import launch
+from inferno.process.client import EngineClient
 from inferno.process.heartbeat import Watchdog
 from inferno.process.supervisor import Supervisor
 from inferno.process.worker import ToClient
@@ -210,17 +211,18 @@ def test_a_long_step_is_no_silence_but_an_endless_one_is_noticed(
     """The process's threads send beats during a step; the loop marks them when it comes round."""
 
     async def run() -> None:
-        watchdog = Watchdog(timeout=0.1, beat=0.01)
+        pipe, pipe_of_process = os.pipe()
+        watchdog = Watchdog(pipe, timeout=0.1, beat=0.01)
         killed = asyncio.Event()
         watching = asyncio.create_task(watchdog.watch(os.getpid(), killed.set))
         for i in range(400):
             if killed.is_set():
                 break
             if beats:
-                os.write(watchdog.pipe_of_process, beats[i % len(beats)])
+                os.write(pipe_of_process, beats[i % len(beats)])
             await asyncio.sleep(0.005)
         watching.cancel()
-        watchdog.started()
+        os.close(pipe_of_process)
         watchdog.close()
         assert (watchdog.verdict and watchdog.verdict.split(" for ")[0]) == (
             verdict and verdict.split(" for ")[0]
@@ -265,7 +267,7 @@ def test_a_plan_of_other_versions_is_refused(plan: Plan) -> None:
 def test_the_engine_goes_when_its_parent_is_killed(plan: Plan) -> None:
     code = """
         import asyncio
-        from inferno.process import EngineClient
+        from inferno.process.client import EngineClient
         from inferno.plan import Options, resolve
 
         async def main():
@@ -309,36 +311,18 @@ def test_the_engines_log_lines_are_written_by_the_client_and_name_the_model(
 def test_closing_ends_an_engine_that_is_just_being_started(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no process yet that could be told."""
-    real = asyncio.create_subprocess_exec
+    """It would not read a message."""
+    monkeypatch.setattr(launch, "_COMMAND", ("sh", "-c", "exec sleep 600"))
 
     async def body() -> None:
         supervisor = Supervisor(plan, lambda *_: None, lambda _: None, timeout=0)
-        starting, go_on = asyncio.Event(), asyncio.Event()
-        processes: list[asyncio.subprocess.Process] = []
-
-        async def spawn(*_: object, **__: object) -> asyncio.subprocess.Process:
-            if processes:
-                starting.set()
-                await go_on.wait()
-            processes.append(await real("sleep", "600"))
-            if len(processes) == 1 and supervisor._ready is not None:
-                supervisor._ready.set_result(None)
-            return processes[-1]
-
-        monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
-        await supervisor.start()
-        processes[0].kill()
-        await starting.wait()
-        closing = asyncio.create_task(supervisor.close())
-        await asyncio.sleep(0)
-        go_on.set()
-        done, _ = await asyncio.wait([closing], timeout=10)
-        ended = len(processes) == 2 and processes[1].returncode is not None
-        if not done:
-            processes[1].kill()
-        await closing
-        assert done and ended and not supervisor.running
+        starting = asyncio.create_task(supervisor.start())
+        while supervisor.pid is None:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(supervisor.close(), 10)
+        with pytest.raises(EngineDeadError, match="was killed by SIGKILL while starting"):
+            await starting
+        assert not supervisor.running and not os.path.exists(f"/proc/{supervisor.pid}")
 
     asyncio.run(body())
 

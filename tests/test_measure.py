@@ -39,7 +39,8 @@ from inferno.plan import (
     trial_plan,
     with_measured,
 )
-from inferno.process import EngineClient, protocol
+from inferno.process import protocol
+from inferno.process.client import EngineClient
 from inferno.process.worker import Worker
 from inferno.requests import Request
 from inferno.sampling_params import SamplingParams

@@ -41,7 +41,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "inferno.errors, inferno.configs",
         "import inferno.catalog; inferno.catalog.load_catalog()",
         "import inferno.process.client, inferno.core.scheduler, inferno.core.kvcache",
-        "from inferno.process import EngineClient",
+        "from inferno.process.client import EngineClient",
         "from inferno.plan import *; plan_from_json(plan_to_json(resolve(sys.argv[1], "
         "Options(device='cpu'))))",
     ],

@@ -130,6 +130,16 @@ class SafetensorsCheckpoint:
             raw = raw.clone()
         return raw.view(dtype).view(info.shape)
 
+    def peek(self, name: str) -> bytes:
+        """Return a tensor's bytes, without torch."""
+        stored = self.stored[name]
+        try:
+            with stored.file.open("rb") as stream:
+                stream.seek(stored.offset)
+                return stream.read(stored.info.nbytes)
+        except OSError as error:
+            raise CheckpointError(f"{stored.file.name}: {error}", DAMAGED) from error
+
     def close(self) -> None:
         """Tensors that were read stay valid."""
 

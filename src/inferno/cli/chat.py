@@ -108,6 +108,9 @@ def _talk(conversation: Conversation) -> None:
 
 @contextlib.contextmanager
 def _local(ref: str | None, values: dict[str, Any]) -> Iterator[ChatModel]:
+    from inferno.process.launch import launch_early
+
+    launch_early()
     from inferno.cli import session
     from inferno.cli.chat_model import LocalModel
 

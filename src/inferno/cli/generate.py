@@ -51,9 +51,9 @@ def command(
     **values: Any,
 ) -> None:
     """Answer prompts with REF: a directory, a file or a hub id."""
-    from inferno.host import load_torch_library
+    from inferno.process.launch import launch_early
 
-    load_torch_library()
+    launch_early()
     from inferno.cli.session import opened, speed
 
     texts = _texts(given, prompts) * batch

@@ -60,6 +60,9 @@ def command(
     Ctrl-C, the same command continues. Exits with 1 if a request failed."""
     import asyncio
 
+    from inferno.process.launch import launch_early
+
+    launch_early()
     from inferno.llm import AsyncLLM
     from inferno.plan import open_model
     from inferno.server import create_app

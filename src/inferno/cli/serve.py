@@ -130,6 +130,11 @@ def command(
 ) -> None:
     """Serve REF with OpenAI's API at http://HOST:PORT/v1. Several models are loaded on demand, by
     the name in the request."""
+    from inferno.process.launch import begin_early, launch_early
+
+    is_one = len(refs) < 2 and not named and not print_config
+    if is_one:  # unless a configuration file says otherwise
+        launch_early()
     from inferno.cli import lock, render
     from inferno.cli.config import from_file, printed
     from inferno.cli.session import Clock
@@ -142,7 +147,7 @@ def command(
     if print_config:
         click.echo(printed(ctx, models))
         return
-    is_one = len(refs) < 2 and not named and not from_file(ctx)
+    is_one = is_one and not from_file(ctx)
     if is_one:
         ref = refs[0] if refs else None
         opened = (
@@ -150,6 +155,7 @@ def command(
             if locked
             else open_model(chosen(ref), plan_options(values))
         )
+        begin_early(opened.plan)
     elif locked or names:
         flag = "--locked" if locked else "--served-model-name"
         raise OptionError(

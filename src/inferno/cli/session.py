@@ -1,4 +1,4 @@
-"""A model opened for a command: its plan, the engine in this process, and their terminal output."""
+"""A model opened for a command: its plan, its engine, and their terminal output."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
 import rich_click as click
-from attrs import frozen
+from attrs import evolve, frozen
 
 from inferno.cli import render
 from inferno.cli.options import chosen, plan_options
@@ -20,9 +19,14 @@ from inferno.host import load_torch_library
 from inferno.llm import LLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.llm.prompts import Prompt
-from inferno.plan import open_model
+from inferno.plan import Opened, Plan, open_model
+from inferno.process.blocking import BlockingClient
+from inferno.process.launch import launch_early
 from inferno.process.prepare import prepared
 from inferno.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from inferno.core.engine import Engine
 
 _Result = TypeVar("_Result")
 
@@ -32,24 +36,51 @@ def opened(
     ref: str | None, values: dict[str, Any], chat_template: str | None = None
 ) -> Iterator[Run]:
     """Resolve and load the model, and print what runs and the start-up times; closed at the end."""
-    load_torch_library()
+    apart = launch_early()
+    if not apart:
+        load_torch_library()
     options = plan_options(values)
     clock = Clock()
     opened = open_model(chosen(ref), options)
     clock.lap("plan")
-    with opened, prepared(opened) as packed:
-        with ThreadPoolExecutor(1, "inferno text") as beside:  # as in `LLM`
-            text = beside.submit(Preprocessor.open, opened, chat_template)
-            from inferno.core.engine import Engine
-
-            clock.lap("imports")
-            engine = Engine.load(opened, packed=packed)
-            clock.lap("load")
-        preprocessor = text.result()
-        clock.lap("text")
+    with opened:
+        start = _in_own_process if apart else _in_this_process
+        engine, plan, preprocessor = start(opened, chat_template, clock)
     with LLM.of(engine, preprocessor) as llm:
-        render.started(engine.plan, clock.laps)
-        yield Run(llm, preprocessor, engine.plan.model_id)
+        render.started(plan, clock.laps)
+        yield Run(llm, preprocessor, plan.model_id)
+
+
+def _in_own_process(
+    opened: Opened, chat_template: str | None, clock: Clock
+) -> tuple[BlockingClient, Plan, Preprocessor]:
+    """Start the engine in its process, which is importing torch, and meanwhile read the text
+    side."""
+    engine = BlockingClient(opened.plan)
+    try:
+        preprocessor = Preprocessor.open(opened, chat_template)
+        clock.lap("text")
+        plan = engine.wait_until_ready()
+    except BaseException:
+        engine.close()
+        raise
+    clock.lap("engine")
+    return engine, plan, evolve(preprocessor, max_model_len=plan.max_model_len)
+
+
+def _in_this_process(
+    opened: Opened, chat_template: str | None, clock: Clock
+) -> tuple[Engine, Plan, Preprocessor]:
+    with prepared(opened) as packed, ThreadPoolExecutor(1, "inferno text") as beside:  # as in `LLM`
+        text = beside.submit(Preprocessor.open, opened, chat_template)
+        from inferno.core.engine import Engine
+
+        clock.lap("imports")
+        engine = Engine.load(opened, packed=packed)
+        clock.lap("load")
+        preprocessor = text.result()
+    clock.lap("text")
+    return engine, engine.plan, preprocessor
 
 
 class Clock:
@@ -79,7 +110,7 @@ class Run:
 
     def params(self, **given: Any) -> SamplingParams:
         """The checkpoint's default parameters, overridden by `given`."""
-        return attrs.evolve(self.preprocessor.default_params, **given)
+        return evolve(self.preprocessor.default_params, **given)
 
     def prompt(self, text: str, *, system: str | None, thinking: bool | None, raw: bool) -> Prompt:
         """One user message, through the chat template if the model has one, unless `raw`."""

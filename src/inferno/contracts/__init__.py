@@ -45,6 +45,7 @@ from inferno.contracts.checkpoints import (
     StoredMatrix,
     TensorInfo,
     TextAssets,
+    peek,
     refusal_of,
     with_head,
     without,
@@ -73,7 +74,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
-from inferno.contracts.layouts import IntLayout, fp8_layout
+from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, fp8_layout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
@@ -91,6 +92,7 @@ from inferno.contracts.states import StateSpec
 from inferno.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
+    "TABLES",
     "AddedToken",
     "Architecture",
     "Attend",
@@ -166,6 +168,7 @@ __all__ = [
     "Refused",
     "StoredMatrix",
     "Take",
+    "TableLayout",
     "TensorInfo",
     "TextAssets",
     "ToolChoice",
@@ -174,6 +177,7 @@ __all__ = [
     "classifier_of",
     "expert_rows",
     "fp8_layout",
+    "peek",
     "refusal_of",
     "with_head",
     "without",

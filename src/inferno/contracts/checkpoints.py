@@ -52,7 +52,8 @@ class TextAssets:
 class Checkpoint(Protocol):
     """An opened checkpoint under Hugging Face's names, whatever its format. Opening it reads only
     headers. A format whose tensors depend on nothing but some files' content and `config` has an
-    attribute `files`, a tuple of their paths: then its packed weights may be kept on disk."""
+    attribute `files`, a tuple of their paths: then its packed weights may be kept on disk. One that
+    returns a tensor's bytes without torch has a method `peek`."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -90,8 +91,20 @@ class CheckpointView:
     def text(self) -> TextAssets:
         return self.checkpoint.text()
 
+    def peek(self, name: str) -> bytes:
+        """Return a tensor's bytes. Subclasses with other names define it where they are needed."""
+        return peek(self.checkpoint, name)
+
     def close(self) -> None:
         self.checkpoint.close()
+
+
+def peek(checkpoint: Checkpoint, name: str) -> bytes:
+    """Return the bytes of a tensor that describes others, such as a shape, for a
+    `QuantScheme.adapt`: without torch if the format can. The caller checks that it is small. Raises
+    CheckpointError."""
+    of_format: Callable[[str], bytes] | None = getattr(checkpoint, "peek", None)
+    return of_format(name) if of_format is not None else checkpoint.read(name).numpy().tobytes()
 
 
 @frozen(eq=False)
@@ -109,6 +122,9 @@ class BareDecoder(CheckpointView):
 
     def read(self, name: str) -> Tensor:
         return self.checkpoint.read(name.removeprefix("model."))
+
+    def peek(self, name: str) -> bytes:
+        return peek(self.checkpoint, name.removeprefix("model."))
 
 
 def with_head(checkpoint: Checkpoint) -> Checkpoint:

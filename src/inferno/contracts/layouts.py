@@ -1,9 +1,10 @@
 """Public layouts of packed matrices: every kernel that knows one serves all schemes that convert
-their matrices to it. The reference page `layouts.md` describes their tensors; the weight is
-`inferno.nn.IntGroups`."""
+their matrices to it. The reference page `layouts.md` describes their tensors; the weights are
+`inferno.nn.IntGroups`, `TableGroups` and `Fp8Blocks`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from attrs import frozen
@@ -39,8 +40,63 @@ class IntLayout:
         """Return the layout that holds codes of `bits` bits in groups of `group` columns, without
         loss: in 4 bits if that is enough, and in the largest group size of `GROUPS` that divides
         `group`, with scales repeated. If none does, groups keep their size."""
-        size = next((each for each in GROUPS if group % each == 0), group)
-        return cls(bits=4 if bits <= 4 else 8, group=size, symmetric=symmetric)
+        return cls(bits=4 if bits <= 4 else 8, group=_fitting(group), symmetric=symmetric)
+
+
+TABLES: Mapping[str, tuple[float, ...]] = {
+    "nf4": (
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ),
+    "fp4": tuple(sign * each / 12 for sign in (1, -1) for each in (0.0, 0.0625, 8, 12, 4, 6, 2, 3)),
+}
+"""For each table the 16 values of its codes, rounded to float32: quantiles of the normal
+distribution (https://arxiv.org/abs/2305.14314), and floats with two bits of exponent and one of
+mantissa."""
+
+
+@frozen(kw_only=True)
+class TableLayout:
+    """Codes of 4 bits that select one of 16 floats, in groups of columns that share a scale:
+    value = scale · table[code]."""
+
+    table: str
+    """The table's name in `TABLES`."""
+    group: int
+    """Columns of a group."""
+
+    @property
+    def name(self) -> str:
+        """The `Weight.layout`: "nf4_g64"."""
+        return f"{self.table}_g{self.group}"
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Return the bytes of a matrix in this layout."""
+        return rows * (columns // 2 + columns // self.group * 4) + 4 * 16
+
+    @classmethod
+    def fitting(cls, table: str, group: int) -> TableLayout:
+        """Return the layout for groups of `group` columns, as `IntLayout.fitting` does."""
+        return cls(table=table, group=_fitting(group))
+
+
+def _fitting(group: int) -> int:
+    """Return the largest of `GROUPS` that divides a group, else the group."""
+    return next((each for each in GROUPS if group % each == 0), group)
 
 
 def fp8_layout(block: tuple[int, int]) -> str:

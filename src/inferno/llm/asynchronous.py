@@ -98,7 +98,8 @@ class AsyncLLM:
         engine_timeout: float | None,
         expect_grammars: bool,
     ) -> None:
-        from inferno.process import ENGINE_TIMEOUT, EngineClient
+        from inferno.process.client import EngineClient
+        from inferno.process.heartbeat import ENGINE_TIMEOUT
 
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
         self._client: _Client = EngineClient(

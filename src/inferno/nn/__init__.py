@@ -31,6 +31,7 @@ from inferno.nn.rope import Rope, Rotation
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
+from inferno.nn.table import TableGroups
 from inferno.nn.weight import Dense, Unloaded, Weight
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "SelfAttention",
     "Stack",
     "State",
+    "TableGroups",
     "TiedLMHead",
     "Unloaded",
     "Weight",

@@ -24,7 +24,34 @@ CHUNK = 1 << 20
 multiplied."""
 
 
-class IntGroups(Weight):
+class Packed(Weight):
+    """Base class of packed matrices whose rows are dequantized a few at a time. Subclasses define
+    `values`, and `dtype`, the compute type."""
+
+    dtype: torch.dtype
+
+    def values(self, rows: slice | Tensor) -> Tensor:
+        """Return rows in float32, (T, I)."""
+        raise NotImplementedError
+
+    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        out_features, in_features = self.shape
+        y_TO = x_TI.new_empty((*x_TI.shape[:-1], out_features))
+        step = max(1, CHUNK // max(1, in_features))
+        for start in range(0, out_features, step):
+            chunk = slice(start, start + step)
+            weight_OI = self.values(chunk).to(x_TI.dtype)
+            y_TO[..., chunk] = F.linear(x_TI, weight_OI, None if bias_O is None else bias_O[chunk])
+        return y_TO
+
+    def rows(self, ids_T: Tensor) -> Tensor:
+        return self.values(ids_T).to(self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.layout}, {self.shape}"
+
+
+class IntGroups(Packed):
     """Integers in groups of columns: value = scale · (code - zero).
 
     `data` is uint8 (O, B): a code of 8 bits per byte, or two of 4 bits, the earlier column in the
@@ -83,21 +110,7 @@ class IntGroups(Weight):
         zeros_OG = None if zeros_OG is None else zeros_OG[:, stored_G].half()
         return cls(data_OB.contiguous(), scales_OG, zeros_OG, layout.bits, dtype)
 
-    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        out_features, in_features = self.shape
-        y_TO = x_TI.new_empty((*x_TI.shape[:-1], out_features))
-        step = max(1, CHUNK // max(1, in_features))
-        for start in range(0, out_features, step):
-            chunk = slice(start, start + step)
-            weight_OI = self._values(chunk).to(x_TI.dtype)
-            y_TO[..., chunk] = F.linear(x_TI, weight_OI, None if bias_O is None else bias_O[chunk])
-        return y_TO
-
-    def rows(self, ids_T: Tensor) -> Tensor:
-        return self._values(ids_T).to(self.dtype)
-
-    def _values(self, rows: slice | Tensor) -> Tensor:
-        """Return rows in float32."""
+    def values(self, rows: slice | Tensor) -> Tensor:
         data_TB, scales_TG1 = self.data[rows], self.scales[rows].float()[..., None]
         codes_TI = data_TB if self.bits == 8 else torch.stack([data_TB & 15, data_TB >> 4], -1)
         codes_TGi = codes_TI.reshape(len(data_TB), scales_TG1.shape[1], self.group).float()
@@ -122,9 +135,6 @@ class IntGroups(Weight):
             self.bits,
             self.dtype,
         )
-
-    def extra_repr(self) -> str:
-        return f"{self.layout}, {self.shape}"
 
 
 def packed_nibbles(codes_OI: Tensor) -> Tensor:

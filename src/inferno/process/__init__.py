@@ -1,11 +1,5 @@
 """The engine in a separate process: client, worker, and their protocol.
 
-Importing the client loads no torch.
+Importing the client loads no torch. Importing this package loads nothing: the worker begins with
+torch, and what launches it has as little before it.
 """
-
-from __future__ import annotations
-
-from inferno.process.client import EngineClient, TokenStream
-from inferno.process.heartbeat import ENGINE_TIMEOUT
-
-__all__ = ["ENGINE_TIMEOUT", "EngineClient", "TokenStream"]

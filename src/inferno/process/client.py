@@ -114,13 +114,15 @@ class EngineClient:
         if self._expects_grammars:
             self._preparing = asyncio.create_task(self._checker.start())
 
-    async def close(self) -> None:
-        """Stop the process. Pending requests fail with EngineDeadError."""
+    async def close(self, *, patient: bool = False) -> None:
+        """Stop the process. Pending requests fail with EngineDeadError. If `patient`, wait until
+        packed weights for the next start are written, which takes seconds; otherwise give up
+        writing them."""
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
         await self._checker.close()
-        await self._engine.close()
+        await self._engine.close(patient=patient)
 
     async def check(self, spec: GrammarSpec) -> None:
         """Raise GrammarError if a grammar cannot be compiled, in another process than the

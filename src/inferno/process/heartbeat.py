@@ -55,16 +55,18 @@ class Watchdog:
 
     def __init__(
         self,
+        pipe: int,
         *,
         timeout: float = ENGINE_TIMEOUT,
         beat: float = BEAT_SECONDS,
     ) -> None:
+        """`pipe` is read, and closed by `close`."""
         self.timeout, self.beat = timeout, beat
         self.verdict: str | None = None
         """Why the process was killed."""
         self._silent = self._still = 0
         self._stopped = False
-        self._pipe, self.pipe_of_process = os.pipe()
+        self._pipe = pipe
         os.set_blocking(self._pipe, False)
         asyncio.get_running_loop().add_reader(self._pipe, self._read)
 
@@ -93,10 +95,6 @@ class Watchdog:
             if self.verdict:
                 kill()
                 return
-
-    def started(self) -> None:
-        """Close the process's end of the pipe here."""
-        os.close(self.pipe_of_process)
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pipe)

@@ -3,7 +3,7 @@ socket.
 
 engine -> client   ready Plan (first), tokens [EngineOutput], stats EngineStats, log LogLine,
                    failed Failure (then it ends)
-client -> engine   add Request, abort id, stop
+client -> engine   add Request, abort id, stop (at once, or after writing packed weights)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from inferno.plan import Plan, plan_from_json, plan_to_json
 from inferno.requests import EngineOutput, EngineStats, Request
 
 ADD, ABORT, STOP = b"add", b"abort", b"stop"
+PATIENTLY = b"patiently"
 READY, TOKENS, STATS, LOG, FAILED = b"ready", b"tokens", b"stats", b"log", b"failed"
 
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import AsyncExitStack
 from typing import Any
 
 import zmq
 
 from inferno.errors import EngineDeadError, InfernoError
-from inferno.plan import Plan, plan_to_json
+from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.connection import Connection
 from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT, Watchdog
+from inferno.process.launch import EngineProcess, launch
 
 log = logging.getLogger("inferno.process")
 
@@ -51,10 +48,11 @@ class Supervisor:
         """How many processes ended or hung."""
         self.plan, self._on_message, self._on_end = plan, on_message, on_end
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: EngineProcess | None = None
         self._connection: Connection | None = None
         self._watchdog: Watchdog | None = None
         self._timeout, self._beat = timeout, beat
+        self._spawning = asyncio.Lock()
         self._ready: asyncio.Future[None] | None = None
         self._last_words: InfernoError | None = None
         """The error that the process sent before it ended."""
@@ -78,22 +76,25 @@ class Supervisor:
         await self._spawn()
         self._watcher = asyncio.create_task(self._watch())
 
-    async def close(self) -> None:
-        """Stop the process, and kill it if it has not ended after 5 s."""
+    async def close(self, *, patient: bool = False) -> None:
+        """Stop the process. Kill it if it has not ended after 5 s, or is just being started. If
+        `patient`, wait until it has written its packed weights."""
         self._closing = True
-        self.running = False
-        if self._connection is not None and not self._connection.closed:
-            self._connection.send(protocol.STOP, b"")
+        was_running, self.running = self.running, False
+        if was_running and self._connection is not None and not self._connection.closed:
+            self._connection.send(protocol.STOP, protocol.PATIENTLY if patient else b"")
         if self._process is not None:
             try:
-                await asyncio.wait_for(self._process.wait(), 5)
+                seconds = (None if patient else 5) if was_running else 0
+                await asyncio.wait_for(self._process.wait(), seconds)
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
         if self._watcher is not None:
             await self._watcher
         self._on_end(EngineDeadError("the engine was closed", "Start another."))
-        self._context.destroy(linger=0)
+        async with self._spawning:  # a start that failed has closed its socket
+            self._context.destroy(linger=0)
 
     def send(self, kind: bytes, body: bytes) -> None:
         """Send a message to the process. Raises EngineDeadError while there is none."""
@@ -104,53 +105,36 @@ class Supervisor:
         self._connection.send(kind, body)
 
     async def _spawn(self) -> None:
-        folder = tempfile.mkdtemp(prefix="inferno-")
-        endpoint, plan = f"ipc://{Path(folder) / 'engine'}", Path(folder) / "plan.json"
         self._last_words, self._ready = None, asyncio.get_running_loop().create_future()
-        self._connection = connection = Connection.bind(self._context, endpoint, self._take)
-        self._process = None
-        self._watchdog = watchdog = Watchdog(timeout=self._timeout, beat=self._beat)
-        try:
-            # A file, because this process may be too busy to send it.
-            plan.write_text(plan_to_json(self.plan), encoding="utf-8")
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "inferno.process.worker",
-                endpoint,
-                str(os.getpid()),
-                str(plan),
-                str(watchdog.pipe_of_process),
-                str(self._beat),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_fileno() else None,
-                pass_fds=(watchdog.pipe_of_process,),
-            )
-            if self._closing:  # `close` found no process to stop
-                raise EngineDeadError("the engine was closed", "Start another.")
-            ended = asyncio.ensure_future(process.wait())
-            either: set[asyncio.Future[Any]] = {self._ready, ended}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
-            connection.receive()
-            if not self._ready.done() or self._last_words is not None:
-                await process.wait()
-                connection.receive()  # its last words
-                raise self._last_words or EngineDeadError(
-                    f"the engine process {_ending(process)} while starting", "Its log is above."
-                )
-        except BaseException:
-            connection.close()
-            watchdog.close()
-            if self._process is not None and self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
-            raise
-        finally:
-            # The worker has read the plan, and both ends have the socket open.
-            shutil.rmtree(folder, ignore_errors=True)
-            watchdog.started()
+        async with self._spawning, AsyncExitStack() as undo:
+            process = await self._run_plan(undo)
+            undo.pop_all()
+            process.remove_files()
         self.running, self._failure = True, None
+
+    async def _run_plan(self, undo: AsyncExitStack) -> EngineProcess:
+        """Start a process, wait until it is ready, and return it. `undo` gets what ends it."""
+        self._process = process = launch(self.plan, self._beat)
+        undo.callback(process.remove_files)
+        undo.push_async_callback(process.wait)
+        undo.callback(process.kill)
+        self._watchdog = Watchdog(process.beats, timeout=self._timeout, beat=self._beat)
+        undo.callback(self._watchdog.close)
+        self._connection = connection = Connection.bind(self._context, process.endpoint, self._take)
+        undo.callback(connection.close)
+        assert self._ready is not None, "_spawn sets it"
+        ended = asyncio.ensure_future(process.wait())
+        either: set[asyncio.Future[Any]] = {self._ready, ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        connection.receive()
+        if not self._ready.done() or self._last_words is not None:
+            await process.wait()
+            connection.receive()  # its last words
+            raise self._last_words or EngineDeadError(
+                f"the engine process {_ending(process)} while starting", "Its log is above."
+            )
+        return process
 
     async def _watch(self) -> None:
         """Wait for the process to end; then report that and start another."""
@@ -228,15 +212,7 @@ class Supervisor:
             self._on_message(kind, body)
 
 
-def _has_fileno() -> bool:
-    try:
-        sys.stderr.fileno()
-    except (OSError, ValueError, AttributeError):
-        return False
-    return True
-
-
-def _ending(process: asyncio.subprocess.Process) -> str:
+def _ending(process: EngineProcess) -> str:
     code = process.returncode
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"

@@ -1,10 +1,6 @@
-"""The engine process: `python -m inferno.process.worker ENDPOINT PARENT PLAN PIPE BEAT`.
+"""What the engine process does: it runs a plan, receives requests, and sends tokens.
 
-Runs the plan in that file, receives requests, sends tokens, and a sign of life to the pipe every
-BEAT seconds.
-
-It ends when it receives a stop message, when its parent is gone, or after reporting a fatal
-error.
+It ends when it receives a stop message, or when its parent is gone.
 """
 
 from __future__ import annotations
@@ -12,7 +8,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -20,7 +15,6 @@ from pathlib import Path
 import zmq
 
 from inferno.errors import RequestError
-from inferno.host import load_torch_library, sleep_at_barriers
 from inferno.process import protocol
 from inferno.process.heartbeat import Heart
 from inferno.requests import EngineOutput, EngineStats, FinishReason
@@ -35,14 +29,15 @@ class Worker:
     def __init__(self, socket: zmq.Socket[bytes], parent: int, heart: Heart) -> None:
         self._socket, self._parent, self._heart = socket, parent, heart
         self._told = EngineStats()
+        self._patient = False
+        """Whether the client waits at the end for packed weights to be written."""
 
     def run(self, plan: Path) -> None:
-        load_torch_library()
         from inferno.plan import plan_from_json, reopen
         from inferno.process.prepare import prepared
 
         with reopen(plan_from_json(plan.read_bytes())) as opened, prepared(opened) as packed:
-            from inferno.core.engine import Engine  # torch
+            from inferno.core.engine import Engine  # waits for torch
 
             self._engine = Engine.load(opened, packed=packed)
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
@@ -50,7 +45,7 @@ class Worker:
         self._send(protocol.READY, protocol.encode_plan(self._engine.plan))
         while self._serve():
             self._heart.moved()
-        if packed is not None:
+        if packed is not None and not self._patient:
             packed.stop()
 
     def _serve(self) -> bool:
@@ -84,7 +79,10 @@ class Worker:
             self._send(
                 protocol.TOKENS, protocol.encode([EngineOutput(aborted, None, FinishReason.ABORT)])
             )
-        return kind != protocol.STOP
+        elif kind == protocol.STOP:
+            self._patient = body == protocol.PATIENTLY
+            return False
+        return True
 
     def _send(self, kind: bytes, body: bytes) -> None:
         self._socket.send_multipart([kind, body])
@@ -104,32 +102,3 @@ class ToClient(logging.Handler):
             return
         line = protocol.LogLine(record.name, record.levelno, self.format(record))
         self._socket.send_multipart([protocol.LOG, protocol.encode(line)])
-
-
-def main() -> None:
-    sleep_at_barriers()
-    # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, then
-    # sends a stop message.
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, signal.SIG_IGN)
-    gc.disable()  # loading makes a million objects, and they stay
-    endpoint, parent = sys.argv[1], int(sys.argv[2])
-    context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.set_hwm(0)
-    socket.setsockopt(zmq.LINGER, 2000)
-    socket.connect(endpoint)
-    logging.getLogger("inferno").addHandler(ToClient(socket))
-    logging.getLogger("inferno").setLevel(logging.INFO)
-    try:
-        heart = Heart(int(sys.argv[4]), float(sys.argv[5]))
-        Worker(socket, parent, heart).run(Path(sys.argv[3]))
-    except Exception as error:
-        socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
-    finally:
-        socket.close()
-        context.term()
-
-
-if __name__ == "__main__":
-    main()

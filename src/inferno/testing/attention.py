@@ -46,13 +46,16 @@ STEPS: Sequence[Sequence[int]] = [
 """Tokens that each of four sequences computes per step: prompts, prompt chunks and single tokens,
 mixed."""
 
+EIGHT_BITS = {"int8": 0.03, "fp8_e4m3": 0.12}
+"""How far results may be from those of an exact cache, by dtype of the cache."""
+
 _SENTENCE_WORDS = 3
 
 
 class AttentionBackendTests(Installed):
     """Set `backend` to its registered name. For another device than the CPU, set `device`; for
     other dtypes or block sizes, `dtypes` and `block_sizes`. Set `runs_anywhere` if it is written in
-    torch and runs on any device that torch has.
+    torch and runs on any device that torch has; `sparse` if it is slow, because it is interpreted.
 
     A need of the grid may be refused, with a sentence; plain attention over the first of `dtypes`
     may not.
@@ -62,6 +65,8 @@ class AttentionBackendTests(Installed):
     device: ClassVar[str] = "cpu"
     """As in `--device`."""
     runs_anywhere: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
+    """Test each pair of values of two of the grid's axes once, instead of all combinations."""
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     block_sizes: ClassVar[Sequence[int]] = (4, 16)
     tolerance: ClassVar[dict[str, float]] = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
@@ -78,15 +83,16 @@ class AttentionBackendTests(Installed):
     def grid(self) -> Iterator[AttentionNeed]:
         """The needs to test: override for more."""
         device = self.asked_device()
-        for dtype, (heads, kv_heads, dim), window, cap in itertools.product(
-            self.dtypes, HEADS, WINDOWS, CAPS
+        combinations = list(itertools.product(self.dtypes, HEADS, WINDOWS, CAPS))
+        for dtype, (heads, kv_heads, dim), window, cap in (
+            _pairwise(combinations) if self.sparse else combinations
         ):
             yield AttentionNeed(
                 num_heads=heads,
                 num_kv_heads=kv_heads,
                 head_dim=dim,
                 scale=dim**-0.5,
-                dtype=dtype,  # type: ignore[arg-type]
+                dtype=dtype,
                 device=device,
                 sliding_window=window,
                 soft_cap=cap,
@@ -110,6 +116,16 @@ class AttentionBackendTests(Installed):
                     assert error_THC.max() <= self.tolerance[need.dtype], (
                         f"{need}, blocks of {block_size}"
                     )
+
+    def test_8_bit_caches_lose_little(self, item: AttentionBackend, catalog: Catalog) -> None:
+        """Of plain and of latent attention, whichever is not refused."""
+        plain, latent = next(self.grid()), list(self.grid())[-1]
+        for need, (kind, tolerance) in itertools.product((plain, latent), EIGHT_BITS.items()):
+            need = attrs.evolve(need, cache_dtype=kind)  # type: ignore[arg-type]
+            if self._refusal(catalog, need) is None:
+                for ours_THC, theirs_THC in _run(item, need, self.block_sizes[-1], STEPS):
+                    error_THC = (ours_THC.double().cpu() - theirs_THC).abs()
+                    assert (error_THC / (1 + theirs_THC.abs())).max() <= tolerance, f"{need}"
 
     def test_neighbours_change_nothing(self, item: AttentionBackend) -> None:
         need = next(self.grid())
@@ -208,6 +224,20 @@ class AttentionBackendTests(Installed):
             [reason] = [r for r in error.remedy.split("; ") if r.startswith(f"{self.backend} (")]
             return reason.partition("): ")[2]
         return None
+
+
+def _pairwise(combinations: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Some of the combinations, the first one first, in which each pair of values of two axes
+    occurs that occurs in any."""
+
+    def pairs(each: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+        return set(itertools.combinations(enumerate(each), 2))
+
+    missing = set().union(*map(pairs, combinations))
+    while missing:
+        chosen = max(combinations, key=lambda each: len(pairs(each) & missing))
+        missing -= pairs(chosen)
+        yield chosen
 
 
 def _assert_same_bits(cache: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,191 @@
+"""Attention of one layer: what is launched, over which grid and with which tiles.
+
+Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, V value dim, S sequences, P
+splits of a context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+from attrs import frozen
+from torch import Tensor
+
+from inferno.contracts import AttentionNeed
+from inferno.nn.batch import Batch
+from inferno_triton import paged
+from inferno_triton.tiles import Chip, Work, chip_of, tile_of
+
+MIN_SPLIT = 256
+"""Keys that are worth a program."""
+
+MAX_SPLITS = 32
+
+_STORED = 16
+"""Tokens of a program that stores."""
+
+
+@frozen(kw_only=True)
+class Shape:
+    """How a head dimension is computed: in tiles of powers of two, `first` + `rest` elements."""
+
+    first: int
+    rest: int
+
+    @classmethod
+    def of(cls, dim: int) -> Shape:
+        first = max(16, 1 << (dim.bit_length() - 1))
+        rest = max(16, triton.next_power_of_2(dim - first)) if dim > first else 0
+        return cls(first=first, rest=rest)
+
+
+def build(need: AttentionNeed) -> TritonAttend:
+    device = need.device
+    assert device.capability is not None, "other devices are refused"
+    return TritonAttend(need, chip_of(device.capability, device.shared_memory))
+
+
+@frozen
+class TritonAttend:
+    """One layer's attention."""
+
+    need: AttentionNeed
+    chip: Chip
+
+    def __call__(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        cache: Mapping[str, Tensor],
+        batch: Batch,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        tensors = self._cache(cache)
+        self._store(_unit_stride(k_TKC), _unit_stride(v_TKC), tensors, batch.slots_T)
+        return self._attend(_unit_stride(q_THC), tensors, batch, sinks_H)
+
+    @property
+    def _kind(self) -> str:
+        """How the kernels read the cache."""
+        if self.need.cache_dtype == "fp8_e4m3":
+            return "fp8" if self.chip.fp8 else "fp8_bits"
+        return self.need.cache_dtype
+
+    def _cache(self, cache: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return keys, values and their scales; values are keys in latent attention, and scales
+        any tensor if there are none."""
+        keys = cache["k"]
+        values = keys if self.need.latent_dim is not None else cache["v"]
+        if self._kind == "auto":
+            return keys, values, keys, values
+        if self._kind == "fp8_bits":
+            keys, values = keys.view(torch.uint8), values.view(torch.uint8)
+        scales = cache["k_scales"]
+        return keys, values, scales, cache.get("v_scales", scales)
+
+    def _store(
+        self, k_TKC: Tensor, v_TKC: Tensor, cache: tuple[Tensor, ...], slots_T: Tensor
+    ) -> None:
+        (T, K, C), V = k_TKC.shape, v_TKC.shape[-1]
+        paged.store[(triton.cdiv(T, _STORED), K)](
+            k_TKC,
+            v_TKC,
+            *cache,
+            slots_T,
+            T,
+            *k_TKC.stride()[:2],
+            *v_TKC.stride()[:2],
+            HEADS=K,
+            C=C,
+            V=V,
+            CP=triton.next_power_of_2(C),
+            VP=triton.next_power_of_2(V),
+            PAGE=cache[0].shape[2],
+            BT=_STORED,
+            VALUES=self.need.latent_dim is None,
+            KIND=self._kind,
+        )
+
+    def _attend(
+        self, q_THC: Tensor, cache: tuple[Tensor, ...], batch: Batch, sinks_H: Tensor | None
+    ) -> Tensor:
+        need, (T, H, C) = self.need, q_THC.shape
+        K, V, latent = need.num_kv_heads, need.output_dim, need.latent_dim is not None
+        S, page, G = len(batch.context_lens), cache[0].shape[2], H // K
+        single = S == T
+        work: Work = "latent" if latent else "tokens" if single else "prompts"
+        tile = tile_of(self.chip, work, max(C, V), q_THC.element_size(), page)
+        heads = min(G, tile.rows)  # of one program
+        queries = 1 if single else tile.rows // heads
+        programs = (S if single else T // queries + S, K * triton.cdiv(G, heads))
+        longest = batch.blocks_SM.shape[1] * page  # of any step of this shape
+        if need.sliding_window is not None:
+            longest = min(longest, need.sliding_window + queries)
+        room = 2 * self.chip.processors // (programs[0] * programs[1])  # two for each fill it
+        P = max(1, min(longest // MIN_SPLIT, MAX_SPLITS, room))
+        out_THV = q_THC.new_empty(T, H, V)
+        parts = sums = out_THV
+        if P > 1:
+            parts = q_THC.new_empty(T, H, P, V, dtype=torch.float32)
+            sums = q_THC.new_empty(T, H, P, dtype=torch.float32)
+        keys, values = Shape.of(C), Shape.of(V)
+        paged.attend[(*programs, P)](
+            q_THC,
+            *cache,
+            q_THC if sinks_H is None else sinks_H,
+            batch.blocks_SM,
+            batch.query_starts_S1,
+            batch.context_lens_S,
+            parts,
+            sums,
+            need.scale,
+            need.soft_cap or 1.0,
+            need.sliding_window or 0,
+            *q_THC.stride()[:2],
+            batch.blocks_SM.stride(0),
+            S,
+            P,
+            HEADS=K,
+            G=G,
+            GB=heads,
+            C=C,
+            C1=keys.first,
+            C2=keys.rest,
+            V=V,
+            V1=values.first,
+            V2=values.rest,
+            VS=C if latent else V,
+            PAGE=page,
+            BN=tile.keys,
+            BQ=queries,
+            BM=max(16, triton.next_power_of_2(queries * heads)),
+            KIND=self._kind,
+            REUSE=latent and V == keys.first,
+            WINDOW=need.sliding_window is not None,
+            CAP=need.soft_cap is not None,
+            SINKS=sinks_H is not None,
+            SPLIT=P > 1,
+            SINGLE=single,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        if P > 1:
+            paged.merge[(T * H,)](
+                parts,
+                sums,
+                out_THV,
+                P,
+                V=V,
+                VP=triton.next_power_of_2(V),
+                SP=triton.next_power_of_2(P),
+            )
+        return out_THV
+
+
+def _unit_stride(x_TXC: Tensor) -> Tensor:
+    """Return x with contiguous heads, copied only if they are not. Tokens and heads may have any
+    stride, as in a slice of a qkv matrix."""
+    return x_TXC if x_TXC.stride(2) == 1 else x_TXC.contiguous()

@@ -1,0 +1,293 @@
+"""Kernels of paged attention: storing keys and values, attention of packed query heads, and merging
+the results of split contexts.
+
+Whatever varies from step to step is read from device memory, and the grid follows from the step's
+shape alone: a captured launch is right for every step of that shape.
+
+The cache is [block][key/value head][token of the block][element]. Elements are of the compute
+dtype, or of 8 bits with a float32 scale for each token and head. KIND says how they are stored:
+"auto", "int8", "fp8" (converted by the chip), "fp8_bits" (by integer operations, for chips without
+FP8).
+
+Suffixes of tiles: M rows (queries x query heads of one key/value head), N keys, C elements of a
+key, V of a value, T tokens of a step, S splits. A head dimension is computed in two parts, as tiles
+have powers of two: C1 + C2 elements, V1 + V2.
+"""
+
+# A kernel is a program in Triton's language, whose values have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+SMALLEST = tl.constexpr(2e-36)
+"""A row whose largest element is smaller is stored as zeros: the reciprocal of its scale would
+overflow."""
+
+
+@triton.jit
+def quantized(x_TC, KIND: tl.constexpr):
+    """Round rows to 8 bits with a scale each. Returns the codes, as they are stored, and the
+    scales."""
+    x_TC = x_TC.to(tl.float32)
+    top_T = tl.max(tl.abs(x_TC), 1)
+    LARGEST: tl.constexpr = 127.0 if KIND == "int8" else 448.0
+    usable_T = top_T > SMALLEST
+    x_TC = x_TC * tl.where(usable_T, LARGEST / tl.where(usable_T, top_T, 1.0), 0.0)[:, None]
+    scales_T = tl.where(usable_T, top_T / LARGEST, 0.0)
+    if KIND == "int8":
+        # Adding 1.5 * 2**23 leaves the nearest integer, ties to even, in the low bits.
+        bits_TC = (x_TC + 12582912.0).to(tl.int32, bitcast=True)
+        return (bits_TC - 0x4B400000).to(tl.int8), scales_T
+    elif KIND == "fp8":
+        return x_TC.to(tl.float8e4nv), scales_T
+    else:
+        return fp8_bits(x_TC), scales_T
+
+
+@triton.jit
+def fp8_bits(x_TC):
+    """Return float32 numbers of at most 448 as the bits of e4m3, rounded to nearest, ties to
+    even."""
+    bits_TC = x_TC.to(tl.int32, bitcast=True)
+    abs_TC = bits_TC & 0x7FFFFFFF
+    # Cut 20 bits of the mantissa, and rebase the exponent from 127 to 7.
+    normal_TC = ((abs_TC + 0x7FFFF + ((abs_TC >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2**-6, codes are multiples of 2**-9: the low bits of 2**14 + x.
+    small_TC = (tl.abs(x_TC) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code_TC = tl.where(abs_TC < 0x3C800000, small_TC, normal_TC)
+    return (code_TC | ((bits_TC >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def elements(x, like, KIND: tl.constexpr):
+    """Convert elements of the cache to the dtype of `like`, without their scale."""
+    if KIND == "auto":
+        return x
+    elif KIND == "fp8_bits":
+        wide = x.to(tl.int16)
+        # The exponent of float16 is based at 15, that of e4m3 at 7. The code of NaN becomes 480.
+        half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+        return (half * 256.0).to(like.dtype)
+    else:
+        return x.to(like.dtype)
+
+
+@triton.jit
+def store(
+    k, v, k_cache, v_cache, k_scales, v_scales, slots, num_tokens, k_t, k_h, v_t, v_h,
+    HEADS: tl.constexpr, C: tl.constexpr, V: tl.constexpr, CP: tl.constexpr, VP: tl.constexpr,
+    PAGE: tl.constexpr, BT: tl.constexpr, VALUES: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
+    """Store BT tokens of one head. Grid: (blocks of tokens, heads). A token of slot -1 is not
+    stored. VALUES: there are values besides the keys."""
+    t, head = tl.program_id(0) * BT + tl.arange(0, BT), tl.program_id(1)
+    slot_T = tl.load(slots + t, mask=t < num_tokens, other=-1)
+    live_T = slot_T >= 0
+    line_T = (slot_T // PAGE * HEADS + head) * PAGE + slot_T % PAGE
+    row_T = t.to(tl.int64)
+    c = tl.arange(0, CP)
+    mask_TC = live_T[:, None] & (c[None, :] < C)
+    x_TC = tl.load(k + row_T[:, None] * k_t + head * k_h + c[None, :], mask=mask_TC, other=0.0)
+    if KIND == "auto":
+        tl.store(k_cache + line_T[:, None] * C + c[None, :], x_TC, mask=mask_TC)
+    else:
+        codes_TC, scales_T = quantized(x_TC, KIND)
+        tl.store(k_cache + line_T[:, None] * C + c[None, :], codes_TC, mask=mask_TC)
+        tl.store(k_scales + line_T, scales_T, mask=live_T)
+    if VALUES:
+        d = tl.arange(0, VP)
+        mask_TV = live_T[:, None] & (d[None, :] < V)
+        y_TV = tl.load(v + row_T[:, None] * v_t + head * v_h + d[None, :], mask=mask_TV, other=0.0)
+        if KIND == "auto":
+            tl.store(v_cache + line_T[:, None] * V + d[None, :], y_TV, mask=mask_TV)
+        else:
+            codes_TV, scales_T = quantized(y_TV, KIND)
+            tl.store(v_cache + line_T[:, None] * V + d[None, :], codes_TV, mask=mask_TV)
+            tl.store(v_scales + line_T, scales_T, mask=live_T)
+
+
+@triton.jit
+def attend(
+    q, k_cache, v_cache, k_scales, v_scales, sinks, tables, starts, contexts, out, sums,
+    scale, cap, window, q_t, q_h, table_s, num_seqs, splits,
+    HEADS: tl.constexpr, G: tl.constexpr, GB: tl.constexpr, C: tl.constexpr, C1: tl.constexpr,
+    C2: tl.constexpr, V: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr, VS: tl.constexpr,
+    PAGE: tl.constexpr, BN: tl.constexpr, BQ: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
+    REUSE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    SPLIT: tl.constexpr, SINGLE: tl.constexpr,
+):  # fmt: skip
+    """Attend from BQ queries of a sequence, GB query heads each, over one split of the context.
+    Grid: (blocks of queries, key/value heads x blocks of their G query heads, splits).
+
+    SINGLE: every sequence has one query. Otherwise sequence s owns the blocks from
+    starts[s] // BQ + s on. SPLIT: `out` has a float32 result for each split, and `sums` the base-2
+    logarithm of its softmax's denominator; otherwise `out` is the result. REUSE: values are the
+    first V1 elements of the keys; VS is the distance between values in `v_cache`.
+    """
+    HB: tl.constexpr = (G + GB - 1) // GB
+    pid, split = tl.program_id(0), tl.program_id(2)
+    head = tl.program_id(1) // HB
+    if SINGLE:
+        seq = pid
+        begin = pid
+        count = 1
+        first = 0
+    else:
+        left = 0
+        right = num_seqs
+        while left < right:
+            middle = (left + right) // 2
+            if tl.load(starts + middle) // BQ + middle <= pid:
+                left = middle + 1
+            else:
+                right = middle
+        seq = left - 1
+        begin = tl.load(starts + seq)
+        count = tl.load(starts + seq + 1) - begin
+        first = (pid - begin // BQ - seq) * BQ
+    if first >= count:
+        return
+    context = tl.load(contexts + seq)
+    m, n = tl.arange(0, BM), tl.arange(0, BN)
+    query_M = first + m // GB
+    group_M = tl.program_id(1) % HB * GB + m % GB
+    h_M = head * G + group_M
+    live_M = (m < BQ * GB) & (group_M < G) & (query_M < count)
+    before = context - count
+    position_M = before + query_M
+    row_M = (begin + query_M).to(tl.int64)
+    c1 = tl.arange(0, C1)
+    at_M = q + row_M * q_t + h_M * q_h
+    q_MC = tl.load(at_M[:, None] + c1[None, :], mask=live_M[:, None] & (c1[None, :] < C), other=0.0)
+    if C2 > 0:
+        c2 = C1 + tl.arange(0, C2)
+        more_MC = tl.load(
+            at_M[:, None] + c2[None, :], mask=live_M[:, None] & (c2[None, :] < C), other=0.0
+        )
+    oldest = 0
+    if WINDOW:
+        oldest = tl.maximum(0, before + first - window + 1)
+    low = oldest // BN * BN
+    high = tl.minimum(context, before + first + BQ)
+    if SPLIT:
+        each = tl.cdiv(tl.cdiv(high - low, splits), BN) * BN
+        low = low + split * each
+        high = tl.minimum(low + each, high)
+    best_M = tl.full([BM], -float("inf"), tl.float32)
+    total_M = tl.zeros([BM], tl.float32)
+    if SINKS:
+        if split == 0:
+            best_M = tl.load(sinks + h_M, mask=live_M, other=0.0).to(tl.float32) * LOG2E
+            total_M = tl.full([BM], 1.0, tl.float32)
+    acc_MV = tl.zeros([BM, V1], tl.float32)
+    if V2 > 0:
+        rest_MV = tl.zeros([BM, V2], tl.float32)
+    for at in range(low, high, BN):
+        t_N = at + n
+        # What is older than the window may be another sequence's block by now.
+        known_N = (t_N >= oldest) & (t_N < high)
+        if PAGE % BN == 0:  # the keys of a tile are in one block
+            page = tl.load(tables + seq * table_s + at // PAGE).to(tl.int64)
+            line_N = (page * HEADS + head) * PAGE + at % PAGE + n
+        else:
+            page_N = tl.load(tables + seq * table_s + t_N // PAGE, mask=known_N, other=0)
+            line_N = (page_N.to(tl.int64) * HEADS + head) * PAGE + t_N % PAGE
+        k_CN = tl.load(
+            k_cache + line_N[None, :] * C + c1[:, None],
+            mask=known_N[None, :] & (c1[:, None] < C),
+            other=0.0,
+        )
+        k_CN = elements(k_CN, q_MC, KIND)
+        scores_MN = tl.dot(q_MC, k_CN, input_precision="ieee")
+        if C2 > 0:
+            more_CN = tl.load(
+                k_cache + line_N[None, :] * C + c2[:, None],
+                mask=known_N[None, :] & (c2[:, None] < C),
+                other=0.0,
+            )
+            more_CN = elements(more_CN, q_MC, KIND)
+            scores_MN = tl.dot(more_MC, more_CN, scores_MN, input_precision="ieee")
+        if KIND != "auto":
+            k_scale_N = tl.load(k_scales + line_N, mask=known_N, other=0.0)
+            scores_MN = scores_MN * k_scale_N[None, :]
+        if CAP:
+            x_MN = scores_MN * (scale / cap)
+            scores_MN = cap * LOG2E * (1.0 - 2.0 / (1.0 + tl.exp2(x_MN * (2.0 * LOG2E))))
+        else:
+            scores_MN = scores_MN * (scale * LOG2E)
+        seen_MN = known_N[None, :] & (t_N[None, :] <= position_M[:, None])
+        if WINDOW:
+            seen_MN = seen_MN & (t_N[None, :] > position_M[:, None] - window)
+        scores_MN = tl.where(seen_MN, scores_MN, -float("inf"))
+        new_M = tl.maximum(best_M, tl.max(scores_MN, 1))
+        base_M = tl.where(new_M == -float("inf"), 0.0, new_M)
+        p_MN = tl.exp2(scores_MN - base_M[:, None])
+        decay_M = tl.exp2(best_M - base_M)
+        total_M = total_M * decay_M + tl.sum(p_MN, 1)
+        best_M = new_M
+        if REUSE:
+            if KIND != "auto":
+                p_MN = p_MN * k_scale_N[None, :]
+            acc_MV = acc_MV * decay_M[:, None]
+            acc_MV = tl.dot(p_MN.to(q_MC.dtype), tl.trans(k_CN), acc_MV, input_precision="ieee")
+        else:
+            d1 = tl.arange(0, V1)
+            if KIND != "auto":
+                p_MN = p_MN * tl.load(v_scales + line_N, mask=known_N, other=0.0)[None, :]
+            p_MN = p_MN.to(q_MC.dtype)
+            v_NV = tl.load(
+                v_cache + line_N[:, None] * VS + d1[None, :],
+                mask=known_N[:, None] & (d1[None, :] < V),
+                other=0.0,
+            )
+            v_NV = elements(v_NV, q_MC, KIND)
+            acc_MV = tl.dot(p_MN, v_NV, acc_MV * decay_M[:, None], input_precision="ieee")
+            if V2 > 0:
+                d2 = V1 + tl.arange(0, V2)
+                more_NV = tl.load(
+                    v_cache + line_N[:, None] * VS + d2[None, :],
+                    mask=known_N[:, None] & (d2[None, :] < V),
+                    other=0.0,
+                )
+                more_NV = elements(more_NV, q_MC, KIND)
+                rest_MV = tl.dot(p_MN, more_NV, rest_MV * decay_M[:, None], input_precision="ieee")
+    safe_M = tl.where(total_M > 0, total_M, 1.0)  # a padding row attends to nothing
+    at_M = row_M * (HEADS * G) + h_M
+    if SPLIT:
+        at_M = at_M * splits + split
+        sum_M = tl.where(total_M > 0, best_M + tl.log2(safe_M), -float("inf"))
+        tl.store(sums + at_M, sum_M, mask=live_M)
+    v1 = tl.arange(0, V1)
+    tl.store(
+        out + at_M[:, None] * V + v1[None, :],
+        (acc_MV / safe_M[:, None]).to(out.dtype.element_ty),
+        mask=live_M[:, None] & (v1[None, :] < V),
+    )
+    if V2 > 0:
+        v2 = V1 + tl.arange(0, V2)
+        tl.store(
+            out + at_M[:, None] * V + v2[None, :],
+            (rest_MV / safe_M[:, None]).to(out.dtype.element_ty),
+            mask=live_M[:, None] & (v2[None, :] < V),
+        )
+
+
+@triton.jit
+def merge(parts, sums, out, splits, V: tl.constexpr, VP: tl.constexpr, SP: tl.constexpr):
+    """Merge the splits of one query head by their denominators. Grid: (queries x query heads,)."""
+    row = tl.program_id(0).to(tl.int64)
+    s, d = tl.arange(0, SP), tl.arange(0, VP)
+    sum_S = tl.load(sums + row * splits + s, mask=s < splits, other=-float("inf"))
+    top = tl.max(sum_S, 0)
+    weight_S = tl.exp2(sum_S - tl.where(top == -float("inf"), 0.0, top))
+    total = tl.sum(weight_S, 0)
+    weight_S = weight_S / tl.where(total > 0, total, 1.0)
+    x_SV = tl.load(
+        parts + (row * splits + s[:, None]) * V + d[None, :],
+        mask=(s[:, None] < splits) & (d[None, :] < V),
+        other=0.0,
+    )
+    result_V = tl.sum(x_SV * weight_S[:, None], 0)
+    tl.store(out + row * V + d, result_V.to(out.dtype.element_ty), mask=d < V)

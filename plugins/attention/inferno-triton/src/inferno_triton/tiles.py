@@ -1,0 +1,133 @@
+"""Which tiles the attention kernel computes on which chip. Imports neither torch nor triton.
+
+The table holds what compiles without spilled registers and within the chip's shared memory, which
+the tests check for every entry. It was not measured: no entry comes from a run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import frozen
+
+Work = Literal["tokens", "prompts", "latent"]
+"""Single queries; several of a sequence; either in latent attention."""
+
+
+@frozen
+class Tile:
+    """A program's share of the work, and how it is compiled."""
+
+    rows: int
+    """Queries x query heads of a key/value head, at most."""
+    keys: int
+    """Keys per iteration. Fewer if a block of the cache has fewer."""
+    warps: int
+    stages: int
+    """As Triton counts them: keys are found through the block table, so it takes two for each
+    further iteration whose loads are in flight."""
+
+
+@frozen
+class Chip:
+    """Limits of a chip, and its tiles by work and head dimension."""
+
+    shared_memory: int
+    """Bytes of a thread block."""
+    processors: int
+    """Multiprocessors of its largest model: contexts are split until there are two programs for
+    each."""
+    tiles: Mapping[tuple[Work, int], Tile]
+    """(work, head dimension) -> tile of heads up to this dimension."""
+    fp8: bool = True
+    """Whether it converts FP8 numbers."""
+
+
+_SMALL: Mapping[tuple[Work, int], Tile] = {
+    ("tokens", 64): Tile(16, 64, 4, 3),
+    ("tokens", 128): Tile(16, 64, 4, 2),
+    ("tokens", 256): Tile(16, 32, 4, 2),
+    ("prompts", 64): Tile(64, 64, 4, 3),
+    ("prompts", 128): Tile(64, 32, 4, 2),
+    ("prompts", 256): Tile(32, 32, 4, 1),
+    ("latent", 576): Tile(16, 16, 4, 2),
+}
+"""For 99 KiB of shared memory."""
+
+_MIDDLE: Mapping[tuple[Work, int], Tile] = {
+    **_SMALL,
+    ("tokens", 64): Tile(16, 64, 4, 5),
+    ("prompts", 256): Tile(64, 32, 8, 2),
+    ("latent", 576): Tile(16, 32, 4, 2),
+}
+"""For 163 KiB, with the matrix instructions of sm_80."""
+
+_LARGE: Mapping[tuple[Work, int], Tile] = {
+    ("tokens", 64): Tile(16, 64, 4, 5),
+    ("tokens", 128): Tile(16, 64, 4, 5),
+    ("tokens", 256): Tile(16, 64, 4, 2),
+    ("prompts", 64): Tile(128, 64, 4, 3),
+    ("prompts", 128): Tile(128, 64, 8, 2),
+    ("prompts", 256): Tile(64, 32, 8, 2),
+    ("latent", 576): Tile(16, 32, 4, 2),
+}
+"""For 227 KiB."""
+
+_TENSOR_MEMORY: Mapping[tuple[Work, int], Tile] = {
+    **_LARGE,
+    ("prompts", 128): Tile(64, 64, 4, 2),
+    ("prompts", 256): Tile(64, 32, 4, 2),
+}
+"""For 227 KiB, with products in the tensor memory of sm_100."""
+
+_AMD: Mapping[tuple[Work, int], Tile] = {
+    ("tokens", 64): Tile(16, 64, 4, 2),
+    ("tokens", 128): Tile(16, 64, 4, 2),
+    ("tokens", 256): Tile(16, 32, 4, 1),
+    ("prompts", 64): Tile(64, 64, 4, 2),
+    ("prompts", 128): Tile(64, 64, 4, 1),
+    ("prompts", 256): Tile(64, 32, 4, 1),
+    ("latent", 576): Tile(16, 32, 4, 1),
+}
+
+CHIPS: Mapping[str, Chip] = {
+    "sm_80": Chip(166_912, 108, _MIDDLE, fp8=False),
+    "sm_86": Chip(101_376, 84, _SMALL, fp8=False),
+    "sm_89": Chip(101_376, 142, _SMALL),
+    "sm_90": Chip(232_448, 132, _LARGE),
+    "sm_100": Chip(232_448, 148, _TENSOR_MEMORY),
+    "gfx942": Chip(65_536, 304, _AMD, fp8=False),  # its FP8 is another: e4m3fnuz
+}
+
+
+def chip_of(capability: tuple[int, int], shared_memory: int | None = None) -> Chip:
+    """Return the table's chip of this compute capability; of one that is not in the table, the
+    newest older one whose thread blocks have no more shared memory."""
+    if (9, 4) == capability:
+        return CHIPS["gfx942"]  # torch calls AMD's devices CUDA devices, too
+    known = {
+        (int(name[3:-1]), int(name[-1])): chip
+        for name, chip in CHIPS.items()
+        if name.startswith("sm_")
+    }
+    fitting = [
+        each
+        for each, chip in known.items()
+        if each <= capability
+        and (each == capability or shared_memory is None or chip.shared_memory <= shared_memory)
+    ]
+    return known[max(fitting, default=(8, 6))]
+
+
+def tile_of(chip: Chip, work: Work, head_dim: int, itemsize: int, block_size: int) -> Tile:
+    """Return the chip's tile for heads of this dimension, of elements of `itemsize` bytes, over
+    blocks of `block_size` tokens."""
+    dim = min(dim for kind, dim in chip.tiles if kind == work and dim >= head_dim)
+    tile = chip.tiles[work, dim]
+    keys, rows, stages = tile.keys, tile.rows, tile.stages
+    if itemsize == 4:  # twice the memory, and computed for its exactness, not its speed
+        keys, rows, stages = min(keys, 32), min(rows, 32), 1
+    while keys > max(16, block_size):
+        keys //= 2
+    return Tile(rows, keys, tile.warps, stages)

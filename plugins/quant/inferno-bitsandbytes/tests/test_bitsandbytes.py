@@ -1,0 +1,373 @@
+"""Values are those that bitsandbytes reads; models give the tokens of their dense twins.
+
+Suffixes: O rows, I columns, N blocks of consecutive values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from inferno.contracts import QuantScheme, TextAssets
+from inferno.errors import CheckpointError, UnsupportedError
+from inferno.testing import (
+    TOY_MOE_SIZES,
+    TOY_SIZES,
+    Encoded,
+    QuantSchemeTests,
+    assert_near,
+    assert_same_tokens,
+    plan_of,
+    stored_matrix,
+    torch_only,
+    write_twins,
+)
+from inferno_bitsandbytes import holds, inferno_quant_schemes, refuses
+from inferno_bitsandbytes.checkpoint import adapt
+from inferno_bitsandbytes.weight import load
+
+VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
+NAMES = sorted({name.partition(".")[0] for name in VECTORS})
+CODES = VECTORS["nf4_64_nested_4x128.weight.nested_quant_map"]
+TABLES = {kind: VECTORS[f"{kind}_64_plain_4x128.weight.quant_map"] for kind in ("nf4", "fp4")}
+LLAMA = {**TOY_SIZES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+QWEN3_MOE = {
+    **TOY_MOE_SIZES,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+}
+
+
+def config(kind: str = "nf4", *, nested: bool = False) -> dict[str, Any]:
+    """As transformers writes it."""
+    return {
+        "quant_method": "bitsandbytes",
+        "_load_in_4bit": kind != "int8",
+        "_load_in_8bit": kind == "int8",
+        "load_in_4bit": kind != "int8",
+        "load_in_8bit": kind == "int8",
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_quant_type": "fp4" if kind == "int8" else kind,
+        "bnb_4bit_use_double_quant": nested,
+        "llm_int8_enable_fp32_cpu_offload": False,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_skip_modules": ["lm_head"],
+        "llm_int8_threshold": 6.0,
+    }
+
+
+def nearest(values: Tensor, table: Tensor) -> Tensor:
+    return (values[..., None] - table).abs().argmin(-1)
+
+
+def encode(
+    weight_OI: Tensor, kind: str, block: int = 64, *, nested: bool = False
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Round a matrix: its tensors as stored, by the ends of their names, and their values."""
+    if kind == "int8":
+        scales_O = (weight_OI.abs().amax(1) / 127).half().float() + 2**-14
+        codes_OI = (weight_OI / scales_O[:, None]).round().clamp(-127, 127)
+        # A scale that float16 has: it is held as one.
+        found = {"weight": codes_OI.char(), "SCB": scales_O.half().float() * 127}
+        return {**found, "weight_format": torch.tensor(0, dtype=torch.uint8)}, values(found)
+    flat = weight_OI.flatten()
+    blocks = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+    absmax_N = blocks.abs().amax(1) + 1e-6
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float32"}
+    state["shape"] = list(weight_OI.shape)
+    parts = {"weight.quant_map": TABLES[kind].clone()}
+    if nested:
+        offset = float(absmax_N.mean())
+        groups = torch.nn.functional.pad(absmax_N - offset, (0, -len(absmax_N) % 256)).view(-1, 256)
+        outer_M = groups.abs().amax(1) + 1e-6
+        codes_N = nearest(groups / outer_M[:, None], CODES).flatten()[: len(absmax_N)]
+        parts |= {"weight.absmax": codes_N.byte(), "weight.nested_absmax": outer_M}
+        parts["weight.nested_quant_map"] = CODES.clone()
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+    else:
+        parts["weight.absmax"] = absmax_N
+    codes = nearest(blocks / absmax_N[:, None], TABLES[kind]).flatten()[: len(flat)].byte()
+    parts["weight"] = (codes[::2] << 4 | codes[1::2])[:, None]
+    text = torch.from_numpy(np.frombuffer(json.dumps(state).encode(), np.uint8).copy())
+    parts[f"weight.quant_state.bitsandbytes__{kind}"] = text
+    return parts, values(parts)
+
+
+def values(stored: Mapping[str, Tensor]) -> Tensor:
+    """The values of tensors as stored, code by code."""
+    parts = {name.rpartition(".")[2]: tensor for name, tensor in stored.items()}
+    if "SCB" in parts:
+        return parts["weight"].float() * (parts["SCB"] / 127)[:, None]
+    kind = next(name for name in parts if name.startswith("bitsandbytes__"))
+    state = json.loads(bytes(parts[kind].numpy()))
+    absmax_N = parts["absmax"].float()
+    if "nested_offset" in state:
+        each = torch.arange(len(absmax_N)) // state["nested_blocksize"]
+        absmax_N = parts["nested_quant_map"][parts["absmax"].long()] * parts["nested_absmax"][each]
+        absmax_N = absmax_N + state["nested_offset"]
+    bytes_B = parts["weight"].flatten().long()
+    codes = torch.stack([bytes_B >> 4, bytes_B & 15], 1).flatten()
+    found = parts["quant_map"][codes] * absmax_N[torch.arange(len(codes)) // state["blocksize"]]
+    return found.view(state["shape"])
+
+
+def parts_of(stored: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """The parts of a module: what the scheme sees after its `adapt`."""
+    parts = {name.rpartition(".")[2]: tensor for name, tensor in stored.items()}
+    if "SCB" not in parts:
+        parts["weight"] = parts["weight"].view(shape[0], -1)
+    return parts
+
+
+class BitsandbytesTests(QuantSchemeTests):
+    kind = "nf4"
+    block = 64
+    nested = False
+
+    def parts(self, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        weight_OI = torch.randn(rows, columns, generator=generator)
+        stored, _ = encode(weight_OI, self.kind, self.block, nested=self.nested)
+        return parts_of(stored, (rows, columns))
+
+    def dense(self, parts: Mapping[str, Tensor]) -> Tensor:
+        return values(parts)
+
+
+class TestNf4(BitsandbytesTests):
+    scheme = "bitsandbytes"
+    quant_config = config("nf4")
+
+
+class TestNestedNf4(BitsandbytesTests):
+    scheme = "bitsandbytes"
+    quant_config = config("nf4", nested=True)
+    nested = True
+
+
+class TestFp4(BitsandbytesTests):
+    scheme = "bitsandbytes"
+    quant_config = config("fp4")
+    kind, block = "fp4", 128
+
+
+class TestBlocksAcrossRows(BitsandbytesTests):
+    scheme = "bitsandbytes"
+    quant_config = config("nf4")
+    shapes = ((64, 96), (7, 80), (3, 6))
+    block = 128
+
+
+class TestInt8(BitsandbytesTests):
+    scheme = "bitsandbytes"
+    quant_config = config("int8")
+    kind = "int8"
+
+
+class Tensors:
+    """A checkpoint of tensors in memory."""
+
+    config: Mapping[str, Any] = {}
+
+    def __init__(self, stored: Mapping[str, Tensor]) -> None:
+        self.stored = stored
+        self.tensors = stored_matrix(stored, {}).parts
+
+    def read(self, name: str) -> Tensor:
+        return self.stored[name]
+
+    def text(self) -> TextAssets:
+        return TextAssets()
+
+    def close(self) -> None:
+        pass
+
+
+def module(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of a module, as the scheme's `adapt` shows them."""
+    checkpoint = adapt(Tensors({f"proj.{name}": tensor for name, tensor in stored.items()}))
+    parts = {name: checkpoint.read(name) for name in checkpoint.tensors}
+    assert stored_matrix(parts, {}).parts == checkpoint.tensors
+    return {name.removeprefix("proj."): tensor for name, tensor in parts.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_are_those_that_bitsandbytes_reads(name: str) -> None:
+    stored = {n.partition(".")[2]: t for n, t in VECTORS.items() if n.partition(".")[0] == name}
+    wanted = stored.pop("values")
+    parts = module(stored)
+    matrix = stored_matrix(parts, config(name.partition("_")[0]))
+    assert refuses(matrix) is None
+    weight = load(matrix, parts, dtype="float32")
+    found = weight.rows(torch.arange(weight.shape[0]))[-4:]
+    if name == "int8":  # the scale is rounded to float16, the codes are not
+        assert (found / wanted - 1).nan_to_num(0).abs().max() <= 2**-11
+    else:
+        assert torch.equal(found, wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(["nf4", "fp4"]),
+    block=st.sampled_from([32, 64, 128, 256, 4096]),
+    nested=st.booleans(),
+    rows=st.integers(1, 9),
+    columns=st.sampled_from([2, 6, 32, 64, 96, 128, 320, 512]),
+    storage=st.sampled_from([torch.uint8, torch.int8, torch.bfloat16, torch.float32]),
+    seed=st.integers(0, 1000),
+)
+def test_unpacking_is_bit_exact(
+    kind: str,
+    block: int,
+    nested: bool,
+    rows: int,
+    columns: int,
+    storage: torch.dtype,
+    seed: int,
+) -> None:
+    weight_OI = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    stored, wanted = encode(weight_OI, kind, block, nested=nested)
+    if stored["weight"].numel() % storage.itemsize == 0:
+        stored["weight"] = stored["weight"].flatten().view(storage)[:, None]
+    parts = module(stored)
+    matrix = stored_matrix(parts, config(kind, nested=nested))
+    assert refuses(matrix) is None
+    weight, planned = load(matrix, parts, dtype="float32"), holds(matrix, "float32")
+    assert torch.equal(weight.rows(torch.arange(rows)), wanted)
+    assert (planned.layout, planned.shape) == (weight.layout, (rows, columns))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("nf4", {"bnb_4bit_quant_type": "fp4"}, "nf4 is stored"),
+        ("nf4", {"load_in_8bit": True}, "load_in_8bit"),
+        ("int8", {"load_in_4bit": True}, "load_in_4bit"),
+        ("nf4", {"quant_method": "gptq"}, "quant_method"),
+    ],
+)
+def test_a_config_that_contradicts_the_tensors_is_named(
+    kind: str, change: Mapping[str, Any], said: str
+) -> None:
+    stored, _ = encode(torch.randn(8, 64), kind)
+    matrix = stored_matrix(parts_of(stored, (8, 64)), {**config(kind), **change})
+    assert said in str(refuses(matrix))
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def with_state(changes: Mapping[str, Any]) -> dict[str, Tensor]:
+    stored, _ = encode(torch.randn(8, 64), "nf4", nested=True)
+    state = json.loads(bytes(stored[STATE].numpy()))
+    text = json.dumps({**state, **changes}).encode()
+    return {**stored, STATE: torch.tensor(list(text), dtype=torch.uint8)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(["shape", "blocksize", "nested_blocksize", "nested_offset", "quant_type"]),
+        st.none()
+        | st.booleans()
+        | st.integers(-300, 300)
+        | st.floats()
+        | st.sampled_from(["64", [8, 64], [64, 8], [512], [1, 8, 64], [True, 512], {}]),
+        min_size=1,
+    )
+)
+def test_a_description_that_contradicts_the_tensors_is_named(changes: Mapping[str, Any]) -> None:
+    try:
+        parts = module(with_state(changes))
+        matrix = stored_matrix(parts, config())
+        assert refuses(matrix) is None
+        weight = load(matrix, parts, dtype="float32")
+    except CheckpointError as error:
+        assert error.cause and error.remedy
+        return
+    assert weight.rows(torch.arange(weight.shape[0])).isfinite().all()
+
+
+@pytest.mark.parametrize("text", [b"", b"[", b"[]", b"\xff", b"[" * 4000, b"{}" + b" " * 5000])
+def test_a_description_that_cannot_be_read_is_named(text: bytes) -> None:
+    stored = with_state({}) | {STATE: torch.tensor(list(text), dtype=torch.uint8)}
+    with pytest.raises(CheckpointError, match="quant_state"):
+        module(stored)
+
+
+def test_other_values_than_the_types_are_refused() -> None:
+    stored, _ = encode(torch.randn(8, 64), "nf4")
+    parts = parts_of(stored | {"weight.quant_map": TABLES["fp4"]}, (8, 64))
+    with pytest.raises(CheckpointError, match="quant_map"):
+        load(stored_matrix(parts, config()), parts, dtype="float32")
+    stored, _ = encode(torch.randn(8, 64), "int8")
+    parts = parts_of(stored | {"weight_format": torch.tensor(2, dtype=torch.uint8)}, (8, 64))
+    with pytest.raises(CheckpointError, match="weight_format"):
+        load(stored_matrix(parts, config("int8")), parts, dtype="float32")
+
+
+def test_a_checkpoint_without_such_matrices_stays_as_it_is() -> None:
+    checkpoint = Tensors(encode(torch.randn(8, 64), "int8")[0])
+    assert adapt(checkpoint) is checkpoint
+
+
+def toy_checkpoints(
+    folder: Path, model_config: Mapping[str, Any], kind: str, *, nested: bool
+) -> tuple[Path, Path]:
+    """Write a random model with all matrices but embedding, head and router quantized, and its
+    twin with their values."""
+
+    def stored(name: str, number: int, tensor: Tensor) -> Encoded:
+        quantized = name.endswith("proj.weight")
+        return encode(tensor, kind, nested=nested) if quantized else None
+
+    return write_twins(folder, model_config, config(kind, nested=nested), stored)
+
+
+@pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])
+@pytest.mark.parametrize(
+    ("kind", "nested"), [("nf4", False), ("nf4", True), ("fp4", False), ("int8", False)]
+)
+def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
+    model_config: dict[str, Any], kind: str, nested: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip(f"inferno_{model_config['model_type']}")
+    twins = toy_checkpoints(tmp_path, model_config, kind, nested=nested)
+    assert_same_tokens(twins, torch_only())
+
+
+def test_kernels_compute_int8(tmp_path: Path) -> None:
+    pytest.importorskip("inferno_llama")
+    packed, plain = toy_checkpoints(tmp_path, LLAMA, "int8", nested=False)
+    plan = plan_of(packed)
+    if not any(use.layout == "int8_sym_g64" for use in plan.kernels):
+        pytest.skip("no kernels for int8_sym_g64 here")
+    assert not any("slowly" in note for note in plan.notes)
+    assert_near((packed, plain))
+
+
+def test_a_contradiction_is_an_error_of_the_plan(tmp_path: Path) -> None:
+    pytest.importorskip("inferno_llama")
+    packed, _ = toy_checkpoints(tmp_path, LLAMA, "nf4", nested=False)
+    stored = json.loads((packed / "config.json").read_text())
+    stored["quantization_config"]["bnb_4bit_quant_type"] = "fp4"
+    (packed / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(UnsupportedError) as caught:
+        plan_of(packed)
+    assert "nf4 is stored" in caught.value.remedy and "pip" not in caught.value.remedy
+
+
+def test_the_scheme_is_declared_under_the_name_of_its_method() -> None:
+    (scheme,) = inferno_quant_schemes()
+    assert isinstance(scheme, QuantScheme) and scheme.name == config()["quant_method"]

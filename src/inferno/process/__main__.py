@@ -1,0 +1,70 @@
+"""The engine process: `python -m inferno.process PARENT PIPE BEAT ENDPOINT`.
+
+Begins to import torch, and reads a line from its input: the name of the file with its plan. It then
+runs the plan for the client at the endpoint (`Worker`), and sends a sign of life to the pipe every
+BEAT seconds. It ends as the worker does, after reporting a fatal error, or when its input ends
+without a plan.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+
+from inferno.host import load_torch_library, sleep_at_barriers
+
+
+def main() -> None:
+    sleep_at_barriers()
+    # Both may go to the whole process group (Ctrl-C, a service manager): the client drains, then
+    # sends a stop message.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
+    gc.disable()  # loading makes a million objects, and they stay
+    load_torch_library()
+    threading.Thread(target=_import_engine, name="inferno imports").start()
+    line = sys.stdin.buffer.readline()
+    if not line:  # the parent ended before it had a plan
+        os._exit(0)  # whatever the thread is doing
+    import logging
+    from pathlib import Path
+
+    import zmq
+
+    from inferno.process import protocol
+    from inferno.process.heartbeat import Heart
+    from inferno.process.worker import ToClient, Worker
+
+    parent, pipe, beat = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    plan = Path(os.fsdecode(line.removesuffix(b"\n")))
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 2000)
+    socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms: the client may open the endpoint later
+    socket.connect(sys.argv[4])
+    logging.getLogger("inferno").addHandler(ToClient(socket))
+    logging.getLogger("inferno").setLevel(logging.INFO)
+    try:
+        Worker(socket, parent, Heart(pipe, beat)).run(plan)
+    except Exception as error:
+        socket.setsockopt(zmq.LINGER, 30_000)
+        socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
+    finally:
+        socket.close()
+        context.term()
+
+
+def _import_engine() -> None:
+    """Import what runs any plan, torch included. If that fails, the worker fails in the same
+    way."""
+    with suppress(Exception):
+        import inferno.core.engine  # noqa: F401
+
+
+if __name__ == "__main__":
+    main()

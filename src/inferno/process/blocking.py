@@ -1,0 +1,92 @@
+"""`EngineClient` for callers without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from inferno.plan import Plan
+from inferno.process.client import EngineClient, TokenStream
+from inferno.requests import EngineOutput, Request
+
+_Result = TypeVar("_Result")
+
+
+class BlockingClient:
+    """The engine in a separate process, called as `inferno.core.engine.Engine` is. Its event loop
+    runs in a thread."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Start the engine process, without waiting for it (`wait_until_ready`)."""
+        self._client = EngineClient(plan)
+        self._news = asyncio.Event()
+        self._streams: dict[str, TokenStream] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="inferno engine client", daemon=True
+        )
+        self._thread.start()
+        self._starting = asyncio.run_coroutine_threadsafe(self._client.start(), self._loop)
+        self._call(asyncio.sleep(0))  # the process has its plan
+
+    def wait_until_ready(self) -> Plan:
+        """Return the plan that runs. Raises the error with which the engine failed to start."""
+        self._starting.result()
+        return self._client.plan
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are pending."""
+        return bool(self._streams)
+
+    def submit(self, request: Request) -> None:
+        """Send a request. Raises EngineDeadError, and GrammarError if its grammar does not
+        compile."""
+        self._call(self._submit(request))
+
+    def step(self) -> list[EngineOutput]:
+        """Wait for tokens of any request. Raises EngineDeadError."""
+        return self._call(self._take())
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request. An unknown or finished one is ignored."""
+        self._streams.pop(request_id, None)
+        self._loop.call_soon_threadsafe(self._client.abort, request_id)
+
+    def close(self) -> None:
+        """Stop the engine process, once it has written packed weights for the next start."""
+        if self._loop.is_closed():
+            return
+        try:
+            self._starting.cancel()
+            self._call(self._client.close(patient=True))
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _submit(self, request: Request) -> None:
+        if (spec := request.params.structured_outputs) is not None:
+            await self._client.check(spec)
+        self._streams[request.id] = self._client.submit(request, self._news)
+
+    async def _take(self) -> list[EngineOutput]:
+        await self._news.wait()
+        self._news.clear()
+        taken: list[EngineOutput] = []
+        for request_id, stream in list(self._streams.items()):
+            tokens = stream.take()
+            if tokens and tokens[-1].finish is not None:
+                self._streams.pop(request_id, None)
+            taken += tokens
+        return taken
+
+    def _call(self, call: Coroutine[Any, Any, _Result]) -> _Result:
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C: the call must not take tokens that nobody receives
+            future.cancel()
+            raise

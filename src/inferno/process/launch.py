@@ -1,0 +1,154 @@
+"""Launches engine processes. One can be launched before anything else: torch is imported there
+while the model is opened here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from inferno.host import usable_cores
+from inferno.process.heartbeat import BEAT_SECONDS
+
+if TYPE_CHECKING:
+    from inferno.plan import Plan
+
+_COMMAND = (sys.executable, "-m", "inferno.process")
+_early: EngineProcess | None = None
+
+
+class EngineProcess:
+    """A child process that imports torch, and waits for its plan (`begin`). It ends when this
+    process does."""
+
+    plan: Plan | None = None
+    """The plan that it runs."""
+
+    def __init__(self, beat: float = BEAT_SECONDS) -> None:
+        """Launch the process. It gives a sign of life every `beat` seconds."""
+        self.beat = beat
+        self.beats, end = os.pipe()
+        """The pipe from which its signs of life are read; the reader closes it."""
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="inferno-")
+            self._child = subprocess.Popen(
+                [*_COMMAND, str(os.getpid()), str(end), str(beat), self.endpoint],
+                stdin=subprocess.PIPE,
+                stdout=_stderr(),
+                pass_fds=(end,),
+            )
+        except BaseException:
+            os.close(self.beats)
+            raise
+        finally:
+            os.close(end)
+        self._code: Future[int] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The socket to which it connects, and which may be opened later."""
+        return f"ipc://{self._folder.name}/engine"
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """As `subprocess.Popen` has it, or None while the process runs."""
+        return self._child.returncode
+
+    def begin(self, plan: Plan) -> None:
+        """Make it run a plan. Does nothing if the process has ended."""
+        from inferno.plan import plan_to_json
+
+        self.plan = plan
+        # A file, because a pipe takes no plan at once.
+        file = Path(self._folder.name) / "plan.json"
+        file.write_text(plan_to_json(plan), encoding="utf-8")
+        with contextlib.suppress(BrokenPipeError):
+            self._input.write(os.fsencode(file) + b"\n")
+            self._input.flush()
+
+    def remove_files(self) -> None:
+        """Remove the plan and the endpoint: they are not needed once the engine is ready."""
+        self._folder.cleanup()
+
+    def discard(self) -> None:
+        """Kill it, before anything reads its signs of life."""
+        self.kill()
+        os.close(self.beats)
+        self.remove_files()
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    async def wait(self) -> int:
+        """Wait until it has ended. Returns its code."""
+        if self._code is None:
+            self._code = Future()
+            self._code.set_running_or_notify_cancel()  # no waiter cancels it for the others
+            threading.Thread(target=self._await_end, args=(self._code,), daemon=True).start()
+        return await asyncio.wrap_future(self._code)
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._child.stdin is not None, "it is a pipe"
+        return self._child.stdin
+
+    def _await_end(self, code: Future[int]) -> None:
+        result = self._child.wait()
+        with contextlib.suppress(OSError):  # what was not written
+            self._input.close()
+        code.set_result(result)
+
+
+def launch_early() -> bool:
+    """Launch the process that the next engine gets. Call it before anything else: then torch's
+    import takes another core while the model is opened. Returns False, and does nothing, where that
+    is no gain: on one core, or if this process has imported torch already."""
+    global _early
+    if "torch" in sys.modules or usable_cores() < 2:
+        return False
+    if _early is None:
+        _early = EngineProcess()
+    return True
+
+
+def begin_early(plan: Plan) -> None:
+    """Make the process that `launch_early` launched, if any, run a plan before its client is
+    made."""
+    if _early is not None:
+        _early.begin(plan)
+
+
+def launch(plan: Plan, beat: float) -> EngineProcess:
+    """Return a process that runs the plan: the one that `launch_early` launched, or a new one."""
+    global _early
+    process, _early = _early, None
+    if process is not None and (process.beat != beat or process.plan not in (None, plan)):
+        process.discard()
+        process = None
+    if process is None:
+        process = EngineProcess(beat)
+    try:
+        if process.plan is None:
+            process.begin(plan)
+    except BaseException:
+        process.discard()
+        raise
+    return process
+
+
+def _stderr() -> int | None:
+    try:
+        return sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None

@@ -1,0 +1,198 @@
+"""Engine processes that are launched before their plan, and callers without an event loop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from inferno.errors import EngineDeadError, GrammarError
+from inferno.llm import LLM
+from inferno.llm.preprocessor import Preprocessor
+from inferno.plan import Options, Plan, open_model, resolve
+from inferno.process import launch
+from inferno.process.blocking import BlockingClient
+from inferno.requests import FinishReason, Request
+from inferno.sampling_params import SamplingParams
+
+pytest.importorskip("inferno_demo")
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+SECONDS = 60
+"""For what takes milliseconds on a quiet machine."""
+
+
+def run(code: str) -> str:
+    """Run code in a fresh process, which has not imported torch. Returns its last line."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def gone(process: launch.EngineProcess | int) -> bool:
+    """Wait until it has ended."""
+    if isinstance(process, launch.EngineProcess):
+        return process._child.wait(SECONDS) is not None
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        if not Path(f"/proc/{process}").exists():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_command_runs_the_process_that_was_launched_first_and_imports_no_torch() -> None:
+    line = run("""
+        import subprocess, sys
+        from inferno.cli import main
+        from inferno.process import launch
+
+        pids, real = [], subprocess.Popen
+        class Counted(real):
+            def __init__(self, *args, **kwargs):
+                super().__init__(*args, **kwargs)
+                pids.append((self.pid, "inferno.plan" in sys.modules))
+        subprocess.Popen = Counted
+        launch.usable_cores = lambda: 2
+        sys.argv = ["inferno", "generate", "demo", "-p", "import", "--max-tokens", "2"]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code, end.code
+        print(len(pids), pids[0][1], "torch" in sys.modules)
+    """)
+    assert line == "1 False False"
+
+
+def test_on_one_core_the_engine_runs_in_the_same_process() -> None:
+    line = run("""
+        from inferno.process import launch
+        launch.usable_cores = lambda: 1
+        print(launch.launch_early(), launch._early)
+    """)
+    assert line == "False None"
+
+
+def test_a_process_without_a_plan_ends_with_its_parent() -> None:
+    pid = run("""
+        from inferno.process import launch
+        launch.usable_cores = lambda: 2
+        assert launch.launch_early() and launch.launch_early()
+        print(launch._early.pid)
+    """)
+    assert gone(int(pid))
+
+
+def test_an_engine_gets_it_once_and_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_COMMAND", ("sh", "-c", "exec cat >/dev/null"))
+    plan = resolve("demo", Options(memory="2GiB"))
+    early = launch.EngineProcess(beat=3)
+    monkeypatch.setattr(launch, "_early", early)
+    first, second = launch.launch(plan, 3), launch.launch(plan, 3)
+    assert first is early and second is not early
+    begun = launch.EngineProcess(beat=3)
+    monkeypatch.setattr(launch, "_early", begun)
+    launch.begin_early(plan)
+    assert launch.launch(plan, 3) is begun
+    others = []
+    for other, beat in ((plan, 5), (attrs.evolve(plan, model_id="b"), 3)):
+        unfit = launch.EngineProcess(beat=3)
+        monkeypatch.setattr(launch, "_early", unfit)
+        launch.begin_early(plan)
+        others.append(launch.launch(other, beat))
+        assert others[-1] is not unfit and gone(unfit) and launch._early is None
+    for process in (first, second, begun, *others):
+        process.discard()
+        assert gone(process)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[BlockingClient]:
+    engine = BlockingClient(resolve("demo", Options(memory="2GiB")))
+    engine.wait_until_ready()
+    yield engine
+    engine.close()
+    engine.close()  # does nothing
+
+
+@pytest.fixture
+def llm(engine: BlockingClient) -> LLM:
+    with open_model("demo", Options(memory="2GiB")) as opened:
+        return LLM.of(engine, Preprocessor.open(opened, None))
+
+
+def test_it_gives_the_tokens_of_an_engine_in_this_process(llm: LLM) -> None:
+    prompts = ["import math", "def f(x):", "class A"]
+    with LLM("demo", memory="2GiB") as here:
+        wanted = here.generate(prompts, GREEDY)
+    given = llm.generate(prompts, GREEDY)
+    assert [o.outputs[0].token_ids for o in given] == [o.outputs[0].token_ids for o in wanted]
+
+
+def test_an_abandoned_stream_leaves_nothing(llm: LLM, engine: BlockingClient) -> None:
+    long = attrs.evolve(GREEDY, max_tokens=1000)
+    for _ in llm.stream("import", long):
+        break
+    assert not engine.busy
+    assert len(llm.generate("import", GREEDY)[0].outputs[0].token_ids) == 8
+
+
+def test_a_grammar_that_does_not_compile_is_refused(engine: BlockingClient) -> None:
+    wrong = attrs.evolve(GREEDY, structured_outputs={"regex": "("})
+    with pytest.raises(GrammarError):
+        engine.submit(Request(id="a", token_ids=(5, 6), params=wrong))
+    assert not engine.busy
+
+
+def test_an_interrupted_wait_loses_no_tokens(
+    engine: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while waiting, of another request than the one that is taken next."""
+    from concurrent.futures import Future
+
+    real: Any = Future.result
+
+    def interrupted(future: Any, timeout: float | None = None) -> Any:
+        monkeypatch.setattr(Future, "result", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()  # waits for nothing yet
+    engine.submit(Request(id="b", token_ids=(5, 6), params=GREEDY))
+    tokens = []
+    while engine.busy:
+        tokens += engine.step()
+    assert [t.request_id for t in tokens] == ["b"] * len(tokens)
+    assert tokens[-1].finish is FinishReason.LENGTH
+
+
+def test_the_error_of_a_start_is_raised() -> None:
+    plan: Plan = resolve("demo", Options(memory="2GiB"))
+    wrong = attrs.evolve(plan, path="/nowhere")
+    engine = BlockingClient(wrong)
+    with pytest.raises(Exception, match="nowhere"):
+        engine.wait_until_ready()
+    engine.close()
+
+
+def test_an_engine_that_ends_fails_the_wait() -> None:
+    engine = BlockingClient(resolve("demo", Options(memory="2GiB")))
+    engine.wait_until_ready()
+    engine.submit(Request(id="a", token_ids=(5, 6), params=attrs.evolve(GREEDY, max_tokens=1500)))
+    pid = engine._client.pid
+    assert pid is not None
+    os.kill(pid, 9)
+    with pytest.raises(EngineDeadError):
+        while True:
+            engine.step()
+    engine.close()
