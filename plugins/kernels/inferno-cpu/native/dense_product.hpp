@@ -218,6 +218,8 @@ struct Product {
           scales[r] = CodePanel::scale(w_dtype, panels + r * panel_bytes, b);
         for (int64_t i = first; i < last; i++) {
           int T = tiles.size(i);
+          float* sum = sums + (tiles.begin(i) - start) * R * 16;
+          for (int j = 0; j < present * T; j++) __builtin_prefetch(sum + j * 16, 1);
           alignas(64) float out[kTileOut<S>];
           const X* tokens = block_tokens(b) + tiles.begin(i) * count * S::kPerStep;
           if constexpr (kDecodesFew<S>)
@@ -228,16 +230,16 @@ struct Product {
             tile_for<S>(T, tiles.count == 1)(decoded, kDecodedBytes<S>, present, tokens, count,
                                              decoded, 0, out);
           for (int r = 0; r < present; r++)
-            for (int t = 0; t < T; t++) {
-              float* sum = sums + ((tiles.begin(i) - start + t) * R + r) * 16;
-              F32 part = load(out + (r * T + t) * 16);
-              store(sum, b ? fma(part, scales[r], load(sum)) : part * scales[r]);
-            }
+            for (int j = r * T * 16; j < (r + 1) * T * 16; j += 16)
+              store(sum + j,
+                    b ? fma(load(out + j), scales[r], load(sum + j)) : load(out + j) * scales[r]);
         }
       }
-      for (int64_t t = 0; t < tokens; t++)
-        for (int r = 0; r < present; r++)
-          sink(task, g + r, start + t, load(sums + (t * R + r) * 16));
+      for (int64_t i = first; i < last; i++)
+        for (int r = 0, T = tiles.size(i); r < present; r++)
+          for (int t = 0; t < T; t++)
+            sink(task, g + r, tiles.begin(i) + t,
+                 load(sums + ((tiles.begin(i) - start) * R + r * T + t) * 16));
     }
   }
 

@@ -84,7 +84,7 @@ def is_fp8(layout: str) -> bool:
     if layout == FP8_ROWS:
         return True
     block = re.fullmatch(r"fp8_([1-9]\d*)x([1-9]\d*)", layout)
-    return bool(block) and not (int(block[1]) % PANEL_ROWS or int(block[2]) % FP8_BLOCK)
+    return block is not None and not (int(block[1]) % PANEL_ROWS or int(block[2]) % FP8_BLOCK)
 
 
 def codes_nbytes(layout: str, shape: tuple[int, int]) -> int:
