@@ -13,7 +13,8 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from attrs import frozen
@@ -39,7 +40,7 @@ class Layout:
     nbytes: int
     peak: str
     """The type whose instruction multiplies: a name for `_native.peak`."""
-    copies: list[Product]
+    copies: Sequence[Product]
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -52,25 +53,28 @@ def ours(name: str, rows: int, columns: int) -> Layout:
     """A random matrix: the bytes do not change the time, as long as no value is subnormal."""
     shape = rows, columns
     if name == "bfloat16":
-        size, make = 2 * rows * columns, lambda p: Panels(p, shape, torch.bfloat16)
+        size = 2 * rows * columns
         first = torch.randn(size // 2).bfloat16().view(torch.uint8)
     elif name in CODES:
-        size, make = codes_nbytes(name, shape), lambda p: Panels(p, shape, torch.bfloat16, name)
+        size = codes_nbytes(name, shape)
         first = torch.randint(0, 0x7F, (size,), dtype=torch.uint8)
         first.view(torch.float32).view(rows // 16, -1)[:, :16] = 0.01
     else:
-        size, make = nbytes(name, shape), lambda p: PackedPanels(name, shape, torch.bfloat16, p)
-        kind, grids = LAYOUTS[name], ()
+        size, kind = nbytes(name, shape), LAYOUTS[name]
         groups = columns // kind.block
         data = torch.randint(0, 120, (rows, groups * kind.block_bytes), dtype=torch.uint8)
-        if name.startswith("int4"):
-            grids = tuple(torch.full((rows, groups), v, dtype=torch.float16) for v in (0.01, 8.0))
+        values = () if not name.startswith("int") else (0.01,) if "_sym_" in name else (0.01, 8.0)
+        grids = [torch.full((rows, groups), value, dtype=torch.float16) for value in values]
         first = pack(name, shape, data, *grids, dtype=torch.bfloat16)
-    copies = []
+    copies: list[Product] = []
     for _ in range(-(-COLD // size)):
         panels = pages(size)
         panels.copy_(first)
-        copies.append(make(panels).matmul)
+        if name in LAYOUTS:
+            copies.append(PackedPanels(name, shape, torch.bfloat16, panels).matmul)
+        else:
+            layout = name if name in CODES else ""
+            copies.append(Panels(panels, shape, torch.bfloat16, layout).matmul)
     floats = name == "bfloat16" or name in CODES
     return Layout(name, size, "bfloat16" if floats else "int8", copies)
 
@@ -78,7 +82,7 @@ def ours(name: str, rows: int, columns: int) -> Layout:
 def torch_bfloat16(rows: int, columns: int) -> Layout:
     size = 2 * rows * columns
     copies = [torch.randn(rows, columns).bfloat16() for _ in range(-(-COLD // size))]
-    products = [lambda x, w=w: torch.nn.functional.linear(x, w) for w in copies]
+    products = [partial(torch.nn.functional.linear, weight=w) for w in copies]
     return Layout("torch: bfloat16", size, "bfloat16", products)
 
 
@@ -89,7 +93,7 @@ def torch_int8(rows: int, columns: int) -> Layout:
         torch.randint(-127, 127, (rows, columns), dtype=torch.int8)
         for _ in range(-(-COLD // (rows * columns)))
     ]
-    products = [lambda x, w=w: op(x, w, scales) for w in copies]
+    products = [partial(op, mat2=w, scales=scales) for w in copies]
     return Layout("torch: int8 weights", rows * columns, "bfloat16", products)
 
 
@@ -100,7 +104,7 @@ def torch_int4(rows: int, columns: int) -> Layout:
     codes = torch.randint(0, 16, (rows, columns), dtype=torch.int32)
     first = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     copies = [first.clone() for _ in range(-(-COLD // size))]
-    products = [lambda x, w=w: op(x, w, 128, grid) for w in copies]
+    products = [partial(op, mat2=w, qGroupSize=128, qScaleAndZeros=grid) for w in copies]
     return Layout("torch: int4 in groups of 128", size, "bfloat16", products)
 
 
@@ -110,7 +114,11 @@ def torch_w8a8(rows: int, columns: int) -> Layout:
         torch.randint(-127, 127, (rows, columns), dtype=torch.int8).t()
         for _ in range(-(-COLD // (rows * columns)))
     ]
-    products = [lambda x, w=w: torch._int_mm(x.to(torch.int8), w) for w in copies]
+
+    def product(w: Tensor, x: Tensor) -> Tensor:
+        return torch._int_mm(x.to(torch.int8), w)
+
+    products = [partial(product, w) for w in copies]
     return Layout("torch: int8 by int8", rows * columns, "int8", products)
 
 
@@ -121,12 +129,11 @@ def torch_fp8(rows: int, columns: int) -> Layout:
         torch.randn(rows, columns).to(torch.float8_e4m3fn).t()
         for _ in range(-(-COLD // (rows * columns)))
     ]
-    products = [
-        lambda x, w=w: torch._scaled_mm(
-            x.to(torch.float8_e4m3fn), w, one, one, out_dtype=torch.bfloat16
-        )
-        for w in copies
-    ]
+
+    def product(w: Tensor, x: Tensor) -> Tensor:
+        return torch._scaled_mm(x.to(torch.float8_e4m3fn), w, one, one, out_dtype=torch.bfloat16)
+
+    products = [partial(product, w) for w in copies]
     return Layout("torch: float8", rows * columns, "bfloat16", products)
 
 
@@ -139,17 +146,21 @@ PEERS = {
 }
 
 
+def each(copies: Sequence[Product], x: Tensor) -> None:
+    for copy in copies:
+        copy(x)
+
+
 def measured(layout: Layout, rows: int, columns: int, rounds: int) -> Iterator[str]:
     """Cells of the table."""
     memory = pages(1 << 28)
     memory.fill_(1)
     one, many = torch.randn(1, columns).bfloat16(), torch.randn(ROWS, columns).bfloat16()
     speeds, shares = [], []
-    for copy in layout.copies:
-        copy(one)
+    each(layout.copies, one)
     for _ in range(rounds):
         read = memory.nbytes / timed(lambda: _native.dense_read(memory.data_ptr(), memory.nbytes))
-        took = timed(lambda: [copy(one) for copy in layout.copies]) / len(layout.copies)
+        took = timed(lambda: each(layout.copies, one)) / len(layout.copies)
         speeds.append(layout.nbytes / took)
         shares.append(layout.nbytes / took / read)
     yield layout.name

@@ -30,10 +30,10 @@ struct Iq4nl {  // ggml's kvalues_iq4nl
       128 + 1,   128 + 13,  128 + 25, 128 + 38, 128 + 53, 128 + 69, 128 + 89, 128 + 113};
 };
 
-// BITS a stored code, GROUPS of 32 columns a superblock.
-template <int BITS, int GROUPS, Sub SUB, Min MIN, int OFFSET, class TABLE = Plain>
+// BITS a stored code, GROUPS of 32 columns a superblock, SPAN of them with one scale of x.
+template <int BITS, int GROUPS, Sub SUB, Min MIN, int OFFSET, class TABLE = Plain, int SPAN = 1>
 struct Packed {
-  static constexpr int kGroups = GROUPS, kOffset = OFFSET;
+  static constexpr int kGroups = GROUPS, kOffset = OFFSET, kSpan = SPAN;
   static constexpr int kStoredBits = BITS, kBits = TABLE::kBits ? TABLE::kBits : BITS;
   static constexpr Sub kSub = SUB;
   static constexpr Min kMinimum = MIN;
@@ -51,6 +51,7 @@ struct Packed {
     if (SUB == kPowers) return h;
     h.scale = load((const f16*)p);
     if (MIN != kNoMin) h.min = load((const f16*)(p + 2 * kRows));
+    if (MIN == kZeroPoint && BITS == 8 && Dot<8>::kSigned) h.min = h.min - splat(128.0f);
     if (MIN == kZeroPoint) h.min = h.scale * h.min;
     return h;
   }
@@ -107,16 +108,21 @@ using Mxfp4 = Packed<4, 1, kPowers, kNoMin, 12, E2m1>;
 using Iq4_nl = Packed<4, 1, kNoSub, kNoMin, 128, Iq4nl>;
 template <int GROUP>
 using Int4 = Packed<4, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
+template <int GROUP>
+using Int8 = Packed<8, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
+template <int GROUP>  // x is rounded in groups of the same size: integers are summed over all of it
+using Int8Sym = Packed<8, GROUP / kColumns, kNoSub, kNoMin, 128, Plain, GROUP / kColumns>;
 
 // A panel unpacked for many rows of x. BITS bounds the codes; 4 also covers fewer bits.
-template <int BITS, int HALVES, bool MIN, int OFFSET>
+template <int BITS, int HALVES, bool MIN, int OFFSET, int SPAN>
 struct Unpacked {
-  static constexpr int kBits = BITS, kGroups = 1, kOffset = OFFSET, kHalves = HALVES;
+  static constexpr int kBits = BITS, kGroups = SPAN, kOffset = OFFSET, kHalves = HALVES,
+                       kSpan = SPAN;
   static constexpr bool kHasMin = MIN, kUnpacked = true;
   static constexpr int kHeader = 0;
   static constexpr int kScaleBytes = 4 * kRows * HALVES;
   static constexpr int kCodesAt = kScaleBytes * (MIN ? 2 : 1);
-  static constexpr int kGroupBytes = kCodesAt + kRows * kColumns, kSuperBytes = kGroupBytes;
+  static constexpr int kGroupBytes = kCodesAt + kRows * kColumns, kSuperBytes = SPAN * kGroupBytes;
 
   struct Header {};
   INL Header header(const uint8_t*) { return {}; }
@@ -143,7 +149,8 @@ constexpr int code_at(int lane, int column) {
 }
 
 template <class L>
-using UnpackedOf = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset>;
+using UnpackedOf =
+    Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset, L::kSpan>;
 
 template <class L>
 void unpack(const uint8_t* panel, uint8_t* to, int64_t groups) {

@@ -6,7 +6,7 @@ namespace {
 
 // A superblock of one row.
 struct Block {
-  uint16_t scale, min;  // float16; for int4 the second is the zero point
+  uint16_t scale, min;  // float16; of integers with zero points the second is one
   uint8_t sub[16];  // kBytes: 8 scales, then 8 minimums; with halves: a byte for each 16 columns;
                     // kPowers: the exponent
   uint8_t codes[8 * kColumns];
@@ -180,6 +180,13 @@ struct FromInt4 {
   }
 };
 
+template <int GROUP, class LAYOUT>
+struct FromInt8 {
+  using Layout = LAYOUT;
+  static constexpr int kBytes = GROUP;
+  INL void decode(const uint8_t* p, Block* b) { memcpy(b->codes, p, GROUP); }
+};
+
 typedef uint32_t Lanes[kRows];  // four codes of each row
 
 // The inverse of Packed::codes: 32 columns, as eight fours.
@@ -257,10 +264,8 @@ void repack_panel(const uint8_t* source, int64_t row_bytes, const uint16_t* scal
       uint8_t block[From::kBytes];  // a copy: tells the compiler that source and panel do not alias
       memcpy(block, source + n * row_bytes + b * From::kBytes, sizeof block);
       From::decode(block, &rows[r]);
-      if (L::kMinimum == kZeroPoint) {
-        rows[r].scale = scales[n * blocks + b];
-        rows[r].min = zeros[n * blocks + b];
-      }
+      if (scales) rows[r].scale = scales[n * blocks + b];
+      if (zeros) rows[r].min = zeros[n * blocks + b];
     }
     encode_superblock<L>(rows, panel);
   }

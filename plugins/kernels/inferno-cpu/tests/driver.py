@@ -46,7 +46,7 @@ def _last(address: int, count: int) -> int:
     return int(ctypes.c_int32.from_address(address + 4 * count).value)
 
 
-def _int4_scales(a: SimpleNamespace) -> int:
+def _group_scales(a: SimpleNamespace) -> int:
     return int(a.N * a.K // [kind.block for kind in LAYOUTS.values()][a.layout] * 2)
 
 
@@ -170,7 +170,7 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
         "layout rows row_bytes scales zeros panels N K",
         {
             "rows": lambda a: a.N * a.row_bytes,
-            **dict.fromkeys(("scales", "zeros"), _int4_scales),
+            **dict.fromkeys(("scales", "zeros"), _group_scales),
             "panels": _packed,
         },
     ),

@@ -16,7 +16,7 @@ class Layout(NamedTuple):
     block: int
     """Columns that share a scale. The columns of a matrix must be divisible by it."""
     block_bytes: int
-    """Bytes of a block of one row in the checkpoint; of its codes only for int4."""
+    """Bytes of a block of one row in the checkpoint; of its codes only for integers in groups."""
     panel_bytes: int
     """Bytes of a block of the 16 rows of a panel."""
 
@@ -37,11 +37,16 @@ LAYOUTS = {
     "int4_g128": Layout(12, 128, 64, 1088),
     "mxfp4": Layout(13, 32, 17, 272),
     "iq4_nl": Layout(14, 32, 18, 288),
+    "int8_g32": Layout(15, 32, 32, 576),
+    "int8_g64": Layout(16, 64, 64, 1088),
+    "int8_g128": Layout(17, 128, 128, 2112),
+    "int8_sym_g64": Layout(18, 64, 64, 1056),
+    "int8_sym_g128": Layout(19, 128, 128, 2080),
 }
-"""ggml's block layouts by their lower-case names, and inferno's public layouts of 4-bit integers,
-with a scale and a zero point for each group of columns."""
+"""ggml's block layouts by their lower-case names, and inferno's public layouts of integers, with a
+scale and a zero point, unless it is known, for each group of columns."""
 
-SYMMETRIC = ("int8_sym_g32", "int8_sym_g64", "int8_sym_g128")
+SYMMETRIC = ("int8_sym_g32",)
 """Public layouts of 8-bit integers, whose values q8_0 blocks have too: multiplied as such."""
 
 DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
