@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +19,19 @@ from report import HIT, OURS, median, of, ratio
 from samples import Run, last_name, load
 from weights import FORMATS
 
+from inferno import svg
+
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 Figures = Mapping[str, Mapping[str, Mapping[str, float]]]
 """By class of formats, cell and engine: tokens per second."""
 
-_HEAD, _MARGIN, _GAP, _PANEL = 108, 24, 28, 268
+_HEAD, _GAP, _PANEL = 108, 28, 268
 _BAR, _BETWEEN, _ROW = 15, 3, 24
 """Heights: a bar, the space below it, and a cell's heading."""
 _VALUE = 52
 """Width kept for a figure beside its bar."""
-_STYLE = """
-  .ground { fill: #ffffff; stroke: #d0d7de; }
-  text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f; }
-  .title { font-size: 16px; font-weight: 600; }
-  .class { font-size: 14px; font-weight: 600; }
-  .quiet { fill: #57606a; }
-  .ratio { font-weight: 600; text-anchor: end; }
-  .engine-0 { fill: #d9480f; }
-  .engine-1 { fill: #4f7cac; }
-  .engine-2 { fill: #93a8b8; }
-  .engine-3 { fill: #b9a9c9; }
-  .engine-4 { fill: #a3b18a; }
-  @media (prefers-color-scheme: dark) {
-    .ground { fill: #161b22; stroke: #30363d; }
-    text { fill: #e6edf3; }
-    .quiet { fill: #9ba5b0; }
-    .engine-0 { fill: #ff8a4c; }
-    .engine-1 { fill: #6a9bd1; }
-    .engine-2 { fill: #71838f; }
-    .engine-3 { fill: #85749a; }
-    .engine-4 { fill: #748060; }
-  }
-"""
 
 
 def results_of(run: Run, title: str) -> dict[str, Any]:
@@ -97,31 +75,28 @@ def draw(results: Mapping[str, Any]) -> str:
     engines = list(dict.fromkeys(e for c in figures.values() for row in c.values() for e in row))
     engines.sort(key=lambda engine: engine != OURS)
     tops, bottom = _rows(figures)
-    width = 2 * _MARGIN + len(figures) * _PANEL + (len(figures) - 1) * _GAP
-    height = _HEAD + bottom + _MARGIN
+    width = 2 * svg.MARGIN + len(figures) * _PANEL + (len(figures) - 1) * _GAP
+    height = _HEAD + bottom + svg.MARGIN
     about = (
         f"{results['model']}, {results['threads']} threads, {results['date']}; tokens per second, "
         "bars relative to the fastest engine"
     )
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-labelledby="title what">',
-        f'<title id="title">{escape(results["title"])}</title>',
-        f'<desc id="what">{escape(described(results))}</desc>',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
-        _text(_MARGIN, 34, results["title"], "title"),
-        _text(_MARGIN, 54, about, "quiet"),
-        *_legend(engines),
-    ]
+    body = [*svg.legend(engines)]
     for i, (name, cells) in enumerate(figures.items()):
-        lines.append(f'<g transform="translate({_MARGIN + i * (_PANEL + _GAP)} {_HEAD})">')
-        lines.append(_text(0, 12, name, "class"))
+        body.append(f'<g transform="translate({svg.MARGIN + i * (_PANEL + _GAP)} {_HEAD})">')
+        body.append(svg.words(0, 12, name, "class"))
         for cell, top in tops.items():
             ratio = results["ratios"].get(name, {}).get(cell)
-            lines += _cell(cell, top, cells.get(cell, {}), ratio, engines)
-        lines.append("</g>")
-    return "\n".join([*lines, "</svg>"]) + "\n"
+            body += _cell(cell, top, cells.get(cell, {}), ratio, engines)
+        body.append("</g>")
+    return svg.page(
+        width,
+        height,
+        title=results["title"],
+        about=about,
+        described=described(results),
+        body=body,
+    )
 
 
 def _rows(figures: Figures) -> tuple[dict[str, int], int]:
@@ -134,14 +109,6 @@ def _rows(figures: Figures) -> tuple[dict[str, int], int]:
     return tops, y
 
 
-def _legend(engines: Sequence[str]) -> Iterator[str]:
-    x = _MARGIN
-    for i, engine in enumerate(engines):
-        yield f'<rect class="engine-{i}" x="{x}" y="68" width="12" height="12" rx="2"/>'
-        yield _text(x + 18, 79, engine)
-        x += 18 + 7 * len(engine) + 24
-
-
 def _cell(
     name: str,
     top: int,
@@ -149,29 +116,22 @@ def _cell(
     ratio: float | None,
     engines: Sequence[str],
 ) -> Iterator[str]:
-    yield _text(0, top + 16, name, "quiet")
+    yield svg.words(0, top + 16, name, "quiet")
     if ratio is not None:
-        yield _text(_PANEL, top + 16, f"{ratio:.2f} ×", "ratio")
+        yield svg.words(_PANEL, top + 16, f"{ratio:.2f} ×", "ratio")
     y = top + _ROW
     if not found:
-        yield _text(0, y + 12, "not measured", "quiet")
+        yield svg.words(0, y + 12, "not measured", "quiet")
     for i, engine in enumerate(engines):
         if engine in found:
             length = max(2, round((_PANEL - _VALUE) * found[engine] / max(found.values())))
-            yield (
-                f'<rect class="engine-{i}" x="0" y="{y}" width="{length}" height="{_BAR}" rx="2"/>'
-            )
-            yield _text(length + 6, y + 12, _shown(found[engine]))
+            yield svg.bar(0, y, length, _BAR, i)
+            yield svg.words(length + 6, y + 12, _shown(found[engine]))
             y += _BAR + _BETWEEN
 
 
 def _shown(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _text(x: int, y: int, words: str, kind: str = "") -> str:
-    drawn = f' class="{kind}"' if kind else ""
-    return f'<text x="{x}" y="{y}"{drawn}>{escape(words)}</text>'
 
 
 def main() -> None:

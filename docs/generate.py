@@ -56,6 +56,7 @@ _UNSAID = {
     "CacheTensor.shape": "For one block.",
     "CacheTensor.dtype": "By torch's names.",
     "TextAssets.chat_template": "A Jinja template, as a string.",
+    "DenseCheckpoint.text": "Its tokenizer files and chat template.",
     "FetchOptions.revision": "Branch, tag or commit.",
     "Checkpoint.tensors": "Every stored tensor by name.",
     "Checkpoint.text": "Its tokenizer files and chat template.",

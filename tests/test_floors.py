@@ -18,7 +18,8 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"__main__"},
     {"cli"},
     {"server"},
-    {"llm", "testing"},
+    {"testing"},
+    {"llm", "convert", "evaluation"},
     {"process"},
     {"core"},
     {"sampling"},
@@ -28,7 +29,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"plan", "builtin"},
     {"nn", "catalog"},
     {"configs", "sampling_params", "packed"},
-    {"contracts", "hookspecs", "host"},
+    {"contracts", "hookspecs", "host", "svg"},
     {"processor_calls", "structured_outputs"},
     {"errors", "__init__"},
 ]

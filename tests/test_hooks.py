@@ -12,7 +12,7 @@ from inferno import contracts, hookspecs
 from inferno.catalog import KINDS, load_catalog
 
 HOOKS: Mapping[str, Any] = hookspecs.HOOKS
-MAX_HOOKS = 13  # with chat formats, grammars, logits processors and request fields
+MAX_HOOKS = 14  # with chat formats, grammars, logits processors, request fields and writers
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -172,3 +172,16 @@ def test_small_models_are_not_kept(
     monkeypatch.undo()
     started(made(UNTIED, tmp_path / "model"), folder)
     assert not folder.exists()
+
+
+def test_a_composite_is_kept_by_what_it_is_made_of(tmp_path: Path, folder: Path) -> None:
+    """The same two files in another arrangement are another model."""
+    main, other = made(UNTIED, tmp_path / "main"), made(UNTIED, tmp_path / "other", seed=1)
+    found = {}
+    for pattern in ("model.layers.0.*", "model.layers.1.*"):
+        given = {"overrides": {pattern: str(other)}}
+        found[pattern] = started(main, "none", **given)[0]
+        assert started(main, folder, **given) == (found[pattern], False)
+        assert started(main, folder, **given) == (found[pattern], True)
+    assert len(PackedStore(folder).entries()) == 2
+    assert started(main, folder) == (started(main, "none")[0], False)

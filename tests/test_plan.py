@@ -58,8 +58,7 @@ from inferno.plan import opened as opened_module
 from inferno.plan.backends import choose_capture
 from inferno.plan.cache_size import CacheSizes
 from inferno.plan.decided import Decided
-from inferno.plan.plan import AttentionUse
-from inferno.plan.schemes import _by_pattern
+from inferno.plan.plan import AttentionUse, by_pattern
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -662,7 +661,7 @@ def test_the_plan_names_the_scheme_of_every_matrix(write: Write) -> None:
 
 def test_exceptions_of_a_pattern_are_named_whole() -> None:
     paths = {f"layers.{n}.v_proj": "q6_k" if n == 2 else "q4_k" for n in range(4)}
-    modules = _by_pattern(paths)
+    modules = by_pattern(paths)
     assert modules == {"layers.*.v_proj": "q4_k", "layers.2.v_proj": "q6_k"}
 
 

@@ -75,13 +75,13 @@ EXPERTS: dict[str, Any] = {
 }
 
 
-def made(config: dict[str, Any], folder: Path) -> Path:
+def made(config: dict[str, Any], folder: Path, seed: int = 0) -> Path:
     """A checkpoint of random weights."""
     fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
     model = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(config["model_type"], **fields)
     )
-    randomize(model)
+    randomize(model, seed)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -94,6 +94,11 @@ class CheckpointError(InfernoError):
     exit_code = 3
 
 
+class WriteError(InfernoError):
+    """A result cannot be written: the disk is full, the folder read-only, or another process writes
+    it."""
+
+
 class OutOfMemoryError(InfernoError):
     """The model or its cache does not fit into the memory limit."""
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         QuantScheme,
         RequestField,
         Source,
+        Writer,
     )
 
 hookspec = pluggy.HookspecMarker("inferno")
@@ -48,6 +49,7 @@ API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_logits_processors": (1, 1),
     "inferno_request_fields": (1, 1),
     "inferno_sources": (1, 1),
+    "inferno_writers": (1, 1),
     "inferno_hints": (1, 1),
 }
 """The oldest and newest supported version of each hook's contract: the current one and the one
@@ -141,6 +143,13 @@ class ProvidesSources(Protocol):
         ...
 
 
+class ProvidesWriters(Protocol):
+    @hookspec
+    def inferno_writers(self) -> list[Writer]:
+        """Formats and schemes that checkpoints can be converted to: safetensors, GPTQ, q4_k."""
+        ...
+
+
 class ProvidesHints(Protocol):
     @hookspec
     def inferno_hints(self) -> list[Hint]:
@@ -161,6 +170,7 @@ PROTOCOLS: tuple[type, ...] = (
     ProvidesLogitsProcessors,
     ProvidesRequestFields,
     ProvidesSources,
+    ProvidesWriters,
     ProvidesHints,
 )
 HOOKS: Mapping[str, Callable[..., object]] = {
@@ -187,6 +197,7 @@ if TYPE_CHECKING:
         QuantScheme,
         RequestField,
         Source,
+        Writer,
     )
     _Hook = Callable[[], list[_D]]
     _Mark = Callable[[_Hook[_D]], _Hook[_D]]
@@ -233,5 +244,7 @@ if TYPE_CHECKING:
         ) -> _Mark[RequestField]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_sources"]) -> _Mark[Source]: ...
+        @overload
+        def __call__(self, *, specname: Literal["inferno_writers"]) -> _Mark[Writer]: ...
         @overload
         def __call__(self, *, specname: Literal["inferno_hints"]) -> _Mark[Hint]: ...

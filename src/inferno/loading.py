@@ -28,6 +28,7 @@ from inferno.contracts import (
 from inferno.errors import CheckpointError, DeviceError, PluginError
 from inferno.nn import (
     Attention,
+    ByStep,
     Dense,
     Finalize,
     Linear,
@@ -39,13 +40,14 @@ from inferno.nn import (
     finalize,
     stacked_inside,
 )
+from inferno.nn.attention import is_single
 from inferno.nn.batch import Batch
 from inferno.nn.layer import torch_stack
 from inferno.nn.ops import Ops
 from inferno.nn.weight import Later, loaded
 from inferno.packing import PackedWeights
 from inferno.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
-from inferno.plan import Opened, Plan
+from inferno.plan import AttentionUse, Opened, Plan, quant_config_of
 
 
 def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
@@ -209,7 +211,7 @@ def _weight_of(stored: Stored, opened: Opened, shape: tuple[int, int]) -> Weight
     matrix = StoredMatrix(
         path=path,
         parts={part: stored.parts[part] for part in tensors},
-        quant_config=opened.checkpoint.config.get("quantization_config") or {},
+        quant_config=quant_config_of(opened.checkpoint, path),
     )
     try:
         weight: Weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)
@@ -285,23 +287,36 @@ def ops_of(opened: Opened) -> Ops:
 
 def attention_of(opened: Opened) -> dict[int, Attend]:
     """Return the backend of each attention layer, by layer id."""
-    return {
-        layer: opened.parts.attention[use.name].build(use.need)
-        for use in opened.plan.attention
-        for layer in use.layers
-    }
+    backends = opened.parts.attention
+
+    def build(use: AttentionUse) -> Attend:
+        attend = backends[use.name].build(use.need)
+        if use.tokens is None:
+            return attend
+        return ByStep(attend, backends[use.tokens.name].build(use.need))
+
+    return {layer: build(use) for use in opened.plan.attention for layer in use.layers}
 
 
 def begin_of(opened: Opened) -> Callable[[Batch], None] | None:
     """Return what calls the `begin` of every attention backend that has one; None if none has."""
-    uses = [(opened.parts.attention[use.name].begin, use.need) for use in opened.plan.attention]
-    calls = [(begin, need) for begin, need in uses if begin is not None]
-    if not calls:
+    backends, uses = opened.parts.attention, opened.plan.attention
+    begins = [
+        (
+            use.need,
+            backends[use.name].begin,
+            backends[use.tokens.name if use.tokens is not None else use.name].begin,
+        )
+        for use in uses
+    ]
+    if not any(prompts or tokens for _, prompts, tokens in begins):
         return None
 
     def begin_all(batch: Batch) -> None:
-        for begin, need in calls:
-            begin(need, batch.for_window(need.sliding_window))
+        for need, prompts, tokens in begins:
+            begin = tokens if is_single(batch) else prompts
+            if begin is not None:
+                begin(need, batch.for_window(need.sliding_window))
 
     return begin_all
 

@@ -23,7 +23,7 @@ from inferno import __version__
 from inferno.contracts import GROUPED, LINEAR, Packing, Take
 from inferno.packed import PackedFile, PackedStore, Part, Place
 from inferno.packed.digest import computed, remembered, state
-from inferno.plan import Opened
+from inferno.plan import Opened, arrangement
 
 if TYPE_CHECKING:
     from inferno.nn.weight import Weight
@@ -90,7 +90,8 @@ class PackedWeights:
                 packings[name], versions[name] = packing, version
         if not packings or not files:
             return None
-        config = json.dumps(dict(opened.checkpoint.config), sort_keys=True, default=str)
+        said = [dict(opened.checkpoint.config), *arrangement(opened.checkpoint)]
+        config = json.dumps(said, sort_keys=True, default=str)
         key = {
             "inferno": __version__,
             "made of": sorted(

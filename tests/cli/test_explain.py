@@ -261,3 +261,10 @@ def test_every_option_is_an_environment_variable_by_its_flag(inferno: Inferno) -
     )
     assert json.loads(done.stdout)["max_num_seqs"] == 3
     assert inferno("explain", "demo", INFERNO_JSON="1").stdout.startswith("{")
+
+
+def test_the_attention_backend_may_come_from_the_environment(inferno: Inferno, model: Path) -> None:
+    done = inferno("explain", str(model), INFERNO_ATTENTION_BACKEND="torch")
+    assert "  torch: " in done.stdout, done.stderr
+    done = inferno("explain", str(model), INFERNO_ATTENTION_BACKEND="xformers")
+    assert done.returncode == 2 and "xFormers is retired as an attention backend" in done.stderr

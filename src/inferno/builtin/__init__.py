@@ -14,6 +14,7 @@ from inferno.contracts import (
     QuantScheme,
     RequestField,
     Source,
+    Writer,
 )
 
 
@@ -49,6 +50,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             build="inferno.builtin.torch_attention:TorchAttend",
             cache="inferno.builtin.torch_cache:layout",
             features=frozenset({"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks"}),
+            layout="token-major",
             priority=-10,  # the reference: works everywhere, chosen if nothing faster is willing
         )
     ]
@@ -99,6 +101,11 @@ def inferno_chat_formats() -> list[ChatFormat]:
 @hookimpl
 def inferno_sources() -> list[Source]:
     return [LOCAL, HUB]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    return [Writer(name="safetensors", describe="a Hugging Face folder with dense matrices")]
 
 
 @hookimpl

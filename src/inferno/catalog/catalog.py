@@ -36,6 +36,7 @@ from inferno.contracts import (
     RequestField,
     Source,
     StoredMatrix,
+    Writer,
 )
 from inferno.errors import (
     InfernoError,
@@ -62,6 +63,7 @@ _NOUNS: Mapping[type, str] = {
     RequestField: "request field",
     Source: "source",
     Hint: "hint",
+    Writer: "conversion target",
 }
 _MISSING: Mapping[type, MissingKind] = {
     Architecture: "architecture",
@@ -116,6 +118,8 @@ class Catalog:
     def hint(self, kind: MissingKind, name: str) -> str:
         """Return a sentence on how to install what is missing, or an empty string if no hint
         knows."""
+        if remedies := [h.remedy for h in self._hints(kind, name) if h.remedy]:
+            return remedies[0]
         found = self._hinted(kind, name)
         off = [d for d in found if any(p.distribution == d and p.disabled for p in self.plugins)]
         if off:
@@ -129,8 +133,11 @@ class Catalog:
 
     def _hinted(self, kind: MissingKind, name: str) -> list[str]:
         """Return the distributions that are known to have it."""
+        return sorted({h.distribution for h in self._hints(kind, name) if h.distribution})
+
+    def _hints(self, kind: MissingKind, name: str) -> list[Hint]:
         hints = [o.item for o in self.of("inferno_hints")]
-        return sorted({h.distribution for h in hints if (h.kind, h.name) == (kind, name)})
+        return [hint for hint in hints if (hint.kind, hint.name) == (kind, name)]
 
     def architecture(self, name: str) -> Choice[Architecture]:
         """Choose the architecture of that name, else the fallback (`*`). If a plugin that has the
@@ -223,8 +230,14 @@ class Catalog:
         return weigh(offers, f"the op {need.op}", refuses)
 
     def attention(
-        self, need: AttentionNeed, name: str = "auto", block_size: int | None = None
+        self,
+        need: AttentionNeed,
+        name: str = "auto",
+        block_size: int | None = None,
+        beside: AttentionBackend | None = None,
     ) -> Choice[AttentionBackend]:
+        """Choose an attention backend: one that can share a cache with `beside`, if it is given.
+        Raises OptionError if there is none of that name, UnsupportedError if all refuse."""
         offers = self.of("inferno_attention_backends")
         if name != "auto":
             self.named(AttentionBackend, name)
@@ -239,6 +252,11 @@ class Catalog:
                 return (
                     f"its blocks are multiples of {offer.item.block_multiple} tokens, "
                     f"{block_size} were asked for"
+                )
+            if beside is not None and not _share(offer.item, beside):
+                return (
+                    f"it keeps keys and values in {offer.item.layout or 'a layout of its own'}, "
+                    f"{beside.name} in {beside.layout or 'one of its own'}"
                 )
             return offer.item.refuses(need)
 
@@ -321,3 +339,8 @@ class Catalog:
         return UnsupportedError(
             f"{cause}; and these plugins did not load: {names}", remedy, detail=aside[0].detail
         )
+
+
+def _share(one: AttentionBackend, other: AttentionBackend) -> bool:
+    """Whether two backends read the same cache layout."""
+    return one == other or one.layout == other.layout != ""

@@ -21,6 +21,7 @@ from inferno.contracts import (
     QuantScheme,
     RequestField,
     Source,
+    Writer,
 )
 
 T = TypeVar(
@@ -38,6 +39,7 @@ T = TypeVar(
     QuantScheme,
     RequestField,
     Source,
+    Writer,
 )
 
 KINDS: Mapping[str, type] = {
@@ -53,6 +55,7 @@ KINDS: Mapping[str, type] = {
     "inferno_logits_processors": LogitsProcessor,
     "inferno_request_fields": RequestField,
     "inferno_sources": Source,
+    "inferno_writers": Writer,
     "inferno_hints": Hint,
 }
 """The type of declaration that each hook returns a list of."""

@@ -20,7 +20,7 @@ _Decorator = Callable[[Any], Any]
 
 DEFAULT_REF = "demo"
 
-_DTYPES = {
+DTYPES = {
     "auto": "auto",
     "float32": "float32",
     "float": "float32",
@@ -106,7 +106,7 @@ engine_options = together(
     [
         _engine(
             "--dtype",
-            type=click.Choice(list(_DTYPES)),
+            type=click.Choice(list(DTYPES)),
             help="Compute type. [default: the checkpoint's]",
         ),
         _engine("--device", help="cpu, cuda, cuda:N, mps or xpu. [default: cuda if available]"),
@@ -140,7 +140,10 @@ engine_options = together(
             help="Tokens per cache block. [default: the attention backend's]",
         ),
         _engine(
-            "--attention-backend", metavar="NAME", help="[default: the fastest compatible one]"
+            "--attention-backend",
+            metavar="NAME",
+            help="auto, a name, or one for prompts and one for steps of single tokens: "
+            "prompts=NAME,tokens=NAME. [default: the compatible one of the highest priority]",
         ),
         _engine(
             "--cache-policy", metavar="NAME", help="Prefix cache policy: lru, none, or a plugin's."
@@ -169,6 +172,13 @@ engine_options = together(
             metavar="NAME",
             help="How the model writes tool calls and reasoning; none: do not parse. "
             "[default: as its chat template shows]",
+        ),
+        _engine(
+            "--override",
+            "overrides",
+            multiple=True,
+            metavar="PATTERN=REF",
+            help="Take the modules that match from another model; may be repeated.",
         ),
         _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
         _engine(
@@ -204,7 +214,7 @@ def plan_options(values: Mapping[str, Any]) -> Options:
 
     given = {name: value for name, value in values.items() if value is not None and value != ()}
     if "dtype" in given:
-        given["dtype"] = _DTYPES[given["dtype"]]
+        given["dtype"] = DTYPES[given["dtype"]]
     _fold_prefix_caching(given)
     known = {attribute.name for attribute in fields(Options)}
     for name in given.keys() - known:

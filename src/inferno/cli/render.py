@@ -32,10 +32,11 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
             _origin(plan, "architecture"),
         ),
         *_scheme_rows(plan),
+        *_override_rows(plan),
         *_kernel_rows(plan),
         (
             "attention",
-            ", ".join(dict.fromkeys(use.name for use in plan.attention)),
+            ", ".join(dict.fromkeys(map(_backends, plan.attention))),
             _origin(plan, "attention"),
         ),
         *_speculation_rows(plan),
@@ -79,6 +80,7 @@ def _decisions(plan: Plan) -> list[Row]:
         ("architecture", plan.architecture, _origin(plan, "architecture")),
         ("format", plan.format, _origin(plan, "format")),
         *_scheme_rows(plan, classes=True),
+        *_override_rows(plan),
         *(
             [("quantized to", f"{plan.isq}, while loading", _origin(plan, "in-situ scheme"))]
             if plan.isq
@@ -126,6 +128,20 @@ def _scheme(use: SchemeUse, dtype: str, classes: bool) -> str:
     return f"{held} ({', '.join(use.classes)})" if classes else held
 
 
+def _override_rows(plan: Plan) -> Iterable[Row]:
+    for use in plan.overrides:
+        by_scheme: dict[str, dict[str, None]] = {}
+        for path, scheme in use.schemes.items():
+            by_scheme.setdefault(scheme, {})[path.rpartition(".")[2]] = None
+        held = "; ".join(f"{scheme} ({', '.join(each)})" for scheme, each in by_scheme.items())
+        taken = f"{use.count} modules{f': {held}' if held else ''}"
+        yield (
+            "override",
+            f"{use.pattern} from {use.path}, {taken}",
+            _origin(plan, "format", use.format),
+        )
+
+
 def _kernel_rows(plan: Plan) -> Iterable[Row]:
     ops: dict[tuple[str, str], list[str]] = {}
     for use in plan.kernels:
@@ -146,6 +162,12 @@ def _capture_rows(plan: Plan) -> Iterable[Row]:
         yield "decode steps", f"captured by {use.name}, up to {use.sizes[-1]} tokens", origin
 
 
+def _backends(use: AttentionUse) -> str:
+    if use.tokens is None:
+        return use.name
+    return f"{use.name} for prompts, {use.tokens.name} for single tokens"
+
+
 def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
     need = use.need
     features = "".join(
@@ -154,8 +176,8 @@ def _attention_rows(plan: Plan, use: AttentionUse) -> Iterable[Row]:
     heads = f"{need.num_heads} query heads over {need.num_kv_heads} of {need.head_dim}{features}"
     yield (
         "attention",
-        f"{use.name}: {heads}, {_layers(use.layers)}",
-        _origin(plan, "attention", use.name),
+        f"{_backends(use)}: {heads}, {_layers(use.layers)}",
+        _origin(plan, "attention", use.name if use.tokens is None else None),
     )
     tensors = "; ".join(
         f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in use.cache.items()

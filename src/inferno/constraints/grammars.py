@@ -25,8 +25,8 @@ from inferno.contracts import (
     ReasoningMarkers,
     Vocabulary,
 )
-from inferno.errors import GrammarError
-from inferno.plan import Opened, Plan
+from inferno.errors import GrammarError, InfernoError
+from inferno.plan import Opened, Plan, read_text
 from inferno.sampling_params import SamplingParams
 from inferno.text import Tokenizer
 
@@ -78,13 +78,17 @@ class Grammars:
 
     @classmethod
     def of(cls, opened: Opened) -> Grammars:
-        """Return the compilers that a plan chose. Reads the checkpoint's tokenizer files now, but
-        not the tokens in them."""
-        assets, config, plan = opened.text(), opened.plan.config, opened.plan
-        stop_tokens = opened.parts.architecture.stop_tokens
+        """Return the compilers that a plan chose. The first grammar reads the tokenizer, from the
+        checkpoint opened anew: `opened` may be closed by then."""
+        plan, parts, assets = opened.plan, opened.parts, opened.assets
+        stop_tokens = parts.architecture.stop_tokens
 
         def read() -> Vocabulary | None:
-            tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
+            try:
+                text = assets or read_text(plan, parts)
+            except (InfernoError, OSError) as error:
+                raise GrammarError(f"the tokenizer cannot be read: {error}") from error
+            tokenizer = Tokenizer.from_assets(text, plan.config, stop_tokens=stop_tokens)
             return vocabulary_of(tokenizer, plan.vocab_size) if tokenizer is not None else None
 
         return cls(opened.parts.grammars, read, partial(hint_for, plan))

@@ -62,6 +62,13 @@ from inferno.contracts.grammars import (
     Vocabulary,
 )
 from inferno.contracts.hints import Hint
+from inferno.contracts.inversion import (
+    StoredPlace,
+    in_pairs,
+    module_pattern,
+    place_of,
+    rotary_heads,
+)
 from inferno.contracts.kernels import (
     EXPERT_OPS,
     GROUPED,
@@ -89,6 +96,16 @@ from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
 from inferno.contracts.sources import FetchOptions, Source
 from inferno.contracts.states import StateSpec
+from inferno.contracts.writers import (
+    DenseCheckpoint,
+    Encoding,
+    Output,
+    Piece,
+    Seen,
+    WriteOptions,
+    Writer,
+    WrittenFile,
+)
 from inferno.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
@@ -114,6 +131,7 @@ __all__ = [
     "DTYPE_BYTES",
     "DType",
     "Delta",
+    "DenseCheckpoint",
     "Device",
     "DeviceKind",
     "Dialect",
@@ -121,6 +139,7 @@ __all__ = [
     "DraftRequest",
     "Drafter",
     "EXPERT_OPS",
+    "Encoding",
     "FetchOptions",
     "FieldEffect",
     "GROUPED",
@@ -144,11 +163,13 @@ __all__ = [
     "Model",
     "ModelConfig",
     "OPS",
+    "Output",
     "OutputFormat",
     "OutputParser",
     "PackedParts",
     "PackedPlace",
     "Packing",
+    "Piece",
     "PrefixCache",
     "Processor",
     "ProcessorContext",
@@ -162,11 +183,13 @@ __all__ = [
     "RowRange",
     "RowSplit",
     "RowsView",
+    "Seen",
     "Source",
     "Span",
     "StateSpec",
     "Refused",
     "StoredMatrix",
+    "StoredPlace",
     "Take",
     "TableLayout",
     "TensorInfo",
@@ -174,11 +197,18 @@ __all__ = [
     "ToolChoice",
     "Uncaptured",
     "Vocabulary",
+    "WriteOptions",
+    "Writer",
+    "WrittenFile",
     "classifier_of",
     "expert_rows",
     "fp8_layout",
+    "in_pairs",
+    "module_pattern",
+    "place_of",
     "peek",
     "refusal_of",
+    "rotary_heads",
     "with_head",
     "without",
 ]

@@ -158,6 +158,10 @@ class AttentionBackend:
     """Preferred number of tokens per block."""
     block_multiple: int = 1
     """Tokens per block must be divisible by this; otherwise the backend is refused."""
+    layout: str = ""
+    """Name of the cache layout. Two backends with the same one, whose `cache` is equal for a need,
+    may serve the same layer: one its prompts, the other its single tokens. Empty: no other backend
+    reads it."""
     priority: int = 0
     """The willing backend with the highest priority is chosen."""
     api_version: int = 1

@@ -77,6 +77,11 @@ class Dialect:
     """config(fields) -> the original `config.json`, from the fields above: derives fields that
     files do not store, drops those that only files have, replaces zeros used as markers. Imports no
     torch."""
+    inverse: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """inverse(config) -> fields that only files have, for writing them: what `config` drops, from
+    the original `config.json`. Imports no torch."""
     rotary_pairs: Mapping[str, str] = field(factory=dict)
     """Modules, by path in the file, whose rows are stored with rotary pairs (i, i + C/2)
     interleaved -> the metadata key of their number of heads: {"blk.{n}.attn_q":

@@ -18,5 +18,8 @@ class Hint:
     format's file suffix, a scheme's name or `quant_method`, the device of kernels, the name of an
     attention backend or a cache policy, a model's reference."""
     distribution: str
-    """What to install."""
+    """What to install; empty if nothing has it."""
+    remedy: str = ""
+    """What to do instead, as a sentence, if nothing has it: for what other programs have, or once
+    had, under that name."""
     api_version: int = 1

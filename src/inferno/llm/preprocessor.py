@@ -12,7 +12,13 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
-from inferno.contracts import LogitsProcessor, OutputFormat, ReasoningMarkers, TextAssets
+from inferno.contracts import (
+    Checkpoint,
+    LogitsProcessor,
+    OutputFormat,
+    ReasoningMarkers,
+    TextAssets,
+)
 from inferno.errors import CheckpointError, OptionError, RequestError
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
@@ -91,8 +97,8 @@ class Preprocessor:
         override = None if chat_template is None else read_template(chat_template)
         stop_tokens = opened.parts.architecture.stop_tokens
         tokenizer = Tokenizer.from_assets(assets, config, stop_tokens=stop_tokens)
-        if opened.draft is not None:
-            _check_vocabulary(opened.draft, tokenizer)
+        for name, other in opened.vocabularies():
+            _check_vocabulary(name, other, tokenizer)
         eos = tokenizer.eos_token_ids if tokenizer else eos_token_ids(assets, config)
         template = ChatTemplate.from_assets(assets, override)
         reranker = opened.parts.architecture.reranker
@@ -351,14 +357,11 @@ class Preprocessor:
         )
 
 
-def _check_vocabulary(draft: Opened, tokenizer: Tokenizer | None) -> None:
-    """Raise OptionError if a draft model's tokenizer differs: its drafts would mean other text."""
-    theirs = Tokenizer.from_assets(draft.text(), draft.plan.config)
+def _check_vocabulary(name: str, other: Checkpoint, tokenizer: Tokenizer | None) -> None:
+    """Raise OptionError if a checkpoint's tokenizer differs: its tokens would mean other text."""
+    theirs = Tokenizer.from_assets(other.text(), other.config)
     if tokenizer and theirs and not tokenizer.same_vocabulary(theirs):
-        raise OptionError(
-            f"the draft model {draft.plan.ref} has another vocabulary",
-            "Choose a draft model with the same tokenizer.",
-        )
+        raise OptionError(f"{name} has another vocabulary", "Choose one with the same tokenizer.")
 
 
 def default_params(assets: TextAssets) -> SamplingParams:

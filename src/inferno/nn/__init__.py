@@ -1,6 +1,6 @@
 """The building blocks of models: only those that at least two architectures use."""
 
-from inferno.nn.attention import Attention
+from inferno.nn.attention import Attention, ByStep
 from inferno.nn.conv import CausalConv, causal_conv
 from inferno.nn.decoder import (
     CausalLM,
@@ -24,10 +24,12 @@ from inferno.nn.packed import (
     Wrapper,
     column_order,
     packed_nibbles,
+    packed_words,
     stacked_inside,
     unpacked_words,
 )
 from inferno.nn.rope import Rope, Rotation
+from inferno.nn.rounding import Grid, Rounded, by_inputs, nearest
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
@@ -37,6 +39,7 @@ from inferno.nn.weight import Dense, Unloaded, Weight
 __all__ = [
     "Activation",
     "Attention",
+    "ByStep",
     "CausalConv",
     "CausalLM",
     "Decoder",
@@ -48,6 +51,7 @@ __all__ = [
     "Fp8Blocks",
     "FusedGatedMLP",
     "GatedMLP",
+    "Grid",
     "IntGroups",
     "LMHead",
     "Layer",
@@ -63,6 +67,7 @@ __all__ = [
     "RMSNorm",
     "Rope",
     "Rotation",
+    "Rounded",
     "Router",
     "Routing",
     "SandwichDecoderLayer",
@@ -74,10 +79,13 @@ __all__ = [
     "Unloaded",
     "Weight",
     "Wrapper",
+    "by_inputs",
     "causal_conv",
     "column_order",
     "gated_delta",
+    "nearest",
     "packed_nibbles",
+    "packed_words",
     "ssd",
     "stacked_inside",
     "unpacked_words",

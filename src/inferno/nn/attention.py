@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attrs import frozen
 from torch import Tensor
 
 from inferno.contracts import Attend, AttentionSpec
@@ -53,6 +54,32 @@ class Attention(Layer):
         if sinks_H is None:
             return self.attend(q_THC, k_TKC, v_TKC, cache, batch).flatten(1)
         return self.attend(q_THC, k_TKC, v_TKC, cache, batch, sinks_H).flatten(1)
+
+
+@frozen
+class ByStep:
+    """Two backends that share a cache: one for steps with prompts, one for the others."""
+
+    prompts: Attend
+    tokens: Attend
+    """For steps in which every sequence has one token, as captured ones."""
+
+    def __call__(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        cache: Mapping[str, Tensor],
+        batch: Batch,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        attend = self.tokens if is_single(batch) else self.prompts
+        return attend(q_THC, k_TKC, v_TKC, cache, batch, sinks_H)
+
+
+def is_single(batch: Batch) -> bool:
+    """Return whether every sequence of the step has one token."""
+    return batch.query_starts[-1] == len(batch.context_lens)
 
 
 def unbound(

@@ -142,6 +142,17 @@ def packed_nibbles(codes_OI: Tensor) -> Tensor:
     return codes_OI[:, ::2] | codes_OI[:, 1::2] << 4
 
 
+def packed_words(codes_RC: Tensor, bits: int) -> Tensor:
+    """Return codes of 2, 4 or 8 bits, uint8 (R, C), as rows of int32 words, the first code in the
+    lowest bits: the inverse of `unpacked_words`. A row must fill whole words."""
+    assert bits in (2, 4, 8) and codes_RC.shape[1] * bits % 32 == 0, "the scheme has checked them"
+    each = 8 // bits
+    data_RB = codes_RC[:, ::each].clone()
+    for place in range(1, each):
+        data_RB |= codes_RC[:, place::each] << place * bits
+    return data_RB.flatten().view(torch.int32).view(len(codes_RC), -1)
+
+
 def unpacked_words(words_RW: Tensor, bits: int) -> Tensor:
     """Return the codes of rows of int32 words, uint8 (R, W · 32 / bits). A row is a stream of bits,
     the lowest first, without gaps: a code of 3 bits may begin in one word and end in the next."""

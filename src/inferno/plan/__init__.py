@@ -7,19 +7,22 @@ is one code path.
 
 from inferno.plan.backends import NOT_CAPTURED
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
+from inferno.plan.composite import arrangement, quant_config_of
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
 from inferno.plan.nvml import Gpu
-from inferno.plan.opened import Opened, Parts, reopen
+from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
     AttentionUse,
+    BackendUse,
     CaptureUse,
     Chosen,
     GrammarUse,
     KernelUse,
     Measured,
     MemoryItem,
+    OverrideUse,
     Plan,
     SchemeUse,
     plan_from_json,
@@ -30,6 +33,7 @@ from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
     "AttentionUse",
+    "BackendUse",
     "CacheGroupPlan",
     "CaptureUse",
     "Chosen",
@@ -42,16 +46,20 @@ __all__ = [
     "NOT_CAPTURED",
     "Opened",
     "Options",
+    "OverrideUse",
     "Parts",
     "Plan",
     "SchemeUse",
     "StateUse",
+    "arrangement",
     "find_device",
     "modules_of",
     "mtp_tensors",
     "open_model",
     "plan_from_json",
     "plan_to_json",
+    "quant_config_of",
+    "read_text",
     "reopen",
     "resolve",
     "trial_lengths",

@@ -1,8 +1,8 @@
-"""Chooses the backend of each attention layer and the provider of each op."""
+"""Chooses the provider of each op, which steps are captured, and what requests may name."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from attrs import evolve
@@ -13,7 +13,6 @@ from inferno.contracts import (
     GROUPED,
     LINEAR,
     OPS,
-    AttentionNeed,
     Device,
     DType,
     KernelNeed,
@@ -21,8 +20,7 @@ from inferno.contracts import (
     ModelConfig,
 )
 from inferno.plan.decided import Decided
-from inferno.plan.options import Options
-from inferno.plan.plan import AttentionUse, CaptureUse, GrammarUse, KernelUse
+from inferno.plan.plan import AttentionUse, BackendUse, CaptureUse, GrammarUse, KernelUse
 
 BUILTIN = "inferno"
 """The distribution of what is built in: torch computes all of it."""
@@ -35,41 +33,6 @@ MIN_BLOCKS = 8
 
 NOT_CAPTURED = "Python calls each operator of small decode steps, some microseconds each"
 """What it costs that no step is captured."""
-
-STATE_BLOCK_SIZE = 64
-"""Tokens per block of a model without attention, whose blocks only identify prefixes."""
-
-
-def choose_attention(
-    catalog: Catalog, needs: Mapping[int, AttentionNeed], options: Options
-) -> Decided[tuple[tuple[AttentionUse, ...], int]]:
-    """Choose the backends of the layers with attention, and the tokens per block. Raises
-    UnsupportedError with every refusal."""
-    layers = defaultdict[AttentionNeed, list[int]](list)
-    for layer, need in needs.items():
-        layers[need].append(layer)
-    chosen = {
-        need: catalog.attention(need, options.attention_backend, options.block_size)
-        for need in layers
-    }
-    block_size = options.block_size or max(
-        (choice.item.block_size for choice in chosen.values()), default=STATE_BLOCK_SIZE
-    )
-    uses = tuple(
-        AttentionUse(
-            name=choice.item.name,
-            distribution=choice.offer.distribution,
-            need=need,
-            layers=tuple(layers[need]),
-            cache=dict(choice.item.cache(need, block_size)),
-        )
-        for need, choice in chosen.items()
-    )
-    return Decided(
-        (uses, block_size),
-        tuple(("attention", choice.offer) for choice in chosen.values()),
-        tuple(refusal for choice in chosen.values() for refusal in choice.refusals),
-    )
 
 
 def choose_kernels(
@@ -172,7 +135,8 @@ def choose_capture(
     if reads_hidden is not None:
         return Decided(None, notes=(f"{NOT_CAPTURED}: {reads_hidden} reads their hidden states",))
     [offer, *_] = able
-    uses: Sequence[KernelUse | AttentionUse] = (*kernels.value, *attention)
+    tokens = [use.tokens or BackendUse(use.name, use.distribution) for use in attention]
+    uses: Sequence[KernelUse | BackendUse] = (*kernels.value, *tokens)
     others = {
         use.distribution: use.name
         for use in uses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,8 +31,10 @@ from inferno.contracts import (
 )
 from inferno.errors import CheckpointError, PluginError, UnsupportedError
 from inferno.plan.chat_formats import chat_need, choose_chat_format
+from inferno.plan.composite import Composite, composed, reopened
 from inferno.plan.devices import Machine, agree_on_device
 from inferno.plan.plan import Plan
+from inferno.plan.stored import adapted, unused_tensors
 
 
 @frozen(kw_only=True)
@@ -119,6 +122,17 @@ class Opened:
             chosen = next((offer.item for _, offer in offers), None)
         return None if chosen is None else chosen.build(need)
 
+    def vocabularies(self) -> list[tuple[str, Checkpoint]]:
+        """Return the other checkpoints whose tokens must be the model's, with a name for each: the
+        draft model, and those that matrices with a row for each token are taken from."""
+        found = []
+        if self.draft is not None:
+            found.append((f"the draft model {self.draft.plan.ref}", self.draft.checkpoint))
+        if isinstance(self.checkpoint, Composite):
+            given = zip(self.plan.overrides, self.checkpoint.overrides, strict=True)
+            found += [(use.ref, override.checkpoint) for use, override in given if use.tokens]
+        return found
+
     def close(self) -> None:
         """Close the checkpoints. Loaded weights stay valid."""
         self.checkpoint.close()
@@ -137,6 +151,13 @@ class Opened:
         self.close()
 
 
+def read_text(plan: Plan, parts: Parts) -> TextAssets:
+    """Open the plan's checkpoint, and return what `Opened.text` does. Raises CheckpointError."""
+    checkpoint = adapted(parts.catalog.open(Path(plan.path))[1], parts.architecture)
+    with closing(checkpoint):
+        return text_assets(checkpoint, parts.architecture)
+
+
 def text_assets(checkpoint: Checkpoint, architecture: Architecture) -> TextAssets:
     """Return a checkpoint's tokenizer files, with the architecture's chat template if it has
     none."""
@@ -153,14 +174,15 @@ def reopen(plan: Plan, catalog: Catalog | None = None, machine: Machine | None =
     agree_on_device(plan.device, machine)
     parts = Parts.of(plan, catalog)
     checkpoint = adapted(catalog.open(Path(plan.path))[1], parts.architecture)
-    try:
+    with ExitStack() as on_error:
+        on_error.callback(checkpoint.close)
         config = model_config(parts.architecture, checkpoint)
+        overrides = reopened(plan.overrides, catalog, on_error)
+        checkpoint = composed(checkpoint, overrides, parts.architecture, unused_tensors(config))
         draft = None
         if plan.speculation is not None and plan.speculation.draft is not None:
             draft = reopen(plan.speculation.draft, catalog)
-    except BaseException:
-        checkpoint.close()
-        raise
+        on_error.pop_all()
     return Opened(plan=plan, parts=parts, config=config, checkpoint=checkpoint, draft=draft)
 
 
@@ -174,11 +196,6 @@ def agree(plan: Plan, catalog: Catalog) -> None:
             f"this environment has {', '.join(sorted(here))}",
             "Install the same versions, or make a new plan: `inferno explain REF --lock`.",
         )
-
-
-def adapted(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint:
-    """Return the checkpoint as the architecture sees it."""
-    return architecture.adapt(checkpoint) if architecture.adapt is not None else checkpoint
 
 
 def model_config(architecture: Architecture, checkpoint: Checkpoint) -> ModelConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from attrs import field, frozen
@@ -13,6 +13,12 @@ from inferno.errors import OptionError
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(names)
+
+
+def _overrides(given: Mapping[str, str] | Iterable[str]) -> tuple[str, ...]:
+    if isinstance(given, Mapping):
+        return tuple(f"{pattern}={ref}" for pattern, ref in given.items())
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 @frozen(kw_only=True)
@@ -35,6 +41,8 @@ class Options:
     """The same limit as a fraction of a GPU's total, as in vLLM."""
     block_size: int | None = None
     attention_backend: str = "auto"
+    """A backend's name, or `prompts=NAME,tokens=NAME`: one for steps with prompts, one for steps in
+    which every sequence has one token. auto: the compatible one of the highest priority."""
     kv_cache_dtype: str = "auto"
     """Dtype of stored keys and values: auto is the compute dtype; fp8_e4m3 and int8 take half as
     much or less."""
@@ -42,6 +50,9 @@ class Options:
     threads: int | None = None
     """CPU threads of a step; None: the cores this process may use, or one if the model is too small
     to profit from more."""
+    overrides: tuple[str, ...] = field(default=(), converter=_overrides)
+    """Modules to take from other models, each as `PATTERN=REF`, or all as a mapping: where several
+    patterns match a module's path, the last one counts."""
     isq: str | None = None
     """Scheme by which dense matrices are quantized while loading."""
     packed_cache: str = "auto"

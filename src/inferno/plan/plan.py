@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import cattrs
-from attrs import frozen
+from attrs import field, frozen
 from cattrs.preconf.msgspec import make_converter
 
 from inferno.catalog import Refusal
@@ -34,6 +36,23 @@ class SchemeUse:
 
 
 @frozen(kw_only=True)
+class OverrideUse:
+    """The modules that are taken from another checkpoint."""
+
+    pattern: str
+    """Of their paths. Where the patterns of several overrides match, the last one counts."""
+    ref: str
+    path: str
+    format: str
+    count: int = 0
+    """Number of modules."""
+    schemes: Mapping[str, str] = field(factory=dict)
+    """Module path -> scheme of its matrix, as `Plan.modules`: of these modules only."""
+    tokens: bool = False
+    """Whether one of the matrices has a row for each token."""
+
+
+@frozen(kw_only=True)
 class KernelUse:
     """An op that a kernel provider computes."""
 
@@ -46,12 +65,22 @@ class KernelUse:
     """Which of its builds the provider runs, such as an instruction set."""
 
 
+@frozen
+class BackendUse:
+    """An attention backend."""
+
+    name: str
+    distribution: str
+
+
 @frozen(kw_only=True)
 class AttentionUse:
     """The layers with one need, and the attention backend that serves them."""
 
     name: str
     distribution: str
+    tokens: BackendUse | None = None
+    """The backend of steps in which every sequence has one token, if it is another one."""
     need: AttentionNeed
     layers: tuple[int, ...]
     cache: Mapping[str, CacheTensor]
@@ -152,6 +181,8 @@ class Plan:
     modules: Mapping[str, str]
     """Module path -> scheme of its matrix. `*` in a path matches any index: paths not listed follow
     their pattern (`scheme_of`)."""
+    overrides: tuple[OverrideUse, ...] = ()
+    """Modules that come from other checkpoints."""
     isq: str | None
     packed_cache: str | None = None
     """Folder of the packed weights; None: none are kept."""
@@ -198,6 +229,11 @@ class Plan:
         """Return the scheme of this module's matrix, or None if it has none."""
         return self.modules.get(path) or self.modules.get(pattern_of(path))
 
+    def override_of(self, path: str) -> OverrideUse | None:
+        """Return where this module comes from; None: from the model that was named."""
+        matching = (use for use in reversed(self.overrides) if fnmatchcase(path, use.pattern))
+        return next(matching, None)
+
     @property
     def num_blocks(self) -> int:
         """Number of blocks in the full group, those that sequences and the prefix cache refer
@@ -239,6 +275,15 @@ class Plan:
 def pattern_of(path: str) -> str:
     """Return a module path with `*` for its numbers: `layers.3.mlp` as `layers.*.mlp`."""
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+
+
+def by_pattern(schemes: Mapping[str, str]) -> dict[str, str]:
+    """Name the most common scheme of each pattern once, and the exceptions by their whole path."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for path, name in schemes.items():
+        counts[pattern_of(path)][name] += 1
+    usual = {pattern: count.most_common(1)[0][0] for pattern, count in counts.items()}
+    return usual | {p: name for p, name in schemes.items() if usual[pattern_of(p)] != name}
 
 
 _converter = make_converter()

@@ -24,24 +24,25 @@ from inferno.contracts import (
     ModelConfig,
 )
 from inferno.packed import default_folder
+from inferno.plan.attention import choose_attention
 from inferno.plan.backends import (
     choose_all,
-    choose_attention,
     choose_capture,
     choose_grammars,
     choose_kernels,
 )
 from inferno.plan.cache_groups import state_uses
 from inferno.plan.chat_formats import chat_need, choose_chat_format
+from inferno.plan.composite import Override, composed, open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
-from inferno.plan.opened import Opened, Parts, adapted, model_config, text_assets
+from inferno.plan.opened import Opened, Parts, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.plan import Plan
 from inferno.plan.schemes import choose_isq, choose_schemes
 from inferno.plan.speculation import MTPUse, choose_drafting, choose_proposer, mtp_use
-from inferno.plan.stored import architecture_name
+from inferno.plan.stored import adapted, architecture_name, unused_tensors
 
 SHARED_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which a step uses more than one thread."""
@@ -78,7 +79,8 @@ def open_model(
     with ExitStack() as on_error:
         on_error.callback(checkpoint.close)
         origin = (Decided.by("source", source), Decided.by("format", format))
-        opened = _decide(ref, path, options, catalog, checkpoint, origin, machine, on_error)
+        others = open_overrides(options.overrides, catalog, fetch, on_error)
+        opened = _decide(ref, path, options, catalog, checkpoint, origin, others, machine, on_error)
         on_error.pop_all()
         return opened
 
@@ -90,6 +92,7 @@ def _decide(
     catalog: Catalog,
     stored: Checkpoint,
     origin: tuple[Decided[Any], Decided[Any]],
+    others: Decided[list[Override]],
     machine: Machine | None,
     on_error: ExitStack,
 ) -> Opened:
@@ -98,7 +101,8 @@ def _decide(
     architecture = Decided.by("architecture", catalog.architecture(name))
     checkpoint = adapted(stored, architecture.value)
     model = model_config(architecture.value, checkpoint)
-    device, dtype = find_device(options.device, machine), _dtype(options.dtype, checkpoint)
+    checkpoint = composed(checkpoint, others.value, architecture.value, unused_tensors(model))
+    device, dtype = find_device(options.device, machine), compute_dtype(options.dtype, checkpoint)
     proposer, mtp = None, MTPUse()
     if options.speculative is not None:
         proposer = choose_proposer(catalog, options.speculative, model)
@@ -156,7 +160,8 @@ def _decide(
         reads_hidden=proposer.item.name if proposer is not None and mtp.specs else None,
     )
     grammars = choose_grammars(catalog)
-    decisions: list[Decided[Any]] = [source, format, architecture, schemes, attention, policy]
+    decisions: list[Decided[Any]] = [source, format, others, architecture, schemes, attention]
+    decisions += [policy]
     decisions += [each for each in (isq, drafting) if each is not None]
     decisions += [kernels, capture, chat_format, limit, cache, grammars]
     decisions += [
@@ -175,6 +180,7 @@ def _decide(
         config=dict(checkpoint.config),
         schemes=schemes.value.uses,
         modules=schemes.value.modules,
+        overrides=schemes.value.overrides,
         isq=options.isq,
         packed_cache=_packed_cache(options, device, machine or Machine()),
         packed_cache_limit=host.parse_memory(options.packed_cache_size, 0),
@@ -234,7 +240,7 @@ def _rotary_notes(model: ModelConfig, max_model_len: int) -> list[str]:
     ]
 
 
-def _dtype(asked: str, checkpoint: Checkpoint) -> DType:
+def compute_dtype(asked: str, checkpoint: Checkpoint) -> DType:
     """Return the requested dtype, else the config's, else that of most stored tensors."""
     if asked != "auto":
         return cast(DType, asked)

@@ -12,7 +12,6 @@ from attrs import frozen
 
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import (
-    COMPUTE_DTYPES,
     Checkpoint,
     HeldMatrix,
     ModelConfig,
@@ -20,10 +19,11 @@ from inferno.contracts import (
     StoredMatrix,
     TensorInfo,
 )
-from inferno.errors import CheckpointError, OptionError
+from inferno.errors import OptionError
+from inferno.plan.composite import check_shapes, override_uses, quant_config_of
 from inferno.plan.decided import Decided
-from inferno.plan.plan import SchemeUse, pattern_of
-from inferno.plan.stored import modules_of, unused_tensors
+from inferno.plan.plan import OverrideUse, SchemeUse, by_pattern
+from inferno.plan.stored import matrix_of, modules_of, unused_tensors
 
 
 @frozen
@@ -35,6 +35,8 @@ class Matrices:
     """As `Plan.modules`."""
     shapes: Mapping[tuple[str, tuple[int, int]], int]
     """Number of matrices of each layout and shape, where headers tell the shape."""
+    overrides: tuple[OverrideUse, ...]
+    """Those of a composite checkpoint."""
     num_plain: int
     """Number of elements in tensors without a scheme: norms, biases, a router's corrections."""
 
@@ -53,24 +55,21 @@ def choose_schemes(
     """Ask the catalog for the scheme of every matrix that is read: the model's, and those of `mtp`,
     the tensors of its multi-token-prediction layers if they are used. Raises UnsupportedError,
     CheckpointError."""
-    quant_config = checkpoint.config.get("quantization_config") or {}
-    if not isinstance(quant_config, Mapping):
-        raise CheckpointError(
-            f"config.json: quantization_config is {quant_config!r}", "It must be an object."
-        )
+    check_shapes(checkpoint, catalog, dtype)
     held: dict[tuple[str, str], list[_Choice]] = defaultdict(list)
     decisions: list[Decided[Any]] = []
     num_plain = 0
     modules = modules_of(checkpoint.tensors, unused_tensors(model)) | modules_of(mtp)
     for path, parts in modules.items():
-        matrix = _matrix(parts)
+        matrix = matrix_of(parts)
         num_plain += sum(math.prod(info.shape) for p, info in parts.items() if p not in matrix)
         if matrix:
+            quant_config = quant_config_of(checkpoint, path)
             stored = StoredMatrix(path=path, parts=matrix, quant_config=quant_config)
             choice = catalog.scheme_of(stored)
             decisions.append(Decided.by("scheme", choice))
-            found = choice.item.holds(stored, dtype)
-            held[choice.item.name, found.layout].append(_Choice(stored, choice.offer, found))
+            will_be = choice.item.holds(stored, dtype)
+            held[choice.item.name, will_be.layout].append(_Choice(stored, choice.offer, will_be))
     uses = tuple(
         SchemeUse(
             name=name,
@@ -90,11 +89,13 @@ def choose_schemes(
         if each.held.shape is not None
     )
     named = {each.path: name for (name, _), found in held.items() for each in found}
+    rows = {each.path: each.held.shape[0] for e in held.values() for each in e if each.held.shape}
+    tokens = {path for path, count in rows.items() if count == model.vocab_size}
+    overrides = override_uses(checkpoint, named, tokens)
     offers = dict.fromkeys(offer for d in decisions for offer in d.offers)
     refusals = dict.fromkeys(refusal for d in decisions for refusal in d.refusals)
-    return Decided(
-        Matrices(uses, _by_pattern(named), shapes, num_plain), tuple(offers), tuple(refusals)
-    )
+    found = Matrices(uses, by_pattern(named), shapes, overrides, num_plain)
+    return Decided(found, tuple(offers), tuple(refusals))
 
 
 @frozen
@@ -128,20 +129,3 @@ def choose_isq(catalog: Catalog, name: str) -> Decided[QuantScheme]:
     offer = catalog.named(QuantScheme, name)
     note = f"memory is planned for the weights before they become {name}: less will be used"
     return Decided(offer.item, (("in-situ scheme", offer),), notes=(note,))
-
-
-def _matrix(parts: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Return the parts that a scheme holds: none for a norm."""
-    matrix = {part: info for part, info in parts.items() if part != "bias"}
-    if all(info.dtype in COMPUTE_DTYPES for info in matrix.values()):  # only a "weight" can be one
-        matrix = {p: info for p, info in matrix.items() if p == "weight" and len(info.shape) == 2}
-    return matrix
-
-
-def _by_pattern(schemes: Mapping[str, str]) -> dict[str, str]:
-    """Name the most common scheme of each pattern once, and the exceptions by their whole path."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for path, name in schemes.items():
-        counts[pattern_of(path)][name] += 1
-    usual = {pattern: count.most_common(1)[0][0] for pattern, count in counts.items()}
-    return usual | {p: name for p, name in schemes.items() if usual[pattern_of(p)] != name}

@@ -121,6 +121,7 @@ def choose_drafting(
         num_speculative_tokens=None,
         revision=None,  # of another repository
         isq=None,
+        overrides=(),
         dtype="auto",
         max_model_len=None,
         block_size=block_size,

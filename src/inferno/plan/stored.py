@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from inferno.contracts import ModelConfig, MTPModelConfig, TensorInfo
+from inferno.contracts import (
+    COMPUTE_DTYPES,
+    Architecture,
+    Checkpoint,
+    ModelConfig,
+    MTPModelConfig,
+    TensorInfo,
+)
 from inferno.errors import CheckpointError
 
 
@@ -18,6 +25,11 @@ def architecture_name(config: Mapping[str, Any]) -> str:
             'config.json has no "architectures"', "It must be a list with the model class."
         )
     return names[0]
+
+
+def adapted(checkpoint: Checkpoint, architecture: Architecture) -> Checkpoint:
+    """Return the checkpoint as the architecture sees it."""
+    return architecture.adapt(checkpoint) if architecture.adapt is not None else checkpoint
 
 
 def modules_of(
@@ -31,6 +43,14 @@ def modules_of(
             path, _, part = name.rpartition(".")
             modules[path][part] = info
     return modules
+
+
+def matrix_of(parts: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return the parts that a scheme holds: none for a norm."""
+    matrix = {part: info for part, info in parts.items() if part != "bias"}
+    if all(info.dtype in COMPUTE_DTYPES for info in matrix.values()):  # only a "weight" can be one
+        matrix = {p: info for p, info in matrix.items() if p == "weight" and len(info.shape) == 2}
+    return matrix
 
 
 def unused_tensors(model: ModelConfig) -> tuple[str, ...]:

@@ -63,7 +63,10 @@ def _import_engine() -> None:
     """Import what runs any plan, torch included. If that fails, the worker fails in the same
     way."""
     with suppress(Exception):
-        import inferno.core.engine  # noqa: F401
+        import inferno.core.engine
+        import inferno.core.measure
+        import inferno.core.runner
+        import inferno.loading  # noqa: F401
 
 
 if __name__ == "__main__":

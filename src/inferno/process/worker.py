@@ -37,7 +37,7 @@ class Worker:
         from inferno.process.prepare import prepared
 
         with reopen(plan_from_json(plan.read_bytes())) as opened, prepared(opened) as packed:
-            from inferno.core.engine import Engine  # waits for torch
+            from inferno.core.engine import Engine
 
             self._engine = Engine.load(opened, packed=packed)
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection

@@ -16,6 +16,7 @@ Needs pytest and hypothesis, and transformers if it has the reference: `pip inst
 from __future__ import annotations
 
 from inferno.catalog import Catalog, load_catalog
+from inferno.convert import convert
 from inferno.core.kvcache import KVCache
 from inferno.pairing import checkpoint_path
 from inferno.testing.architecture import ArchitectureTests
@@ -52,6 +53,7 @@ from inferno.testing.tiny import (
     run_python,
     torch_only,
 )
+from inferno.testing.writer import WriterTests, skewed_model
 from inferno.text import ChatTemplate, Tokenizer
 from inferno.text.tokenizer import eos_token_ids
 
@@ -76,9 +78,11 @@ __all__ = [
     "SourceTests",
     "Tokenizer",
     "Toy",
+    "WriterTests",
     "assert_near",
     "assert_same_tokens",
     "checkpoint_path",
+    "convert",
     "count_tensors",
     "eos_token_ids",
     "generate",
@@ -91,6 +95,7 @@ __all__ = [
     "random_tensors",
     "randomize",
     "run_python",
+    "skewed_model",
     "stored_matrix",
     "torch_only",
     "transformers_model",

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from inferno.catalog import Catalog
 from inferno.configs import RopeConfig
-from inferno.contracts import CheckpointFormat, Dialect
+from inferno.contracts import (
+    CheckpointFormat,
+    Dialect,
+    in_pairs,
+    module_pattern,
+    place_of,
+    rotary_heads,
+)
 
 _NOT_QUANTIZED = ("ffn_gate_inp",)
 """Matrices that llama.cpp leaves in float32."""
@@ -64,13 +70,15 @@ def write_gguf(
 
     layout: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        if (rows := (joined or {}).get(_pattern(name))) is not None:
+        if (rows := (joined or {}).get(module_pattern(name))) is not None:
             held[name] = _add_joined(add, dialect, name, tensor.float(), rows)
             continue
         place = place_of(dialect, name, fused)
+        assert place is not None, f"{name}: the dialect has no name for it in a file"
         layout[place.stored][place.member or 0, place.part] = name
     for stored, names in layout.items():
-        is_stack = place_of(dialect, next(iter(names.values())), fused).member is not None
+        place = place_of(dialect, next(iter(names.values())), fused)
+        is_stack = place is not None and place.member is not None
         members = [
             torch.cat(
                 [
@@ -82,7 +90,7 @@ def write_gguf(
             for member in sorted({member for member, _ in names})
         ]
         whole = torch.stack(members) if is_stack else members[0]
-        single = _pattern(stored) in dialect.single_rows
+        single = module_pattern(stored) in dialect.single_rows
         values = add(stored, whole.squeeze(0) if single else whole).view(whole.shape)
         rest = {member: values[member] if is_stack else values for member, _ in names}
         for (member, _), name in sorted(names.items()):
@@ -104,7 +112,7 @@ def _add_joined(
     rows: Sequence[int],
 ) -> Tensor:
     """Write a matrix as stacks of heads, with each head's rows divided among the stacks."""
-    join, number = dialect.joins[_pattern(name)], _number(name)
+    join, number = dialect.joins[module_pattern(name)], _number(name)
     parts = torch.split(matrix.view(-1, sum(rows), matrix.shape[1]), list(rows), 1)
     kept = []
     for stack, part in zip(join.stacks, parts, strict=True):
@@ -113,45 +121,6 @@ def _add_joined(
         values = add(f"{stack.replace('{n}', number)}.weight", part)
         kept.append(values.transpose(1, 2) if transposed else values)
     return torch.cat(kept, 1).flatten(0, 1)
-
-
-@frozen
-class Place:
-    """Where a file stores a tensor of the checkpoint."""
-
-    stored: str
-    member: int | None
-    """Index in a stack; None: not a stack."""
-    part: int
-    """Index among the modules whose rows the stored matrix holds."""
-
-
-def place_of(dialect: Dialect, name: str, fused: Collection[str] = ()) -> Place:
-    path, _, part = name.rpartition(".")
-    for stored, ours in dialect.modules.items():
-        if ours is not None and stored.endswith((".weight", ".bias")):
-            if (place := _matched(stored, ours, name, 0)) is not None:
-                return place
-    modules = {stored: (ours,) for stored, ours in dialect.modules.items() if ours is not None}
-    rows = {stored: tuple(split.shares) for stored, split in dialect.rows.items()}
-    for stored, targets in {
-        **{stored: rows[stored] for stored in fused},
-        **modules,
-        **{stored: targets for stored, targets in rows.items() if stored not in modules},
-    }.items():
-        for number, ours in enumerate(targets):
-            if (place := _matched(f"{stored}.{part}", ours, path, number)) is not None:
-                return place
-    raise AssertionError(f"{name}: the dialect has no name for it in a file")
-
-
-def _matched(stored: str, ours: str, name: str, part: int) -> Place | None:
-    pattern = re.escape(ours).replace(r"\{n\}", r"(?P<n>\d+)").replace(r"\{e\}", r"(?P<e>\d+)")
-    if (match := re.fullmatch(pattern, name)) is None:
-        return None
-    found = match.groupdict()
-    member = int(found["e"]) if "e" in found else None
-    return Place(stored.replace("{n}", found.get("n") or ""), member, part)
 
 
 def check_names(dialect: Dialect) -> Iterator[str]:
@@ -238,34 +207,19 @@ def _add(writer: Any, key: str, value: Any) -> None:
 def _as_stored(
     dialect: Dialect, config: Mapping[str, Any], stored: str, name: str, tensor: Tensor
 ) -> Tensor:
-    heads = _rotary_heads(dialect, config, name)
-    if heads:
-        tensor = tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-    return tensor + dialect.added.get(_pattern(stored), 0.0)
+    if heads := rotary_heads(dialect, config, name):
+        tensor = in_pairs(tensor, heads)
+    return tensor + dialect.added.get(module_pattern(stored), 0.0)
 
 
 def _as_loaded(
     dialect: Dialect, config: Mapping[str, Any], stored: str, name: str, tensor: Tensor
 ) -> Tensor:
-    tensor = tensor - dialect.added.get(_pattern(stored), 0.0)
-    heads = _rotary_heads(dialect, config, name)
+    tensor = tensor - dialect.added.get(module_pattern(stored), 0.0)
+    heads = rotary_heads(dialect, config, name)
     if heads:
         tensor = tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
     return tensor
-
-
-def _rotary_heads(dialect: Dialect, config: Mapping[str, Any], name: str) -> int:
-    keys = {dialect.modules[path]: key for path, key in dialect.rotary_pairs.items()}
-    key = keys.get(_pattern(name))
-    if key is None:
-        return 0
-    [field] = [ours for ours, theirs in dialect.fields.items() if theirs == key]
-    return int(config.get(field) or config["num_attention_heads"])
-
-
-def _pattern(name: str) -> str:
-    """A tensor's module, with `{n}` for the layer's number."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", name.rpartition(".")[0] + ".", count=1).rstrip(".")
 
 
 def _number(name: str) -> str:

@@ -6,6 +6,7 @@ Suffixes: N generated tokens, V vocabulary.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from inferno.catalog import Catalog
 from inferno.configs import RopeConfig
+from inferno.convert import convert
+from inferno.errors import UnsupportedError
 from inferno.plan import reopen, unused_tensors
 from inferno.testing.gguf import check_names, gguf_dialect, write_gguf
 from inferno.testing.installed import Installed
@@ -37,6 +40,8 @@ class GgufTwins(Installed):
     them."""
     gguf_fields: ClassVar[Mapping[str, Any]] = {}
     """Fields of the dialect that `config.json` has not, as llama.cpp's converter writes them."""
+    gguf_written: ClassVar[bool] = True
+    """Whether `inferno convert` can write it as GGUF; False if files would change its config."""
     gguf_unsaid: ClassVar[frozenset[str]] = frozenset()
     """Fields of the model's config that files do not store and that change no token."""
 
@@ -117,12 +122,66 @@ class GgufTwins(Installed):
         )
         assert ours == theirs
 
+    def test_a_gguf_file_that_inferno_writes_gives_the_same_tokens(
+        self,
+        toy: Toy,
+        checkpoint: Path,
+        catalog: Catalog,
+        prompts: list[list[int]],
+        tmp_path: Path,
+    ) -> None:
+        """In float32, which changes no value; or the conversion is refused with a reason."""
+        if gguf_dialect(catalog, toy.plan.architecture) is None:
+            pytest.skip("no dialect of GGUF files")
+        folder = Path(shutil.copytree(checkpoint, tmp_path / "source"))
+        (folder / "tokenizer.json").write_bytes(tiny_tokenizer())
+        path = tmp_path / "written.gguf"
+        if not (self.in_gguf and self.gguf_written):
+            with pytest.raises(UnsupportedError) as caught:
+                convert(str(folder), "f32", path, catalog=catalog)
+            assert caught.value.cause and caught.value.remedy and not path.exists()
+            return
+        convert(str(folder), "f32", path, catalog=catalog)
+        exact = torch_only()
+        ours, theirs = (
+            generate(load_toy(found, exact), prompts, NUM_GGUF) for found in (path, checkpoint)
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one.logits_NV, other.logits_NV)
+            assert one.token_ids == other.token_ids
+
     def test_names_in_gguf_files_are_those_of_llama_cpp(self, catalog: Catalog) -> None:
         dialects = catalog.architecture(self.config["architectures"][0]).item.dialects
         if "gguf" not in dialects:
             pytest.skip("no dialect of GGUF files")
         pytest.importorskip("gguf")
         assert list(check_names(dialects["gguf"])) == []
+
+
+def tiny_tokenizer() -> bytes:
+    """A byte-level `tokenizer.json` of a few tokens, for models with few embeddings."""
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    letters = ["a", "b", "c", "d", "e", "\u0120"]
+    vocab = {token: i for i, token in enumerate([*letters, "ab", "<|end|>"])}
+    end = {"id": 7, "content": "<|end|>", "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{**end, **flags}],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]]},
+    }
+    return json.dumps(document).encode()
 
 
 def _tensors(toy: Toy, catalog: Catalog) -> dict[str, Tensor]:

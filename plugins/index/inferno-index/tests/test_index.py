@@ -11,7 +11,13 @@ PLUGINS = Path(__file__).parents[3]
 
 def test_every_distribution_it_names_is_of_this_repository() -> None:
     here = {path.parent.name for path in PLUGINS.glob("*/*/pyproject.toml")}
-    assert {hint.distribution for hint in inferno_hints()} <= here
+    named = {hint.distribution for hint in inferno_hints() if hint.distribution}
+    assert named <= here
+
+
+def test_what_nothing_has_has_a_remedy() -> None:
+    others = {hint.name: hint.remedy for hint in inferno_hints() if not hint.distribution}
+    assert "xFormers is retired" in others["xformers"]
 
 
 def test_a_thing_of_one_kind_and_name_has_one_distribution() -> None:

@@ -20,6 +20,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
                 {"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks", "cache_dtype"}
             ),
             block_size=64,
+            layout=attention.LAYOUT,
             priority=20,
         )
     ]

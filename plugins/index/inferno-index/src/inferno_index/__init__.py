@@ -8,6 +8,11 @@ from importlib.resources import files
 from inferno import hookimpl
 from inferno.contracts import Hint
 
+XFORMERS = (
+    "xFormers is retired as an attention backend, in vLLM as well. Leave the option out: the plan "
+    "then chooses, and `inferno explain` says why."
+)
+
 
 @hookimpl
 def inferno_hints() -> list[Hint]:
@@ -16,4 +21,4 @@ def inferno_hints() -> list[Hint]:
         Hint(kind=kind, name=name, distribution=distribution)
         for kind, names in json.loads(text).items()
         for name, distribution in names.items()
-    ]
+    ] + [Hint(kind="attention", name="xformers", distribution="", remedy=XFORMERS)]

@@ -38,6 +38,17 @@ def _deepseek(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "topk_method": "noaux_tc", "architectures": ["DeepseekV3ForCausalLM"]}
 
 
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The head widths, as files with one matrix `attn_kv_b` have them."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    multiplier = scaling.get("mscale_all_dim")
+    return {
+        "key_length": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "value_length": config["v_head_dim"],
+        **({"yarn_log_multiplier": multiplier / 10} if multiplier else {}),
+    }
+
+
 DEEPSEEK = Dialect(
     architecture="deepseek2",
     fields={
@@ -84,4 +95,5 @@ DEEPSEEK = Dialect(
         )
     },
     config=_deepseek,
+    inverse=_fields,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix, refusal_of
+from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix, Writer, refusal_of
 from inferno_awq.packing import Packing
 
 refuses = refusal_of(Packing.of)
@@ -22,3 +22,16 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
 @hookimpl
 def inferno_quant_schemes() -> list[QuantScheme]:
     return [QuantScheme(name="awq", refuses=refuses, holds=holds, load="inferno_awq.weight:load")]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    return [
+        Writer(
+            name="awq-int4",
+            describe="a Hugging Face folder in AWQ, 4 bits",
+            encoding="inferno_awq.encoding:AwqEncoding.of",
+            options=frozenset({"group"}),
+            calibrated=True,
+        )
+    ]

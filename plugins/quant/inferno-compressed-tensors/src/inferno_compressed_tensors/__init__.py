@@ -12,6 +12,7 @@ from inferno.contracts import (
     IntLayout,
     QuantScheme,
     StoredMatrix,
+    Writer,
     fp8_layout,
     refusal_of,
     without,
@@ -52,5 +53,18 @@ def inferno_quant_schemes() -> list[QuantScheme]:
             holds=holds,
             load="inferno_compressed_tensors.weight:load",
             adapt=adapt,
+        )
+    ]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    return [
+        Writer(
+            name="compressed-tensors",
+            describe="a Hugging Face folder in compressed-tensors, 4 bits packed",
+            encoding="inferno_compressed_tensors.encoding:PackedEncoding.of",
+            options=frozenset({"group", "damping"}),
+            calibrated=True,
         )
     ]

@@ -14,6 +14,7 @@ from inferno.contracts import (
     QuantScheme,
     StoredMatrix,
     TensorInfo,
+    Writer,
     fp8_layout,
     without,
 )
@@ -107,5 +108,16 @@ def inferno_quant_schemes() -> list[QuantScheme]:
             holds=holds,
             load="inferno_fp8.weight:load",
             adapt=adapt,
+        )
+    ]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    return [
+        Writer(
+            name="fp8",
+            describe="a Hugging Face folder in FP8, blocks of 128 x 128",
+            encoding="inferno_fp8.encoding:Fp8Encoding.of",
         )
     ]

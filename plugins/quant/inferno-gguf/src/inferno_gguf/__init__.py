@@ -7,14 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from inferno import hookimpl
-from inferno.contracts import CheckpointFormat, QuantScheme
+from inferno.contracts import CheckpointFormat, QuantScheme, Writer
 from inferno_gguf.defaults import DEFAULTS
 from inferno_gguf.ggml import PACKABLE, PACKED, UNPACKED
+from inferno_gguf.kinds import TARGETS
 from inferno_gguf.sizes import holds, holds_dense, refuses
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inferno.contracts import DenseCheckpoint, Output, WriteOptions
     from inferno.nn import Weight
 
 
@@ -53,6 +55,21 @@ def inferno_quant_schemes() -> list[QuantScheme]:
         )
         for name in UNPACKED
     ]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    """One per type and mix, under llama.cpp's names."""
+    return [
+        Writer(name=name, describe=f"a GGUF file in {name.upper()}", output=partial(_write, name))
+        for name in TARGETS
+    ]
+
+
+def _write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) -> Output:
+    from inferno_gguf.writer import write
+
+    return write(main, source, options, name)
 
 
 def _pack(layout: str, weight_OI: Tensor) -> Weight:

@@ -56,6 +56,11 @@ class GgufCheckpoint:
     def files(self) -> tuple[Path, ...]:
         return tuple(file.path for file in self._stored.files)
 
+    @property
+    def first_file(self) -> GgufFile:
+        """The file with the metadata."""
+        return self._stored.files[0]
+
     def text(self) -> TextAssets:
         return self._stored.text(self._dialect.strip_after)
 

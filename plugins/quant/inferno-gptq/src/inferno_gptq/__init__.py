@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from inferno import hookimpl
-from inferno.contracts import HeldMatrix, QuantScheme, StoredMatrix, refusal_of
+from inferno.contracts import (
+    Encoding,
+    HeldMatrix,
+    QuantScheme,
+    StoredMatrix,
+    WriteOptions,
+    Writer,
+    refusal_of,
+)
 from inferno_gptq.packing import Packing
 
 refuses = refusal_of(Packing.of)
@@ -23,3 +33,23 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
 @hookimpl
 def inferno_quant_schemes() -> list[QuantScheme]:
     return [QuantScheme(name="gptq", refuses=refuses, holds=holds, load="inferno_gptq.weight:load")]
+
+
+@hookimpl
+def inferno_writers() -> list[Writer]:
+    return [
+        Writer(
+            name=f"gptq-int{bits}",
+            describe=f"a Hugging Face folder in GPTQ, {bits} bits",
+            encoding=partial(_encoding, bits),
+            options=frozenset({"group", "act_order", "damping"}),
+            calibrated=True,
+        )
+        for bits in (4, 8)
+    ]
+
+
+def _encoding(bits: int, options: WriteOptions) -> Encoding:
+    from inferno_gptq.encoding import GptqEncoding
+
+    return GptqEncoding.of(bits, options)

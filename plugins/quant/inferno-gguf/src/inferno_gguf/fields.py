@@ -1,0 +1,136 @@
+"""A model's config as a GGUF file's metadata: the inverse of `config.make_config`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from inferno.configs import RopeConfig
+from inferno.contracts import DenseCheckpoint, Dialect
+from inferno.errors import UnsupportedError
+from inferno_gguf.config import FREQS, LONG, SHORT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def fields_of(source: DenseCheckpoint, dialect: Dialect) -> dict[str, Any]:
+    """Return the dialect's fields: as the architecture reads them, else as `config.json` has
+    them."""
+    found: dict[str, Any] = {}
+    for name in (*dialect.fields, "num_attention_heads", "hidden_size", "max_position_embeddings"):
+        value = getattr(source.model, name, None)
+        value = source.config.get(name) if value is None else value
+        if value is not None:
+            found[name] = list(value) if isinstance(value, tuple) else value
+    if dialect.inverse is not None:
+        found |= dialect.inverse({**source.config, **found})
+    return found
+
+
+def model_metadata(
+    source: DenseCheckpoint, dialect: Dialect, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the architecture's keys. Raises UnsupportedError for rotary embeddings that files
+    cannot describe."""
+    found: dict[str, Any] = {}
+    for name, key in dialect.fields.items():
+        value = fields.get(name)
+        if key is None:
+            continue
+        spelt = {theirs: ours for ours, theirs in dialect.values.get(name, {}).items()}
+        value = spelt.get(value, value) if not isinstance(value, list) else value
+        if value is not None:
+            found[key] = value
+    head_dim = _head_dim(fields)
+    found.setdefault("attention.key_length", head_dim)
+    found.setdefault("attention.value_length", found["attention.key_length"])
+    found["vocab_size"] = source.model.vocab_size
+    rope = _rope(source)
+    if rope is not None:
+        rotated = int(head_dim * rope.partial_rotary_factor)
+        found.setdefault("rope.dimension_count", rotated)
+        found |= _rope_metadata(rope, fields)
+    return {f"{dialect.architecture}.{key}": value for key, value in found.items()}
+
+
+def rope_tensors(source: DenseCheckpoint, fields: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the divisors of the rotary frequencies that files store as tensors."""
+    import torch
+
+    rope = _rope(source)
+    if rope is None:
+        return {}
+    if _is_divided(rope):
+        return {FREQS: torch.tensor(rope.short_factor)}
+    if rope.rope_type == "longrope":
+        return {LONG: torch.tensor(rope.long_factor), SHORT: torch.tensor(rope.short_factor)}
+    if rope.rope_type == "llama3":
+        from inferno.nn import Rope
+
+        size, longest = _head_dim(fields), int(fields["max_position_embeddings"])
+        plain = Rope(
+            size,
+            RopeConfig(
+                rope_theta=rope.rope_theta, partial_rotary_factor=rope.partial_rotary_factor
+            ),
+            max_position_embeddings=1,
+        )
+        stretched = Rope(size, rope, max_position_embeddings=longest)
+        return {FREQS: (plain.inv_freq_E / stretched.inv_freq_E).float()}
+    return {}
+
+
+def _rope(source: DenseCheckpoint) -> RopeConfig | None:
+    rope = getattr(source.model, "rope", None)
+    return rope if isinstance(rope, RopeConfig) else None
+
+
+def _head_dim(fields: Mapping[str, Any]) -> int:
+    return int(fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"])
+
+
+def _is_divided(rope: RopeConfig) -> bool:
+    """Whether the factors are plain divisors: the same for any context, as read from a file."""
+    return (
+        rope.rope_type == "longrope"
+        and rope.short_factor == rope.long_factor
+        and rope.attention_factor == 1.0
+    )
+
+
+def _rope_metadata(rope: RopeConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope.freq_base": float(rope.rope_theta)}
+    original = rope.original_max_position_embeddings
+    if rope.rope_type in ("default", "llama3") or _is_divided(rope):
+        return found
+    if rope.rope_type not in ("linear", "yarn", "longrope"):
+        raise UnsupportedError(
+            f"GGUF files have no rotary scaling of type {rope.rope_type!r}",
+            "Convert to safetensors or to a scheme of it instead.",
+        )
+    found["rope.scaling.type"] = rope.rope_type
+    if original:
+        found["rope.scaling.original_context_length"] = original
+    if rope.rope_type == "longrope":
+        found["rope.scaling.attn_factor"] = _attention_factor(rope, fields)
+        return found
+    found["rope.scaling.factor"] = float(rope.factor)
+    if rope.rope_type == "yarn":
+        found["rope.scaling.yarn_beta_fast"] = float(rope.beta_fast)
+        found["rope.scaling.yarn_beta_slow"] = float(rope.beta_slow)
+        if rope.attention_factor is not None:  # a factor of yarn's own
+            usual = 1.0 + 0.1 * math.log(max(rope.factor, 1.0))
+            found["rope.scaling.attn_factor"] = rope.attention_factor / usual
+    return found
+
+
+def _attention_factor(rope: RopeConfig, fields: Mapping[str, Any]) -> float:
+    """longrope's factor, by default as its paper has it."""
+    if rope.attention_factor is not None:
+        return float(rope.attention_factor)
+    longest = int(fields["max_position_embeddings"])
+    original = rope.original_max_position_embeddings or longest
+    scale = rope.factor if rope.factor != 1.0 else longest / original
+    return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0

@@ -1,0 +1,122 @@
+"""`inferno convert`: write a model in another format or quantization scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
+
+from inferno.cli.options import DTYPES, debug_option, declare, plugin_options, source_options
+
+if TYPE_CHECKING:
+    from inferno.catalog import Catalog
+    from inferno.convert import Progress
+
+
+@declare
+@click.argument("ref", required=False)
+@click.option("--to", metavar="NAME", help="What to write; --list shows the names.")
+@click.option(
+    "--output", "-o", metavar="PATH", help="The file or folder to write; it must not exist."
+)
+@click.option(
+    "--calibrate",
+    metavar="FILE",
+    help="Text by whose activations GPTQ and AWQ quantize. [default: round to nearest]",
+)
+@click.option("--dtype", type=click.Choice(list(DTYPES)), help="Type of what stays dense.")
+@click.option("--split-size", metavar="SIZE", help="The most bytes of a file, as 2GB.")
+@click.option("--group-size", type=int, help="Columns that share a scale; -1: a whole row.")
+@click.option(
+    "--act-order", is_flag=True, help="GPTQ: begin with the columns of the largest activations."
+)
+@click.option(
+    "--damping", type=click.FloatRange(0, 1, min_open=True), help="GPTQ: damping of the Hessian."
+)
+@click.option("--force", is_flag=True, help="Replace an earlier result.")
+@click.option("--list", "listed", is_flag=True, help="Show what can be written, and stop.")
+@source_options
+@plugin_options
+@debug_option
+def command(
+    ref: str | None,
+    to: str | None,
+    output: str | None,
+    calibrate: str | None,
+    dtype: str | None,
+    split_size: str | None,
+    group_size: int | None,
+    act_order: bool,
+    damping: float | None,
+    force: bool,
+    listed: bool,
+    revision: str | None,
+    offline: bool | None,
+    disable: tuple[str, ...],
+    only: tuple[str, ...],
+) -> None:
+    """Write REF as --to says, at --output. Run the same command again to continue an interrupted
+    run."""
+    from inferno.catalog import load_catalog
+    from inferno.contracts import FetchOptions, WriteOptions
+    from inferno.host import format_bytes, parse_memory
+
+    catalog = load_catalog(disable=disable, only=only)
+    if listed:
+        _list(catalog)
+        return
+    if ref is None or to is None or output is None:
+        raise click.UsageError(
+            "Give a model, --to NAME and -o PATH; `inferno convert --list` shows the names."
+        )
+    from inferno.convert import convert
+
+    options = WriteOptions(
+        dtype=None if dtype is None else DTYPES[dtype],
+        split=None if split_size is None else parse_memory(split_size, 0),
+        group=group_size,
+        act_order=act_order,
+        damping=damping,
+    )
+    with _shown() as progress:
+        made = convert(
+            ref,
+            to,
+            Path(output),
+            options,
+            calibrate=None if calibrate is None else Path(calibrate),
+            force=force,
+            fetch=FetchOptions(revision=revision, offline=bool(offline), progress=True),
+            catalog=catalog,
+            progress=progress,
+        )
+    click.echo(f"Wrote {made.path}: {format_bytes(made.nbytes)} in {len(made.files)} files.")
+    for note in made.notes:
+        click.echo(f"  {note}")
+
+
+def _list(catalog: Catalog) -> None:
+    found = sorted((o.item.name, o.item.describe) for o in catalog.of("inferno_writers"))
+    width = max((len(name) for name, _ in found), default=0)
+    for name, describe in found:
+        click.echo(f"{name:{width}}  {describe}")
+
+
+@contextmanager
+def _shown() -> Iterator[Progress]:
+    """Draw a bar on stderr, if it is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.description}")
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield progress

@@ -1,0 +1,179 @@
+"""Writers: what `inferno convert` can make of a checkpoint.
+
+Suffixes: O rows (output features), I columns (input features).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import field, frozen
+
+from inferno.contracts import lazy
+from inferno.contracts.architectures import Architecture, ModelConfig
+from inferno.contracts.checkpoints import TensorInfo, TextAssets
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inferno.nn.weight import Weight
+
+
+@frozen(kw_only=True)
+class WriteOptions:
+    """What a user may ask of a writer. A writer lists the optional ones that it understands."""
+
+    dtype: str | None = None
+    """Dtype of dense matrices. None: as stored, and dequantized ones in the compute dtype."""
+    split: int | None = None
+    """The most bytes of one file; None: the writer's usual."""
+    group: int | None = None
+    """Columns that share a scale, -1 for all of a row; None: the writer's usual."""
+    act_order: bool = False
+    """Whether columns are quantized in the order of their activations, largest first."""
+    damping: float | None = None
+    """Share of the mean diagonal that is added to a Hessian's diagonal; None: the writer's
+    usual."""
+
+
+class DenseCheckpoint(Protocol):
+    """A checkpoint as writers read it: every matrix can be read as a dense one, whatever its
+    scheme. Names are Hugging Face's."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """The declaration of its architecture."""
+        ...
+
+    @property
+    def model(self) -> ModelConfig:
+        """The config, as the architecture reads it."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """`config.json` without `quantization_config`."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Headers of the tensors as they are read: a matrix of any scheme is one `weight`."""
+        ...
+
+    def text(self) -> TextAssets: ...
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return the rows `start` to `stop` of a tensor, all by default. Plain tensors have their
+        stored dtype, dequantized matrices float32: their exact values. Raises CheckpointError."""
+        ...
+
+    def weight(self, name: str) -> Weight | None:
+        """Return a quantized matrix as its scheme holds it; None if the tensor is stored plain."""
+        ...
+
+
+@frozen(kw_only=True)
+class Seen:
+    """The inputs of a matrix, as calibration saw them."""
+
+    gram_II: Tensor
+    """The sum of x xT over all inputs, float32."""
+    mean_I: Tensor
+    """The mean of |x|, float32."""
+    count: int
+    """Number of inputs."""
+
+
+class Encoding(Protocol):
+    """How a scheme stores dense matrices: the inverse of `QuantScheme.load`."""
+
+    def parts(self, path: str, shape: tuple[int, int]) -> Mapping[str, TensorInfo] | str:
+        """Return the headers of the tensors that a module's matrix becomes, by part; or a sentence
+        that says why it stays dense."""
+        ...
+
+    def config(self, dense: Sequence[str]) -> Mapping[str, Any]:
+        """Return `quantization_config`. `dense` are the linear modules that are not quantized."""
+        ...
+
+    def encode(self, path: str, weight_OI: Tensor, seen: Seen | None) -> Mapping[str, Tensor]:
+        """Quantize a matrix, float32, to its parts. `seen` are its inputs, if they are known."""
+        ...
+
+    def scaled(
+        self, tensors: Mapping[str, Tensor], seen: Mapping[str, Seen]
+    ) -> Mapping[str, Tensor]:
+        """Return those tensors of a layer that are to be replaced before they are quantized, such
+        that the layer computes the same. Names are relative to the layer, and `seen` has module
+        paths. Empty: none."""
+        ...
+
+
+@frozen(kw_only=True)
+class WrittenFile:
+    """A file of tensors that is to be written."""
+
+    name: str
+    """Relative to the folder it is written to."""
+    start: bytes
+    """What comes before the tensors."""
+    places: Mapping[str, tuple[int, int]]
+    """Offset and bytes of each tensor, by its name in the output."""
+    nbytes: int
+    """Of the whole file. Bytes between tensors are zero."""
+
+
+@frozen(kw_only=True)
+class Piece:
+    """Tensors that are computed together. An interrupted run continues with the first piece that
+    was not finished."""
+
+    tensors: tuple[str, ...]
+    """Their names in the output."""
+    make: Callable[[], Iterator[tuple[str, Tensor]]]
+    """Yields their content: a name, and the next bytes of that tensor, as a contiguous tensor of
+    any dtype. The bytes depend on nothing but the checkpoint, the options and installed
+    versions."""
+    done: Callable[[Callable[[str], memoryview]], None] | None = None
+    """done(read), called instead of `make` if an earlier run has written them. `read` returns a
+    written tensor's bytes."""
+
+
+@frozen(kw_only=True)
+class Output:
+    """Everything that a writer writes, known before a tensor is read."""
+
+    files: Sequence[WrittenFile]
+    """The files of tensors. If there are several, programs open the first."""
+    pieces: Sequence[Piece]
+    """The work, in the order in which it is done."""
+    texts: Mapping[str, bytes] = field(factory=dict)
+    """Other files, by name."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the user."""
+
+
+@frozen(kw_only=True)
+class Writer:
+    """A format or a scheme that checkpoints can be converted to. It declares one of `output` and
+    `encoding`; with neither, matrices are written dense, as safetensors."""
+
+    name: str
+    describe: str
+    """What it writes, in a few words, for listings."""
+    output: Callable[[DenseCheckpoint, WriteOptions, str], Output] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """output(checkpoint, options, name) -> everything that is written. `name` is that of the file
+    the user asked for. Raises UnsupportedError, CheckpointError."""
+    encoding: Callable[[WriteOptions], Encoding] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """encoding(options) -> how linear layers are stored in a Hugging Face folder; the rest stays
+    dense. Raises OptionError."""
+    options: frozenset[str] = frozenset()
+    """The fields of WriteOptions that it understands, besides `dtype` and `split`."""
+    calibrated: bool = False
+    """Whether `encode` makes use of what calibration saw."""
+    api_version: int = 1

@@ -1,0 +1,206 @@
+"""Quantizes a model's layers one after the other, by the inputs that a text gives them.
+
+Each layer is a piece of work: its tensors are read, run, quantized and written, and then it runs
+once more as it was written, so that the next layer's inputs have its errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inferno.contracts import Encoding, Piece, Seen, StoredMatrix
+from inferno.convert.folder import Folder
+from inferno.convert.layers import WITHOUT, Layers, Sights
+from inferno.errors import CheckpointError, OptionError, UnsupportedError
+from inferno.nn import Weight
+from inferno.text import Tokenizer
+
+LENGTH, MOST, LEAST = 512, 64, 16
+"""Tokens of a sequence, the most sequences, and the fewest tokens of a text."""
+CHANGED = 1e-3
+"""The most by which a layer's output may change, relative to its size, when it is scaled."""
+
+
+def calibrated_pieces(
+    folder: Folder, encoding: Encoding, text: str, notes: list[str]
+) -> list[Piece]:
+    """Return a piece for each layer. Raises OptionError for a text that is too short,
+    CheckpointError without a tokenizer, UnsupportedError for models that cannot be calibrated."""
+    if folder.source.renamed:
+        raise UnsupportedError("the model's layers are stored under other names", WITHOUT)
+    run = Calibration(folder, encoding, _sequences(folder, text), notes)
+    return [run.piece(number) for number in range(len(run.layers.layers))]
+
+
+def _sequences(folder: Folder, text: str) -> list[list[int]]:
+    tokenizer = Tokenizer.from_assets(folder.view.text())
+    if tokenizer is None:
+        raise CheckpointError(
+            "the model has no tokenizer, and calibration needs one",
+            "Put tokenizer.json into the model's folder, or leave --calibrate out.",
+        )
+    ids = list(tokenizer.encode(text))
+    if len(ids) < LEAST:
+        raise OptionError(
+            f"the text for calibration has {len(ids)} tokens",
+            f"Give one of at least {LEAST}; some ten thousand are better.",
+        )
+    size = min(LENGTH, folder.source.model.max_position_embeddings)
+    parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    return [part for part in parts if len(part) >= LEAST][:MOST]
+
+
+class Calibration:
+    """A run over the layers, in order."""
+
+    def __init__(
+        self, folder: Folder, encoding: Encoding, sequences: list[list[int]], notes: list[str]
+    ) -> None:
+        self._folder, self._encoding, self._notes = folder, encoding, notes
+        self._sequences = sequences
+        self._unseen = self._unscaled = 0
+
+    @cached_property
+    def layers(self) -> Layers:
+        return Layers.of(self._folder.view, self._sequences)
+
+    def piece(self, number: int) -> Piece:
+        """Return the work of one layer."""
+        start = f"{self.layers.paths[number]}."
+        names: list[str] = []
+        for name in self._folder.view.tensors:
+            if name.startswith(start):
+                encoded = self._folder.encoded.get(name)
+                names += [name] if encoded is None else list(encoded.names())
+        return Piece(
+            tensors=tuple(names),
+            make=partial(self._make, number),
+            done=partial(self._done, number),
+        )
+
+    @torch.inference_mode()
+    def _make(self, number: int) -> Iterator[tuple[str, Tensor]]:
+        layers, path = self.layers, self.layers.paths[number]
+        tensors, sights = layers.tensors(number), Sights()
+        layer, _ = layers.load(number, tensors, sights)
+        first = None
+        for output in layers.run(layer, number):
+            first = output if first is None else first
+        seen = sights.found()
+        tensors = self._scaled(number, tensors, seen, first)
+        parts: dict[str, dict[str, Tensor]] = {}
+        stored: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            full = f"{path}.{name}"
+            encoded = self._folder.encoded.get(full)
+            if encoded is None:
+                dtype = getattr(torch, self._folder.info(full).dtype)
+                stored[name] = tensor.to(dtype)
+                yield full, stored[name]
+                continue
+            self._unseen += encoded.path not in seen
+            made = dict(self._encoding.encode(encoded.path, tensor, seen.get(encoded.path)))
+            parts[encoded.path] = made
+            yield from ((f"{encoded.path}.{part}", value) for part, value in made.items())
+        self._advance(number, stored, parts)
+        if number + 1 == len(layers.layers):
+            self._tell()
+
+    @torch.inference_mode()
+    def _done(self, number: int, read: Callable[[str], memoryview]) -> None:
+        """Compute the next layer's inputs from what an earlier run has written."""
+        path, headers = self.layers.paths[number], self._folder.headers()
+
+        def tensor(name: str) -> Tensor:
+            info = headers[name]
+            raw = torch.frombuffer(bytearray(read(name)), dtype=torch.uint8)
+            return raw.view(getattr(torch, info.dtype)).view(info.shape)
+
+        parts: dict[str, dict[str, Tensor]] = {}
+        stored: dict[str, Tensor] = {}
+        for name in self._folder.view.tensors:
+            if not name.startswith(f"{path}."):
+                continue
+            encoded = self._folder.encoded.get(name)
+            if encoded is None:
+                stored[name.removeprefix(f"{path}.")] = tensor(name)
+            else:
+                parts[encoded.path] = {p: tensor(f"{encoded.path}.{p}") for p in encoded.parts}
+        self._advance(number, stored, parts)
+
+    def _advance(
+        self,
+        number: int,
+        stored: Mapping[str, Tensor],
+        parts: Mapping[str, Mapping[str, Tensor]],
+    ) -> None:
+        """Run the layer as it was written."""
+        path = self.layers.paths[number]
+        weights = {each: self._loaded(each, made) for each, made in parts.items()}
+        tensors = {name: tensor.float() for name, tensor in stored.items()}
+        for each, weight in weights.items():  # of the right shape, and not read
+            tensors[f"{each}.weight".removeprefix(f"{path}.")] = torch.empty(weight.shape)
+        layer, watched = self.layers.load(number, tensors, None)
+        for each, held in watched.items():
+            held.quantized = weights.get(each)
+        self.layers.advance(layer, number)
+
+    def _loaded(self, path: str, parts: Mapping[str, Tensor]) -> Weight:
+        """Load a matrix as the scheme that reads the result will."""
+        infos = {part: self._folder.headers()[f"{path}.{part}"] for part in parts}
+        config = self._encoding.config(self._folder.dense)
+        matrix = StoredMatrix(path=path, parts=infos, quant_config=config)
+        scheme = self._folder.source.catalog.scheme_of(matrix).item
+        weight: Weight = scheme.load(matrix, dict(parts), dtype="float32")
+        return weight
+
+    def _scaled(
+        self,
+        number: int,
+        tensors: dict[str, Tensor],
+        seen: Mapping[str, Seen],
+        before: Any,
+    ) -> dict[str, Tensor]:
+        """Return the layer's tensors, scaled if the encoding wants it and the layer stays the
+        same."""
+        start = f"{self.layers.paths[number]}."
+        relative = {path.removeprefix(start): each for path, each in seen.items()}
+        changed = self._encoding.scaled(tensors, relative)
+        if not changed:
+            return tensors
+        scaled = {**tensors, **changed}
+        layer, _ = self.layers.load(number, scaled, None)
+        after = next(self.layers.run(layer, number))
+        if _distance(before, after) > CHANGED:
+            self._unscaled += 1
+            return tensors
+        return scaled
+
+    def _tell(self) -> None:
+        if self._unseen:
+            self._notes.append(
+                f"{self._unseen} matrices were rounded to the nearest: calibration did not see "
+                f"their inputs"
+            )
+        if self._unscaled:
+            self._notes.append(
+                f"{self._unscaled} layers were not scaled: they would compute something else"
+            )
+
+
+def _distance(one: Any, other: Any) -> float:
+    """Return how far apart two outputs of a layer are, relative to the first's size. Outputs are
+    tensors, or several to be added."""
+    a, b = (_sum(each) for each in (one, other))
+    return float((a - b).norm() / a.norm().clamp(min=1e-12))
+
+
+def _sum(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output.float()
+    return torch.stack([each.float() for each in output if isinstance(each, Tensor)]).sum(0)

@@ -1,0 +1,155 @@
+"""One conversion, from a reference to files with their names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from inferno.catalog import Catalog, Offer, load_catalog
+from inferno.contracts import FetchOptions, Output, WriteOptions, Writer
+from inferno.convert.folder import Folder
+from inferno.convert.place import MANIFEST, Place
+from inferno.convert.source import Source
+from inferno.convert.writing import JOURNAL, Progress, write
+from inferno.errors import OptionError
+
+_ALWAYS = frozenset({"dtype", "split"})
+"""Options that every writer understands."""
+_FLAGS = {"group": "--group-size", "act_order": "--act-order", "damping": "--damping"}
+
+
+@frozen(kw_only=True)
+class Conversion:
+    """What was written."""
+
+    path: Path
+    files: Mapping[str, str]
+    """SHA-256 of each file, by name."""
+    nbytes: int
+    calibrated: bool
+    notes: tuple[str, ...] = field(default=())
+    """Sentences for the user."""
+
+
+def convert(
+    ref: str,
+    to: str,
+    path: Path,
+    options: WriteOptions | None = None,
+    *,
+    calibrate: Path | None = None,
+    force: bool = False,
+    fetch: FetchOptions | None = None,
+    catalog: Catalog | None = None,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Write the model `ref` as the writer `to` does, at `path`: a file, or a folder if it writes
+    one. `calibrate` is a text file for writers that look at activations. Continues an interrupted
+    run with the same arguments. Raises an InfernoError."""
+    options, catalog = options or WriteOptions(), catalog or load_catalog()
+    offer = catalog.named(Writer, to)
+    writer = offer.item
+    _check_options(writer, options, calibrate)
+    place = Place(path.absolute(), is_folder=writer.output is None)
+    place.check([place.path.name], force=force)
+    source = Source.open(ref, fetch or FetchOptions(), catalog)
+    try:
+        notes: list[str] = []
+        output = _output(source, writer, options, place, calibrate, notes)
+        names = [file.name for file in output.files]
+        place.check(names, force=force)
+        key = _key(source, offer, options, catalog, calibrate)
+        with place.locked():
+            own = {**key, "source": [list(each) for each in source.state()]}
+            hashes = write(output, place, own, progress or _silent)
+            hashes |= {n: hashlib.sha256(text).hexdigest() for n, text in output.texts.items()}
+            sizes = {file.name: file.nbytes for file in output.files}
+            sizes |= {name: len(text) for name, text in output.texts.items()}
+            made = {n: {"nbytes": sizes[n], "sha256": hashes[n]} for n in sorted(hashes)}
+            manifest = json.dumps({"ref": ref, **key, "files": made}, indent=2).encode() + b"\n"
+            texts = {**output.texts, place.manifest.name: manifest}
+            place.finish(names, texts)
+    finally:
+        source.checkpoint.close()
+    return Conversion(
+        path=place.path,
+        files=hashes,
+        nbytes=sum(sizes.values()),
+        calibrated=calibrate is not None,
+        notes=(*output.notes, *notes),
+    )
+
+
+def _output(
+    source: Source,
+    writer: Writer,
+    options: WriteOptions,
+    place: Place,
+    calibrate: Path | None,
+    notes: list[str],
+) -> Output:
+    """Return what is to be written. The work may add to the `notes`."""
+    if writer.output is not None:
+        return writer.output(source.as_model(), options, place.path.name)
+    encoding = None if writer.encoding is None else writer.encoding(options)
+    folder = Folder.of(source, options, encoding)
+    if calibrate is None or encoding is None:
+        if writer.calibrated:
+            notes.append("values were rounded to the nearest: --calibrate FILE lowers the error")
+        return folder.output(options, encoding)
+    from inferno.convert.calibration import calibrated_pieces
+
+    pieces = calibrated_pieces(folder, encoding, _text(calibrate), notes)
+    return folder.output(options, encoding, pieces)
+
+
+def _check_options(writer: Writer, options: WriteOptions, calibrate: Path | None) -> None:
+    """Raise OptionError for options that the writer would ignore."""
+    for a in attrs.fields(WriteOptions):
+        if a.name not in writer.options | _ALWAYS and getattr(options, a.name) != a.default:
+            raise OptionError(f"{_FLAGS[a.name]} does not apply to {writer.name}", "Leave it out.")
+    if calibrate is not None and not writer.calibrated:
+        raise OptionError(f"{writer.name} needs no calibration", "Leave --calibrate out.")
+
+
+def _text(calibrate: Path) -> str:
+    try:
+        return calibrate.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"{calibrate} cannot be read: {error}", "--calibrate takes a text file in UTF-8."
+        ) from error
+
+
+def _key(
+    source: Source,
+    offer: Offer[Writer],
+    options: WriteOptions,
+    catalog: Catalog,
+    calibrate: Path | None,
+) -> dict[str, Any]:
+    """Return what the written bytes depend on."""
+    import torch
+
+    used = {offer.distribution, "inferno"}
+    versions = {p.distribution: p.version for p in catalog.plugins if p.distribution in used}
+    text = None if calibrate is None else hashlib.sha256(_text(calibrate).encode()).hexdigest()
+    return {
+        "to": offer.item.name,
+        "options": attrs.asdict(options),
+        "calibration": text,
+        "versions": {**versions, "torch": torch.__version__},
+    }
+
+
+def _silent(done: int, total: int, what: str) -> None:
+    """Show no progress."""
+
+
+__all__ = ["JOURNAL", "MANIFEST", "Conversion", "convert"]

@@ -1,0 +1,199 @@
+"""A Hugging Face folder: safetensors, config and tokenizer, with linear layers dense or as an
+encoding stores them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from inferno.contracts import (
+    COMPUTE_DTYPES,
+    DTYPE_BYTES,
+    Encoding,
+    Output,
+    Piece,
+    TensorInfo,
+    WriteOptions,
+)
+from inferno.convert.safetensors import arranged
+from inferno.convert.source import DenseView, Source
+from inferno.convert.texts import text_files
+from inferno.errors import UnsupportedError
+from inferno.pairing import checkpoint_path
+from inferno.plan.resolver import compute_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS = 1 << 24
+"""Values of a dense matrix that are converted at once."""
+
+
+@frozen(eq=False)
+class Encoded:
+    """A matrix that is stored in parts."""
+
+    path: str
+    parts: Mapping[str, TensorInfo]
+
+    def names(self) -> dict[str, TensorInfo]:
+        return {f"{self.path}.{part}": info for part, info in self.parts.items()}
+
+
+@frozen(eq=False)
+class Folder:
+    """What a folder will hold."""
+
+    source: Source
+    view: DenseView
+    dtype: str
+    """Of matrices that are dequantized, and of all if the user asked for it."""
+    cast: bool
+    """Whether plain tensors are converted to it."""
+    encoded: Mapping[str, Encoded]
+    """By the name of the dense tensor."""
+    dense: tuple[str, ...]
+    """Linear modules that an encoding does not store."""
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Source, options: WriteOptions, encoding: Encoding | None) -> Folder:
+        """Decide how each tensor is stored. Raises UnsupportedError."""
+        view = source.as_stored()
+        dtype = compute_dtype(options.dtype or "auto", source.checkpoint)
+        encoded: dict[str, Encoded] = {}
+        dense: dict[str, str] = {}
+        for path in linear_modules(source) if encoding is not None else ():
+            name = f"{path}.weight"
+            info = view.tensors.get(name)
+            if info is None or len(info.shape) != 2:
+                raise UnsupportedError(
+                    f"{path} is not stored as a matrix of its own under that name",
+                    "Convert to safetensors or GGUF instead.",
+                )
+            assert encoding is not None, "there are none without"
+            found = encoding.parts(path, (info.shape[0], info.shape[1]))
+            if isinstance(found, str):
+                dense[path] = found
+            else:
+                encoded[name] = Encoded(path, found)
+        if encoding is not None and not encoded:
+            raise UnsupportedError(
+                f"no matrix can be quantized: {next(iter(dense.values()), 'none is linear')}",
+                "Choose another target or another --group-size.",
+            )
+        reasons = dict.fromkeys(dense.values())
+        notes = tuple(
+            f"{sum(said == reason for said in dense.values())} matrices stay dense: {reason}"
+            for reason in reasons
+        )
+        heads = [path for path in source_heads(source) if f"{path}.weight" in view.tensors]
+        return cls(
+            source=source,
+            view=view,
+            dtype=dtype,
+            cast=options.dtype is not None,
+            encoded=encoded,
+            dense=(*dense, *heads),
+            notes=notes,
+        )
+
+    def info(self, name: str) -> TensorInfo:
+        """Return the header with which a dense tensor is stored."""
+        info = self.view.tensors[name]
+        floats = info.dtype in (*COMPUTE_DTYPES, "float64")
+        plain = name not in self.view.quantized
+        if not floats or (plain and (not self.cast or _stays(info))):
+            return info
+        return TensorInfo(self.dtype, info.shape, math.prod(info.shape) * DTYPE_BYTES[self.dtype])
+
+    def headers(self) -> dict[str, TensorInfo]:
+        """Return all headers of the result, in the order in which they are stored."""
+        found: dict[str, TensorInfo] = {}
+        for name in self.view.tensors:
+            if name in self.encoded:
+                found |= self.encoded[name].names()
+            else:
+                found[name] = self.info(name)
+        return found
+
+    def read(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield a dense tensor in parts, as it is stored."""
+        import torch
+
+        info, dtype = self.view.tensors[name], getattr(torch, self.info(name).dtype)
+        if name not in self.view.quantized or len(info.shape) < 2:
+            yield name, self.view.read(name).to(dtype)
+            return
+        step = max(1, ROWS // max(1, info.shape[1]))
+        for start in range(0, info.shape[0], step):
+            yield name, self.view.read(name, start, start + step).to(dtype)
+
+    def encode(self, name: str, encoding: Encoding) -> Iterator[tuple[str, Tensor]]:
+        """Yield a matrix's parts, as the encoding makes them from the values alone."""
+        path = self.encoded[name].path
+        parts = encoding.encode(path, self.view.read(name).float(), None)
+        yield from ((f"{path}.{part}", tensor) for part, tensor in parts.items())
+
+    def config(self, encoding: Encoding | None) -> dict[str, Any]:
+        """Return `config.json`."""
+        config = {**self.view.config}
+        key = "torch_dtype" if "torch_dtype" in config else "dtype"
+        config[key] = self.dtype
+        if encoding is not None:
+            config["quantization_config"] = dict(encoding.config(self.dense))
+        return config
+
+    def output(
+        self,
+        options: WriteOptions,
+        encoding: Encoding | None,
+        own: Sequence[Piece] = (),
+    ) -> Output:
+        """Return the output. `own` are pieces of tensors that are not made each alone."""
+        files, index = arranged(self.headers(), options.split)
+        elsewhere = {name for piece in own for name in piece.tensors}
+        rest: list[Piece] = []
+        for name in self.view.tensors:
+            if name in self.encoded and encoding is not None:
+                names = tuple(self.encoded[name].names())
+                if not elsewhere.issuperset(names):
+                    make = partial(self.encode, name, encoding)
+                    rest.append(Piece(tensors=names, make=make))
+            elif name not in elsewhere:
+                rest.append(Piece(tensors=(name,), make=partial(self.read, name)))
+        texts = text_files(self.source.path, self.view.text(), self.config(encoding))
+        return Output(files=files, pieces=[*rest, *own], texts=texts | index, notes=self.notes)
+
+
+def _stays(info: TensorInfo) -> bool:
+    """Whether a tensor keeps its dtype: norms and tables that are stored in float32."""
+    return info.dtype == "float32" and len(info.shape) < 2
+
+
+def linear_modules(source: Source) -> list[str]:
+    """Return the paths of the linear layers that quantization applies to, in the model's order."""
+    return [path for path, quantizable in _linears(source) if quantizable]
+
+
+def source_heads(source: Source) -> list[str]:
+    """Return the paths of the linear layers that quantization does not apply to."""
+    return [path for path, quantizable in _linears(source) if not quantizable]
+
+
+def _linears(source: Source) -> list[tuple[str, bool]]:
+    import torch
+
+    from inferno.nn import Linear
+
+    with torch.device("meta"):
+        model = source.architecture.build(source.model)
+    return [
+        (checkpoint_path(path), module.quantizable)
+        for path, module in model.named_modules()
+        if isinstance(module, Linear)
+    ]

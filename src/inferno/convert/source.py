@@ -1,0 +1,178 @@
+"""A checkpoint that is to be converted, with every matrix readable as a dense one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field, frozen
+
+from inferno.catalog import Catalog
+from inferno.contracts import (
+    COMPUTE_DTYPES,
+    Architecture,
+    Checkpoint,
+    FetchOptions,
+    ModelConfig,
+    QuantScheme,
+    StoredMatrix,
+    TensorInfo,
+    TextAssets,
+)
+from inferno.errors import UnsupportedError
+from inferno.pairing import join
+from inferno.plan import modules_of, unused_tensors
+from inferno.plan.opened import model_config, text_assets
+from inferno.plan.stored import adapted, architecture_name, matrix_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from inferno.nn import Weight
+
+PLAIN = frozenset({*COMPUTE_DTYPES, "float64"})
+"""Dtypes of tensors that are read as they are stored."""
+
+
+@frozen
+class Quantized:
+    """A matrix that a scheme reads."""
+
+    stored: StoredMatrix
+    scheme: QuantScheme
+    shape: tuple[int, int]
+
+
+@define(eq=False)
+class DenseView:
+    """See `contracts.DenseCheckpoint`."""
+
+    checkpoint: Checkpoint
+    architecture: Architecture
+    model: ModelConfig
+    quantized: Mapping[str, Quantized]
+    """By the name of the dense tensor: "model.layers.0.mlp.up_proj.weight"."""
+    tensors: Mapping[str, TensorInfo]
+    _held: dict[str, Weight] = field(factory=dict)
+    """The matrix that was read last."""
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        architecture: Architecture,
+        model: ModelConfig,
+        catalog: Catalog,
+        without: tuple[str, ...] = (),
+    ) -> DenseView:
+        """View a checkpoint, without tensors whose names match these patterns. Raises
+        UnsupportedError for a matrix that no installed scheme reads."""
+        quant_config = checkpoint.config.get("quantization_config") or {}
+        quantized: dict[str, Quantized] = {}
+        tensors: dict[str, TensorInfo] = {}
+        for path, parts in modules_of(checkpoint.tensors, without).items():
+            matrix = matrix_of(parts)
+            if all(info.dtype in PLAIN for info in parts.values()) or not matrix:
+                tensors |= {join(path, part): info for part, info in parts.items()}
+                continue
+            stored = StoredMatrix(path=path, parts=matrix, quant_config=quant_config)
+            try:
+                scheme = catalog.scheme_of(stored).item
+            except UnsupportedError:
+                if quant_config or len(parts) > 1:
+                    raise
+                tensors |= {join(path, part): info for part, info in parts.items()}  # a table
+                continue
+            name = join(path, "weight")
+            shape = scheme.holds(stored, "float32").shape
+            assert shape is not None, "schemes know the shape of what is quantized"
+            quantized[name] = Quantized(stored, scheme, shape)
+            tensors[name] = TensorInfo("float32", shape, 4 * math.prod(shape))
+            if "bias" in parts:
+                tensors[join(path, "bias")] = parts["bias"]
+        return cls(checkpoint, architecture, model, quantized, tensors)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        found = dict(self.checkpoint.config)
+        found.pop("quantization_config", None)
+        return found
+
+    def text(self) -> TextAssets:
+        return text_assets(self.checkpoint, self.architecture)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        import torch
+
+        if name not in self.quantized:
+            found = self.checkpoint.read(name)
+            return found[start:stop] if found.ndim else found
+        weight = self.weight(name)
+        assert weight is not None, "it is quantized"
+        stop = weight.shape[0] if stop is None else min(stop, weight.shape[0])
+        return weight.rows(torch.arange(start, stop)).float()
+
+    def weight(self, name: str) -> Weight | None:
+        found = self.quantized.get(name)
+        if found is None:
+            return None
+        if name not in self._held:
+            self._held.clear()
+            path, parts = found.stored.path, found.stored.parts
+            tensors = {part: self.checkpoint.read(join(path, part)) for part in parts}
+            self._held[name] = found.scheme.load(found.stored, tensors, dtype="float32")
+        return self._held[name]
+
+
+@define(eq=False)
+class Source:
+    """An opened checkpoint, and what reads it."""
+
+    path: Path
+    format: str
+    checkpoint: Checkpoint
+    """Under the names in which it is stored."""
+    architecture: Architecture
+    model: ModelConfig
+    catalog: Catalog
+
+    @classmethod
+    def open(cls, ref: str, fetch: FetchOptions, catalog: Catalog) -> Source:
+        """Fetch and open the model, reading headers only. Raises InfernoError."""
+        path = catalog.source_of(ref).item.fetch(ref, fetch)
+        format, checkpoint = catalog.open(path)
+        try:
+            name = architecture_name(checkpoint.config)
+            architecture = catalog.architecture(name).item
+            model = model_config(architecture, adapted(checkpoint, architecture))
+        except BaseException:
+            checkpoint.close()
+            raise
+        return cls(path, format.item.name, checkpoint, architecture, model, catalog)
+
+    @property
+    def seen_by_model(self) -> Checkpoint:
+        """The checkpoint under the names of the model."""
+        return adapted(self.checkpoint, self.architecture)
+
+    @property
+    def renamed(self) -> bool:
+        """Whether the model has other names than the checkpoint."""
+        return self.seen_by_model is not self.checkpoint
+
+    def as_stored(self) -> DenseView:
+        """View every tensor, under the stored names."""
+        return DenseView.of(self.checkpoint, self.architecture, self.model, self.catalog)
+
+    def as_model(self) -> DenseView:
+        """View the tensors that the model reads, under its names."""
+        unused = unused_tensors(self.model)
+        return DenseView.of(self.seen_by_model, self.architecture, self.model, self.catalog, unused)
+
+    def state(self) -> list[tuple[str, int, int]]:
+        """Return what changes when the checkpoint does: its files' names, sizes and times."""
+        files = [Path(file) for file in getattr(self.checkpoint, "files", ())]
+        found = [(file, file.stat()) for file in files]
+        return [(str(file.absolute()), s.st_size, s.st_mtime_ns) for file, s in found]

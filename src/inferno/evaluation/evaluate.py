@@ -1,0 +1,173 @@
+"""Evaluates a model on a text, alone or against another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import evolve
+
+from inferno.errors import CheckpointError, OptionError
+from inferno.evaluation.groups import BY, Group, groups_of
+from inferno.evaluation.passes import Pass, Passage, Progress
+from inferno.evaluation.report import GroupReport, Report
+from inferno.evaluation.windows import windows_of
+from inferno.plan import Options, open_model
+from inferno.text import Tokenizer
+
+if TYPE_CHECKING:
+    from inferno.evaluation.spool import Spool
+
+
+def evaluate(
+    ref: str,
+    *,
+    text: str | Path,
+    against: str | None = None,
+    options: Options | None = None,
+    window: int = 512,
+    stride: int | None = None,
+    limit: int | None = None,
+    by: str = "layers",
+    groups: int = 4,
+    progress: Progress = lambda model, done, count: None,
+) -> Report:
+    """Return the perplexity of a model, and how far it is from the reference `against`.
+
+    `text` is a UTF-8 file; a newline at its end is left out. It is cut into windows (`windows_of`),
+    `limit` of them at most. With a reference, its groups of modules (`groups_of`, `by` and up to
+    `groups` of them) are taken from the model, one group at a time. `options` are the engine's:
+    in-situ quantization, overrides and the revision are the model's only, the others are the
+    reference's too. One model is in memory at a time.
+
+    Raises OptionError for a text that is too short, or a reference with another vocabulary;
+    CheckpointError for a model without a tokenizer; and what loading does.
+    """
+    if by not in BY or groups < 1:
+        raise OptionError(
+            f"{groups} groups by {by!r}", f"Give at least 1 group by {' or '.join(BY)}."
+        )
+    length = window if stride is None else window + stride // 2
+    model = evolve(
+        options or Options(),
+        max_model_len=max(1, length),
+        max_num_batched_tokens=max(1, length),
+        max_num_seqs=1,
+        cache_policy="none",
+        speculative=None,
+        num_speculative_tokens=None,
+    )
+    plain = evolve(model, isq=None, overrides=(), revision=None)
+    asked = [(ref, model), *([(against, plain)] if against is not None else [])]
+    token_ids, bos, vocab_size = _encoded(_read(Path(text)), asked, length)
+    windows = windows_of(token_ids, window=window, stride=stride, limit=limit, bos=bos)
+    passage = Passage(tuple(windows), vocab_size, progress)
+    report = partial(
+        Report,
+        model=ref,
+        text=str(text),
+        window=window,
+        stride=stride,
+        num_windows=len(windows),
+        num_tokens=passage.num_tokens,
+    )
+    if against is None:
+        alone = passage.through(ref, model)
+        return report(reference=None, weights=alone.weights, perplexity=alone.perplexity)
+    from inferno.evaluation.spool import Spool  # torch
+
+    with Spool.create(passage.num_tokens, vocab_size) as spool:
+        reference = passage.through(against, plain, write=spool.write)
+        found = passage.through(ref, model, compare=spool.reader())
+        apart, notes = groups_of(reference.modules, by, groups), list[str]()
+        if apart and (model.isq is not None or model.overrides):
+            apart, notes = [], [_NOT_APART]
+        each = [_swapped(passage, group, ref, against, plain, reference, spool) for group in apart]
+        return report(
+            reference=against,
+            weights=found.weights,
+            perplexity=found.perplexity,
+            reference_perplexity=reference.perplexity,
+            divergence=found.divergence(reference),
+            outside=float(np.mean(spool.outside)),
+            groups=tuple(each),
+            notes=tuple(notes),
+        )
+
+
+_NOT_APART = (
+    "groups are not measured with --isq or --override: write the model to a file first, and give it"
+)
+
+
+def _swapped(
+    passage: Passage,
+    group: Group,
+    ref: str,
+    against: str,
+    options: Options,
+    reference: Pass,
+    spool: Spool,
+) -> GroupReport:
+    """Measure the reference with one group of modules from the model."""
+    taken = tuple(f"{pattern}={ref}" for pattern in group.patterns)
+    # Each composite is loaded once: nothing to keep for another start.
+    options = evolve(options, overrides=taken, packed_cache="none")
+    try:
+        found = passage.through(against, options, compare=spool.reader(), name=group.name)
+    except (CheckpointError, OptionError) as error:
+        return GroupReport(name=group.name, patterns=group.patterns, note=error.cause)
+    return GroupReport(
+        name=group.name,
+        patterns=group.patterns,
+        saved=reference.weights - found.weights,
+        divergence=found.divergence(reference),
+        perplexity=found.perplexity,
+    )
+
+
+def _read(path: Path) -> str:
+    """Return a text, as llama.cpp reads one: without a newline at its end. Raises OptionError."""
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot read {path}: {error}", "Give a text file in UTF-8.") from error
+
+
+def _encoded(
+    text: str, asked: Sequence[tuple[str, Options]], length: int
+) -> tuple[list[int], int | None, int]:
+    """Return the tokens of a text, the token that begins every text, if any, and the number of
+    tokens that all models have. Raises CheckpointError if none has a tokenizer, OptionError if
+    their vocabularies differ, or if windows of this length do not fit a model's context."""
+    sizes, tokenizers = [], list[tuple[str, Tokenizer]]()
+    for ref, options in asked:
+        with open_model(ref, evolve(options, max_model_len=None)) as opened:
+            if length > (longest := opened.config.max_position_embeddings):
+                raise OptionError(
+                    f"windows of {length} tokens do not fit {ref}, whose context is {longest}",
+                    "Lower --window.",
+                )
+            sizes.append(opened.plan.vocab_size)
+            tokenizer = Tokenizer.from_assets(opened.text(), opened.plan.config)
+            if tokenizer is not None:
+                tokenizers.append((ref, tokenizer))
+    if not tokenizers:
+        raise CheckpointError(
+            f"{asked[0][0]} has no tokenizer, so that a text has no tokens",
+            "Put tokenizer.json next to the weights.",
+        )
+    first, tokenizer = tokenizers[0]
+    largest = max(each.vocab_size for _, each in tokenizers)
+    same = all(tokenizer.same_vocabulary(other) for _, other in tokenizers[1:])
+    if not same or (len(set(sizes)) > 1 and min(sizes) < largest):
+        raise OptionError(
+            f"{asked[0][0]} and {asked[-1][0]} have different vocabularies",
+            "Compare models with the same tokenizer: their tokens must be the same.",
+        )
+    empty = tokenizer.encode("")
+    bos = empty[0] if empty and tokenizer.is_special(empty[0]) else None
+    return tokenizer.encode(text), bos, min(sizes)

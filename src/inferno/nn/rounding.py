@@ -1,0 +1,147 @@
+"""Rounds matrices to integers in groups of columns: to the nearest, or by the inputs they are
+multiplied with.
+
+Suffixes: O rows, I columns, G groups of columns, B columns of a block.
+"""
+
+from __future__ import annotations
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+BLOCK = 128
+"""Columns that are rounded one by one before the others are updated."""
+
+
+@frozen
+class Grid:
+    """The integers of a group: value = scale · (code - zero)."""
+
+    bits: int
+    group: int
+    """Columns that share a scale."""
+    symmetric: bool
+    least: float = 1e-6
+    """The smallest scale: of groups of zeros."""
+
+    def of(self, weight_Oi: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scale, exact in float16, and zero point of one group's columns, (O, 1) each."""
+        most = (1 << self.bits) - 1
+        low = weight_Oi.amin(1, keepdim=True).clamp(max=0)
+        high = weight_Oi.amax(1, keepdim=True).clamp(min=0)
+        if self.symmetric:
+            high = torch.maximum(high, -low)
+            low = -high
+        scale_O1 = ((high - low) / most).clamp(min=self.least).half().float()
+        if self.symmetric:
+            return scale_O1, torch.full_like(scale_O1, 1 << self.bits - 1)
+        return scale_O1, (-low / scale_O1).round().clamp(0, most)
+
+    def codes(self, weight_Oi: Tensor, scale_O1: Tensor, zero_O1: Tensor) -> Tensor:
+        """Return the nearest codes, as floats."""
+        return ((weight_Oi / scale_O1).round() + zero_O1).clamp(0, (1 << self.bits) - 1)
+
+
+@frozen(eq=False)
+class Rounded:
+    """A rounded matrix."""
+
+    codes_OI: Tensor
+    """uint8."""
+    scales_OG: Tensor
+    """float32, exact in float16."""
+    zeros_OG: Tensor
+    """uint8."""
+    groups_I: Tensor
+    """The group of each column, int32."""
+
+    def values(self) -> Tensor:
+        """Return the matrix that it represents, float32 (O, I)."""
+        scales_OI, zeros_OI = (each[:, self.groups_I.long()] for each in self._grids())
+        return scales_OI * (self.codes_OI.float() - zeros_OI)
+
+    def _grids(self) -> tuple[Tensor, Tensor]:
+        return self.scales_OG, self.zeros_OG.float()
+
+
+def nearest(weight_OI: Tensor, grid: Grid) -> Rounded:
+    """Round each value to the nearest."""
+    rows, columns = weight_OI.shape
+    groups = columns // grid.group
+    weight = weight_OI.float().reshape(rows * groups, grid.group)
+    scale, zero = grid.of(weight)
+    codes = grid.codes(weight, scale, zero)
+    groups_I = torch.arange(columns, dtype=torch.int32) // grid.group
+    return Rounded(
+        codes.view(rows, columns).to(torch.uint8),
+        scale.view(rows, groups),
+        zero.view(rows, groups).to(torch.uint8),
+        groups_I,
+    )
+
+
+def by_inputs(
+    weight_OI: Tensor,
+    gram_II: Tensor,
+    grid: Grid,
+    *,
+    damping: float = 0.01,
+    act_order: bool = False,
+) -> Rounded:
+    """Round column by column, and let the columns that follow make up for each error, such that
+    products with inputs of this Gram matrix (the sum of x xT) change least (arXiv:2210.17323).
+
+    `damping` is the share of the mean diagonal that is added to the diagonal; it is raised tenfold
+    until the matrix can be inverted. With `act_order`, columns are rounded, and grouped, from the
+    largest diagonal to the smallest."""
+    weight_OI = weight_OI.float().clone()
+    rows, columns = weight_OI.shape
+    gram_II = gram_II.double().clone()
+    dead_I = gram_II.diagonal() == 0
+    gram_II.diagonal()[dead_I] = 1.0
+    weight_OI[:, dead_I] = 0.0
+    order_I = torch.arange(columns)
+    if act_order:
+        order_I = gram_II.diagonal().argsort(descending=True, stable=True)
+        weight_OI, gram_II = weight_OI[:, order_I], gram_II[order_I][:, order_I]
+    inverse_II = _factor(gram_II, damping)
+    codes_OI = torch.empty(rows, columns, dtype=torch.uint8)
+    scales, zeros = list[Tensor](), list[Tensor]()
+    for start in range(0, columns, BLOCK):
+        stop = min(start + BLOCK, columns)
+        errors_OB = torch.zeros(rows, stop - start)
+        for i in range(start, stop):
+            if i % grid.group == 0:
+                scale_O1, zero_O1 = grid.of(weight_OI[:, i : i + grid.group])
+                scales.append(scale_O1)
+                zeros.append(zero_O1)
+            column_O1 = weight_OI[:, i : i + 1]
+            code_O1 = grid.codes(column_O1, scales[-1], zeros[-1])
+            error_O1 = (column_O1 - scales[-1] * (code_O1 - zeros[-1])) / inverse_II[i, i]
+            codes_OI[:, i] = code_O1[:, 0].to(torch.uint8)
+            weight_OI[:, i:stop] -= error_O1 * inverse_II[i, i:stop]
+            errors_OB[:, i - start] = error_O1[:, 0]
+        weight_OI[:, stop:] -= errors_OB @ inverse_II[start:stop, stop:]
+    groups_I = torch.empty(columns, dtype=torch.int32)
+    groups_I[order_I] = torch.arange(columns, dtype=torch.int32) // grid.group
+    back_I = torch.empty_like(order_I)
+    back_I[order_I] = torch.arange(columns)
+    zeros_OG = torch.cat(zeros, 1).to(torch.uint8)
+    return Rounded(codes_OI[:, back_I], torch.cat(scales, 1), zeros_OG, groups_I)
+
+
+def _factor(gram_II: Tensor, damping: float) -> Tensor:
+    """Return the upper Cholesky factor of the damped matrix's inverse, float32."""
+    mean = gram_II.diagonal().mean()
+    while True:
+        damped = gram_II.clone()
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            inverse = torch.cholesky_inverse(lower)
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not failed:
+                factor_II: Tensor = upper.float()
+                return factor_II
+        damping = max(10 * damping, 1e-4)
