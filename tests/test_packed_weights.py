@@ -3,6 +3,7 @@ the files meanwhile."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tests.test_replay import EXPERTS, UNTIED, made
 
 import inferno.packing as packing
@@ -87,6 +90,52 @@ def test_a_second_start_reads_no_matrix_of_the_checkpoint(
     monkeypatch.setattr(SafetensorsCheckpoint, "read", noted)
     assert started(model, folder)[1]
     assert read and all("norm" in name or "bias" in name for name in read)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["merged", "separate"])
+def test_permuted_columns_are_kept_with_their_order(
+    shared: bool, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of act-order, where q, k and v have the same order, and where they do not."""
+    from inferno.builtin.safetensors import SafetensorsCheckpoint
+
+    pytest.importorskip("inferno_gptq")
+    model = with_act_order(made(TIED, tmp_path / "model"), shared=shared)
+    expected, _ = started(model, "none")
+    assert started(model, folder) == (expected, False)
+    read: list[str] = []
+    really = SafetensorsCheckpoint.read
+
+    def noted(self: SafetensorsCheckpoint, name: str) -> Any:
+        read.append(name)
+        return really(self, name)
+
+    monkeypatch.setattr(SafetensorsCheckpoint, "read", noted)
+    assert started(model, folder) == (expected, True)
+    assert not [name for name in read if "qweight" in name or "g_idx" in name]
+
+
+def with_act_order(model: Path, *, shared: bool) -> Path:
+    """Replace the model's projections by random ones of GPTQ."""
+    tensors, config = load_file(model / "model.safetensors"), model / "config.json"
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        rows, columns = tensors.pop(name).shape
+        words = (-(2**31), 2**31)
+        order = torch.Generator().manual_seed(columns if shared else len(tensors))
+        tensors |= {
+            name.replace("weight", part): tensor
+            for part, tensor in {
+                "qweight": torch.randint(*words, (columns // 8, rows), generator=generator).int(),
+                "qzeros": torch.full((columns // 32, rows // 8), 0x77777777, dtype=torch.int32),
+                "scales": torch.full((columns // 32, rows), 0.02, dtype=torch.float16),
+                "g_idx": (torch.randperm(columns, generator=order) // 32).int(),
+            }.items()
+        }
+    save_file(tensors, model / "model.safetensors")
+    own = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": own}))
+    return model
 
 
 def test_a_changed_model_is_packed_again(tmp_path: Path, folder: Path) -> None:

@@ -376,6 +376,20 @@ def test_a_layout_no_scheme_reads_names_the_matrix_and_the_package(write: Write)
         assert remedy in caught.value.remedy
 
 
+def test_a_format_of_a_method_is_asked_for_by_its_name(write: Write) -> None:
+    """GPTQ may be stored in another package's layout."""
+    tensors = {"model.layers.0.mlp.up_proj.B": (4, 8), "model.layers.0.mlp.up_proj.s": (4, 2)}
+    quant_config = {"quant_method": "gptq", "checkpoint_format": "marlin", "group_size": 64}
+    ref = write(tensors, stored="I16", quantization_config=quant_config)
+    for names, remedy in (
+        (("gptq",), "pip install inferno-marlin"),
+        (("gptq", "marlin"), "inferno-marlin: it reads codes packed in int32, with scales"),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            resolve(ref, on_cpu(), installed("qwen3", "index", *names))
+        assert remedy in caught.value.remedy and "not 'marlin'" in caught.value.remedy
+
+
 def a_scheme(**fields: Any) -> Offer[QuantScheme]:
     """A scheme for matrices stored as codes of one byte."""
 

@@ -259,18 +259,35 @@ def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
         op, sources = GROUPED if grouped else LINEAR, [weight.source for weight in weights]
         if packed is not None and (found := packed.load(op, sources)) is not None:
             return found
+        if packed is not None and packed.separate(sources):
+            return None
         weights = [loaded(weight) for weight in weights]
+        if (built := computed(op, weights)) is not None:
+            if packed is not None:
+                packed.keep(op, sources, *built)
+            return built[1]
         if any(isinstance(weight, Wrapper) for weight in weights):
-            return stacked_inside(weights, lambda inner: stack(inner, grouped=grouped, rows=rows))
-        [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
-        if not others and (op, layout) in products:
-            provider, kernel = products[op, layout]
-            built: Weight | None = kernel(*weights)
-            if built is not None:
-                if packed is not None:
-                    packed.keep(op, sources, provider, built)
-                return built
+            return stacked_inside(weights, partial(torch_stack, grouped=grouped, rows=rows))
         return torch_stack(weights, grouped=grouped, rows=rows)
+
+    def computed(op: str, weights: Sequence[Weight]) -> tuple[str, Weight] | None:
+        """Return the weight that a provider computes, after its name; None if none does."""
+        if any(isinstance(weight, Wrapper) for weight in weights):
+            names = list[str]()
+
+            def inside(inner: Sequence[Weight]) -> Weight | None:
+                found = computed(op, inner)
+                names.extend([] if found is None else [found[0]])
+                return None if found is None else found[1]
+
+            wrapped = stacked_inside(weights, inside)
+            return None if wrapped is None else (names[0], wrapped)
+        [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
+        if others or (op, layout) not in products:
+            return None
+        provider, kernel = products[op, layout]
+        built: Weight | None = kernel(*weights)
+        return None if built is None else (provider, built)
 
     return stack
 

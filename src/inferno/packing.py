@@ -170,14 +170,19 @@ class PackedWeights:
         provider = about["provider"]
         try:
             data = self._take[provider](name)
-            return self.packings[provider].load(about["about"], data)
+            return _loaded(self.packings[provider], about["about"], data)
         except (OSError, ValueError, KeyError) as error:
             log.warning("packed weights of %s are not used: %s", name, error)
             return None
 
+    def separate(self, sources: Sequence[str]) -> bool:
+        """Whether the file has each of these matrices alone: they could not be stacked."""
+        parts = {} if self._file is None or not self._take else self._file.parts
+        return len(sources) > 1 and all(_name_of(LINEAR, [source]) in parts for source in sources)
+
     def keep(self, op: str, sources: Sequence[str], provider: str, weight: Weight) -> None:
         """Note the weight that a provider has made of these matrices, if all are stored ones."""
-        if self._file is None and provider in self.packings and all(sources):
+        if self._file is None and provider in self.packings and all(sources) and _keeps(weight):
             self._kept[_name_of(op, sources)] = provider, tuple(sources), weight
 
     def begin_writing(self) -> None:
@@ -201,7 +206,7 @@ class PackedWeights:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         parts = []
         for name, (provider, sources, weight) in kept.items():
-            saved = self.packings[provider].save(weight)
+            saved = _saved(self.packings[provider], weight)
             if saved is None:
                 return
             about = {"provider": provider, "sources": sources, "about": dict(saved[0])}
@@ -239,3 +244,43 @@ def _name_of(op: str, sources: Sequence[str]) -> str:
         return f"{op} {sources[0]}"
     digest = hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
     return f"{op} {sources[0]} and {len(sources) - 1} more, {digest}"
+
+
+def _keeps(weight: Weight) -> bool:
+    """Whether a weight can be written: as its provider does, or permuted columns of one."""
+    from inferno.nn import Permuted, Wrapper
+
+    return not isinstance(weight, Wrapper) or type(weight) is Permuted
+
+
+def _saved(
+    packing: Packing, weight: Weight
+) -> tuple[Mapping[str, Any], Sequence[memoryview]] | None:
+    """Return the description and the bytes of a weight; of permuted columns, their order comes
+    last."""
+    import torch
+
+    from inferno.nn import Permuted
+
+    if not isinstance(weight, Permuted):
+        return packing.save(weight)
+    if (saved := packing.save(weight.inner)) is None:
+        return None
+    order = weight.order.cpu().contiguous().view(torch.uint8).numpy().data
+    return {"inner": saved[0], "order": order.nbytes}, [*saved[1], order]
+
+
+def _loaded(packing: Packing, about: Mapping[str, Any], data: memoryview) -> Weight:
+    """Return the weight of `_saved`. Raises ValueError or KeyError."""
+    if "order" not in about:
+        return packing.load(about, data)
+    import torch
+
+    from inferno.nn import Permuted
+
+    end = data.nbytes - about["order"]
+    inner = packing.load(about["inner"], data[:end])
+    order_I = torch.frombuffer(data, dtype=torch.uint8, offset=end).clone().view(torch.int64)
+    if not torch.equal(order_I.sort().values, torch.arange(inner.shape[1])):
+        raise ValueError("the order of the columns is damaged")
+    return Permuted(inner, order_I)

@@ -206,16 +206,18 @@ class Catalog:
             return choose(found, f"the matrix {stored.path}")
         parts = sorted(stored.parts.items())
         held = ", ".join(f"{part} ({info.dtype})" for part, info in parts)
-        method = str(stored.quant_config.get("quant_method", ""))
-        known = self._hinted("scheme", method)
-        asked = [o for o in offers if o.item.name == method or o.distribution in known]
-        said = dict.fromkeys(f"{o.distribution}: {reasons[id(o)]}." for o in asked)
+        said: dict[str, None] = {}
+        for key in ("checkpoint_format", "quant_method"):
+            method = str(stored.quant_config.get(key, ""))
+            known = self._hinted("scheme", method)
+            asked = [o for o in offers if o.item.name == method or o.distribution in known]
+            said |= dict.fromkeys(f"{o.distribution}: {reasons[id(o)]}." for o in asked)
+            if not asked and (hint := self.hint("scheme", method)):
+                said[hint] = None
         raise self._missing(
             f"{stored.path}: no installed scheme reads a matrix stored as {held}",
             offers,
-            " ".join(said)
-            or self.hint("scheme", method)
-            or "Install a plugin that reads this layout.",
+            " ".join(said) or "Install a plugin that reads this layout.",
         )
 
     def kernel(self, need: KernelNeed) -> tuple[Offer[KernelProvider] | None, tuple[Refusal, ...]]:
@@ -223,9 +225,10 @@ class Catalog:
         offers = self.of("inferno_kernels")
 
         def refuses(offer: Offer[KernelProvider]) -> str | None:
-            if need.op not in offer.item.ops:
+            reason = offer.item.refuses(need)  # of the device first: it is one line for all ops
+            if reason is None and need.op not in offer.item.ops:
                 return f"it does not provide {need.op}"
-            return offer.item.refuses(need)
+            return reason
 
         return weigh(offers, f"the op {need.op}", refuses)
 

@@ -9,6 +9,7 @@ from attrs import evolve
 
 from inferno.catalog import Catalog, Offer, Refusal
 from inferno.contracts import (
+    COMPUTE_DTYPES,
     EXPERT_OPS,
     GROUPED,
     LINEAR,
@@ -95,8 +96,8 @@ def _slow_matrices(
 ) -> list[str]:
     """Describe the matrices of a layout that torch multiplies although there are kernels. `given`:
     the model has matrices of that layout."""
-    if not given:
-        return []
+    if not given or need.device.kind != "cpu" and need.layout in COMPUTE_DTYPES:
+        return []  # dense matrices on a GPU are multiplied by the vendor's library
     if offer is None:
         why = "; ".join(f"{refusal.name}: {refusal.reason}" for refusal in refusals)
         return [f"torch multiplies the matrices in {need.layout}, slowly: {why}"]

@@ -128,13 +128,15 @@ class AttentionBackendTests(Installed):
                     assert (error_THC / (1 + theirs_THC.abs())).max() <= tolerance, f"{need}"
 
     def test_neighbours_change_nothing(self, item: AttentionBackend) -> None:
-        need = next(self.grid())
+        need, block_size = next(self.grid()), self.block_sizes[-1]
         alone = [[(count if i == 3 else 0) for i, count in enumerate(step)] for step in STEPS]
         together = [
             ours[-step[3] :]
-            for step, (ours, _) in zip(STEPS, _run(item, need, 16, STEPS), strict=True)
+            for step, (ours, _) in zip(STEPS, _run(item, need, block_size, STEPS), strict=True)
         ]
-        for ours_THC, (theirs_THC, _) in zip(together, _run(item, need, 16, alone), strict=True):
+        for ours_THC, (theirs_THC, _) in zip(
+            together, _run(item, need, block_size, alone), strict=True
+        ):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
 
     def test_slot_minus_1_of_length_0_changes_nothing(

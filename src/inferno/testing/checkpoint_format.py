@@ -88,6 +88,8 @@ class CheckpointFormatTests(Installed):
             assert info.shape == tuple(tensor.shape) and info.nbytes == stored.nbytes
             assert f"torch.{info.dtype}" == str(stored.dtype)
             assert stored.device.type == "cpu" and torch.equal(stored, tensor)
+            if (of_format := getattr(checkpoint, "peek", None)) is not None:
+                assert of_format(name) == stored.contiguous().view(torch.uint8).numpy().tobytes()
         checkpoint.close()
 
     def test_opening_imports_no_torch(self, written: Path) -> None:

@@ -41,7 +41,7 @@ _POINTERS = {
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-@frozen
+@frozen(eq=False)
 class Launch:
     """A kernel with the arguments of one call."""
 

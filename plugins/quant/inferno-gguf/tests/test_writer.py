@@ -176,6 +176,7 @@ def test_byte_level_tokenizers_keep_their_name_and_ids(
     found = Tokenizer.from_assets(read_text(GgufFile.open(tmp_path / "model.gguf")))
     assert found is not None
     special, thinking = (trained.token_to_id(token) for token in SPECIAL)
+    assert special is not None and thinking is not None
     assert found.eos_token_ids == (special,)
     assert found.is_special(special) and not found.is_special(thinking)
 

@@ -1,11 +1,11 @@
-"""Attention over the paged cache, in Triton. Imports neither torch nor triton until a model is
-loaded."""
+"""Attention over the paged cache and other kernels, in Triton. Imports neither torch nor triton
+until a model is loaded."""
 
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import AttentionBackend
-from inferno_triton import attention
+from inferno.contracts import LINEAR, AttentionBackend, KernelProvider
+from inferno_triton import attention, kernels
 
 
 @hookimpl
@@ -22,5 +22,23 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             block_size=64,
             layout=attention.LAYOUT,
             priority=20,
+        )
+    ]
+
+
+@hookimpl
+def inferno_kernels() -> list[KernelProvider]:
+    return [
+        KernelProvider(
+            name="triton",
+            refuses=kernels.refuses,
+            ops={
+                LINEAR: "inferno_triton.linear:stack",
+                "rms_norm": "inferno_triton.ops:rms_norm",
+                "add_rms_norm": "inferno_triton.ops:add_rms_norm",
+                "norm_rope": "inferno_triton.ops:norm_rope",
+                "silu_mul": "inferno_triton.ops:silu_mul",
+            },
+            priority=10,
         )
     ]

@@ -48,6 +48,9 @@ class Packing:
         # quantize_config.json does not have the method
         if config.get("quant_method", "gptq") != "gptq":
             raise Refused("it reads checkpoints whose quant_method is gptq")
+        form = config.get("checkpoint_format", config.get("format", "gptq"))
+        if form not in FORMATS:
+            raise Refused(f"it reads the formats {' and '.join(FORMATS)}, not {form!r}")
         _check_parts(parts)
         settings = overridden(config, stored.path)
         bits, group = settings.get("bits"), settings.get("group_size", -1)
@@ -59,9 +62,6 @@ class Packing:
         columns = words * 32 // bits
         group = columns if group == -1 else min(group, columns)
         _check_shapes(parts, rows, columns, bits, group)
-        form = config.get("checkpoint_format", config.get("format", "gptq"))
-        if form not in FORMATS:
-            raise Refused(f"it reads the formats {' and '.join(FORMATS)}, not {form!r}")
         symmetric, ordered = settings.get("sym", True), settings.get("desc_act", False)
         if not isinstance(symmetric, bool) or not isinstance(ordered, bool):
             raise Refused("sym and desc_act of quantization_config must be true or false")

@@ -2,7 +2,7 @@
 of their last four rows. Run by hand, with the version that the file's metadata name:
 
     pip install bitsandbytes==0.50.2
-    python plugins/quant/inferno-bitsandbytes/tests/make_vectors.py
+    python plugins/quant/inferno-bitsandbytes/tests/bitsandbytes_vectors.py
 """
 
 from __future__ import annotations
