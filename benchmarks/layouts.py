@@ -158,7 +158,10 @@ def measured(layout: Layout, rows: int, columns: int, rounds: int) -> Iterator[s
     memory = pages(1 << 28)
     memory.fill_(1)
     one, many = torch.randn(1, columns).bfloat16(), torch.randn(ROWS, columns).bfloat16()
-    read_speeds, speeds, rates, peaks = [], [], [], []
+    read_speeds: list[float] = []
+    speeds: list[float] = []
+    rates: list[float] = []
+    peaks: list[float] = []
     each(layout.copies, one)
     layout.copies[0](many)
     left = 3 * rounds
