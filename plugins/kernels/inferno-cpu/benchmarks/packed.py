@@ -47,9 +47,10 @@ def random_matrix(layout: str, rows: int, columns: int) -> tuple[torch.Tensor, .
     kind = LAYOUTS[layout]
     groups = columns // kind.block
     data = torch.randint(0, 120, (rows, groups * kind.block_bytes), dtype=torch.uint8)
-    if not layout.startswith("int4"):
+    if not layout.startswith("int"):
         return (data,)
-    return data, *(torch.full((rows, groups), value, dtype=torch.float16) for value in (0.01, 8.0))
+    grids = (0.01,) if "_sym_" in layout else (0.01, 8.0)
+    return data, *(torch.full((rows, groups), value, dtype=torch.float16) for value in grids)
 
 
 def bench(layout: str, rows: int, columns: int, batches: Sequence[int], seconds: float) -> None:

@@ -13,6 +13,12 @@ void bind_dense(nb::module_& m) {
           nb::gil_scoped_release released;
           active().dense->repack(dtype, at(w), row_stride, at(panels), N, K);
         });
+  m.def("dense_repack_fp8", [](int w_dtype, Address w, int64_t row_stride, Address scales,
+                               Address panels, int64_t N, int64_t K) {
+    nb::gil_scoped_release released;
+    return active().dense->repack_fp8(w_dtype, at(w), row_stride, at<float>(scales), at(panels), N,
+                                      K);
+  });
   m.def("dense_matmul", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels,
                            Address bias, Address y, int64_t M, int64_t N, int64_t K) {
     run([=] {

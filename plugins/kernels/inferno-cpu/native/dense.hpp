@@ -1,5 +1,5 @@
-// Matrices of float32, bfloat16 and float16, in panels of sixteen rows (gemm_float.hpp). The last
-// panel is padded with zeros.
+// Matrices of float32, bfloat16, float16 and float8, in panels of sixteen rows (gemm_float.hpp,
+// dense_codes.hpp). The last panel is padded with zeros.
 #pragma once
 #include <cstdint>
 
@@ -9,6 +9,11 @@ struct DenseLinear {
   // Copy w_NK (contiguous rows, row_stride elements apart) into panels aligned to 64 bytes, of
   // ceil(N/16) * 16 * K elements; for bfloat16 K is rounded up to even.
   void (*repack)(int dtype, const void* w, int64_t row_stride, void* panels, int64_t N, int64_t K);
+  // Copy codes of float8 (e4m3) w_NK into panels aligned to 64 bytes. w_dtype is kFp8Rows, with
+  // scales (panels, 16), or kFp8Blocks, with scales (panels, ceil(K / 128)) that all rows of a
+  // panel share. A value is its code's times its scale. Returns false if a code is NaN.
+  bool (*repack_fp8)(int w_dtype, const void* w, int64_t row_stride, const float* scales,
+                     void* panels, int64_t N, int64_t K);
   // y_MN = x_MK @ w_NK.T + bias_N. Rows of x are x_stride apart; y is dense and of x's type; bias
   // is float32 or null. Sums are float32. Products are exact in float32's normal range (see dot2).
   void (*matmul)(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,

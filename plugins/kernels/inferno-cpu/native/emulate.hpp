@@ -70,6 +70,12 @@ EMULATED __m512i emulated_cvtepu8_epi16(__m256i a) {
   auto x = LANES(uint8_t, a);
   EMULATE_EACH(__m512i, int16_t, 32, x.at[i]);
 }
+EMULATED uint32_t emulated_cmplt_epu16_mask(__m512i a, __m512i b) {
+  auto x = LANES(uint16_t, a), y = LANES(uint16_t, b);
+  uint32_t mask = 0;
+  for (int i = 0; i < 32; i++) mask |= uint32_t(x.at[i] < y.at[i]) << i;
+  return mask;
+}
 EMULATED __m256i emulated_cvtepi32_epi16(__m512i a) {
   auto x = LANES(int32_t, a);
   EMULATE_EACH(__m256i, int16_t, 16, x.at[i]);
@@ -216,6 +222,7 @@ EMULATED __m512i emulated_unpack(__m512i a, __m512i b,
 #define _mm512_cvtepu8_epi32 emulated_cvtepu8_epi32
 #define _mm512_cvtepi8_epi16 emulated_cvtepi8_epi16
 #define _mm512_cvtepu8_epi16 emulated_cvtepu8_epi16
+#define _mm512_cmplt_epu16_mask emulated_cmplt_epu16_mask
 #define _mm512_cvtepi32_epi16 emulated_cvtepi32_epi16
 #define _mm512_cvtepi32_epi8 emulated_cvtepi32_epi8
 #define _mm512_cvtsepi32_epi8 emulated_cvtsepi32_epi8

@@ -33,7 +33,7 @@ using Multiply = void (*)(const uint8_t* w, int64_t stride, const uint8_t* x, in
 
 struct Kernel {
   int groups, super_bytes;  // of a superblock
-  int offset, halves;
+  int offset, halves, span;
   bool has_min, signed_codes;
   int wide_bytes, codes_at;  // of an unpacked group
   void (*unpack)(const uint8_t* panel, uint8_t* to, int64_t groups);
@@ -46,7 +46,7 @@ constexpr Kernel kernel_of() {
   using U = UnpackedOf<L>;
   Kernel k = {};
   k.groups = L::kGroups, k.super_bytes = L::kSuperBytes;
-  k.offset = L::kOffset, k.halves = L::kHalves;
+  k.offset = L::kOffset, k.halves = L::kHalves, k.span = L::kSpan;
   k.has_min = L::kHasMin, k.signed_codes = Dot<L::kBits>::kSigned;
   k.wide_bytes = U::kGroupBytes, k.codes_at = U::kCodesAt;
   k.unpack = unpack<L>;
@@ -69,20 +69,38 @@ constexpr Kernel kernel_of() {
 }
 
 constexpr Kernel kKernels[kPackedLayouts] = {
-    kernel_of<Q8_0>(),      kernel_of<Q4_0>(), kernel_of<Q4_1>(),     kernel_of<Q5_0>(),
-    kernel_of<Q5_1>(),      kernel_of<Q2_K>(), kernel_of<Q3_K>(),     kernel_of<Q4_K>(),
-    kernel_of<Q5_K>(),      kernel_of<Q6_K>(), kernel_of<Int4<32>>(), kernel_of<Int4<64>>(),
-    kernel_of<Int4<128>>(),
+    kernel_of<Q8_0>(),        kernel_of<Q4_0>(),         kernel_of<Q4_1>(),
+    kernel_of<Q5_0>(),        kernel_of<Q5_1>(),         kernel_of<Q2_K>(),
+    kernel_of<Q3_K>(),        kernel_of<Q4_K>(),         kernel_of<Q5_K>(),
+    kernel_of<Q6_K>(),        kernel_of<Int4<32>>(),     kernel_of<Int4<64>>(),
+    kernel_of<Int4<128>>(),   kernel_of<Mxfp4>(),        kernel_of<Iq4_nl>(),
+    kernel_of<Int8<32>>(),    kernel_of<Int8<64>>(),     kernel_of<Int8<128>>(),
+    kernel_of<Int8Sym<64>>(), kernel_of<Int8Sym<128>>(),
 };
 
 using Repack = void (*)(const uint8_t*, int64_t, const uint16_t*, const uint16_t*, uint8_t*,
                         int64_t, int64_t, int64_t);
 constexpr Repack kRepack[kPackedLayouts] = {
-    repack_panel<FromQ8_0>,      repack_panel<FromQ4_0>,     repack_panel<FromQ4_1>,
-    repack_panel<FromQ5_0>,      repack_panel<FromQ5_1>,     repack_panel<FromQ2_K>,
-    repack_panel<FromQ3_K>,      repack_panel<FromQ4_K>,     repack_panel<FromQ5_K>,
-    repack_panel<FromQ6_K>,      repack_panel<FromInt4<32>>, repack_panel<FromInt4<64>>,
+    repack_panel<FromQ8_0>,
+    repack_panel<FromQ4_0>,
+    repack_panel<FromQ4_1>,
+    repack_panel<FromQ5_0>,
+    repack_panel<FromQ5_1>,
+    repack_panel<FromQ2_K>,
+    repack_panel<FromQ3_K>,
+    repack_panel<FromQ4_K>,
+    repack_panel<FromQ5_K>,
+    repack_panel<FromQ6_K>,
+    repack_panel<FromInt4<32>>,
+    repack_panel<FromInt4<64>>,
     repack_panel<FromInt4<128>>,
+    repack_panel<FromMxfp4>,
+    repack_panel<FromIq4_nl>,
+    repack_panel<FromInt8<32, Int8<32>>>,
+    repack_panel<FromInt8<64, Int8<64>>>,
+    repack_panel<FromInt8<128, Int8<128>>>,
+    repack_panel<FromInt8<64, Int8Sym<64>>>,
+    repack_panel<FromInt8<128, Int8Sym<128>>>,
 };
 
 // Memory of a thread: grows, and is kept.
@@ -118,14 +136,15 @@ void repack(int layout, const void* rows, int64_t row_bytes, const void* scales,
 
 // ---- x ----
 
-// Quantize row t of a tile of T rows (see Activations). The scale of a group is its largest
-// magnitude / 127. Magnitudes below 2^-100 become zero, since their reciprocal may overflow; a
-// group with an infinity or NaN gets the scale NaN.
+// Quantize row t of a tile of T rows (see Activations). The scale of a span of groups is its
+// largest magnitude / 127. Magnitudes below 2^-100 become zero, since their reciprocal may
+// overflow; a span with an infinity or NaN gets the scale NaN.
 template <class X>
 void quantize_row(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, int T, int t) {
-  for (int64_t g = 0; g < groups; g++, x += kColumns, tile += 44 * T) {
-    F32 a = load(x), b = load(x + 16);
-    int32_t bits = largest_i32(max_i32(magnitude_bits(a), magnitude_bits(b)));
+  for (int64_t g = 0; g < groups; g += k.span) {
+    I32 most = splat(int32_t(0));
+    for (int i = 0; i < 2 * k.span; i++) most = max_i32(most, magnitude_bits(load(x + 16 * i)));
+    int32_t bits = largest_i32(most), correction = 0;
     float magnitude, scale, inverse;
     memcpy(&magnitude, &bits, 4);
     scale = magnitude / 127.0f;
@@ -136,21 +155,26 @@ void quantize_row(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, in
     } else if (bits < 0x0d800000) {
       scale = inverse = 0.0f;
     }
-    I32 qa = round_i32(a * splat(inverse)), qb = round_i32(b * splat(inverse));
-    if (bits >= 0x7f800000) qa = qb = splat(int32_t(0));
-    int32_t sums[2] = {sum_i32(qa), sum_i32(qb)};
-    if (k.halves == 1) sums[0] += sums[1];
-    uint8_t q[kColumns];
-    store_int8(q, qa);
-    store_int8(q + 16, qb);
-    UNROLL_FOR (int j = 0; j < kFours; j++) memcpy(tile + (j * T + t) * 4, q + 4 * j, 4);
-    memcpy(tile + kColumns * T + 4 * t, &scale, 4);
-    for (int h = 0; h < 2; h++) {
-      uint8_t* to = tile + (kColumns + 4 + 4 * h) * T + 4 * t;
-      float scaled = scale * float(sums[h]);
-      int32_t correction = -k.offset * sums[h];
-      memcpy(to, k.has_min ? (const void*)&scaled : (const void*)&correction, 4);
+    uint8_t* first = tile;
+    for (int i = 0; i < k.span; i++, x += kColumns, tile += 44 * T) {
+      I32 qa = round_i32(load(x) * splat(inverse)), qb = round_i32(load(x + 16) * splat(inverse));
+      if (bits >= 0x7f800000) qa = qb = splat(int32_t(0));
+      int32_t sums[2] = {sum_i32(qa), sum_i32(qb)};
+      if (k.halves == 1) sums[0] += sums[1];
+      uint8_t q[kColumns];
+      store_int8(q, qa);
+      store_int8(q + 16, qb);
+      UNROLL_FOR (int j = 0; j < kFours; j++) memcpy(tile + (j * T + t) * 4, q + 4 * j, 4);
+      memcpy(tile + kColumns * T + 4 * t, &scale, 4);
+      for (int h = 0; h < 2; h++) {
+        uint8_t* to = tile + (kColumns + 4 + 4 * h) * T + 4 * t;
+        float scaled = scale * float(sums[h]);
+        int32_t own = -k.offset * sums[h];
+        if (k.span > 1) correction += h ? 0 : own, own = 0;
+        memcpy(to, k.has_min ? (const void*)&scaled : (const void*)&own, 4);
+      }
     }
+    if (k.span > 1) memcpy(first + (kColumns + 4) * T + 4 * t, &correction, 4);
   }
 }
 

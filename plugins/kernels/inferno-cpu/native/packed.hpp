@@ -22,6 +22,13 @@ enum PackedLayout : int {
   kInt4_g32,
   kInt4_g64,
   kInt4_g128,
+  kMxfp4,
+  kIq4_nl,
+  kInt8_g32,
+  kInt8_g64,
+  kInt8_g128,
+  kInt8_sym_g64,
+  kInt8_sym_g128,
   kPackedLayouts,
 };
 
@@ -29,11 +36,13 @@ struct PackedLinear {
   // Bytes of one panel of K columns.
   int64_t (*panel_bytes)(int layout, int64_t K);
   // Build panels from rows of ggml's blocks, `row_bytes` apart. int4: from codes (N, K / 2), low
-  // nibble first, with float16 scales and zeros (N, K / group): w = scale * (code - zero). K is a
-  // whole number of blocks or groups.
+  // nibble first, int8: from codes (N, K), both with float16 scales and zeros (N, K / group):
+  // w = scale * (code - zero), where symmetric ones have no zeros, but 128. K is a whole number of
+  // blocks or groups.
   void (*repack)(int layout, const void* rows, int64_t row_bytes, const void* scales,
                  const void* zeros, void* panels, int64_t N, int64_t K);
-  // y_MN = x_MK @ W_NK.T (+ bias_N), with x rounded to int8 in groups of 32. An x that is not
+  // y_MN = x_MK @ W_NK.T (+ bias_N), with x rounded to int8 in groups of 32, or with symmetric
+  // int8 of their groups. An x that is not
   // finite makes its whole row of y NaN. The bias has y's type, or is null.
   void (*matmul)(int layout, const void* panels, int x_dtype, const void* x, int y_dtype, void* y,
                  const void* bias, int64_t M, int64_t N, int64_t K);

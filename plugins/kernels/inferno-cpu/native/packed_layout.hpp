@@ -10,31 +10,48 @@ constexpr int kRows = 16, kColumns = 32;  // of a group
 constexpr int kFours = kColumns / 4;
 
 // The finer scales of 32 columns, relative to those of the superblock: none; two bytes (scale,
-// minimum); a byte of two nibbles (scale, minimum) for each 16 columns; or a signed byte for
-// each 16.
-enum Sub { kNoSub, kBytes, kNibbles, kSignedBytes };
+// minimum); a byte of two nibbles (scale, minimum) for each 16 columns; a signed byte for each 16;
+// or a byte that is all of the scale, 2^(byte - 128): the superblock has none.
+enum Sub { kNoSub, kBytes, kNibbles, kSignedBytes, kPowers };
 // The minimum: none, stored beside the scale, or the scale times a zero point.
 enum Min { kNoMin, kMin, kZeroPoint };
 
-// BITS a code, GROUPS of 32 columns a superblock.
-template <int BITS, int GROUPS, Sub SUB, Min MIN, int OFFSET>
+// Codes that stand for a value of a table, and are multiplied as the value plus the offset.
+struct Plain { static constexpr int kBits = 0; };
+struct E2m1 {  // floats of 4 bits, doubled: 0 1 2 3 4 6 8 12, then the same negated
+  static constexpr int kBits = 5;
+  alignas(16) static constexpr uint8_t kTable[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                     12, 11, 10, 9,  8,  6,  4,  0};
+};
+struct Iq4nl {  // ggml's kvalues_iq4nl
+  static constexpr int kBits = 8;
+  alignas(16) static constexpr uint8_t kTable[16] = {
+      128 - 127, 128 - 104, 128 - 83, 128 - 65, 128 - 49, 128 - 35, 128 - 22, 128 - 10,
+      128 + 1,   128 + 13,  128 + 25, 128 + 38, 128 + 53, 128 + 69, 128 + 89, 128 + 113};
+};
+
+// BITS a stored code, GROUPS of 32 columns a superblock, SPAN of them with one scale of x.
+template <int BITS, int GROUPS, Sub SUB, Min MIN, int OFFSET, class TABLE = Plain, int SPAN = 1>
 struct Packed {
-  static constexpr int kBits = BITS, kGroups = GROUPS, kOffset = OFFSET;
+  static constexpr int kGroups = GROUPS, kOffset = OFFSET, kSpan = SPAN;
+  static constexpr int kStoredBits = BITS, kBits = TABLE::kBits ? TABLE::kBits : BITS;
   static constexpr Sub kSub = SUB;
   static constexpr Min kMinimum = MIN;
   // Scales for each 32 columns.
   static constexpr int kHalves = SUB == kNibbles || SUB == kSignedBytes ? 2 : 1;
   static constexpr bool kHasMin = MIN != kNoMin, kUnpacked = false;
-  static constexpr int kHeader = kRows * (MIN == kNoMin ? 2 : 4);
-  static constexpr int kSubBytes = SUB == kNoSub ? 0 : 2 * kRows;
+  static constexpr int kHeader = SUB == kPowers ? 0 : kRows * (MIN == kNoMin ? 2 : 4);
+  static constexpr int kSubBytes = SUB == kNoSub ? 0 : SUB == kPowers ? kRows : 2 * kRows;
   static constexpr int kGroupBytes = kSubBytes + kRows * kColumns * BITS / 8;
   static constexpr int kSuperBytes = kHeader + GROUPS * kGroupBytes;
 
   struct Header { F32 scale, min; };
   INL Header header(const uint8_t* p) {
     Header h;
+    if (SUB == kPowers) return h;
     h.scale = load((const f16*)p);
     if (MIN != kNoMin) h.min = load((const f16*)(p + 2 * kRows));
+    if (MIN == kZeroPoint && BITS == 8 && Dot<8>::kSigned) h.min = h.min - splat(128.0f);
     if (MIN == kZeroPoint) h.min = h.scale * h.min;
     return h;
   }
@@ -43,6 +60,7 @@ struct Packed {
     if (SUB == kBytes) return h.scale * to_f32(load(group));
     if (SUB == kNibbles) return h.scale * to_f32(nibble(group, half, 0));
     if (SUB == kSignedBytes) return h.scale * to_f32(load((const int8_t*)group + kRows * half));
+    if (SUB == kPowers) return load_powers(group) * splat(0.5f);
     return h.scale;
   }
   INL F32 min(const Header& h, const uint8_t* group, int half) {
@@ -63,6 +81,7 @@ struct Packed {
         BITS ==
             5) {  // a vector of nibbles for two fours; bit j of the last one: fifth bits of four j
       B64 low = bits(load_bytes(p + 64 * (j / 2)), j % 2 ? -4 : 0, 15);
+      if constexpr (TABLE::kBits) return Dot<kBits>::code(look_up(TABLE::kTable, low));
       return BITS == 4 ? low : either(low, bits(load_bytes(p + 256), 4 - j, 16));
     }
     if (BITS == 6) {  // for each 16 columns two vectors of nibbles and one of the bits above
@@ -85,18 +104,25 @@ using Q3_K = Packed<3, 8, kSignedBytes, kNoMin, 4>;
 using Q4_K = Packed<4, 8, kBytes, kMin, 0>;
 using Q5_K = Packed<5, 8, kBytes, kMin, 0>;
 using Q6_K = Packed<6, 8, kSignedBytes, kNoMin, 32>;
+using Mxfp4 = Packed<4, 1, kPowers, kNoMin, 12, E2m1>;
+using Iq4_nl = Packed<4, 1, kNoSub, kNoMin, 128, Iq4nl>;
 template <int GROUP>
 using Int4 = Packed<4, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
+template <int GROUP>
+using Int8 = Packed<8, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
+template <int GROUP>  // x is rounded in groups of the same size: integers are summed over all of it
+using Int8Sym = Packed<8, GROUP / kColumns, kNoSub, kNoMin, 128, Plain, GROUP / kColumns>;
 
 // A panel unpacked for many rows of x. BITS bounds the codes; 4 also covers fewer bits.
-template <int BITS, int HALVES, bool MIN, int OFFSET>
+template <int BITS, int HALVES, bool MIN, int OFFSET, int SPAN>
 struct Unpacked {
-  static constexpr int kBits = BITS, kGroups = 1, kOffset = OFFSET, kHalves = HALVES;
+  static constexpr int kBits = BITS, kGroups = SPAN, kOffset = OFFSET, kHalves = HALVES,
+                       kSpan = SPAN;
   static constexpr bool kHasMin = MIN, kUnpacked = true;
   static constexpr int kHeader = 0;
   static constexpr int kScaleBytes = 4 * kRows * HALVES;
   static constexpr int kCodesAt = kScaleBytes * (MIN ? 2 : 1);
-  static constexpr int kGroupBytes = kCodesAt + kRows * kColumns, kSuperBytes = kGroupBytes;
+  static constexpr int kGroupBytes = kCodesAt + kRows * kColumns, kSuperBytes = SPAN * kGroupBytes;
 
   struct Header {};
   INL Header header(const uint8_t*) { return {}; }
@@ -123,7 +149,8 @@ constexpr int code_at(int lane, int column) {
 }
 
 template <class L>
-using UnpackedOf = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset>;
+using UnpackedOf =
+    Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset, L::kSpan>;
 
 template <class L>
 void unpack(const uint8_t* panel, uint8_t* to, int64_t groups) {

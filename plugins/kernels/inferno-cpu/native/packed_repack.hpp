@@ -6,8 +6,9 @@ namespace {
 
 // A superblock of one row.
 struct Block {
-  uint16_t scale, min;  // float16; for int4 the second is the zero point
-  uint8_t sub[16];  // kBytes: 8 scales, then 8 minimums; with halves: a byte for each 16 columns
+  uint16_t scale, min;  // float16; of integers with zero points the second is one
+  uint8_t sub[16];  // kBytes: 8 scales, then 8 minimums; with halves: a byte for each 16 columns;
+                    // kPowers: the exponent
   uint8_t codes[8 * kColumns];
 };
 
@@ -151,6 +152,22 @@ struct FromQ6_K {
     b->scale = half_at(p + 208);
   }
 };
+struct FromMxfp4 {
+  using Layout = Mxfp4;
+  static constexpr int kBytes = 17;
+  INL void decode(const uint8_t* p, Block* b) {
+    b->sub[0] = p[0];
+    nibbles(p + 1, 16, b->codes);
+  }
+};
+struct FromIq4_nl {
+  using Layout = Iq4_nl;
+  static constexpr int kBytes = 18;
+  INL void decode(const uint8_t* p, Block* b) {
+    b->scale = half_at(p);
+    nibbles(p + 2, 16, b->codes);
+  }
+};
 template <int GROUP>
 struct FromInt4 {
   using Layout = Int4<GROUP>;
@@ -161,6 +178,13 @@ struct FromInt4 {
       b->codes[2 * i + 1] = p[i] >> 4;
     }
   }
+};
+
+template <int GROUP, class LAYOUT>
+struct FromInt8 {
+  using Layout = LAYOUT;
+  static constexpr int kBytes = GROUP;
+  INL void decode(const uint8_t* p, Block* b) { memcpy(b->codes, p, GROUP); }
 };
 
 typedef uint32_t Lanes[kRows];  // four codes of each row
@@ -206,7 +230,7 @@ INL void encode(const Lanes* four, uint8_t* to) {
 
 template <class L>
 INL void encode_superblock(const Block* rows, uint8_t* to) {
-  for (int r = 0; r < kRows; r++) {
+  for (int r = 0; r < kRows && L::kHeader; r++) {
     memcpy(to + 2 * r, &rows[r].scale, 2);
     if (L::kHasMin) memcpy(to + 2 * kRows + 2 * r, &rows[r].min, 2);
   }
@@ -214,13 +238,14 @@ INL void encode_superblock(const Block* rows, uint8_t* to) {
   for (int g = 0; g < L::kGroups; g++, to += L::kGroupBytes) {
     for (int r = 0; r < kRows && L::kSub != kNoSub; r++) {
       to[r] = rows[r].sub[L::kHalves == 2 ? 2 * g : g];
+      if (L::kSub == kPowers) continue;
       to[kRows + r] = rows[r].sub[L::kHalves == 2 ? 2 * g + 1 : 8 + g];
     }
     Lanes fours[kFours];
     for (int r = 0; r < kRows; r++)
       for (int j = 0; j < kFours; j++)
         memcpy(&fours[j][r], rows[r].codes + g * kColumns + 4 * j, 4);
-    encode<L::kBits>(fours, to + L::kSubBytes);
+    encode<L::kStoredBits>(fours, to + L::kSubBytes);
   }
 }
 
@@ -239,10 +264,8 @@ void repack_panel(const uint8_t* source, int64_t row_bytes, const uint16_t* scal
       uint8_t block[From::kBytes];  // a copy: tells the compiler that source and panel do not alias
       memcpy(block, source + n * row_bytes + b * From::kBytes, sizeof block);
       From::decode(block, &rows[r]);
-      if (L::kMinimum == kZeroPoint) {
-        rows[r].scale = scales[n * blocks + b];
-        rows[r].min = zeros[n * blocks + b];
-      }
+      if (scales) rows[r].scale = scales[n * blocks + b];
+      if (zeros) rows[r].min = zeros[n * blocks + b];
     }
     encode_superblock<L>(rows, panel);
   }

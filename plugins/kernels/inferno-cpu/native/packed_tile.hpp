@@ -125,6 +125,50 @@ INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w,
   }
 }
 
+// As multiply_group, of L::kSpan groups whose scales, and those of x, are the same: their integers
+// are summed first. x has the correction of all in the first one.
+template <class L, int R, int T, bool STREAM>
+INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
+                       const uint8_t* x, F32 (&f)[R][T]) {
+  using D = Dot<L::kBits>;
+  using A = Activations<T>;
+  static_assert(L::kHalves == 1 && !L::kHasMin && __is_same(typename D::Acc, I32), "one sum");
+  constexpr bool kByPairs = kAtOnce == 8 && L::kUnpacked;
+  I32 total[R][T];
+  UNROLL_FOR (int t = 0; t < T; t++)
+    UNROLL_FOR (int r = 0; r < R; r++)
+      total[r][t] = D::start(kByPairs ? 0 : at_byte<int32_t>(x + A::kSums + 4 * t));
+  for (int i = 0; i < L::kSpan; i++) {
+    if (STREAM)
+      UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int j = 0; j < L::kGroupBytes; j += 64)
+          __builtin_prefetch(w + r * stride + j + kAhead);
+#if defined(INFERNO_NEON_MATRIX)
+    if constexpr (kByPairs) {
+      I32 part[R][T];
+      multiply_pairs<L, R, T>(w, stride, x, 0, part);
+      UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int t = 0; t < T; t++) total[r][t] = add(total[r][t], part[r][t]);
+    }
+#endif
+    UNROLL_FOR (int j = kByPairs ? kFours : 0; j < kFours; j++) {
+      B64 codes[R];
+      UNROLL_FOR (int r = 0; r < R; r++) codes[r] = L::codes(w + r * stride, j);
+      UNROLL_FOR (int t = 0; t < T; t++) {
+        Four four = load_four(x + (j * T + t) * 4);
+        UNROLL_FOR (int r = 0; r < R; r++) total[r][t] = D::add(total[r][t], codes[r], four);
+      }
+    }
+    if (i + 1 < L::kSpan) w += L::kGroupBytes, x += A::kBytes;
+  }
+  UNROLL_FOR (int r = 0; r < R; r++) {
+    F32 scale = L::scale(header[r], w + r * stride, 0);
+    UNROLL_FOR (int t = 0; t < T; t++)
+      f[r][t] =
+          fma(to_f32(total[r][t]) * splat(at_byte<float>(x + A::kScales + 4 * t)), scale, f[r][t]);
+  }
+}
+
 // y[R][T][16]
 template <class L, int R, int T, bool STREAM>
 void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups, float* y) {
@@ -135,6 +179,11 @@ void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups
     typename L::Header header[R];
     UNROLL_FOR (int r = 0; r < R; r++) header[r] = L::header(w + r * stride);
     const uint8_t* group = w + L::kHeader;
+    if constexpr (L::kSpan > 1) {
+      multiply_span<L, R, T, STREAM>(header, group, stride, x, f);
+      x += L::kSpan * Activations<T>::kBytes;
+      continue;
+    }
     for (int i = 0; i < L::kGroups; i++, group += L::kGroupBytes, x += Activations<T>::kBytes)
       multiply_group<L, R, T, STREAM>(header, group, stride, x, f);
   }

@@ -160,10 +160,14 @@ INL void with_type(int dtype, const Call& call) {
 //            store_pairs; first and second as F32; dot2(F32 sum, a, b), see below.
 //            Of two int16_t: load_pairs (from int16_t, and from int8_t, widened), and dot2(I32 sum,
 //            a, b) = sum + a.first * b.first + a.second * b.second; store(int16_t*, I32).
-//            load_pairs from fp8: as bf16 of 2^-120 times the value, see simd_attention.hpp.
+//            load_pairs from fp8: as bf16 of 2^-120 times the value; with INFERNO_BF16 load_values:
+//            as bf16 of the value, never subnormal.
 // B64        64 bytes, four unsigned codes in each lane: load_bytes, load_line (aligned to 64
 //            bytes), store_bytes, either(a, b), and bits(v, n, mask): (v << n or v >> -n) & mask in
 //            each byte, where the mask clears bits shifted in from the next byte.
+//            look_up(table, v): in each byte the table's byte that v, 0 to 15, counts to. The table
+//            is aligned to 16 bytes. load_powers: sixteen bytes e as float32 2^(e - 127), the
+//            subnormal one of 0 too; infinity for 255.
 // Four       The same four signed bytes in every lane: load_four.
 // Dot<BITS>  Products of a B64 of codes (at most 2^BITS - 1) and a Four. Without an instruction for
 //            these, small codes are summed in 16 bits, in a Dot<BITS>::Acc: start, kRun times add,
@@ -200,6 +204,16 @@ INL void with_type(int dtype, const Call& call) {
 // `pairs`: thirty-two bf16. `pair` is broadcast to every lane.
 INL F32 dot2(F32 sum, const bf16* pairs, uint32_t pair) {
   return dot2(sum, load_pairs(pairs), splat_pair(pair));
+}
+
+// An fp8 whose exponent and mantissa are shifted to those of a bf16 is a bf16 of 2^-120 times its
+// value, subnormal if the fp8 is: load_pairs.
+constexpr float kFp8Read = 0x1p120f;
+INL float to_float(fp8 x) {  // NaN becomes 480
+  uint32_t u = uint32_t(x.bits & 0x7f) << 20 | uint32_t(x.bits & 0x80) << 24;
+  float f;
+  memcpy(&f, &u, 4);
+  return f * kFp8Read;
 }
 
 // e^x to about 2 units in the last place for -87 <= x <= 88; x is clamped to that range.

@@ -2,10 +2,8 @@
 #pragma once
 #include "simd.hpp"
 
-// An fp8 whose exponent and mantissa are shifted to those of a bf16 is a bf16 of 2^-120 times its
-// value. Subnormal ones, below 2^-14 of a row's largest element, are read as zero by the
-// instruction that multiplies bf16.
-constexpr float kFp8Read = 0x1p120f;
+// Subnormal fp8, below 2^-14 of a row's largest element, are read as zero by the instruction that
+// multiplies bf16 (kFp8Read).
 
 // Element types of which two consecutive rows of sixteen are stored interleaved (a0 b0 a1 b1 ..).
 template <class E>

@@ -14,15 +14,17 @@ from ctypes import addressof, c_char, memmove, string_at
 from importlib import import_module
 from types import ModuleType
 
-FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
+FLOAT32, BFLOAT16, FLOAT16, FP8_ROWS, FP8_BLOCKS = range(5)
 """As in native/dtype.hpp."""
-Q8_0, Q4_K, Q5_K, Q6_K = 0, 7, 8, 9
+Q8_0, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL = 0, 7, 8, 9, 13, 14
 """As in native/packed.hpp."""
 BLOCKS = {
     Q8_0: (32, 34, [0]),
     Q4_K: (256, 144, [0, 2]),
     Q5_K: (256, 176, [0, 2]),
     Q6_K: (256, 210, [208]),
+    MXFP4: (32, 17, []),
+    IQ4_NL: (32, 18, [0]),
 }
 """Columns and bytes of a block, and the offsets of its float16 scales."""
 ROWS = (1, 3, 19, 40)
@@ -68,6 +70,22 @@ def dense(native: ModuleType, dtype: int, N: int, K: int) -> list[str]:
     return digests
 
 
+def float8(native: ModuleType, kind: int, N: int, K: int) -> list[str]:
+    rng = random.Random(kind)
+    codes = bytes(code ^ (code & 0x7F == 0x7F) for code in rng.randbytes(N * K))
+    source = Buffer(codes)
+    scales = floats(rng, FLOAT32, (N + 15) // 16 * (16 if kind == FP8_ROWS else (K + 127) // 128))
+    panels = Buffer((N + 15) // 16 * (64 + (16 * K + 63) // 64 * 64))
+    native.dense_repack_fp8(kind, source.address, K, scales.address, panels.address, N, K)
+    digests = [panels.digest()]
+    for dtype in (FLOAT32, BFLOAT16):
+        for M in ROWS:
+            x, y = floats(rng, dtype, M * K), Buffer(M * N * size(dtype))
+            native.dense_matmul(kind, dtype, x.address, K, panels.address, 0, y.address, M, N, K)
+            digests.append(y.digest())
+    return digests
+
+
 def packed(native: ModuleType, layout: int, N: int, K: int) -> list[str]:
     rng = random.Random(layout)
     columns, block_bytes, scales = BLOCKS[layout]
@@ -76,6 +94,8 @@ def packed(native: ModuleType, layout: int, N: int, K: int) -> list[str]:
         block = bytearray(rng.randbytes(block_bytes))
         for at in scales:
             block[at : at + 2] = struct.pack("<e", rng.uniform(-0.02, 0.02))
+        if layout == MXFP4:
+            block[0] = rng.randrange(110, 125)
         w += block
     source = Buffer(w)
     panels = Buffer((N + 15) // 16 * native.packed_panel_bytes(layout, K))
@@ -151,6 +171,7 @@ def main() -> None:
         native.select(level)
         found[level] = {
             **{f"dense {dtype}": dense(native, dtype, 37, 66) for dtype in range(3)},
+            **{f"float8 {kind}": float8(native, kind, 37, 266) for kind in (FP8_ROWS, FP8_BLOCKS)},
             **{f"packed {layout}": packed(native, layout, 20, 256) for layout in BLOCKS},
             **{f"elementwise {dtype}": elementwise(native, dtype, 5, 100) for dtype in range(3)},
             **{f"attention {kind}": attention(native, kind, 40) for kind in range(3)},

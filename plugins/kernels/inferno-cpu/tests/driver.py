@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from inferno_cpu import _native
-from inferno_cpu.layouts import LAYOUTS
+from inferno_cpu.layouts import CODES, LAYOUTS, codes_nbytes
 
 WIDTH = {0: 4, 1: 2, 2: 2}
 """Bytes of an element, by its number in native/dtype.hpp."""
@@ -32,6 +32,9 @@ def _norm(a: SimpleNamespace, size: int) -> int:
 
 
 def _dense(a: SimpleNamespace, dtype: int, matrices: int = 1) -> int:
+    for layout, number in CODES.items():
+        if number == dtype:
+            return codes_nbytes(layout, (matrices * a.N, a.K))
     return int(-(-matrices * a.N // 16) * 16 * (a.K + a.K % 2) * WIDTH[dtype])
 
 
@@ -43,7 +46,7 @@ def _last(address: int, count: int) -> int:
     return int(ctypes.c_int32.from_address(address + 4 * count).value)
 
 
-def _int4_scales(a: SimpleNamespace) -> int:
+def _group_scales(a: SimpleNamespace) -> int:
     return int(a.N * a.K // [kind.block for kind in LAYOUTS.values()][a.layout] * 2)
 
 
@@ -134,6 +137,14 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
             "panels": lambda a: _dense(a, a.dtype),
         },
     ),
+    "dense_repack_fp8": (
+        "w_dtype weight row_stride scales panels N K",
+        {
+            "weight": lambda a: _rows(a.N, a.row_stride, a.K, 1),
+            "scales": lambda a: -(-a.N // 16) * (16 if a.w_dtype == 3 else -(-a.K // 128)) * 4,
+            "panels": lambda a: _dense(a, a.w_dtype),
+        },
+    ),
     "dense_matmul": ("w_dtype x_dtype x x_stride panels bias y M N K", _PRODUCT),
     "dense_argmax": ("w_dtype x_dtype x x_stride panels ids M N K", _PRODUCT),
     "dense_grouped": (
@@ -159,7 +170,7 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
         "layout rows row_bytes scales zeros panels N K",
         {
             "rows": lambda a: a.N * a.row_bytes,
-            **dict.fromkeys(("scales", "zeros"), _int4_scales),
+            **dict.fromkeys(("scales", "zeros"), _group_scales),
             "panels": _packed,
         },
     ),
@@ -221,6 +232,7 @@ WRITTEN = {
     "dense_argmax": {"ids"},
     "packed_argmax": {"ids"},
     "dense_repack": {"panels"},
+    "dense_repack_fp8": {"panels"},
     "packed_repack": {"panels"},
     "route": {"experts", "weights"},
     "dispatch": {"tokens", "starts", "places"},
@@ -276,7 +288,7 @@ class Driver:
                 ctypes.memmove(values[key], self._read(nbytes[key]), nbytes[key])
         if name in ("dense_rows", "dispatch") and not result:
             raise IndexError("an id out of range")
-        return int(result) if name == "packed_panel_bytes" else None
+        return int(result) if name in ("packed_panel_bytes", "dense_repack_fp8") else None
 
     def _read(self, nbytes: int) -> bytes:
         assert self._process.stdout is not None

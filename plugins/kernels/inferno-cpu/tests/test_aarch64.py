@@ -20,6 +20,7 @@ import test_attention
 import test_dense
 import test_elementwise
 import test_experts
+import test_fp8
 import test_grouped
 import test_packed
 import torch
@@ -29,6 +30,7 @@ import inferno_cpu.attend
 import inferno_cpu.dense
 import inferno_cpu.elementwise
 import inferno_cpu.experts
+import inferno_cpu.fp8
 import inferno_cpu.packed
 from inferno_cpu.layouts import LAYOUTS
 
@@ -93,6 +95,7 @@ def level(
         inferno_cpu.dense,
         inferno_cpu.elementwise,
         inferno_cpu.experts,
+        inferno_cpu.fp8,
         inferno_cpu.packed,
     ]
     with Driver(on(request.param, build), request.param, threads=2) as driver:
@@ -152,13 +155,28 @@ def test_dense_products(
         test_dense.test_a_token_has_the_same_product_in_any_company(columns)
 
 
+@pytest.mark.parametrize("block", [(1, 0), (16, 128)])
+def test_products_of_float8(
+    level: str, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_fp8, "SHAPES", [(1, 1), (17, 33), (100, 131), (40, 320)])
+    test_fp8.test_every_code_is_its_value()
+    for type_ in test_dense.KINDS:
+        test_fp8.test_rows_are_the_values(block, type_)
+        test_fp8.test_product(block, type_)
+    test_fp8.test_grouped([3, 17, 0, 9, 8, 16, 1], block)
+    test_fp8.test_argmax_is_that_of_the_product(torch.bfloat16)
+    for columns in (200, 256):
+        test_fp8.test_a_token_has_the_same_product_in_any_company(columns, torch.bfloat16)
+
+
 def test_products_of_stacked_matrices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = [[0, 5, 0], [1] * 8, [3, 17, 0, 9, 8, 16, 1]]
     monkeypatch.setattr(test_grouped, "COUNTS", counts)
     monkeypatch.setattr(test_grouped, "ROWS", [16, 20])
     for type_ in test_elementwise.DTYPES:
         test_grouped.test_dense(type_, type_)
-    for layout in ("q8_0", "q4_k", "q6_k"):
+    for layout in ("q8_0", "q4_k", "q6_k", "mxfp4"):
         test_grouped.test_packed(layout)
 
 

@@ -67,6 +67,8 @@ class Blocks:
         blocks_RBb[..., at + 1] = 0x24  # a float16 between 2^-6 and 2^-5
         if layout in ("q2_k", "q4_k", "q5_k", "q4_1", "q5_1"):
             blocks_RBb[..., at + 3] = 0x20
+        if layout == "mxfp4":
+            blocks_RBb[..., 0] = 120  # 2^-7
         self.data = blocks_RBb.flatten(1)
 
 
@@ -115,7 +117,7 @@ def test_dense(weight_type: torch.dtype, type_: torch.dtype) -> None:
             torch.testing.assert_close(y_NR.double(), exact, rtol=torch.finfo(type_).eps, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("int4")])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("int")])
 def test_packed(layout: str) -> None:
     columns = max(64, LAYOUTS[layout].block)
     for counts in COUNTS:

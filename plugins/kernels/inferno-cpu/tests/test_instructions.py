@@ -39,7 +39,7 @@ USES = {
     ("packed", "avx512vnni"): ["vpdpbusd .*%zmm"],
     ("dense", "avx2"): ["vfmadd.*%ymm"],
     ("dense", "avx512vnni"): ["vfmadd.*%zmm"],
-    ("dense", "avx512"): ["vdpbf16ps .*%zmm"],
+    ("dense", "avx512"): ["vdpbf16ps .*%zmm", "vpermw .*%zmm"],
     ("attention", "avx512"): ["vdpbf16ps .*%zmm"],
     ("dense", "amx"): ["ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"],
 }

@@ -19,7 +19,7 @@ def ints(rows: int, columns: int, group: int, *, bits: int = 4, zeros: bool = Tr
 
 
 @pytest.mark.parametrize("rows", [(16, 32, 48), (16, 7, 33)])
-@pytest.mark.parametrize(("bits", "zeros"), [(4, True), (8, False)])
+@pytest.mark.parametrize(("bits", "zeros"), [(4, True), (8, False), (8, True)])
 def test_matrices_are_stacked_with_their_scales_and_zero_points(
     rows: tuple[int, ...], bits: int, zeros: bool
 ) -> None:
@@ -30,7 +30,7 @@ def test_matrices_are_stacked_with_their_scales_and_zero_points(
     assert torch.equal(built.rows(torch.arange(sum(rows))), wanted)
 
 
-@pytest.mark.parametrize("weight", [ints(16, 48, 16), ints(16, 64, 64, bits=8)], ids=str)
+@pytest.mark.parametrize("weight", [ints(16, 48, 16), ints(16, 64, 16, bits=8)], ids=str)
 def test_shapes_without_a_kernel_are_left_to_torch(weight: Weight) -> None:
     assert stack(weight) is None
 

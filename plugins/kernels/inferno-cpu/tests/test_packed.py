@@ -25,7 +25,7 @@ from inferno_cpu.packed import PackedPanels, pack
 GGML = {
     name: GGMLQuantizationType[re.sub("k$", "K", name.upper())]
     for name in LAYOUTS
-    if not name.startswith("int4")
+    if not name.startswith("int")
 }
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROWS = [1, 15, 16, 17, 100]
@@ -66,6 +66,8 @@ def scale_bytes(layout: str) -> list[int]:
         "q4_k": [0, 2],
         "q5_k": [0, 2],
         "q6_k": [208],
+        "iq4_nl": [0],
+        "mxfp4": [],
     }[layout]
 
 
@@ -79,6 +81,9 @@ def random_blocks(
         blocks[..., at : at + 2] = (
             rng.choice(scales, blocks.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
         )
+    if layout == "mxfp4":
+        exponents = [118, 120, 121] if scales is ORDINARY else [0, 1, 2, 3, 90, 127, 142]
+        blocks[..., 0] = rng.choice(exponents, blocks.shape[:2])
     return blocks.reshape(rows, -1)
 
 
@@ -95,23 +100,8 @@ def matrix(
     dtype: torch.dtype = torch.float32,
 ) -> Matrix:
     rng = np.random.default_rng(seed)
-    if layout.startswith("int4"):
-        groups = columns // LAYOUTS[layout].block
-        data = rng.integers(0, 256, (rows, columns // 2), dtype=np.uint8)
-        scale = rng.choice(scales, (rows, groups)).astype(np.float16)
-        zero = rng.integers(0, 17, (rows, groups)).astype(np.float16)
-        zero[rng.random(zero.shape) < 0.2] = 7.5
-        codes = np.stack([data & 15, data >> 4], -1).reshape(rows, groups, -1).astype(np.float32)
-        factor = scale.astype(np.float32)[
-            ..., None
-        ]  # two exact products: the difference is exact where the zero is whole
-        w_OI = (factor * codes - factor * zero.astype(np.float32)[..., None]).reshape(rows, columns)
-        steps = np.repeat(
-            abs(scale.astype(np.float64)) * (15 + zero), LAYOUTS[layout].block // 32, 1
-        )
-        grids = torch.from_numpy(scale), torch.from_numpy(zero)
-        packed = pack(layout, (rows, columns), torch.from_numpy(data), *grids, dtype=dtype)
-        return Matrix(PackedPanels(layout, (rows, columns), dtype, packed), w_OI, steps)
+    if layout.startswith("int"):
+        return ints(layout, rows, columns, rng, scales, dtype)
     data = random_blocks(layout, rows, columns, rng, scales)
     w_OI = dequantize(data, GGML[layout])
     panels = PackedPanels.of(Blocks(layout, torch.from_numpy(data), (rows, columns)), dtype=dtype)
@@ -121,18 +111,50 @@ def matrix(
     return Matrix(panels, w_OI, steps)
 
 
-def rounded(x_TI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x in groups of 32 as int8 and their scales: what the kernel should multiply."""
+def ints(
+    layout: str,
+    rows: int,
+    columns: int,
+    rng: np.random.Generator,
+    scales: np.ndarray,
+    dtype: torch.dtype,
+) -> Matrix:
+    """Integers in groups, some zero points of which are no integers."""
+    group, four = LAYOUTS[layout].block, layout.startswith("int4")
+    groups, most = columns // group, 15 if four else 255
+    data = rng.integers(0, 256, (rows, columns // 2 if four else columns), dtype=np.uint8)
+    codes = np.stack([data & 15, data >> 4], -1) if four else data
+    codes = codes.reshape(rows, groups, group).astype(np.float32)
+    scale = rng.choice(scales, (rows, groups)).astype(np.float16)
+    zero = rng.integers(0, most + 2, (rows, groups)).astype(np.float16)
+    zero[rng.random(zero.shape) < 0.2] = 7.5
+    if "_sym_" in layout:
+        zero[:] = 128
+    # Two exact products: the difference is exact where the zero is whole.
+    factor, zeros = (grid.astype(np.float32)[..., None] for grid in (scale, zero))
+    w_OI = factor * (codes - zeros) if "_sym_" in layout else factor * codes - factor * zeros
+    steps = np.repeat(abs(scale.astype(np.float64)) * (most + zero), group // 32, 1)
+    grids = [torch.from_numpy(scale), torch.from_numpy(zero)][: 1 if "_sym_" in layout else 2]
+    packed = pack(layout, (rows, columns), torch.from_numpy(data), *grids, dtype=dtype)
+    panels = PackedPanels(layout, (rows, columns), dtype, packed)
+    return Matrix(panels, w_OI.reshape(rows, columns), steps)
+
+
+def rounded(m: Matrix, x_TI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x in groups of 32 as int8 and their scales: what the kernel should multiply. The scales are
+    of larger groups for symmetric integers."""
+    layout = m.panels.panel_layout
+    span = LAYOUTS[layout].block // 32 if "_sym_" in layout else 1
     x_TGi = x_TI.astype(np.float32).reshape(len(x_TI), -1, 32)
-    greatest_TG = abs(x_TGi).max(2)
+    greatest_TG = abs(x_TGi).max(2).reshape(len(x_TI), -1, span).max(2).repeat(span, 1)
     scale_TG = (greatest_TG / np.float32(127)).astype(np.float64)
     inverse_TG = np.float32(127) / np.where(greatest_TG == 0, 1, greatest_TG)
     return np.rint(x_TGi * inverse_TG[..., None]).astype(np.float64), scale_TG
 
 
-def product(w_OI: np.ndarray, x_TI: np.ndarray) -> np.ndarray:
-    q_TGi, scale_TG = rounded(x_TI)
-    exact_TO: np.ndarray = (q_TGi * scale_TG[..., None]).reshape(x_TI.shape) @ w_OI.T.astype(
+def product(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
+    q_TGi, scale_TG = rounded(m, x_TI)
+    exact_TO: np.ndarray = (q_TGi * scale_TG[..., None]).reshape(x_TI.shape) @ m.w_OI.T.astype(
         np.float64
     )
     return exact_TO
@@ -142,7 +164,7 @@ def tolerance(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
     """Of a sum over G groups in float32: each term and each partial sum is rounded a few times,
     relative to the greatest that a group's sums of products and of minimums can be. (G + 4) * 2^-24
     of their total, the textbook bound."""
-    q_TGi, scale_TG = rounded(x_TI)
+    q_TGi, scale_TG = rounded(m, x_TI)
     size_TO = (abs(q_TGi).sum(2) * scale_TG) @ m.steps_OG.T
     bound_TO: np.ndarray = (scale_TG.shape[1] + 4) * 2.0**-24 * size_TO + 1e-30
     return bound_TO
@@ -164,7 +186,7 @@ def test_is_the_product_with_x_rounded_to_int8(layout: str, blocks: int) -> None
         for tokens in TOKENS if rows in (17, 100) else [1, 2, 5, 17]:
             x_TI = activations(tokens, columns, tokens)
             y_TO = m.panels.matmul(torch.from_numpy(x_TI)).numpy()
-            assert (abs(y_TO - product(m.w_OI, x_TI)) <= tolerance(m, x_TI)).all(), (rows, tokens)
+            assert (abs(y_TO - product(m, x_TI)) <= tolerance(m, x_TI)).all(), (rows, tokens)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -173,7 +195,7 @@ def test_a_long_row(layout: str) -> None:
     for tokens in (1, 4, 19):
         x_TI = activations(tokens, 3072)
         assert (
-            abs(m.panels.matmul(torch.from_numpy(x_TI)).numpy() - product(m.w_OI, x_TI))
+            abs(m.panels.matmul(torch.from_numpy(x_TI)).numpy() - product(m, x_TI))
             <= tolerance(m, x_TI)
         ).all()
 
@@ -185,7 +207,7 @@ def test_extreme_scales(layout: str) -> None:
         x_TI = activations(tokens, 512)
         x_TI[0, :32] = 0
         assert (
-            abs(m.panels.matmul(torch.from_numpy(x_TI)).numpy() - product(m.w_OI, x_TI))
+            abs(m.panels.matmul(torch.from_numpy(x_TI)).numpy() - product(m, x_TI))
             <= tolerance(m, x_TI)
         ).all()
 
@@ -195,11 +217,13 @@ def test_the_greatest_codes_do_not_saturate(code: int) -> None:
     """Every byte of the codes the same, every activation the greatest: q8_0 with -128 among them,
     nibbles of 15."""
     for layout, kind in LAYOUTS.items():
-        if layout.startswith("int4"):
+        if layout not in GGML:
             continue
         blocks = np.full((16, 1, kind.block_bytes), code, np.uint8)
         for at in scale_bytes(layout):
             blocks[..., at : at + 2] = np.full((16, 1, 1), 0.5, np.float16).view(np.uint8)
+        if layout == "mxfp4":
+            blocks[..., 0] = 127
         data = blocks.reshape(16, -1)
         panels = PackedPanels.of(
             Blocks(layout, torch.from_numpy(data), (16, kind.block)), dtype=torch.float32
@@ -215,6 +239,25 @@ def test_the_greatest_codes_do_not_saturate(code: int) -> None:
                 )
 
 
+@pytest.mark.parametrize("code", [0, 127, 128, 255])
+def test_the_greatest_integers_do_not_saturate(code: int) -> None:
+    for layout in ("int8_g128", "int8_sym_g128"):
+        data = torch.full((16, 128), code, dtype=torch.uint8)
+        grids = [torch.full((16, 1), value).half() for value in (0.5, 128.0)]
+        grids = grids[: 1 if "_sym_" in layout else 2]
+        panels = PackedPanels(
+            layout,
+            (16, 128),
+            torch.float32,
+            pack(layout, (16, 128), data, *grids, dtype=torch.float32),
+        )
+        for tokens in (1, 2, 4, 9, 20):
+            for sign in (1.0, -1.0):
+                y_TO = panels.matmul(torch.full((tokens, 128), sign))
+                expected = torch.full((tokens, 16), sign * 128 * 0.5 * (code - 128))
+                torch.testing.assert_close(y_TO, expected, rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_other_types_of_activations(layout: str, dtype: torch.dtype) -> None:
@@ -222,7 +265,7 @@ def test_other_types_of_activations(layout: str, dtype: torch.dtype) -> None:
     for tokens in (1, 4, 18):
         x_TI = torch.from_numpy(activations(tokens, 256)).to(dtype)
         bias_O = torch.linspace(-1, 1, 37).to(dtype)
-        exact = product(m.w_OI, x_TI.float().numpy())
+        exact = product(m, x_TI.float().numpy())
         for bias, expected in ((None, exact), (bias_O, exact + bias_O.double().numpy())):
             y_TO = m.panels.matmul(x_TI, bias)
             assert y_TO.dtype == dtype and y_TO.shape == (tokens, 37)
@@ -244,7 +287,7 @@ def test_is_near_the_product_of_the_matrix_that_was_quantized(layout: str) -> No
     panels = PackedPanels.of(Blocks(layout, data, (64, 512)), dtype=torch.float32)
     exact_OI = dequantize(data.numpy(), GGML[layout]).astype(np.float64)
     y_TO = panels.matmul(torch.from_numpy(x_TI)).numpy()
-    half_TG = rounded(x_TI)[1] / 2
+    half_TG = rounded(Matrix(panels, exact_OI, exact_OI), x_TI)[1] / 2
     worst_TO = half_TG @ abs(exact_OI).reshape(64, -1, 32).sum(2).T
     assert (abs(y_TO - x_TI.astype(np.float64) @ exact_OI.T) <= worst_TO * 1.001).all()
     reference_TO = x_TI.astype(np.float64) @ w_OI.astype(np.float64).T
@@ -260,7 +303,9 @@ def test_rows_are_exact(layout: str, dtype: torch.dtype) -> None:
         ids_T = torch.tensor([0, 36, 15, 16, 31, 32, 0])
         expected_TI = torch.from_numpy(m.w_OI)[ids_T].to(dtype)
         bits = torch.int32 if dtype == torch.float32 else torch.int16
-        assert torch.equal(m.panels.rows(ids_T).view(bits), expected_TI.view(bits))
+        if not layout.startswith("int8_g"):  # zeros of which may have another sign
+            assert torch.equal(m.panels.rows(ids_T).view(bits), expected_TI.view(bits))
+        assert torch.equal(m.panels.rows(ids_T), expected_TI)
         assert torch.equal(m.panels.rows(ids_T.int()[None]), expected_TI[None])
 
 
@@ -354,7 +399,8 @@ def test_a_stack_of_matrices_is_packed_one_after_the_other() -> None:
 def test_stays_packed(layout: str) -> None:
     m = matrix(layout, 64, 512)
     kind = LAYOUTS[layout]
-    loaded = 64 * 512 // kind.block * (kind.block_bytes + (4 if layout.startswith("int4") else 0))
+    grids = 0 if layout in GGML else 2 if "_sym_" in layout else 4
+    loaded = 64 * 512 // kind.block * (kind.block_bytes + grids)
     assert (
         m.panels.nbytes
         == nbytes(layout, (64, 512))
@@ -374,7 +420,7 @@ def test_refuses() -> None:
         pack("q4_k", (16, 256), wrong, dtype=torch.float32)
     with pytest.raises(InfernoError, match="needs scales"):
         pack("int4_g32", (16, 64), torch.zeros(16, 32, dtype=torch.uint8), dtype=torch.float32)
-    with pytest.raises(InfernoError, match="in its blocks"):
+    with pytest.raises(InfernoError, match="beside its blocks"):
         pack(
             "q8_0",
             (1, 32),

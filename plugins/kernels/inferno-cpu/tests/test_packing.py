@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from inferno.nn import Dense, Weight
-from inferno_cpu import layouts, memory, packing, reserve
+from inferno.nn import Dense, Fp8Blocks, Weight
+from inferno_cpu import fp8, layouts, memory, packing, reserve
 from inferno_cpu.dense import Panels
 from inferno_cpu.packed import PackedPanels, pack
 
@@ -39,14 +39,19 @@ def panels() -> dict[str, torch.Tensor]:
     }
     for layout, kind in layouts.LAYOUTS.items():
         grids: list[torch.Tensor] = []
-        if layout.startswith("int4"):
-            grids = [matrix(torch.float16, 40, 512 // kind.block) for _ in range(2)]
+        if layout.startswith("int"):
+            count = 1 if "_sym_" in layout else 2
+            grids = [matrix(torch.float16, 40, 512 // kind.block) for _ in range(count)]
         data = blocks(layout)
         found[layout] = pack(layout, (40, 512), data, *grids, dtype=torch.bfloat16)
+    codes = matrix(torch.float32).mul(440).to(torch.float8_e4m3fn)
+    for block, grid in (((1, 512), (40, 1)), ((16, 128), (3, 4))):
+        weight = Fp8Blocks(codes, matrix(torch.float32, *grid), block, torch.bfloat16)
+        found[weight.layout] = fp8.pack(weight).panels
     return found
 
 
-EXPECTED = 1, "9d8ae55abbfdaa67"
+EXPECTED = 1, "8ac55b95e61a883d"
 
 
 def test_another_arrangement_is_another_version(isa: str) -> None:

@@ -259,16 +259,18 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
 
 def test_kernels_compute_it_and_the_plan_names_what_they_refuse(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
-    form, own = Format(), Format(bits=8, group=32, symmetric=False)
+    form, own = Format(), Format(bits=8, group=16, symmetric=False)
     packed, plain = toy_checkpoints(tmp_path, LLAMA, form, {"down_proj": own})
     config = json.loads((packed / "config.json").read_text())
-    config["quantization_config"]["dynamic"] = {"+:.*down_proj": {"bits": 8, "sym": False}}
+    config["quantization_config"]["dynamic"] = {
+        "+:.*down_proj": {"bits": 8, "group_size": 16, "sym": False}
+    }
     (packed / "config.json").write_text(json.dumps(config))
     plan = plan_of(packed)
-    assert {use.layout for use in plan.schemes} == {"int4_g32", "int8_g32", "float32"}
+    assert {use.layout for use in plan.schemes} == {"int4_g32", "int8_g16", "float32"}
     if not any(use.layout == "int4_g32" for use in plan.kernels):
         pytest.skip("no kernels for int4_g32 here")
-    assert any("int8_g32, slowly" in note for note in plan.notes)
+    assert any("int8_g16, slowly" in note for note in plan.notes)
     assert_near((packed, plain))
 
 

@@ -130,6 +130,18 @@ INL __m256i bits(__m256i v, int n, uint8_t mask) {
 }
 INL B64 bits(B64 v, int n, uint8_t mask) { return {bits(v.lo, n, mask), bits(v.hi, n, mask)}; }
 INL B64 either(B64 a, B64 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+INL B64 look_up(const uint8_t* table, B64 v) {
+  __m256i t = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(t, v.lo), _mm256_shuffle_epi8(t, v.hi)};
+}
+INL __m256 powers8(__m256i x) {
+  return _mm256_castsi256_ps(
+      _mm256_max_epi32(_mm256_slli_epi32(x, 23), _mm256_set1_epi32(0x00400000)));
+}
+INL F32 load_powers(const uint8_t* p) {
+  I32 x = load(p);
+  return {powers8(x.lo), powers8(x.hi)};
+}
 INL Four load_four(const uint8_t* p) {
   int32_t x;
   memcpy(&x, p, 4);

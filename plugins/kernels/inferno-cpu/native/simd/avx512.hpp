@@ -85,6 +85,13 @@ INL B64 bits(B64 v, int n, uint8_t mask) {
                           m);
 }
 INL B64 either(B64 a, B64 b) { return _mm512_or_si512(a, b); }
+INL B64 look_up(const uint8_t* table, B64 v) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), v);
+}
+INL F32 load_powers(const uint8_t* p) {
+  __m512i x = _mm512_slli_epi32(load(p), 23);
+  return _mm512_castsi512_ps(_mm512_max_epi32(x, _mm512_set1_epi32(0x00400000)));
+}
 INL Four load_four(const uint8_t* p) {
   int32_t x;
   memcpy(&x, p, 4);
@@ -122,6 +129,20 @@ INL Pairs load_pairs(const fp8* p) {
   __m512i x = _mm512_slli_epi16(load_pairs((const int8_t*)p), 4);  // the sign is in the top bits
   return _mm512_and_si512(x, _mm512_set1_epi16(int16_t(0x87f0)));
 }
+#if defined(INFERNO_AVX512_BF16)
+INL Pairs load_values(const fp8* p) {
+  alignas(16) static constexpr uint16_t kSubnormal[8] = {0,      0x3b00, 0x3b80, 0x3bc0,
+                                                         0x3c00, 0x3c20, 0x3c40, 0x3c60};
+  __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kSubnormal));
+  __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p));
+  __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
+  __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(0x3c00));
+  __mmask32 small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
+  __m512i value = _mm512_mask_permutexvar_epi16(normal, small, magnitude, table);
+  return _mm512_or_si512(
+      value, _mm512_and_si512(_mm512_slli_epi16(x, 8), _mm512_set1_epi16(int16_t(0x8000))));
+}
+#endif
 INL void store_pairs(void* p, Pairs x) { _mm512_storeu_si512(p, x); }
 #if defined(INFERNO_EMULATE)
 INL I32 dot2(I32 sum, Pairs a, Pairs b) { return _mm512_dpwssd_epi32(sum, a, b); }
@@ -131,9 +152,7 @@ INL I32 dot2(I32 sum, Pairs a, Pairs b) {  // GCC 12 reorders the intrinsic and 
   return sum;
 }
 #endif
-INL void store(int16_t* p, I32 x) {
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x));
-}
+INL void store(int16_t* p, I32 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(x)); }
 INL F32 keep(F32 x, F32 y, int64_t first, int64_t stop) {
   uint32_t above = first <= 0 ? 0xffff : first >= 16 ? 0 : 0xffffu << first;
   uint32_t below = stop >= 16 ? 0xffff : stop <= 0 ? 0 : (1u << stop) - 1;

@@ -181,6 +181,27 @@ INL Pairs load_pairs(const fp8* p) {
   return {shifted(vshll_n_s8(vget_low_s8(x), 4)), shifted(vshll_high_n_s8(x, 4)),
           shifted(vshll_n_s8(vget_low_s8(y), 4)), shifted(vshll_high_n_s8(y, 4))};
 }
+#if defined(INFERNO_NEON_MATRIX)
+INL Pairs load_values(const fp8* p) {
+  static const uint8_t kLow[16] = {0, 0, 0x80, 0xc0, 0, 0x20, 0x40, 0x60},
+                       kHigh[16] = {0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c};
+  struct Halves { uint8x16_t low, high; };  // of the bf16
+  auto halves = [](uint8x16_t x) {
+    uint8x16_t magnitude = vandq_u8(x, vdupq_n_u8(0x7f)), sign = vandq_u8(x, vdupq_n_u8(0x80));
+    uint8x16_t small = vcltq_u8(magnitude, vdupq_n_u8(8));
+    uint8x16_t normal = vaddq_u8(vshrq_n_u8(magnitude, 4), vdupq_n_u8(0x3c));
+    uint8x16_t high = vbslq_u8(small, vqtbl1q_u8(vld1q_u8(kHigh), magnitude), normal);
+    uint8x16_t low =
+        vbslq_u8(small, vqtbl1q_u8(vld1q_u8(kLow), magnitude), vshlq_n_u8(magnitude, 4));
+    return Halves{low, vorrq_u8(high, sign)};
+  };
+  Halves u = halves(vld1q_u8((const uint8_t*)p)), v = halves(vld1q_u8((const uint8_t*)p + 16));
+  return {vreinterpretq_u32_u8(vzip1q_u8(u.low, u.high)),
+          vreinterpretq_u32_u8(vzip2q_u8(u.low, u.high)),
+          vreinterpretq_u32_u8(vzip1q_u8(v.low, v.high)),
+          vreinterpretq_u32_u8(vzip2q_u8(v.low, v.high))};
+}
+#endif
 INL int32x4_t dot2_4(int32x4_t sum, uint32x4_t x, uint32x4_t y) {
   int16x8_t u = vreinterpretq_s16_u32(x), v = vreinterpretq_s16_u32(y);
   int32x4_t low = vmull_s16(vget_low_s16(u), vget_low_s16(v)), high = vmull_high_s16(u, v);
@@ -215,6 +236,15 @@ INL B64 bits(B64 v, int n, uint8_t mask) {
   return {bits16(v.a, n, mask), bits16(v.b, n, mask), bits16(v.c, n, mask), bits16(v.d, n, mask)};
 }
 OF_TWO(either, B64, B64, B64, vorrq_u8)
+INL B64 look_up(const uint8_t* table, B64 v) {
+  uint8x16_t t = vld1q_u8(table);
+  return {vqtbl1q_u8(t, v.a), vqtbl1q_u8(t, v.b), vqtbl1q_u8(t, v.c), vqtbl1q_u8(t, v.d)};
+}
+INL float32x4_t powers4(int32x4_t x) {
+  return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(x, 23), vdupq_n_s32(0x00400000)));
+}
+OF_ONE(powers, F32, I32, powers4)
+INL F32 load_powers(const uint8_t* p) { return powers(load(p)); }
 INL Four load_four(const uint8_t* p) {
   int32_t x;
   memcpy(&x, p, 4);

@@ -137,6 +137,16 @@ INL B64 bits(B64 v, int n, uint8_t mask) {
   return (n > 0 ? v << n : n < 0 ? v >> -n : v) & (mask * 0x01010101u);
 }
 INL B64 either(B64 a, B64 b) { return a | b; }
+INL B64 look_up(const uint8_t* table, B64 v) {
+  uint8_t bytes[64];
+  memcpy(bytes, &v, 64);
+  for (int i = 0; i < 64; i++) bytes[i] = table[bytes[i]];
+  return load_bytes(bytes);
+}
+INL F32 load_powers(const uint8_t* p) {
+  I32 x = load(p) << 23;
+  return (F32)(x > 0x00400000 ? x : I32{} + 0x00400000);
+}
 INL Four load_four(const uint8_t* p) {
   auto pair = [](uint8_t low, uint8_t high) {
     return (int8_t(low) & 0xffffu) | uint32_t(int8_t(high)) << 16;

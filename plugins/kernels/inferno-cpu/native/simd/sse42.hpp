@@ -173,6 +173,18 @@ INL B64 bits(B64 v, int n, uint8_t mask) {
   return {bits(v.a, n, mask), bits(v.b, n, mask), bits(v.c, n, mask), bits(v.d, n, mask)};
 }
 INL B64 either(B64 x, B64 y) { return MAP2(_mm_or_si128, x, y); }
+INL B64 look_up(const uint8_t* table, B64 v) {
+  __m128i t = _mm_load_si128((const __m128i*)table);
+  return {_mm_shuffle_epi8(t, v.a), _mm_shuffle_epi8(t, v.b), _mm_shuffle_epi8(t, v.c),
+          _mm_shuffle_epi8(t, v.d)};
+}
+INL __m128 powers4(__m128i x) {
+  return _mm_castsi128_ps(_mm_max_epi32(_mm_slli_epi32(x, 23), _mm_set1_epi32(0x00400000)));
+}
+INL F32 load_powers(const uint8_t* p) {
+  I32 x = load(p);
+  return MAP(powers4, x);
+}
 INL Four load_four(const uint8_t* p) { return _mm_shuffle_epi32(four_bytes(p), 0); }
 INL I32 magnitude_bits(F32 x) {
   F32 m = abs(x);

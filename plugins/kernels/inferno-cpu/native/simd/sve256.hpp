@@ -116,6 +116,20 @@ INL Pairs load_pairs(const fp8* p) {
   x.hi = svand_n_u32_x(ALL, svlsl_n_u32_x(ALL, x.hi, 4), 0x87f087f0);
   return x;
 }
+INL Pairs load_values(const fp8* p) {
+  static const uint16_t kSubnormal[16] = {0,      0x3b00, 0x3b80, 0x3bc0,
+                                          0x3c00, 0x3c20, 0x3c40, 0x3c60};
+  svbool_t all = svptrue_b16();
+  auto values = [&](const uint8_t* at) {
+    svuint16_t x = svld1ub_u16(all, at), magnitude = svand_n_u16_x(all, x, 0x7f);
+    svuint16_t normal = svadd_n_u16_x(all, svlsl_n_u16_x(all, magnitude, 4), 0x3c00);
+    svuint16_t small = svtbl_u16(svld1_u16(all, kSubnormal), magnitude);
+    svuint16_t value = svsel_u16(svcmplt_n_u16(all, magnitude, 8), small, normal);
+    svuint16_t sign = svlsl_n_u16_x(all, svand_n_u16_x(all, x, 0x80), 8);
+    return svreinterpret_u32_u16(svorr_u16_x(all, value, sign));
+  };
+  return {values((const uint8_t*)p), values((const uint8_t*)p + 16)};
+}
 INL I32x8 dot2_8(I32x8 sum, U32x8 x, U32x8 y) {
   svint32_t u = svreinterpret_s32_u32(x), v = svreinterpret_s32_u32(y);
   sum = svmla_s32_x(ALL, sum, svexth_s32_x(ALL, u), svexth_s32_x(ALL, v));
@@ -149,6 +163,15 @@ INL B64 bits(B64 v, int n, uint8_t mask) { return {bits32(v.lo, n, mask), bits32
 INL B64 either(B64 x, B64 y) {
   return {svorr_u8_x(svptrue_b8(), x.lo, y.lo), svorr_u8_x(svptrue_b8(), x.hi, y.hi)};
 }
+INL B64 look_up(const uint8_t* table, B64 v) {
+  U8x32 t = svld1rq_u8(svptrue_b8(), table);
+  return {svtbl_u8(t, v.lo), svtbl_u8(t, v.hi)};
+}
+INL F32x8 powers8(svbool_t all, I32x8 x) {
+  return svreinterpret_f32_s32(svmax_n_s32_x(all, svlsl_n_s32_x(all, x, 23), 0x00400000));
+}
+OF_ONE(powers, F32, I32, powers8)
+INL F32 load_powers(const uint8_t* p) { return powers(load(p)); }
 INL Four load_four(const uint8_t* p) {
   int32_t x;
   memcpy(&x, p, 4);

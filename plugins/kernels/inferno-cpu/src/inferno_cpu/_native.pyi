@@ -127,6 +127,16 @@ def dense_repack(
     K: int,
     /,
 ) -> None: ...
+def dense_repack_fp8(
+    w_dtype: int,
+    weight: Address,
+    row_stride: int,
+    scales: Address,
+    panels: Address,
+    N: int,
+    K: int,
+    /,
+) -> bool: ...
 def dense_matmul(
     w_dtype: int,
     x_dtype: int,

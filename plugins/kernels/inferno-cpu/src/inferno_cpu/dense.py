@@ -12,7 +12,7 @@ from torch import Tensor
 from inferno.nn.weight import Dense, Weight
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
-from inferno_cpu.layouts import DTYPE_NUMBERS, PANEL_ROWS
+from inferno_cpu.layouts import CODES, DTYPE_NUMBERS, PANEL_ROWS
 from inferno_cpu.memory import pages, pieces
 
 
@@ -36,20 +36,22 @@ def nbytes(kind: torch.dtype, shape: tuple[int, int]) -> int:
 
 
 class Panels(Weight):
-    """An unquantized matrix in panels of sixteen interleaved rows, the last padded with zeros."""
+    """A matrix of floats in panels of sixteen interleaved rows, the last padded with zeros."""
 
     panels: Tensor
 
-    def __init__(self, panels: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        """Take `panels` as described in native/dense.hpp: bytes, aligned to 64, with elements of
-        `dtype`."""
+    def __init__(
+        self, panels: Tensor, shape: tuple[int, int], dtype: torch.dtype, layout: str = ""
+    ) -> None:
+        """Take `panels` as described in native/dense.hpp: bytes, aligned to 64. Their elements are
+        of `dtype`, or codes of a layout of `CODES`; then it is the type of the result of `rows`."""
         super().__init__()
         self.shape = shape
-        self.dtype = dtype
+        self.dtype, self.panel_layout = dtype, layout
         self.register_buffer("panels", panels, persistent=False)
         self._given: Tensor | None = None
         self._bias: Tensor | None = None
-        self._kind = DTYPES[dtype]
+        self._kind = CODES[layout] if layout else DTYPES[dtype]
         self._address = panels.data_ptr()
 
     @classmethod
@@ -153,7 +155,7 @@ class Panels(Weight):
         x_TI = torch.empty((len(ids_T), in_features), dtype=self.dtype)
         _native.dense_rows(
             self._kind,
-            self._kind,
+            DTYPES[self.dtype],
             self._address,
             ids_T.data_ptr(),
             x_TI.data_ptr(),

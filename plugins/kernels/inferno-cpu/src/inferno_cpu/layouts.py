@@ -5,6 +5,7 @@ Used for planning: imports no torch.
 
 from __future__ import annotations
 
+import re
 from math import prod
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ class Layout(NamedTuple):
     block: int
     """Columns that share a scale. The columns of a matrix must be divisible by it."""
     block_bytes: int
-    """Bytes of a block of one row in the checkpoint; of its codes only for int4."""
+    """Bytes of a block of one row in the checkpoint; of its codes only for integers in groups."""
     panel_bytes: int
     """Bytes of a block of the 16 rows of a panel."""
 
@@ -34,11 +35,18 @@ LAYOUTS = {
     "int4_g32": Layout(10, 32, 16, 320),
     "int4_g64": Layout(11, 64, 32, 576),
     "int4_g128": Layout(12, 128, 64, 1088),
+    "mxfp4": Layout(13, 32, 17, 272),
+    "iq4_nl": Layout(14, 32, 18, 288),
+    "int8_g32": Layout(15, 32, 32, 576),
+    "int8_g64": Layout(16, 64, 64, 1088),
+    "int8_g128": Layout(17, 128, 128, 2112),
+    "int8_sym_g64": Layout(18, 64, 64, 1056),
+    "int8_sym_g128": Layout(19, 128, 128, 2080),
 }
-"""ggml's block layouts by their lower-case names, and inferno's public layouts of 4-bit integers,
-with a scale and a zero point for each group of columns."""
+"""ggml's block layouts by their lower-case names, and inferno's public layouts of integers, with a
+scale and a zero point, unless it is known, for each group of columns."""
 
-SYMMETRIC = ("int8_sym_g32", "int8_sym_g64", "int8_sym_g128")
+SYMMETRIC = ("int8_sym_g32",)
 """Public layouts of 8-bit integers, whose values q8_0 blocks have too: multiplied as such."""
 
 QUANTIZED = {
@@ -49,6 +57,12 @@ bytes of a block."""
 
 DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Element types by name, with their values in native/dtype.hpp; `dtypes.DTYPES` is for torch."""
+
+FP8_ROWS, FP8_BLOCKS = "fp8_rows", "fp8_blocks"
+CODES = {FP8_ROWS: 3, FP8_BLOCKS: 4}
+"""How panels hold 8-bit floats, with a scale for each row or for each block of `FP8_BLOCK` columns
+that the rows of a panel share, and the numbers of these in native/dtype.hpp."""
+FP8_BLOCK = 128
 
 PANEL_ROWS = 16
 LAYOUT_VERSION = 1
@@ -61,18 +75,35 @@ def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
     `dtype` is the type of the activations."""
     if layout in SYMMETRIC:
         return refuses("q8_0", dtype, shape)
-    if layout not in LAYOUTS:
+    if layout not in LAYOUTS and not is_fp8(layout):
         return f"no kernel for the layout {layout}"
     if dtype not in DTYPE_NUMBERS:
         return f"no kernel for activations in {dtype}"
     if len(shape) not in (2, 3) or min(shape) < 1:
         return f"a matrix has rows and columns, not the shape {shape}"
-    if shape[-1] % LAYOUTS[layout].block:
+    if not is_fp8(layout) and shape[-1] % LAYOUTS[layout].block:
         return (
             f"{shape[-1]} columns are not divisible into {layout}'s blocks of "
             f"{LAYOUTS[layout].block}"
         )
     return None
+
+
+def is_fp8(layout: str) -> bool:
+    """Whether it is a layout of 8-bit floats with a kernel: scales of rows, or of blocks that are
+    whole panels of rows and whole times `FP8_BLOCK` columns."""
+    if layout == FP8_ROWS:
+        return True
+    block = re.fullmatch(r"fp8_([1-9]\d*)x([1-9]\d*)", layout)
+    return block is not None and not (int(block[1]) % PANEL_ROWS or int(block[2]) % FP8_BLOCK)
+
+
+def codes_nbytes(layout: str, shape: tuple[int, int]) -> int:
+    """Bytes of a matrix of `CODES` in panels, each of scales and of codes padded to 64 bytes."""
+    rows, columns = shape
+    scales = 4 * (PANEL_ROWS if layout == FP8_ROWS else -(-columns // FP8_BLOCK))
+    codes = PANEL_ROWS * (columns + columns % 2)
+    return -(-rows // PANEL_ROWS) * (-(-scales // 64) + -(-codes // 64)) * 64
 
 
 def nbytes(layout: str, shape: tuple[int, ...]) -> int:

@@ -42,7 +42,8 @@ class Stored:
 
 
 def stored(weight: Blocks | IntGroups) -> Stored:
-    """Return the tensors of a packed weight. 8-bit integers without zero points become q8_0."""
+    """Return the tensors of a packed weight. 8-bit integers in groups of 32 without zero points
+    become q8_0."""
     if not isinstance(weight, IntGroups):
         return Stored(weight.layout, weight.shape, weight.data)
     if weight.layout not in SYMMETRIC:
@@ -55,7 +56,8 @@ def stored(weight: Blocks | IntGroups) -> Stored:
 
 
 class PackedPanels(Weight):
-    """A quantized matrix, multiplied by rows of x rounded to int8 in groups of 32.
+    """A quantized matrix, multiplied by rows of x rounded to int8 in groups of 32, or in those of
+    an `int8_sym` layout.
 
     A row of x with an infinity or NaN gives a row of NaN.
     """
@@ -195,10 +197,10 @@ def pack(
     """Repack a matrix (O, I), or a stack (E, O, I) of them, and return the panels: for a stack E
     contiguous sets.
 
-    `data`, uint8 (..., O, B), holds ggml's blocks; for int4 two codes per byte, the low nibble
-    first, with float16 `scales` and `zeros` (..., O, G): w = scale * (code - zero). `panels` is the
-    memory to write to, allocated if absent. Raises InfernoError if `refuses` has a reason or a size
-    is wrong.
+    `data`, uint8 (..., O, B), holds ggml's blocks; for int8 a code per byte, for int4 two, the low
+    nibble first, with float16 `scales` and `zeros` (..., O, G): w = scale * (code - zero).
+    Symmetric layouts have no `zeros`. `panels` is the memory to write to, allocated if absent.
+    Raises InfernoError if `refuses` has a reason or a size is wrong.
     """
     reason = refuses(layout, str(dtype).removeprefix("torch."), shape) or _misfit(
         layout, shape, data, scales, zeros
@@ -239,10 +241,13 @@ def _misfit(
             f"{layout} of shape {shape} needs bytes of shape {expected}, got {data.dtype} "
             f"of {tuple(data.shape)}"
         )
-    for grid in (scales, zeros):
-        if not layout.startswith("int4"):
+    in_groups, symmetric = layout.startswith("int"), "_sym_" in layout
+    for grid, wanted in ((scales, in_groups), (zeros, in_groups and not symmetric)):
+        if not wanted:
             if grid is not None:
-                return f"{layout} stores its scales in its blocks"
+                return (
+                    f"{layout} has no {'zero points' if in_groups else 'scales beside its blocks'}"
+                )
         elif (
             grid is None
             or grid.dtype != torch.float16

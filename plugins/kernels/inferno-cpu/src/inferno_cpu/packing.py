@@ -32,7 +32,7 @@ def save(weight: Weight) -> tuple[Mapping[str, Any], Sequence[memoryview]] | Non
     if not isinstance(weight, Panels | PackedPanels):
         return None
     about = {
-        "layout": weight.panel_layout if isinstance(weight, PackedPanels) else "",
+        "layout": weight.panel_layout,
         "shape": list(weight.shape),
         "dtype": str(weight.dtype).removeprefix("torch."),
     }
@@ -48,13 +48,16 @@ def load(about: Mapping[str, Any], data: memoryview) -> Weight:
     layout, dtype = about["layout"], getattr(torch, about["dtype"])
     rows, columns = about["shape"]
     shape = rows, columns
-    needed = layouts.nbytes(layout, shape) if layout else dense.nbytes(dtype, shape)
+    if layout in layouts.CODES:
+        needed = layouts.codes_nbytes(layout, shape)
+    else:
+        needed = layouts.nbytes(layout, shape) if layout else dense.nbytes(dtype, shape)
     if data.nbytes != needed:
         raise ValueError(f"{data.nbytes} bytes instead of {needed}")
     panels = torch.frombuffer(data, dtype=torch.uint8)
-    if layout:
+    if layout in layouts.LAYOUTS:
         return PackedPanels(layout, shape, dtype, panels)
-    return dense.Panels(panels, shape, dtype)
+    return dense.Panels(panels, shape, dtype, layout)
 
 
 @contextmanager
