@@ -84,6 +84,11 @@ class Seen:
     count: int
     """Number of inputs."""
 
+    def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
+        """Return the kernel that quantizes to a layout on this machine: see `QuantScheme.pack`.
+        None: there is none."""
+        ...
+
 
 class Encoding(Protocol):
     """How a scheme stores dense matrices: the inverse of `QuantScheme.load`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,12 @@ from attrs import define, field, frozen
 from inferno.catalog import Catalog
 from inferno.contracts import (
     COMPUTE_DTYPES,
+    QUANTIZE,
     Architecture,
     Checkpoint,
+    Device,
     FetchOptions,
+    KernelNeed,
     ModelConfig,
     QuantScheme,
     StoredMatrix,
@@ -55,6 +58,7 @@ class DenseView:
     quantized: Mapping[str, Quantized]
     """By the name of the dense tensor: "model.layers.0.mlp.up_proj.weight"."""
     tensors: Mapping[str, TensorInfo]
+    catalog: Catalog
     _held: dict[str, Weight] = field(factory=dict)
     """The matrix that was read last."""
 
@@ -92,7 +96,7 @@ class DenseView:
             tensors[name] = TensorInfo("float32", shape, 4 * math.prod(shape))
             if "bias" in parts:
                 tensors[join(path, "bias")] = parts["bias"]
-        return cls(checkpoint, architecture, model, quantized, tensors)
+        return cls(checkpoint, architecture, model, quantized, tensors, catalog)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -124,6 +128,11 @@ class DenseView:
             tensors = {part: self.checkpoint.read(join(path, part)) for part in parts}
             self._held[name] = found.scheme.load(found.stored, tensors, dtype="float32")
         return self._held[name]
+
+    def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
+        need = KernelNeed(op=QUANTIZE, dtype="float32", device=Device("cpu"), layout=layout)
+        offer, _ = self.catalog.kernel(need)
+        return None if offer is None else offer.item.ops[QUANTIZE]
 
 
 @define(eq=False)

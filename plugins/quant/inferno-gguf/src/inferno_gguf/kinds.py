@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from inferno.contracts import DenseMatrices
 from inferno_gguf.ggml import BY_NAME, PACKABLE
+from inferno_gguf.mixes import MIXES, choose
 
 PLAIN = ("f32", "f16", "bf16")
 KEPT = ("ffn_gate_inp",)
@@ -36,18 +37,35 @@ FILE_TYPES: Mapping[str, int] = {
 }
 """`general.file_type` of each type and mix, by llama.cpp's numbers (`LLAMA_FTYPE`)."""
 
-TARGETS = (*PLAIN, *PACKABLE)
-"""What a model can be converted to."""
+TARGETS = (*PLAIN, *(name for name in MIXES if name != "q2_k_s"))
+"""What a model can be converted to. Q2_K_S needs the importance of columns."""
 
 
-def kinds_of(main: str, shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, str]:
-    """Return the type of each stored tensor, by its name in the file. Rows that are no whole blocks
-    stay in 16 bits."""
-    return {name: _kind(main, name, shape) for name, shape in shapes.items()}
+def kinds_of(
+    main: str,
+    stored: Mapping[str, tuple[str, tuple[int, ...]]],
+    matrices: DenseMatrices,
+) -> dict[str, str]:
+    """Return the type of each stored tensor, by its name in the file. `stored` has the first of the
+    model's tensors that it holds, and its shape. `main` is a plain type or a mix."""
+    mixed = {} if main in PLAIN else choose(main, matrices, False)
+    found: dict[str, str] = {}
+    for name, (ours, shape) in stored.items():
+        if len(shape) < 2 or not name.endswith(".weight") or name.endswith("_norm.weight"):
+            found[name] = "f32"
+        elif any(kept in name for kept in KEPT):
+            found[name] = "f32"
+        else:
+            own = mixed.get(ours.removesuffix(".weight"))
+            found[name] = _fitting(main if own is None else own.scheme, shape[-1])
+    return found
 
 
-def _kind(main: str, name: str, shape: tuple[int, ...]) -> str:
-    matrix = len(shape) > 1 and name.endswith(".weight") and not name.endswith("_norm.weight")
-    if not matrix or any(kept in name for kept in KEPT):
-        return "f32"
-    return main if shape[-1] % BY_NAME[main].values == 0 else "f16"
+def _fitting(kind: str, columns: int) -> str:
+    """Return the type, or what is taken instead for rows that are not whole blocks of it."""
+    if kind not in BY_NAME:  # a mix, of a matrix without a rule
+        return "f16"
+    for each in (kind, *PACKABLE.get(kind, ())):
+        if columns % BY_NAME[each].values == 0:
+            return each
+    return "f16"

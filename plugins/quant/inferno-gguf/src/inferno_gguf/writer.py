@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from attrs import frozen
 
 from inferno.contracts import (
     DenseCheckpoint,
+    DenseMatrices,
     Dialect,
     Output,
     Piece,
@@ -145,11 +146,25 @@ def _stacks(source: DenseCheckpoint, dialect: Dialect, main: str) -> list[Stacke
         elif module_pattern(stored) in dialect.single_rows and shape[0] == 1:
             shape = shape[1:]
         shapes[stored] = shape
-    types = kinds_of(main, shapes, source.model)
+    first_of = {stored: (members[stored][0][0], shape) for stored, shape in shapes.items()}
+    types = kinds_of(main, first_of, _matrices(source))
     return [
         Stacked(StoredTensor(stored, BY_NAME[types[stored]], shapes[stored]), members[stored])
         for stored in found
     ]
+
+
+def _matrices(source: DenseCheckpoint) -> DenseMatrices:
+    """Return what mixes are asked about."""
+    return DenseMatrices(
+        shapes={
+            name.removesuffix(".weight"): (info.shape[0], info.shape[1])
+            for name, info in source.tensors.items()
+            if name.endswith(".weight") and len(info.shape) == 2
+        },
+        architecture=source.architecture,
+        config=source.config,
+    )
 
 
 def _table(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -188,17 +203,20 @@ class _Make:
         for start in range(0, shape[0] if shape else 1, max(1, step)):
             values = self.source.read(name, start, start + step)
             values = in_pairs(values, heads) if heads else values
-            yield _encoded(kind, values.float() + added if added else values, target.name)
+            values = values.float() + added if added else values
+            yield _encoded(kind, values, target.name, self.source.quantizer(kind))
 
 
-def _encoded(kind: str, values: Tensor, name: str) -> Tensor:
+def _encoded(
+    kind: str, values: Tensor, name: str, quantize: Callable[..., tuple[Tensor, ...]] | None
+) -> Tensor:
     import torch
 
     dtype = BY_NAME[kind].dtype
     if dtype is None:
         from inferno_gguf.quantize import pack
 
-        return pack(kind, values).data
+        return pack(kind, values, quantize=quantize).data
     stored = values.to(getattr(torch, dtype))
     if kind == "f16" and not torch.equal(stored.isfinite(), values.isfinite()):
         raise CheckpointError(
