@@ -25,7 +25,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"sampling"},
     {"constraints", "drafts", "requests"},
     {"loading", "text"},
-    {"packing", "pairing"},
+    {"packing", "pairing", "quantizing"},
     {"plan", "builtin"},
     {"nn", "catalog"},
     {"configs", "sampling_params", "packed"},

@@ -247,6 +247,14 @@ def test_a_document_that_is_no_plan_is_refused(text: str) -> None:
         ({"cache_policy": "warp"}, "no cache policy 'warp'"),
         ({"isq": "warp"}, "no quantization scheme 'warp'"),
         ({"isq": "dense"}, "cannot quantize while loading"),
+        ({"isq": ""}, "'' is not a name or a rule"),
+        ({"isq": "q8_0,q4_0"}, "names both q8_0 and q4_0"),
+        ({"isq": "q8_0,=q4_0"}, "is not a name or a rule"),
+        ({"isq": "q8_0,*=warp"}, "no quantization scheme 'warp'"),
+        ({"isq": "q8_0,*=q4_k_m"}, "names a mix"),
+        ({"isq": "q8_0,model.layer.0.*=q4_0"}, "no dense matrix has a path like"),
+        ({"imatrix": "file"}, "imatrix is set without isq"),
+        ({"isq": "q8_0", "imatrix": "/nowhere"}, "there is no such file"),
         ({"dtype": "int8"}, "dtype 'int8'"),
         ({"device": "tpu"}, "device 'tpu'"),
         ({"gpu_memory_utilization": 0.9}, "to CPUs"),
@@ -269,9 +277,9 @@ def test_a_scheme_misspelt_lists_those_that_quantize_while_loading_similar_ones_
 ) -> None:
     pytest.importorskip("inferno_gguf")
     with pytest.raises(OptionError) as caught:
-        resolve(write(), on_cpu(isq="q80"))
+        resolve(write(), on_cpu(isq="q80_0"))
     assert caught.value.remedy.startswith("Those that quantize while loading: q8_0, ")
-    assert "q4_k" not in caught.value.remedy and "dense" not in caught.value.remedy
+    assert "q4_k_m" in caught.value.remedy and "dense" not in caught.value.remedy
 
 
 def test_an_architecture_that_is_not_installed_names_the_package_that_has_it(write: Write) -> None:

@@ -14,13 +14,13 @@ from inferno.contracts import (
     GROUPED,
     LINEAR,
     MTP,
+    QUANTIZE,
     Attend,
     Capture,
     Device,
     Drafter,
     DraftParts,
     Model,
-    QuantScheme,
     StoredMatrix,
     TensorInfo,
     lazy,
@@ -29,9 +29,7 @@ from inferno.errors import CheckpointError, DeviceError, PluginError
 from inferno.nn import (
     Attention,
     ByStep,
-    Dense,
     Finalize,
-    Linear,
     Stack,
     State,
     Unloaded,
@@ -48,6 +46,7 @@ from inferno.nn.weight import Later, loaded
 from inferno.packing import PackedWeights
 from inferno.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
 from inferno.plan import AttentionUse, Opened, Plan, quant_config_of
+from inferno.quantizing import Quantizing
 
 
 def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
@@ -173,15 +172,20 @@ def _fill(
     opened: Opened,
     packed: PackedWeights | None = None,
 ) -> None:
-    plan = opened.plan
-    for stored in pair(model, modules):
+    plan, found = opened.plan, pair(model, modules)
+    shapes = {each.path: held.shape for each in found if (held := _held(each.module)) is not None}
+    quantizing = Quantizing.of(
+        opened, shapes, read=lambda path: packed is None or not packed.covers(path)
+    )
+    for stored in found:
         module, path = stored.module, stored.path
         for part, _ in list(module.named_parameters(recurse=False)):
             dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)
             tensor = _read(stored, part, opened).to(dtype)
             setattr(module, part, nn.Parameter(tensor, requires_grad=False))
-        if isinstance(held := getattr(module, "weight", None), Unloaded):
-            later = Later(held.shape, path, partial(_weight_of, stored, opened, held.shape))
+        if (held := _held(module)) is not None:
+            load = partial(_weight_of, stored, opened, held.shape, quantizing)
+            later = Later(held.shape, path, load)
             covered = packed is not None and packed.covers(path)
             module.weight = later if covered else later.loaded()
         # Move tables that the model computed to the device; nothing may remain on meta.
@@ -192,11 +196,19 @@ def _fill(
             setattr(module, name, buffer.to(plan.device.torch_name))
 
 
+def _held(module: nn.Module) -> Unloaded | None:
+    """Return the placeholder of the module's matrix, if it has one."""
+    held = getattr(module, "weight", None)
+    return held if isinstance(held, Unloaded) else None
+
+
 def _read(stored: Stored, part: str, opened: Opened) -> Tensor:
     return opened.checkpoint.read(join(stored.path, part)).to(opened.plan.device.torch_name)
 
 
-def _weight_of(stored: Stored, opened: Opened, shape: tuple[int, int]) -> Weight:
+def _weight_of(
+    stored: Stored, opened: Opened, shape: tuple[int, int], quantizing: Quantizing | None
+) -> Weight:
     """Return the module's matrix, as its scheme loads it or in-situ quantization makes it."""
     plan, module, path = opened.plan, stored.module, stored.path
     own = {part for part, _ in module.named_parameters(recurse=False)}
@@ -223,16 +235,10 @@ def _weight_of(stored: Stored, opened: Opened, shape: tuple[int, int]) -> Weight
             f"{path}: {name} holds {weight.shape}, the model needs {shape}",
             "The checkpoint and its config.json belong to different models.",
         )
-    if plan.isq is not None and isinstance(module, Linear) and module.quantizable:
-        weight = _quantized(weight, opened.parts.schemes[plan.isq])
+    if quantizing is not None:
+        weight = quantizing(path, weight)
     weight.source = path
     return weight
-
-
-def _quantized(weight: Weight, scheme: QuantScheme) -> Weight:
-    """Quantize a matrix in situ, if it is dense."""
-    assert scheme.pack is not None, "the plan refuses schemes that cannot pack"
-    return scheme.pack(weight.data) if isinstance(weight, Dense) else weight
 
 
 def dtype_of(plan: Plan) -> torch.dtype:
@@ -259,7 +265,7 @@ def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
         op, sources = GROUPED if grouped else LINEAR, [weight.source for weight in weights]
         if packed is not None and (found := packed.load(op, sources)) is not None:
             return found
-        if packed is not None and packed.separate(sources):
+        if packed is not None and packed.separate(op, sources):
             return None
         weights = [loaded(weight) for weight in weights]
         if (built := computed(op, weights)) is not None:
@@ -297,7 +303,7 @@ def ops_of(opened: Opened) -> Ops:
     kernels: dict[str, Callable[..., Any]] = {
         use.op: lazy.resolved(opened.parts.kernels[use.name].ops[use.op])
         for use in opened.plan.kernels
-        if use.op not in (LINEAR, GROUPED)
+        if use.op not in (LINEAR, GROUPED, QUANTIZE)
     }
     return Ops(**kernels)
 

@@ -103,13 +103,20 @@ class PackedWeights:
             "kernels": sorted([use.op, use.layout, use.name] for use in plan.kernels),
             "config": hashlib.sha256(config.encode()).hexdigest(),
             "dtype": plan.dtype,
-            "isq": plan.isq,
+            "isq": None
+            if plan.isq is None
+            else [dict(plan.isq.modules), plan.isq.importance_sha256],
         }
         try:
             states = {file: state(file) for file in files}
         except OSError:
             return None
-        about = {"model": plan.model_id, "path": plan.path, "isq": plan.isq, "dtype": plan.dtype}
+        about = {
+            "model": plan.model_id,
+            "path": plan.path,
+            "isq": plan.isq and plan.isq.asked,
+            "dtype": plan.dtype,
+        }
         store = PackedStore(Path(plan.packed_cache), plan.packed_cache_limit)
         found = cls(store, packings, about, key, states)
         found._open()
@@ -175,10 +182,12 @@ class PackedWeights:
             log.warning("packed weights of %s are not used: %s", name, error)
             return None
 
-    def separate(self, sources: Sequence[str]) -> bool:
-        """Whether the file has each of these matrices alone: they could not be stacked."""
-        parts = {} if self._file is None or not self._take else self._file.parts
-        return len(sources) > 1 and all(_name_of(LINEAR, [source]) in parts for source in sources)
+    def separate(self, op: str, sources: Sequence[str]) -> bool:
+        """Whether the file has one of these matrices, but not all together: they could not be
+        stacked."""
+        if self._file is None or not self._take or len(sources) < 2:
+            return False
+        return _name_of(op, sources) not in self._file.parts and any(map(self.covers, sources))
 
     def keep(self, op: str, sources: Sequence[str], provider: str, weight: Weight) -> None:
         """Note the weight that a provider has made of these matrices, if all are stored ones."""

@@ -176,7 +176,7 @@ def test_a_corrupt_checkpoint_is_no_traceback(inferno: Inferno, model: Path) -> 
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--isq", "q4_k"],
+        ["--isq", "q9_k"],
         ["--gpu-memory-utilization", "0.5", "--device", "cpu"],
         ["--attention-backend", "warp"],
         ["--cache-policy", "elephant"],

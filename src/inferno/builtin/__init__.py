@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from inferno import hookimpl
+from inferno.builtin import int_groups
 from inferno.builtin.sources import HUB, LOCAL
 from inferno.contracts import (
     AttentionBackend,
     CachePolicy,
     ChatFormat,
     CheckpointFormat,
+    IntLayout,
     LogitsProcessor,
     Proposer,
     QuantScheme,
@@ -16,6 +20,7 @@ from inferno.contracts import (
     Source,
     Writer,
 )
+from inferno.contracts.layouts import GROUPS
 
 
 @hookimpl
@@ -37,8 +42,25 @@ def inferno_quant_schemes() -> list[QuantScheme]:
             refuses="inferno.builtin.dense:refuses",
             holds="inferno.builtin.dense:holds",
             load="inferno.builtin.dense:load",
-        )
+        ),
+        *(_int_groups(group) for group in GROUPS),
     ]
+
+
+def _int_groups(group: int) -> QuantScheme:
+    layout = IntLayout(bits=4, group=group).name
+    return QuantScheme(
+        name=layout,
+        refuses="inferno.builtin.int_groups:refuses",
+        load="inferno.builtin.int_groups:load",
+        holds=int_groups.holds,
+        pack=partial(int_groups.pack, group),
+        packs=partial(int_groups.packs, group),
+        layout=layout,
+        weighted=True,
+        instead=tuple(IntLayout(bits=4, group=each).name for each in GROUPS if each < group),
+        spellings=("int4",) if group == GROUPS[0] else (),
+    )
 
 
 @hookimpl

@@ -180,7 +180,17 @@ engine_options = together(
             metavar="PATTERN=REF",
             help="Take the modules that match from another model; may be repeated.",
         ),
-        _engine("--isq", metavar="SCHEME", help="Quantize dense weights while loading."),
+        _engine(
+            "--isq",
+            metavar="NAME[,PATTERN=NAME]",
+            help="Quantize dense weights while loading: to a scheme or a mix such as q4_k_m, and "
+            "modules that match a pattern to another.",
+        ),
+        _engine(
+            "--imatrix",
+            metavar="FILE",
+            help="Importance matrix, which --isq weighs errors by.",
+        ),
         _engine(
             "--packed-cache",
             metavar="DIR",

@@ -81,11 +81,7 @@ def _decisions(plan: Plan) -> list[Row]:
         ("format", plan.format, _origin(plan, "format")),
         *_scheme_rows(plan, classes=True),
         *_override_rows(plan),
-        *(
-            [("quantized to", f"{plan.isq}, while loading", _origin(plan, "in-situ scheme"))]
-            if plan.isq
-            else []
-        ),
+        *_in_situ_rows(plan),
         ("compute", f"{plan.dtype} on {plan.device.torch_name}", ""),
         ("device", _device(plan.device), ""),
         *_kernel_rows(plan),
@@ -116,7 +112,11 @@ def _device(device: Device) -> str:
 
 def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
     return [
-        ("weights", _scheme(use, plan.dtype, classes), _origin(plan, "scheme", use.name))
+        (
+            "weights",
+            _scheme(use, plan.dtype, classes),
+            _origin(plan, "in-situ scheme" if use.in_situ else "scheme", use.name),
+        )
         for use in plan.schemes
     ]
 
@@ -124,8 +124,17 @@ def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
 def _scheme(use: SchemeUse, dtype: str, classes: bool) -> str:
     size = host.format_bytes(use.nbytes)
     name = use.name if use.layout in (use.name, dtype) else f"{use.name} in {use.layout}"
-    held = f"{name}: {use.count} matrices of {', '.join(use.stored)}, {size}"
+    how = ", quantized while loading" if use.in_situ else ""
+    held = f"{name}: {use.count} matrices of {', '.join(use.stored)}{how}, {size}"
     return f"{held} ({', '.join(use.classes)})" if classes else held
+
+
+def _in_situ_rows(plan: Plan) -> Iterable[Row]:
+    for use in plan.isq.uses if plan.isq is not None else ():
+        origin = _origin(plan, "in-situ scheme", use.scheme)
+        yield "quantized", f"to {use.scheme}, {use.why}: {use.modules}", origin
+    if plan.isq is not None and plan.isq.importance is not None:
+        yield "importance", plan.isq.importance, ""
 
 
 def _override_rows(plan: Plan) -> Iterable[Row]:

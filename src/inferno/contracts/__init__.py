@@ -74,6 +74,7 @@ from inferno.contracts.kernels import (
     GROUPED,
     LINEAR,
     OPS,
+    QUANTIZE,
     Capture,
     Captured,
     KernelNeed,
@@ -83,6 +84,7 @@ from inferno.contracts.kernels import (
 )
 from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, fp8_layout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
+from inferno.contracts.mixes import DenseMatrices, Mixed, QuantMix
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
 from inferno.contracts.proposers import (
     Drafter,
@@ -129,6 +131,8 @@ __all__ = [
     "CheckpointFormat",
     "CheckpointView",
     "DTYPE_BYTES",
+    "DenseMatrices",
+    "Mixed",
     "DType",
     "Delta",
     "DenseCheckpoint",
@@ -164,6 +168,7 @@ __all__ = [
     "ModelConfig",
     "OPS",
     "Output",
+    "QUANTIZE",
     "OutputFormat",
     "OutputParser",
     "PackedParts",
@@ -174,6 +179,7 @@ __all__ = [
     "Processor",
     "ProcessorContext",
     "Proposer",
+    "QuantMix",
     "QuantScheme",
     "ReasoningMarkers",
     "Recording",

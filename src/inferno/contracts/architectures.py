@@ -127,6 +127,11 @@ class Architecture:
     adapt: Callable[[Checkpoint], Checkpoint] | None = field(default=None, converter=lazy.optional)
     """Returns a view of the checkpoint under the model's names, if the stored names differ
     (`CheckpointView`). Imports no torch before a tensor is read."""
+    unquantized: tuple[str, ...] = field(
+        default=("*.gate", "*.router", "*.router.*"), converter=_texts
+    )
+    """Patterns of module paths whose matrices are never quantized in situ: routers, whose matrix is
+    a plain parameter of float32."""
     stop_tokens: tuple[str, ...] = field(default=(), converter=_texts)
     """Special tokens that end the output even if the checkpoint does not list them; a vocabulary
     may lack them."""

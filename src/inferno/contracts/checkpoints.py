@@ -224,8 +224,22 @@ class QuantScheme:
     """adapt(checkpoint) -> the checkpoint under other names, before the architecture sees it: for
     tensors that are not parts of a module, such as scales of the KV cache. Returns checkpoints
     without such tensors as they are. Imports no torch."""
-    pack: Callable[[Tensor], Weight] | None = field(default=None, converter=lazy.optional)
-    """Quantizes a dense matrix in situ; None if the scheme cannot."""
+    pack: Callable[..., Weight] | None = field(default=None, converter=lazy.optional)
+    """pack(weight_OI, ...) -> the matrix, quantized; None if the scheme cannot quantize. If
+    `weighted`, it has the keyword `importance`, float32 (I,): how much the squared errors of each
+    column count. If a kernel provider quantizes to its layout, it is given the provider's
+    `quantize` as a keyword."""
+    packs: Callable[[tuple[int, int], str], HeldMatrix] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """packs(shape, dtype) -> what `pack` will make of a dense matrix of these rows and columns.
+    Raises Refused, with a sentence, if it cannot. Imports no torch. None: known once packed."""
+    weighted: bool = False
+    """Whether `pack` takes `importance`."""
+    instead: tuple[str, ...] = ()
+    """Names of schemes that take the matrices whose shape `packs` refuses, best first."""
+    spellings: tuple[str, ...] = ()
+    """Other names that users may write for it. Case, hyphens and underscores never matter."""
     layout: str = ""
     """`Weight.layout` of what `pack` returns. In version 1, of every matrix of the scheme."""
     owns: Callable[[Mapping[str, TensorInfo], Mapping[str, Any]], bool] | None = field(

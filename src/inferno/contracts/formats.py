@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attrs import field, frozen
 
@@ -11,6 +12,7 @@ from inferno.contracts import lazy
 from inferno.contracts.architectures import Architecture
 from inferno.contracts.checkpoints import Checkpoint
 from inferno.contracts.dialect import Dialect
+from inferno.contracts.mixes import DenseMatrices, QuantMix
 
 
 @frozen(kw_only=True)
@@ -27,5 +29,13 @@ class CheckpointFormat:
     dialect: Dialect | None = None
     """How its files name the fields and modules of most architectures; `Architecture.dialects`
     override it. None: Hugging Face's names."""
+    mixes: tuple[QuantMix, ...] = ()
+    """What its own tools call mixes of quantization schemes, for in-situ quantization."""
+    importance: Callable[[Path, DenseMatrices], Mapping[str, Any] | None] | None = field(
+        default=None, converter=lazy.optional
+    )
+    """importance(path, matrices) -> how much each column of the matrices counts, by module path: an
+    array of NumPy, float32 (columns,). None if the file is not such a file of this format. Imports
+    no torch. Raises OptionError if the file is damaged or belongs to another model."""
     priority: int = 0
     api_version: int = 1

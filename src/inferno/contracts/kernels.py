@@ -16,7 +16,7 @@ from inferno.contracts.packing import Packing
 if TYPE_CHECKING:
     from torch import Tensor
 
-LINEAR, GROUPED = "linear", "grouped"
+LINEAR, GROUPED, QUANTIZE = "linear", "grouped", "quantize"
 OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax")
 """Ops that a provider may implement besides `linear`; `inferno.nn.ops` defines each in torch."""
 EXPERT_OPS = ("route", "dispatch", "combine")
@@ -28,13 +28,13 @@ class KernelNeed:
     """One op that a kernel must serve: its dtype, device and weight layout."""
 
     op: str
-    """`linear`, `grouped`, or one of `OPS` and `EXPERT_OPS`."""
+    """`linear`, `grouped`, `quantize`, or one of `OPS` and `EXPERT_OPS`."""
     dtype: DType
     """Dtype of the activations."""
     device: Device
     layout: str = ""
     """For `linear` and `grouped`, how the matrix is stored: a dtype's name, or that of a packed
-    layout ("int4_g128", "q4_k")."""
+    layout ("int4_g128", "q4_k"). For `quantize`, what it is quantized to."""
     shape: tuple[int, int] | None = None
     """For `linear` and `grouped`, rows and columns of one matrix; None: of any. A layout is asked
     about first, then each shape that the model has in it: torch multiplies those that are
@@ -95,7 +95,9 @@ class KernelProvider:
     """Op -> its function, with the signature in `inferno.nn.ops`. `linear` is (*weights) -> one
     Weight that holds them stacked along the rows, in any layout, or None if it cannot stack these
     or refuses their shape; given a Weight, the caller drops the originals. `grouped` is the same
-    for matrices of equal shape; `Weight.grouped` is called on its result."""
+    for matrices of equal shape; `Weight.grouped` is called on its result. `quantize` is (layout,
+    weight_OI, importance_I) -> the tensors of the matrix in that layout; the importance of columns
+    (float32) weighs their squared errors, or is None."""
     refuses: Callable[[KernelNeed], str | None] = field(converter=lazy.function)
     """Returns a sentence that says why it cannot serve the need, or None if it can. Imports no
     torch."""

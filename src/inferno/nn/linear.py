@@ -19,7 +19,7 @@ class Linear(Layer):
     """y_TO = x_TI @ weight_OI.T + bias_O"""
 
     quantizable: ClassVar[bool] = True
-    """Whether in-situ quantization applies to it."""
+    """Whether it belongs to what is usually quantized: output heads do not."""
     weight: Weight
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:

@@ -9,6 +9,7 @@ from inferno.plan.backends import NOT_CAPTURED
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.composite import arrangement, quant_config_of
 from inferno.plan.devices import Machine, find_device
+from inferno.plan.isq import quantizable, sha256_of
 from inferno.plan.measured import trial_lengths, trial_plan, with_measured
 from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, read_text, reopen
@@ -19,6 +20,8 @@ from inferno.plan.plan import (
     CaptureUse,
     Chosen,
     GrammarUse,
+    InSitu,
+    InSituUse,
     KernelUse,
     Measured,
     MemoryItem,
@@ -39,6 +42,8 @@ __all__ = [
     "Chosen",
     "Gpu",
     "GrammarUse",
+    "InSitu",
+    "InSituUse",
     "KernelUse",
     "Machine",
     "Measured",
@@ -59,9 +64,11 @@ __all__ = [
     "plan_from_json",
     "plan_to_json",
     "quant_config_of",
+    "quantizable",
     "read_text",
     "reopen",
     "resolve",
+    "sha256_of",
     "trial_lengths",
     "trial_plan",
     "unused_tensors",

@@ -14,6 +14,7 @@ from inferno.contracts import (
     GROUPED,
     LINEAR,
     OPS,
+    QUANTIZE,
     Device,
     DType,
     KernelNeed,
@@ -43,10 +44,12 @@ def choose_kernels(
     model: ModelConfig,
     dtype: DType,
     device: Device,
+    *,
+    quantized: Collection[str] = (),
 ) -> Decided[tuple[KernelUse, ...]]:
     """Choose the provider of matrix products for each weight layout, and of the other ops. Torch
     computes ops without a provider, and matrices whose shape it refuses; `shapes` counts those of
-    each layout and shape."""
+    each layout and shape. `quantized` are the layouts of in-situ quantization."""
     experts = bool(getattr(model, "num_experts", 0))
     products = (LINEAR, GROUPED) if experts else (LINEAR,)
     needs = [
@@ -56,6 +59,10 @@ def choose_kernels(
     ]
     ops = OPS + EXPERT_OPS if experts else OPS
     needs += [KernelNeed(op=op, dtype=dtype, device=device) for op in ops]
+    needs += [
+        KernelNeed(op=QUANTIZE, layout=layout, dtype=dtype, device=device)
+        for layout in sorted(quantized)
+    ]
     asked = [(need, *catalog.kernel(need)) for need in needs]
     providers = {offer.item.name: offer.item for _, offer, _ in asked if offer is not None}
     levels = {name: item.level() for name, item in providers.items() if item.level is not None}

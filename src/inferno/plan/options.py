@@ -54,7 +54,12 @@ class Options:
     """Modules to take from other models, each as `PATTERN=REF`, or all as a mapping: where several
     patterns match a module's path, the last one counts."""
     isq: str | None = None
-    """Scheme by which dense matrices are quantized while loading."""
+    """What dense matrices are quantized to while loading: a scheme or a mix, and rules for some by
+    patterns of their modules' paths, `q4_k_m,model.layers.0.*=q8_0`. The first rule that matches
+    counts; `none` leaves matrices as they are."""
+    imatrix: str | None = None
+    """File with the importance of each matrix's columns, which in-situ quantization weighs errors
+    by."""
     packed_cache: str = "auto"
     """Folder in which packed weights are kept, so that the next start need not pack them. auto:
     `inferno/packed` in the user's cache folder; none: nothing is kept."""
@@ -103,6 +108,10 @@ class Options:
                 f"{self.max_num_seqs}",
                 "Every running sequence needs a token in each step: raise the former or lower "
                 "the latter.",
+            )
+        if self.imatrix is not None and self.isq is None:
+            raise OptionError(
+                "imatrix is set without isq", "Say what to quantize to: --isq NAME --imatrix FILE."
             )
         if self.num_speculative_tokens is not None and self.speculative is None:
             raise OptionError(

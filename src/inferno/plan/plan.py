@@ -33,6 +33,40 @@ class SchemeUse:
     count: int
     nbytes: int
     """Bytes once loaded."""
+    in_situ: bool = False
+    """Whether they are quantized to it while loading."""
+
+
+@frozen(kw_only=True)
+class InSituUse:
+    """Matrices that are quantized to one scheme for one reason."""
+
+    scheme: str
+    why: str
+    modules: str
+    """Their names and layers: `v_proj 0-1 4, lm_head`."""
+    count: int
+
+
+@frozen(kw_only=True)
+class InSitu:
+    """What dense matrices are quantized to while loading."""
+
+    asked: str
+    """As the user wrote it."""
+    modules: Mapping[str, str]
+    """Module path -> scheme, or an empty string for those that stay. As in `Plan.modules`."""
+    uses: tuple[InSituUse, ...]
+    importance: str | None = None
+    """The file with the importance of columns."""
+    importance_format: str | None = None
+    """The checkpoint format that reads it."""
+    importance_sha256: str | None = None
+
+    def scheme_of(self, path: str) -> str | None:
+        """Return the scheme that the matrix is quantized to; None if it stays as it is."""
+        found = self.modules.get(path)
+        return (self.modules.get(pattern_of(path)) if found is None else found) or None
 
 
 @frozen(kw_only=True)
@@ -183,7 +217,7 @@ class Plan:
     their pattern (`scheme_of`)."""
     overrides: tuple[OverrideUse, ...] = ()
     """Modules that come from other checkpoints."""
-    isq: str | None
+    isq: InSitu | None
     packed_cache: str | None = None
     """Folder of the packed weights; None: none are kept."""
     packed_cache_limit: int = 0

@@ -36,11 +36,12 @@ from inferno.plan.chat_formats import chat_need, choose_chat_format
 from inferno.plan.composite import Override, composed, open_overrides
 from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine, find_device
+from inferno.plan.isq import IsqChoice, choose_isq, quantizable
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
 from inferno.plan.opened import Opened, Parts, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.plan import Plan
-from inferno.plan.schemes import choose_isq, choose_schemes
+from inferno.plan.schemes import choose_schemes
 from inferno.plan.speculation import MTPUse, choose_drafting, choose_proposer, mtp_use
 from inferno.plan.stored import adapted, architecture_name, unused_tensors
 
@@ -108,7 +109,11 @@ def _decide(
         proposer = choose_proposer(catalog, options.speculative, model)
         mtp = mtp_use(proposer.item, architecture.value, model, checkpoint)
     schemes = choose_schemes(catalog, checkpoint, model, dtype, mtp.tensors)
-    isq = choose_isq(catalog, options.isq) if options.isq is not None else None
+    isq: Decided[IsqChoice] | None = None
+    if options.isq is not None:
+        dense = quantizable(architecture.value, checkpoint, schemes.value.dense())
+        isq = choose_isq(catalog, options.isq, options.imatrix, dense, dtype)
+    matrices = schemes.value.loaded({} if isq is None else isq.value.packed, dtype)
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
     specs = dict(enumerate([*model.cache_specs(), *mtp.specs]))
     states = state_uses(specs, dtype)
@@ -120,13 +125,19 @@ def _decide(
     attention = choose_attention(catalog, needs, options)
     uses, block_size = attention.value
     policy = Decided.by("cache policy", catalog.cache_policy(options.cache_policy))
-    layouts = {use.layout for use in schemes.value.uses}
-    layouts |= {isq.value.layout or dtype} if isq else set()
-    kernels = choose_kernels(catalog, layouts, schemes.value.shapes, model, dtype, device)
+    kernels = choose_kernels(
+        catalog,
+        {use.layout for use in matrices.uses},
+        matrices.shapes,
+        model,
+        dtype,
+        device,
+        quantized={use.layout for use in matrices.uses if use.in_situ},
+    )
     assets = text_assets(checkpoint, architecture.value)
     chat_format = choose_chat_format(catalog, chat_need(assets, name), options.chat_format)
     limit = memory_limit(options, device, elsewhere=machine is not None and machine.elsewhere)
-    fixed = fixed_memory(schemes.value, checkpoint, model, dtype, options)
+    fixed = fixed_memory(matrices, checkpoint, model, dtype, options)
     drafting = None
     if proposer is not None:
         drafting = choose_drafting(
@@ -178,10 +189,10 @@ def _decide(
         architecture=name,
         format=format.value.name,
         config=dict(checkpoint.config),
-        schemes=schemes.value.uses,
-        modules=schemes.value.modules,
-        overrides=schemes.value.overrides,
-        isq=options.isq,
+        schemes=matrices.uses,
+        modules=matrices.modules,
+        overrides=matrices.overrides,
+        isq=None if isq is None else isq.value.in_situ,
         packed_cache=_packed_cache(options, device, machine or Machine()),
         packed_cache_limit=host.parse_memory(options.packed_cache_size, 0),
         kernels=kernels.value,
@@ -194,7 +205,7 @@ def _decide(
         cache_policy=policy.value.name,
         dtype=dtype,
         device=device,
-        threads=options.threads or _threads(schemes.value.nbytes),
+        threads=options.threads or _threads(matrices.nbytes),
         seed=options.seed,
         vocab_size=model.vocab_size,
         max_model_len=cache.value.max_model_len,

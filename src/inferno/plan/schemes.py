@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import (
@@ -19,9 +18,9 @@ from inferno.contracts import (
     StoredMatrix,
     TensorInfo,
 )
-from inferno.errors import OptionError
 from inferno.plan.composite import check_shapes, override_uses, quant_config_of
 from inferno.plan.decided import Decided
+from inferno.plan.isq import Packed
 from inferno.plan.plan import OverrideUse, SchemeUse, by_pattern
 from inferno.plan.stored import matrix_of, modules_of, unused_tensors
 
@@ -45,18 +44,81 @@ class Matrices:
         return sum(use.nbytes for use in self.uses)
 
 
+@frozen
+class _Choice:
+    """A matrix, the scheme that loads it, and what it will be."""
+
+    stored: StoredMatrix
+    offer: Offer[QuantScheme]
+    held: HeldMatrix
+    in_situ: bool = False
+
+    @property
+    def path(self) -> str:
+        return self.stored.path
+
+
+@frozen
+class StoredMatrices:
+    """The checkpoint's matrices as their schemes load them, before any is quantized in situ."""
+
+    choices: tuple[_Choice, ...]
+    overrides: tuple[OverrideUse, ...]
+    num_plain: int
+
+    def dense(self) -> dict[str, tuple[int, int]]:
+        """Return the shapes of the plain matrices, by path."""
+        plain = (each for each in self.choices if not each.held.layout)
+        return {each.path: each.held.shape for each in plain if each.held.shape is not None}
+
+    def loaded(self, packed: Mapping[str, Packed], dtype: str) -> Matrices:
+        """Return what they are in memory, once those of `packed` are quantized."""
+        held: dict[tuple[str, str, bool], list[_Choice]] = defaultdict(list)
+        for stored in self.choices:
+            each = stored if (to := packed.get(stored.path)) is None else _packed(stored, to)
+            held[each.offer.item.name, each.held.layout, each.in_situ].append(each)
+        uses = tuple(
+            SchemeUse(
+                name=name,
+                distribution=found[0].offer.distribution,
+                layout=layout or dtype,
+                classes=tuple(dict.fromkeys(each.path.rpartition(".")[2] for each in found)),
+                stored=tuple(
+                    sorted({i.dtype for each in found for i in each.stored.parts.values()})
+                ),
+                count=len(found),
+                nbytes=sum(each.held.nbytes for each in found),
+                in_situ=in_situ,
+            )
+            for (name, layout, in_situ), found in held.items()
+        )
+        shapes = Counter(
+            (layout or dtype, each.held.shape)
+            for (_, layout, _), found in held.items()
+            for each in found
+            if each.held.shape is not None
+        )
+        named = {each.path: each.offer.item.name for each in self.choices}
+        return Matrices(uses, by_pattern(named), shapes, self.overrides, self.num_plain)
+
+
+def _packed(stored: _Choice, to: Packed) -> _Choice:
+    held = to.held if to.held.nbytes else evolve(to.held, nbytes=stored.held.nbytes)
+    return _Choice(stored.stored, to.offer, held, in_situ=True)
+
+
 def choose_schemes(
     catalog: Catalog,
     checkpoint: Checkpoint,
     model: ModelConfig,
     dtype: str,
     mtp: Mapping[str, TensorInfo],
-) -> Decided[Matrices]:
+) -> Decided[StoredMatrices]:
     """Ask the catalog for the scheme of every matrix that is read: the model's, and those of `mtp`,
     the tensors of its multi-token-prediction layers if they are used. Raises UnsupportedError,
     CheckpointError."""
     check_shapes(checkpoint, catalog, dtype)
-    held: dict[tuple[str, str], list[_Choice]] = defaultdict(list)
+    choices: list[_Choice] = []
     decisions: list[Decided[Any]] = []
     num_plain = 0
     modules = modules_of(checkpoint.tensors, unused_tensors(model)) | modules_of(mtp)
@@ -68,64 +130,12 @@ def choose_schemes(
             stored = StoredMatrix(path=path, parts=matrix, quant_config=quant_config)
             choice = catalog.scheme_of(stored)
             decisions.append(Decided.by("scheme", choice))
-            will_be = choice.item.holds(stored, dtype)
-            held[choice.item.name, will_be.layout].append(_Choice(stored, choice.offer, will_be))
-    uses = tuple(
-        SchemeUse(
-            name=name,
-            distribution=found[0].offer.distribution,
-            layout=layout or dtype,
-            classes=tuple(dict.fromkeys(each.path.rpartition(".")[2] for each in found)),
-            stored=tuple(sorted({i.dtype for each in found for i in each.stored.parts.values()})),
-            count=len(found),
-            nbytes=sum(each.held.nbytes for each in found),
-        )
-        for (name, layout), found in held.items()
-    )
-    shapes = Counter(
-        (layout or dtype, each.held.shape)
-        for (_, layout), found in held.items()
-        for each in found
-        if each.held.shape is not None
-    )
-    named = {each.path: name for (name, _), found in held.items() for each in found}
-    rows = {each.path: each.held.shape[0] for e in held.values() for each in e if each.held.shape}
-    tokens = {path for path, count in rows.items() if count == model.vocab_size}
-    overrides = override_uses(checkpoint, named, tokens)
+            choices.append(_Choice(stored, choice.offer, choice.item.holds(stored, dtype)))
     offers = dict.fromkeys(offer for d in decisions for offer in d.offers)
     refusals = dict.fromkeys(refusal for d in decisions for refusal in d.refusals)
-    found = Matrices(uses, by_pattern(named), shapes, overrides, num_plain)
+    named = {each.path: each.offer.item.name for each in choices}
+    rows = {each.path: each.held.shape[0] for each in choices if each.held.shape}
+    tokens = {path for path, count in rows.items() if count == model.vocab_size}
+    overrides = override_uses(checkpoint, named, tokens)
+    found = StoredMatrices(tuple(choices), overrides, num_plain)
     return Decided(found, tuple(offers), tuple(refusals))
-
-
-@frozen
-class _Choice:
-    """A matrix, the scheme that loads it, and what it will be."""
-
-    stored: StoredMatrix
-    offer: Offer[QuantScheme]
-    held: HeldMatrix
-
-    @property
-    def path(self) -> str:
-        return self.stored.path
-
-
-def choose_isq(catalog: Catalog, name: str) -> Decided[QuantScheme]:
-    """Choose the scheme that quantizes while loading. Raises OptionError, which lists those that
-    can, similar names first."""
-    able = {o.item.name for o in catalog.of("inferno_quant_schemes") if o.item.pack is not None}
-    if name not in able:
-        known = {offer.item.name for offer in catalog.of("inferno_quant_schemes")}
-        near = difflib.get_close_matches(name, sorted(able), n=len(able), cutoff=0.5)
-        names = ", ".join(dict.fromkeys([*near, *sorted(able)]))
-        raise OptionError(
-            f"scheme {name!r} cannot quantize while loading"
-            if name in known
-            else f"there is no quantization scheme {name!r}",
-            f"{catalog.hint('scheme', name)} Those that quantize while loading: "
-            f"{names or 'none is installed'}.".lstrip(),
-        )
-    offer = catalog.named(QuantScheme, name)
-    note = f"memory is planned for the weights before they become {name}: less will be used"
-    return Decided(offer.item, (("in-situ scheme", offer),), notes=(note,))

@@ -24,6 +24,7 @@ from inferno.contracts import (
     GROUPED,
     LINEAR,
     OPS,
+    QUANTIZE,
     Device,
     DType,
     IntLayout,
@@ -84,8 +85,9 @@ class KernelProviderTests(Installed):
             yield random_ints(layout, rows, columns, dtype)
 
     def test_it_provides_known_ops_and_refuses_with_sentences(self, item: KernelProvider) -> None:
-        assert set(item.ops) <= {LINEAR, GROUPED, *OPS, *EXPERT_OPS}
-        for op in (LINEAR, GROUPED, *OPS, *EXPERT_OPS):
+        every = (LINEAR, GROUPED, QUANTIZE, *OPS, *EXPERT_OPS)
+        assert set(item.ops) <= {*every}
+        for op in every:
             for device in (Device("cpu"), *STRANGE):
                 reason = item.refuses(
                     KernelNeed(op=op, dtype="float32", device=device, layout="unheard_of")
@@ -94,6 +96,32 @@ class KernelProviderTests(Installed):
                 assert device is not UNKNOWN or reason is not None, (
                     f"it takes a device of a kind it cannot know, {device.kind!r}"
                 )
+
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+    def test_quantizing_to_public_layouts(self, item: KernelProvider, dtype: DType) -> None:
+        """Values come back within half a step, and better where columns count more."""
+        if QUANTIZE not in item.ops:
+            pytest.skip("it does not quantize")
+        quantize = item.ops[QUANTIZE]
+        for group in GROUPS:
+            layout = IntLayout(bits=4, group=group).name
+            need = KernelNeed(op=QUANTIZE, layout=layout, dtype=dtype, device=Device("cpu"))
+            if item.refuses(need) is not None:
+                continue
+            weight_OI = random(5, 3 * group).to(getattr(torch, dtype))
+            weight_OI[1, :group], weight_OI[2, :group], weight_OI[3] = 0, -0.5, weight_OI[3].abs()
+            importance_I = torch.rand(3 * group) ** 4 + 1e-3
+            errors = []
+            for given in (None, importance_I):
+                data_OB, scales_OG, zeros_OG = quantize(layout, weight_OI, given)
+                found = IntGroups(data_OB, scales_OG, zeros_OG, 4, torch.float32)
+                assert found.layout == layout and found.shape == weight_OI.shape
+                off_OI = found.rows(torch.arange(5)) - weight_OI.float()
+                assert off_OI.norm() <= 0.15 * weight_OI.float().norm()
+                assert off_OI[1, :group].abs().max() == 0
+                assert off_OI[2, :group].abs().max() <= 1e-3
+                errors.append(float((importance_I * off_OI.square()).sum()))
+            assert errors[1] < errors[0]
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("rows, width", [(1, 16), (3, 64), (17, 96), (1, 1000), (40, 33)])

@@ -10,7 +10,8 @@
   extern const DenseLinear dense_##level;       \
   extern const PackedLinear packed_##level;     \
   extern const Attention attention_##level;     \
-  extern const Experts experts_##level;
+  extern const Experts experts_##level;         \
+  extern const Quantizer quantize_##level;
 DECLARE(portable)
 DECLARE(sse42)
 DECLARE(avx2)
@@ -27,45 +28,45 @@ namespace {
 
 // The kernels that each level takes. Another level's, where its own instructions would change
 // nothing: AVX-VNNI only multiplies bytes, AMX only multiplies many rows, and BF16 only floats.
-#define TAKES(name, elementwise, dense, packed, attention, experts)                             \
+#define TAKES(name, elementwise, dense, packed, attention, experts, quantize)                   \
   Isa {                                                                                         \
     name, &elementwise_##elementwise, &dense_##dense, &packed_##packed, &attention_##attention, \
-        &experts_##experts                                                                      \
+        &experts_##experts, &quantize_##quantize                                                \
   }
 // clang-format off
 const Isa kIsas[] = {
-    //      level         elementwise dense       packed      attention   experts
+    //      level         elementwise dense       packed      attention   experts     quantize
 #if defined(INFERNO_HAS_AMX)
-    TAKES("amx",         avx512,     amx,        avx512vnni, avx512,     avx512vnni),
+    TAKES("amx",         avx512,     amx,        avx512vnni, avx512,     avx512vnni, avx512vnni),
 #endif
 #if defined(INFERNO_HAS_AVX512)
-    TAKES("avx512",      avx512,     avx512,     avx512vnni, avx512,     avx512vnni),
+    TAKES("avx512",      avx512,     avx512,     avx512vnni, avx512,     avx512vnni, avx512vnni),
 #endif
 #if defined(INFERNO_HAS_AVX512VNNI)
-    TAKES("avx512vnni",  avx512vnni, avx512vnni, avx512vnni, avx512vnni, avx512vnni),
+    TAKES("avx512vnni",  avx512vnni, avx512vnni, avx512vnni, avx512vnni, avx512vnni, avx512vnni),
 #endif
 #if defined(INFERNO_HAS_AVXVNNI)
-    TAKES("avxvnni",     avx2,       avx2,       avxvnni,    avx2,       avx2),
+    TAKES("avxvnni",     avx2,       avx2,       avxvnni,    avx2,       avx2,       avx2),
 #endif
 #if defined(INFERNO_HAS_AVX2)
-    TAKES("avx2",        avx2,       avx2,       avx2,       avx2,       avx2),
+    TAKES("avx2",        avx2,       avx2,       avx2,       avx2,       avx2,       avx2),
 #endif
 #if defined(INFERNO_HAS_SSE42)
-    TAKES("sse4.2",      sse42,      sse42,      sse42,      sse42,      sse42),
+    TAKES("sse4.2",      sse42,      sse42,      sse42,      sse42,      sse42,      sse42),
 #endif
 #if defined(INFERNO_HAS_SVE256)
-    TAKES("sve256",      sve256,     sve256,     sve256,     sve256,     sve256),
+    TAKES("sve256",      sve256,     sve256,     sve256,     sve256,     sve256,     sve256),
 #endif
 #if defined(INFERNO_HAS_I8MM)
-    TAKES("i8mm",        i8mm,       i8mm,       i8mm,       i8mm,       neon),
+    TAKES("i8mm",        i8mm,       i8mm,       i8mm,       i8mm,       neon,       neon),
 #endif
 #if defined(INFERNO_HAS_DOTPROD)
-    TAKES("dotprod",     neon,       neon,       dotprod,    neon,       neon),
+    TAKES("dotprod",     neon,       neon,       dotprod,    neon,       neon,       neon),
 #endif
 #if defined(INFERNO_HAS_NEON)
-    TAKES("neon",        neon,       neon,       neon,       neon,       neon),
+    TAKES("neon",        neon,       neon,       neon,       neon,       neon,       neon),
 #endif
-    TAKES("portable",    portable,   portable,   portable,   portable,   portable),
+    TAKES("portable",    portable,   portable,   portable,   portable,   portable,   portable),
 };
 // clang-format on
 

@@ -10,6 +10,7 @@
 #include "elementwise.hpp"
 #include "experts.hpp"
 #include "packed.hpp"
+#include "quantize.hpp"
 
 struct Isa {
   const char* name;
@@ -18,6 +19,7 @@ struct Isa {
   const PackedLinear* packed;
   const Attention* attention;
   const Experts* experts;
+  const Quantizer* quantizer;
 };
 
 // Of a level by name. Throws std::invalid_argument if this machine cannot run it.

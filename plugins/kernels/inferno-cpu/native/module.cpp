@@ -65,4 +65,5 @@ NB_MODULE(_native, m) {
   bind_packed(m);
   bind_attention(m);
   bind_experts(m);
+  bind_quantize(m);
 }

@@ -8,6 +8,7 @@ from inferno import hookimpl
 from inferno.contracts import (
     GROUPED,
     LINEAR,
+    QUANTIZE,
     AttentionBackend,
     AttentionNeed,
     KernelNeed,
@@ -24,6 +25,10 @@ def refuses(need: KernelNeed) -> str | None:
         return "it computes on the CPU only"
     if find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
+    if need.op == QUANTIZE:
+        if need.layout in layouts.QUANTIZED:
+            return None
+        return f"it does not quantize to {need.layout}"
     if need.op not in (LINEAR, GROUPED) or need.layout in layouts.DTYPE_NUMBERS:
         return None
     if need.layout not in (*layouts.LAYOUTS, *layouts.SYMMETRIC):
@@ -46,6 +51,7 @@ def inferno_kernels() -> list[KernelProvider]:
             ops={
                 LINEAR: "inferno_cpu.linear:stack",
                 GROUPED: "inferno_cpu.linear:stack",
+                QUANTIZE: "inferno_cpu.quantize:quantize",
                 "rms_norm": "inferno_cpu.elementwise:rms_norm",
                 "add_rms_norm": "inferno_cpu.elementwise:add_rms_norm",
                 "norm_rope": "inferno_cpu.elementwise:norm_rope",

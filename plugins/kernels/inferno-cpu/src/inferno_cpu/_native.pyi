@@ -282,6 +282,18 @@ def combine(
     K: int,
     /,
 ) -> None: ...
+def quantize(
+    layout: int,
+    dtype: int,
+    w: Address,
+    importance: Address,
+    blocks: Address,
+    scales: Address,
+    zeros: Address,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
 def attend(
     dtype: int,
     cache_kind: int,

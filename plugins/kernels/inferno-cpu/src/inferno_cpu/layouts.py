@@ -41,6 +41,12 @@ with a scale and a zero point for each group of columns."""
 SYMMETRIC = ("int8_sym_g32", "int8_sym_g64", "int8_sym_g128")
 """Public layouts of 8-bit integers, whose values q8_0 blocks have too: multiplied as such."""
 
+QUANTIZED = {
+    name: (kind.number, kind.block, kind.block_bytes) for name, kind in LAYOUTS.items()
+} | {"iq4_nl": (13, 32, 18)}
+"""Layouts that dense matrices can be quantized to: the value in native/quantize.hpp, columns and
+bytes of a block."""
+
 DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Element types by name, with their values in native/dtype.hpp; `dtypes.DTYPES` is for torch."""
 

@@ -59,6 +59,12 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     )
 
 
+def packs(shape: tuple[int, int], dtype: str) -> HeldMatrix:
+    """Return what a dense matrix becomes: a scale for each row."""
+    rows, columns = shape
+    return HeldMatrix(layout=fp8_layout((1, columns)), shape=shape, nbytes=rows * (columns + 4))
+
+
 def block_of(stored: StoredMatrix) -> tuple[int, int]:
     """Return rows and columns of a block of the loaded matrix."""
     weight, scale = stored.parts["weight"].shape, stored.parts[scale_part(stored.parts)].shape
@@ -108,6 +114,10 @@ def inferno_quant_schemes() -> list[QuantScheme]:
             holds=holds,
             load="inferno_fp8.weight:load",
             adapt=adapt,
+            pack="inferno_fp8.weight:pack",
+            packs=packs,
+            layout=fp8_layout((1, 1)),
+            spellings=("fp8_e4m3", "float8", "e4m3"),
         )
     ]
 

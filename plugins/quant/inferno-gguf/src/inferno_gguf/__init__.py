@@ -4,14 +4,15 @@ file is read."""
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inferno import hookimpl
 from inferno.contracts import CheckpointFormat, QuantScheme, Writer
 from inferno_gguf.defaults import DEFAULTS
 from inferno_gguf.ggml import PACKABLE, PACKED, UNPACKED
 from inferno_gguf.kinds import TARGETS
-from inferno_gguf.sizes import holds, holds_dense, refuses
+from inferno_gguf.mixes import mixes
+from inferno_gguf.sizes import holds, holds_dense, packs, refuses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,8 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
             matches="inferno_gguf.files:matches",
             open="inferno_gguf.checkpoint:GgufCheckpoint.open",
             dialect=DEFAULTS,
+            mixes=mixes(),
+            importance="inferno_gguf.imatrix:read",
         )
     ]
 
@@ -42,8 +45,7 @@ def inferno_quant_schemes() -> list[QuantScheme]:
             refuses=partial(refuses, name),
             holds=partial(holds, name),
             load="inferno_gguf.blocks:load",
-            layout=name,
-            pack=partial(_pack, name) if name in PACKABLE else None,
+            **{"layout": name, **_packing(name)},
         )
         for name in PACKED
     ] + [
@@ -52,9 +54,23 @@ def inferno_quant_schemes() -> list[QuantScheme]:
             refuses=partial(refuses, name),
             holds=partial(holds_dense, name),
             load="inferno_gguf.unpacked:load",
+            **_packing(name),
         )
         for name in UNPACKED
     ]
+
+
+def _packing(name: str) -> dict[str, Any]:
+    """Return the fields of a scheme that quantizes in situ; none if it cannot."""
+    if name not in PACKABLE:
+        return {}
+    return {
+        "pack": partial(_pack, name),
+        "packs": partial(packs, name),
+        "layout": name,
+        "weighted": True,
+        "instead": PACKABLE[name],
+    }
 
 
 @hookimpl
@@ -72,7 +88,7 @@ def _write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str)
     return write(main, source, options, name)
 
 
-def _pack(layout: str, weight_OI: Tensor) -> Weight:
-    from inferno_gguf.blocks import pack
+def _pack(layout: str, weight_OI: Tensor, **given: Any) -> Weight:
+    from inferno_gguf.quantize import pack
 
-    return pack(layout, weight_OI)
+    return pack(layout, weight_OI, **given)

@@ -11,15 +11,17 @@ Suffixes: O rows, I columns, B bytes of a packed row, N blocks, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from inferno.contracts import StoredMatrix
-from inferno.errors import CheckpointError, UnsupportedError
+from inferno.errors import CheckpointError
 from inferno.nn import Weight
 from inferno_gguf.ggml import BY_NAME
+from inferno_gguf.searches import CURVE
 
 CHUNK = 1 << 20
 """Values dequantized at once: 4 MiB of float32, which stay in the CPU cache until they are
@@ -88,34 +90,6 @@ def shape_of(layout: str, data_OB: Tensor) -> tuple[int, int]:
 def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Blocks:
     [(layout, data_OB)] = tensors.items()
     return Blocks(layout, data_OB, getattr(torch, dtype))
-
-
-def pack(layout: str, weight_OI: Tensor) -> Blocks:
-    """Quantize the matrix with gguf-py, whose result equals ggml's for these types. Raises
-    UnsupportedError unless rows are whole blocks."""
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    kind = BY_NAME[layout]
-    out_features, in_features = weight_OI.shape
-    if in_features % kind.values:
-        raise UnsupportedError(
-            f"{in_features} columns are not divisible by {layout}'s blocks of {kind.values}",
-            "Choose another scheme.",
-        )
-    data_OB = torch.empty(
-        out_features,
-        in_features // kind.values * kind.nbytes,
-        dtype=torch.uint8,
-        device=weight_OI.device,
-    )
-    step = max(1, CHUNK // max(1, in_features))
-    for start in range(0, out_features, step):
-        values = weight_OI[start : start + step].float().cpu().numpy()
-        data_OB[start : start + step] = torch.from_numpy(
-            quantize(values, GGMLQuantizationType(kind.number))
-        )
-    return Blocks(layout, data_OB, weight_OI.dtype)
 
 
 def unpack(layout: str, data_OB: Tensor) -> Tensor:
@@ -226,6 +200,17 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (scale * ((low | high << 4).float() - 32).reshape(-1, 16, 16)).flatten(1)
 
 
+@cache
+def _curve(device: torch.device) -> Tensor:
+    """The values of iq4_nl's codes, made once: a captured step takes no values from Python."""
+    return torch.tensor(CURVE, dtype=torch.float32, device=device)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    curve = _curve(blocks.device)
+    return _half(blocks, 0) * curve[_nibbles(blocks[:, 2:]).int()]
+
+
 _E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
 """Twice the values of 4-bit floats; block scales are halved to match."""
 
@@ -251,4 +236,5 @@ UNPACK: Mapping[str, Callable[[Tensor], Tensor]] = {
     "q5_k": _q5_k,
     "q6_k": _q6_k,
     "mxfp4": _mxfp4,
+    "iq4_nl": _iq4_nl,
 }

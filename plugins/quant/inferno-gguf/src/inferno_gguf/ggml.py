@@ -88,5 +88,18 @@ UNPACKED = (
 )
 """Types that are dequantized once, at load."""
 
-PACKABLE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
-"""Types that gguf-py can quantize to: in-situ quantization."""
+PACKABLE: Mapping[str, tuple[str, ...]] = {
+    "q4_0": (),
+    "q4_1": (),
+    "q5_0": (),
+    "q5_1": (),
+    "q8_0": (),
+    "q2_k": ("q4_0",),
+    "q3_k": ("q4_0",),
+    "q4_k": ("q5_0",),
+    "q5_k": ("q5_1",),
+    "q6_k": ("q8_0",),
+    "iq4_nl": (),
+}
+"""Types that dense matrices can be quantized to, and what `llama-quantize` takes instead for rows
+that are not whole blocks of 256."""

@@ -3,7 +3,7 @@ memory. Imports no torch."""
 
 from __future__ import annotations
 
-from inferno.contracts import DTYPE_BYTES, HeldMatrix, StoredMatrix
+from inferno.contracts import DTYPE_BYTES, HeldMatrix, Refused, StoredMatrix
 from inferno_gguf.ggml import BY_NAME
 
 
@@ -26,6 +26,16 @@ def holds_dense(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
     kind = BY_NAME[layout]
     nbytes = info.nbytes // kind.nbytes * kind.values * DTYPE_BYTES[dtype]
     return HeldMatrix(shape=_shape(layout, info.shape), nbytes=nbytes)
+
+
+def packs(layout: str, shape: tuple[int, int], dtype: str) -> HeldMatrix:
+    """Return what a dense matrix becomes. Raises Refused unless rows are whole blocks."""
+    (rows, columns), kind = shape, BY_NAME[layout]
+    if columns % kind.values:
+        raise Refused(f"{columns} columns are not divisible by {layout}'s blocks of {kind.values}")
+    return HeldMatrix(
+        layout=layout, shape=shape, nbytes=rows * columns // kind.values * kind.nbytes
+    )
 
 
 def _shape(layout: str, stored: tuple[int, ...]) -> tuple[int, int] | None:

@@ -196,7 +196,7 @@ def _encoded(kind: str, values: Tensor, name: str) -> Tensor:
 
     dtype = BY_NAME[kind].dtype
     if dtype is None:
-        from inferno_gguf.blocks import pack
+        from inferno_gguf.quantize import pack
 
         return pack(kind, values).data
     stored = values.to(getattr(torch, dtype))
