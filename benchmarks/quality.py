@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch
 from attrs import frozen
 
 from inferno.catalog import load_catalog
@@ -32,8 +31,6 @@ HEAD = """\
 | weights | bits | perplexity | ratio | mean KL | 99% | same top token |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 """
-SAMPLE = (256, 512)
-"""Rows and columns of the matrix whose packed size tells a scheme's bits per weight."""
 
 
 @frozen
@@ -55,18 +52,6 @@ class Row:
             f"{100 * found.top1:.2f} %",
         )
         return f"| {self.name} | {' | '.join(cells)} |"
-
-
-def packed_bits() -> Mapping[str, float]:
-    """The schemes that quantize while loading, with their bits per weight."""
-    matrix_OI = torch.randn(SAMPLE, generator=torch.Generator().manual_seed(0))
-    found = {}
-    for offer in load_catalog().of("inferno_quant_schemes"):
-        if offer.item.pack is not None:
-            weight = offer.item.pack(matrix_OI)
-            nbytes = sum(tensor.nbytes for tensor in (*weight.buffers(), *weight.parameters()))
-            found[offer.item.name] = 8 * nbytes / matrix_OI.numel()
-    return found
 
 
 def written(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -99,8 +84,11 @@ def rows(text: Path, also: Mapping[str, str], limit: int | None) -> Iterator[Row
         for name, ref in [*written(Path(folder)), *files]:
             report = compared(str(ref))
             found.append(Row(name, 8 * report.weights / elements, report))
-    for name, bits in packed_bits().items():
-        found.append(Row(f"`--isq {name}`", bits, compared("demo", isq=name)))
+    for offer in load_catalog().of("inferno_quant_schemes"):
+        name = offer.item.name
+        if offer.item.pack is not None:
+            report = compared("demo", isq=name)
+            found.append(Row(f"`--isq {name}`", 8 * report.weights / elements, report))
     yield from sorted(found, key=lambda row: -row.bits)
 
 

@@ -214,6 +214,23 @@ def test_a_group_is_what_an_override_of_its_modules_gives(noisy: Path) -> None:
     assert alone.groups == () and "--override" in alone.notes[0]
 
 
+def test_a_group_is_quantized_in_situ_alone() -> None:
+    """By rules that leave the others as they are, in front of the user's own."""
+    given: dict[str, Any] = {"text": HELDOUT, "against": "demo", "window": 128, "limit": 2}
+    rules = "q4_0,model.layers.1.*=q8_0,model.layers.*.k_proj=none"
+    report = evaluate("demo", **given, groups=2, options=Options(isq=rules))
+    first, second, _ = report.groups
+    assert first.divergence is not None and second.divergence is not None
+    assert first.name == "model.layers.0 to 1" and first.saved > 0
+    only = (
+        "q4_0,model.layers.[23].*=none,model.embed_tokens=none,model.layers.1.*=q8_0,*.k_proj=none"
+    )
+    alone = evaluate("demo", **given, by="none", options=Options(isq=only))
+    assert alone.divergence == first.divergence != report.divergence
+    plain = evaluate("demo", **given, by="none")
+    assert plain.weights - alone.weights == first.saved
+
+
 def test_modules_of_one_name_are_a_group(noisy: Path) -> None:
     report = evaluate(str(noisy), against="demo", text=HELDOUT, window=64, limit=1, by="modules")
     names = {group.name for group in report.groups}

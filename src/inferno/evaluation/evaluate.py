@@ -60,7 +60,7 @@ def evaluate(
         speculative=None,
         num_speculative_tokens=None,
     )
-    plain = evolve(model, isq=None, overrides=(), revision=None)
+    plain = evolve(model, isq=None, imatrix=None, overrides=(), revision=None)
     asked = [(ref, model), *([(against, plain)] if against is not None else [])]
     token_ids, bos, vocab_size = _encoded(_read(Path(text)), asked, length)
     windows = windows_of(token_ids, window=window, stride=stride, limit=limit, bos=bos)
@@ -83,9 +83,12 @@ def evaluate(
         reference = passage.through(against, plain, write=spool.write)
         found = passage.through(ref, model, compare=spool.reader())
         apart, notes = groups_of(reference.modules, by, groups), list[str]()
-        if apart and (model.isq is not None or model.overrides):
+        if apart and model.overrides:
             apart, notes = [], [_NOT_APART]
-        each = [_swapped(passage, group, ref, against, plain, reference, spool) for group in apart]
+        each = list[GroupReport]()
+        for group in apart:
+            swapped = _with_group(group, apart, ref, model, plain)
+            each.append(_measured(passage, group, against, swapped, reference, spool))
         return report(
             reference=against,
             weights=found.weights,
@@ -98,24 +101,37 @@ def evaluate(
         )
 
 
-_NOT_APART = (
-    "groups are not measured with --isq or --override: write the model to a file first, and give it"
-)
+_NOT_APART = "groups are not measured with --override: evaluate each override alone"
 
 
-def _swapped(
+def _with_group(
+    group: Group, apart: Sequence[Group], ref: str, model: Options, plain: Options
+) -> Options:
+    """Return the options by which the reference gets one group of modules from the model, as the
+    model's own options quantize it."""
+    options = evolve(
+        plain,
+        overrides=tuple(f"{pattern}={ref}" for pattern in group.patterns),
+        packed_cache="none",  # loaded once: nothing to keep for another start
+    )
+    if model.isq is None:
+        return options
+    items = model.isq.split(",")
+    rules = [f"{pattern}=none" for each in apart if each is not group for pattern in each.patterns]
+    names = [item for item in items if "=" not in item]
+    rules += [item for item in items if "=" in item]  # the first rule that matches counts
+    return evolve(options, isq=",".join([*names, *rules]), imatrix=model.imatrix)
+
+
+def _measured(
     passage: Passage,
     group: Group,
-    ref: str,
     against: str,
     options: Options,
     reference: Pass,
     spool: Spool,
 ) -> GroupReport:
     """Measure the reference with one group of modules from the model."""
-    taken = tuple(f"{pattern}={ref}" for pattern in group.patterns)
-    # Each composite is loaded once: nothing to keep for another start.
-    options = evolve(options, overrides=taken, packed_cache="none")
     try:
         found = passage.through(against, options, compare=spool.reader(), name=group.name)
     except (CheckpointError, OptionError) as error:
