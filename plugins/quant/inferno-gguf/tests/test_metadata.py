@@ -29,6 +29,7 @@ def test_the_config_is_the_original_one(tmp_path: Path) -> None:
     }
     assert config_of(write_gguf(tmp_path / "model.gguf", config, tensors)) == {
         **config,
+        "model_type": "qwen3",
         "torch_dtype": "float16",
         "attention_bias": False,
     }
