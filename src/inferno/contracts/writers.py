@@ -72,6 +72,11 @@ class DenseCheckpoint(Protocol):
         """Return a quantized matrix as its scheme holds it; None if the tensor is stored plain."""
         ...
 
+    def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
+        """Return the kernel that quantizes to a layout on this machine: see `QuantScheme.pack`.
+        None: there is none."""
+        ...
+
 
 @frozen(kw_only=True)
 class Seen:
@@ -83,11 +88,6 @@ class Seen:
     """The mean of |x|, float32."""
     count: int
     """Number of inputs."""
-
-    def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
-        """Return the kernel that quantizes to a layout on this machine: see `QuantScheme.pack`.
-        None: there is none."""
-        ...
 
 
 class Encoding(Protocol):

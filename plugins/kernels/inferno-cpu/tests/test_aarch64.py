@@ -20,7 +20,7 @@ import test_attention
 import test_dense
 import test_elementwise
 import test_experts
-import test_fp8
+import test_native_fp8
 import test_grouped
 import test_packed
 import torch
@@ -159,15 +159,15 @@ def test_dense_products(
 def test_products_of_float8(
     level: str, block: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_fp8, "SHAPES", [(1, 1), (17, 33), (100, 131), (40, 320)])
-    test_fp8.test_every_code_is_its_value()
+    monkeypatch.setattr(test_native_fp8, "SHAPES", [(1, 1), (17, 33), (100, 131), (40, 320)])
+    test_native_fp8.test_every_code_is_its_value()
     for type_ in test_dense.KINDS:
-        test_fp8.test_rows_are_the_values(block, type_)
-        test_fp8.test_product(block, type_)
-    test_fp8.test_grouped([3, 17, 0, 9, 8, 16, 1], block)
-    test_fp8.test_argmax_is_that_of_the_product(torch.bfloat16)
+        test_native_fp8.test_rows_are_the_values(block, type_)
+        test_native_fp8.test_product(block, type_)
+    test_native_fp8.test_grouped([3, 17, 0, 9, 8, 16, 1], block)
+    test_native_fp8.test_argmax_is_that_of_the_product(torch.bfloat16)
     for columns in (200, 256):
-        test_fp8.test_a_token_has_the_same_product_in_any_company(columns, torch.bfloat16)
+        test_native_fp8.test_a_token_has_the_same_product_in_any_company(columns, torch.bfloat16)
 
 
 def test_products_of_stacked_matrices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,8 +50,14 @@ SYMMETRIC = ("int8_sym_g32",)
 """Public layouts of 8-bit integers, whose values q8_0 blocks have too: multiplied as such."""
 
 QUANTIZED = {
-    name: (kind.number, kind.block, kind.block_bytes) for name, kind in LAYOUTS.items()
-} | {"iq4_nl": (13, 32, 18)}
+    name: (number, LAYOUTS[name].block, LAYOUTS[name].block_bytes)
+    for number, name in enumerate(
+        [
+            *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+            *("int4_g32", "int4_g64", "int4_g128", "iq4_nl"),
+        ]
+    )
+}
 """Layouts that dense matrices can be quantized to: the value in native/quantize.hpp, columns and
 bytes of a block."""
 
