@@ -20,8 +20,8 @@ import test_attention
 import test_dense
 import test_elementwise
 import test_experts
-import test_native_fp8
 import test_grouped
+import test_native_fp8
 import test_packed
 import torch
 from driver import Driver
