@@ -249,7 +249,7 @@ def test_the_tokenizer_is_read_beside_the_engine_and_its_failure_ends_both(
 ) -> None:
     async def body() -> None:
         client = FakeClient(FakeEngine(echoes))
-        monkeypatch.setattr("inferno.process.EngineClient", lambda *_, **__: client, raising=False)
+        monkeypatch.setattr("inferno.process.client.EngineClient", lambda *_, **__: client)
         opened: list[bool] = []
 
         def fails(model: Opened, chat_template: str | None) -> Preprocessor:

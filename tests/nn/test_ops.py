@@ -9,7 +9,16 @@ from typing import Any
 import attrs
 
 from inferno.catalog import load_catalog
-from inferno.contracts import EXPERT_OPS, GROUPED, LINEAR, OPS, Device, KernelNeed, lazy
+from inferno.contracts import (
+    EXPERT_OPS,
+    GROUPED,
+    LINEAR,
+    OPS,
+    QUANTIZE,
+    Device,
+    KernelNeed,
+    lazy,
+)
 from inferno.nn import ops
 
 
@@ -21,8 +30,9 @@ def test_the_ops_of_the_contract_are_those_that_torch_computes() -> None:
 
 def test_a_provider_takes_the_arguments_that_torch_takes() -> None:
     for offer in load_catalog().of("inferno_kernels"):
-        assert set(offer.item.ops) <= {LINEAR, GROUPED, *OPS, *EXPERT_OPS}
-        for name in set(offer.item.ops) - {LINEAR, GROUPED}:
+        products = {LINEAR, GROUPED, QUANTIZE}
+        assert set(offer.item.ops) <= {*products, *OPS, *EXPERT_OPS}
+        for name in set(offer.item.ops) - products:
             need = KernelNeed(op=name, dtype="float32", device=Device("cpu"))
             if offer.item.refuses(need) is None:  # else it may not be compiled here
                 theirs = _arguments(lazy.resolved(offer.item.ops[name]))
