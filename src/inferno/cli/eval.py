@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--stride",
     type=int,
-    help="Begin a window every so many tokens, and score these. "
+    help="Distance in tokens from one window to the next; the last tokens of each are scored. "
     "[default: windows follow each other, and their second halves are scored]",
 )
 @click.option("--limit", type=click.IntRange(1), help="Most windows. [default: the whole text]")

@@ -72,7 +72,7 @@ class Folder:
             info = view.tensors.get(name)
             if info is None or len(info.shape) != 2:
                 raise UnsupportedError(
-                    f"{path} is not stored as a matrix of its own under that name",
+                    f"{path} is not stored separately under that name",
                     "Convert to safetensors or GGUF instead.",
                 )
             assert encoding is not None, "there are none without"

@@ -1,21 +1,21 @@
 """A step's keys and values, gathered from the blocks of a paged cache whose tokens are contiguous:
 for attention written in torch.
 
-Suffixes: K key/value heads, S sequences, L keys (padded context), Q queries of a sequence, N rows
-of the cache (slots x key/value heads).
+Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, V value dim, S sequences, L
+keys (padded context), Q queries of a sequence, N rows of the cache (slots x key/value heads).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.contracts import AttentionSpec
+from inferno.contracts import AttentionNeed, AttentionSpec
 from inferno.nn.batch import Batch
-from inferno.nn.stored import may_pad
+from inferno.nn.stored import Stored, may_pad
 
 _MAX_ELEMENTS = 1 << 24
 """Most scores, or gathered key elements, in memory at once: long prompts and large batches are
@@ -37,6 +37,51 @@ class Part:
     """True where a query must not attend."""
     padding_S: Tensor | None
     """True for padding rows, if there may be any."""
+
+    def gather(self, cache_BPKC: Tensor) -> Tensor:
+        """Return the keys or values of the part's sequences, (S, K, L, C)."""
+        K, C = cache_BPKC.shape[-2:]
+        S, _, L = self.hidden_SQL.shape
+        return cache_BPKC.reshape(-1, C).index_select(0, self.rows_N).view(S, K, L, C)
+
+
+@frozen
+class GatheredAttend:
+    """One layer's attention over gathered keys and values. A backend computes a part of a step."""
+
+    need: AttentionNeed
+
+    def __call__(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        cache: Mapping[str, Tensor],
+        batch: Batch,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        stored = Stored.shared(batch)
+        stored.store(cache["k"], k_TKC)
+        if self.need.latent_dim is None:
+            stored.store(cache["v"], v_TKC)
+        key = (GatheredAttend, self.need)
+        if key not in batch.scratch:  # shared by all layers with this need
+            batch.scratch[key] = list(parts(self.need, batch, q_THC.device))
+        out_THV = q_THC.new_empty((*q_THC.shape[:2], self.need.output_dim))
+        for part in batch.scratch[key]:
+            k_SKLC = part.gather(cache["k"])
+            if self.need.latent_dim is None:
+                v_SKLV = part.gather(cache["v"])
+            else:
+                v_SKLV = k_SKLC[..., : self.need.latent_dim]
+            out_THV[part.tokens] = self.part(q_THC[part.tokens], k_SKLC, v_SKLV, part, sinks_H)
+        return out_THV
+
+    def part(
+        self, q_THC: Tensor, k_SKLC: Tensor, v_SKLV: Tensor, part: Part, sinks_H: Tensor | None
+    ) -> Tensor:
+        """Return the attention of a part's queries, (S · Q, H, V)."""
+        raise NotImplementedError
 
 
 def parts(need: AttentionSpec, batch: Batch, device: torch.device) -> Iterator[Part]:

@@ -35,6 +35,14 @@ class Stored:
         token_T = torch.where(slots_T < 0, slots_T.argmax(), own_T)
         return cls(slots_T[token_T].clamp_min(0), token_T, slots_T.amax() < 0)
 
+    @classmethod
+    def shared(cls, batch: Batch) -> Stored:
+        """Return the slots of the step, computed by the first layer that asks."""
+        if cls not in batch.scratch:
+            batch.scratch[cls] = cls.of(batch)
+        stored: Stored = batch.scratch[cls]
+        return stored
+
     def store(self, cache_BPKC: Tensor, x_TKC: Tensor) -> None:
         """Store into a cache whose tokens are contiguous."""
         cache_NKC = cache_BPKC.flatten(0, 1)

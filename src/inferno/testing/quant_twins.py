@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferno.catalog import Catalog
+from inferno.errors import UnsupportedError
 from inferno.testing.reference import transformers_model
-from inferno.testing.tiny import generate, load_toy, ragged_prompts
+from inferno.testing.tiny import generate, load_toy, plan_of, ragged_prompts
 
 VOCAB = 160
 TOY_SIZES: dict[str, Any] = {
@@ -92,6 +94,32 @@ def assert_same_tokens(twins: Sequence[Path], catalog: Catalog | None = None) ->
     for ours, theirs in zip(*(generate(toy, prompts, 16) for toy in toys), strict=True):
         torch.testing.assert_close(ours.logits_NV, theirs.logits_NV, rtol=1e-4, atol=1e-4)
         assert ours.token_ids == theirs.token_ids
+
+
+def assert_kernels(twins: Sequence[Path], layout: str) -> None:
+    """Every matrix of the packed one has a kernel, and `assert_near`. Skips the test where no
+    kernel for the layout is installed."""
+    plan = plan_of(twins[0])
+    if not any(use.layout == layout for use in plan.kernels):
+        pytest.skip(f"no kernels for {layout} here")
+    assert not any("slowly" in note for note in plan.notes)
+    assert_near(twins)
+
+
+def change_quant_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a checkpoint's `quantization_config` in place."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    change(config["quantization_config"])
+    file.write_text(json.dumps(config))
+
+
+def assert_refused(folder: Path, reason: str) -> None:
+    """No scheme reads the checkpoint: the error has the reason, and does not tell to install
+    one."""
+    with pytest.raises(UnsupportedError) as caught:
+        plan_of(folder)
+    assert reason in caught.value.remedy and "pip" not in caught.value.remedy
 
 
 def assert_near(twins: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Each implementation of FlashAttention by a module that stands in for it, against naive attention
+"""Each implementation of FlashAttention with a stand-in module, against naive attention
 in float64; and itself, where there is a GPU."""
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def need_of(case: str, chip: str, dtype: str = "bfloat16") -> AttentionNeed:
 
 
 def launched(need: AttentionNeed, chip: str, lengths: list[int]) -> list[Launch]:
-    """What a step of sequences with so many tokens each launches, over contexts of 8,192."""
+    """Return what a step launches over contexts of 8,192. `lengths` are its sequences' tokens."""
     dtype, S, T = getattr(torch, need.dtype), len(lengths), sum(lengths)
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
-from inferno.errors import UnsupportedError
 from inferno.testing import (
     TOY_MOE_SIZES,
     TOY_SIZES,
     Encoded,
     QuantSchemeTests,
-    assert_near,
+    assert_kernels,
+    assert_refused,
     assert_same_tokens,
-    plan_of,
+    change_quant_config,
     stored_matrix,
     torch_only,
     write_twins,
@@ -254,12 +253,7 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
 )
 def test_kernels_compute_it(model_config: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip(f"inferno_{model_config['model_type']}")
-    packed, plain = toy_checkpoints(tmp_path, model_config, "gemm")
-    plan = plan_of(packed)
-    if not any(use.layout == "int4_g32" for use in plan.kernels):
-        pytest.skip("no kernels for int4_g32 here")
-    assert not any("slowly" in note for note in plan.notes)
-    assert_near((packed, plain))
+    assert_kernels(toy_checkpoints(tmp_path, model_config, "gemm"), "int4_g32")
 
 
 def test_a_matrix_that_the_config_does_not_explain_is_refused_with_the_reason(
@@ -267,9 +261,5 @@ def test_a_matrix_that_the_config_does_not_explain_is_refused_with_the_reason(
 ) -> None:
     pytest.importorskip("inferno_llama")
     packed, _ = toy_checkpoints(tmp_path, LLAMA, "gemm")
-    stored = json.loads((packed / "config.json").read_text())
-    stored["quantization_config"]["version"] = "gemv_fast"
-    (packed / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(UnsupportedError) as caught:
-        plan_of(packed)
-    assert "gemv_fast" in caught.value.remedy and "pip" not in caught.value.remedy
+    change_quant_config(packed, lambda config: config.update(version="gemv_fast"))
+    assert_refused(packed, "gemv_fast")

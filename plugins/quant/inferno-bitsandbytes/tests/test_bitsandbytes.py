@@ -19,15 +19,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from inferno.contracts import QuantScheme, TextAssets
-from inferno.errors import CheckpointError, UnsupportedError
+from inferno.errors import CheckpointError
 from inferno.testing import (
     TOY_MOE_SIZES,
     TOY_SIZES,
     Encoded,
     QuantSchemeTests,
-    assert_near,
+    assert_kernels,
+    assert_refused,
     assert_same_tokens,
-    plan_of,
+    change_quant_config,
     stored_matrix,
     torch_only,
     write_twins,
@@ -349,23 +350,14 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
 
 def test_kernels_compute_int8(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
-    packed, plain = toy_checkpoints(tmp_path, LLAMA, "int8", nested=False)
-    plan = plan_of(packed)
-    if not any(use.layout == "int8_sym_g64" for use in plan.kernels):
-        pytest.skip("no kernels for int8_sym_g64 here")
-    assert not any("slowly" in note for note in plan.notes)
-    assert_near((packed, plain))
+    assert_kernels(toy_checkpoints(tmp_path, LLAMA, "int8", nested=False), "int8_sym_g64")
 
 
 def test_a_contradiction_is_an_error_of_the_plan(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
     packed, _ = toy_checkpoints(tmp_path, LLAMA, "nf4", nested=False)
-    stored = json.loads((packed / "config.json").read_text())
-    stored["quantization_config"]["bnb_4bit_quant_type"] = "fp4"
-    (packed / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(UnsupportedError) as caught:
-        plan_of(packed)
-    assert "nf4 is stored" in caught.value.remedy and "pip" not in caught.value.remedy
+    change_quant_config(packed, lambda config: config.update(bnb_4bit_quant_type="fp4"))
+    assert_refused(packed, "nf4 is stored")
 
 
 def test_the_scheme_is_declared_under_the_name_of_its_method() -> None:

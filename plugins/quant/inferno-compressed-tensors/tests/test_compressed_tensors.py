@@ -3,7 +3,6 @@ twins."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
-from inferno.errors import CheckpointError, UnsupportedError
+from inferno.errors import CheckpointError
 from inferno.testing import (
     TOY_MOE_SIZES,
     TOY_SIZES,
     Encoded,
     QuantSchemeTests,
     assert_near,
+    assert_refused,
     assert_same_tokens,
+    change_quant_config,
     plan_of,
     stored_matrix,
     torch_only,
@@ -353,9 +354,7 @@ def test_kernels_compute_it(kind: str, tmp_path: Path) -> None:
 def test_a_format_that_is_not_read_is_refused_with_the_reason(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
     packed_path, _ = toy_checkpoints(tmp_path, LLAMA, "int4-group")
-    stored = json.loads((packed_path / "config.json").read_text())
-    stored["quantization_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = 2
-    (packed_path / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(UnsupportedError) as caught:
-        plan_of(packed_path)
-    assert "4 packed bits" in caught.value.remedy and "pip" not in caught.value.remedy
+    change_quant_config(
+        packed_path, lambda config: config["config_groups"]["group_0"]["weights"].update(num_bits=2)
+    )
+    assert_refused(packed_path, "4 packed bits")

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
-from inferno.errors import CheckpointError, InfernoError, UnsupportedError
+from inferno.errors import CheckpointError, InfernoError
 from inferno.nn import IntGroups, Permuted, Weight
 from inferno.testing import (
     TOY_MOE_SIZES,
     TOY_SIZES,
     QuantSchemeTests,
     assert_near,
+    assert_refused,
     assert_same_tokens,
+    change_quant_config,
     load_catalog,
     load_toy,
     plan_of,
@@ -277,12 +279,8 @@ def test_kernels_compute_it_and_the_plan_names_what_they_refuse(tmp_path: Path) 
 def test_a_matrix_that_no_bits_explain_is_not_told_to_install_this_package(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
     packed, _ = toy_checkpoints(tmp_path, LLAMA, Format())
-    config = json.loads((packed / "config.json").read_text())
-    config["quantization_config"]["bits"] = 6
-    (packed / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedError) as caught:
-        plan_of(packed)
-    assert "2, 3, 4 and 8 bits" in caught.value.remedy and "pip" not in caught.value.remedy
+    change_quant_config(packed, lambda config: config.update(bits=6))
+    assert_refused(packed, "2, 3, 4 and 8 bits")
 
 
 def test_the_config_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:

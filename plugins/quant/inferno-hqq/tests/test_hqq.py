@@ -23,9 +23,8 @@ from inferno.testing import (
     TOY_SIZES,
     Encoded,
     QuantSchemeTests,
-    assert_near,
+    assert_kernels,
     assert_same_tokens,
-    plan_of,
     stored_matrix,
     torch_only,
     write_twins,
@@ -260,9 +259,4 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
 
 def test_kernels_compute_it(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
-    packed, plain = toy_checkpoints(tmp_path, LLAMA, 4, 1)
-    plan = plan_of(packed)
-    if not any(use.layout == "int4_g32" for use in plan.kernels):
-        pytest.skip("no kernels for int4_g32 here")
-    assert not any("slowly" in note for note in plan.notes)
-    assert_near((packed, plain))
+    assert_kernels(toy_checkpoints(tmp_path, LLAMA, 4, 1), "int4_g32")

@@ -5,7 +5,6 @@ Suffixes: O rows, I columns, G groups of columns.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferno.contracts import StoredMatrix, TensorInfo
-from inferno.errors import UnsupportedError
 from inferno.testing import (
     TOY_MOE_SIZES,
     TOY_SIZES,
     Encoded,
     QuantSchemeTests,
-    assert_near,
+    assert_kernels,
+    assert_refused,
     assert_same_tokens,
-    plan_of,
+    change_quant_config,
     stored_matrix,
     torch_only,
     write_twins,
@@ -248,12 +247,7 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
 
 def test_kernels_compute_it(tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
-    packed, plain = toy_checkpoints(tmp_path, LLAMA, 128)
-    plan = plan_of(packed)
-    if not any(use.layout == "int4_g128" for use in plan.kernels):
-        pytest.skip("no kernels for int4_g128 here")
-    assert not any("slowly" in note for note in plan.notes)
-    assert_near((packed, plain))
+    assert_kernels(toy_checkpoints(tmp_path, LLAMA, 128), "int4_g128")
 
 
 def test_a_matrix_that_the_config_does_not_explain_is_refused_with_the_reason(
@@ -261,9 +255,5 @@ def test_a_matrix_that_the_config_does_not_explain_is_refused_with_the_reason(
 ) -> None:
     pytest.importorskip("inferno_llama")
     packed, _ = toy_checkpoints(tmp_path, LLAMA, 128)
-    stored = json.loads((packed / "config.json").read_text())
-    stored["quantization_config"]["group_size"] = 64
-    (packed / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(UnsupportedError) as caught:
-        plan_of(packed)
-    assert "group_size must be 128" in caught.value.remedy and "pip" not in caught.value.remedy
+    change_quant_config(packed, lambda config: config.update(group_size=64))
+    assert_refused(packed, "group_size must be 128")

@@ -17,6 +17,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from inferno.contracts import AttentionNeed
+from inferno.nn.attention import is_single
 from inferno.nn.batch import Batch
 from inferno.nn.stored import Stored
 
@@ -45,7 +46,7 @@ class Lengths:
             batch.query_starts_S1,
             batch.context_lens_S,
             batch.blocks_SM.int(),
-            single=starts[-1] == len(batch.context_lens),
+            single=is_single(batch),
             max_queries=max(queries),
             max_context=max(1, *batch.context_lens),
         )
@@ -71,17 +72,17 @@ class FlashAttend:
         batch: Batch,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        stored, lengths = _shared(batch)
+        stored, lengths = Stored.shared(batch), _lengths(batch)
         stored.store_by_head(cache["k"], k_TKC)
         stored.store_by_head(cache["v"], v_TKC)
         k_BPKC, v_BPKC = (cache[name].transpose(1, 2) for name in ("k", "v"))
         return self.run(self.need, q_THC, k_BPKC, v_BPKC, lengths)
 
 
-def _shared(batch: Batch) -> tuple[Stored, Lengths]:
-    found: tuple[Stored, Lengths] | None = batch.scratch.get(FlashAttend)
-    if found is None:
-        found = batch.scratch[FlashAttend] = Stored.of(batch), Lengths.of(batch)
+def _lengths(batch: Batch) -> Lengths:
+    found: Lengths | None = batch.scratch.get(Lengths)
+    if found is None:  # shared by all layers
+        found = batch.scratch[Lengths] = Lengths.of(batch)
     return found
 
 

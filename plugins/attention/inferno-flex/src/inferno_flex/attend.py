@@ -7,7 +7,7 @@ queries of a sequence, L keys of a sequence, padded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache as cached
 from typing import Any
 
@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
 from inferno.contracts import AttentionNeed
-from inferno.nn.batch import Batch
-from inferno.nn.gathered import Part, parts
-from inferno.nn.stored import Stored
+from inferno.nn.gathered import GatheredAttend, Part
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(score, sequence, head, query, key) -> score, as FlexAttention calls it."""
@@ -55,49 +53,18 @@ _DISABLE = "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
 
 
 @frozen
-class FlexAttend:
+class FlexAttend(GatheredAttend):
     """One layer's attention."""
 
-    need: AttentionNeed
     attend: Callable[..., Any] = field(eq=False)
     """FlexAttention, eager or compiled."""
 
-    def __call__(
-        self,
-        q_THC: Tensor,
-        k_TKC: Tensor,
-        v_TKC: Tensor,
-        cache: Mapping[str, Tensor],
-        batch: Batch,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        if Stored not in batch.scratch:
-            batch.scratch[Stored] = Stored.of(batch)
-        stored: Stored = batch.scratch[Stored]
-        keys = values = cache["k"]
-        stored.store(keys, k_TKC)
-        if self.need.latent_dim is None:
-            values = cache["v"]
-            stored.store(values, v_TKC)
-        key = (FlexAttend, self.need)
-        if key not in batch.scratch:  # shared by all layers with this need
-            batch.scratch[key] = list(parts(self.need, batch, q_THC.device))
-        out_THV = q_THC.new_empty((*q_THC.shape[:2], self.need.output_dim))
-        for part in batch.scratch[key]:
-            out_THV[part.tokens] = self._attend(q_THC[part.tokens], keys, values, part, sinks_H)
-        return out_THV
-
-    def _attend(
-        self, q_THC: Tensor, keys: Tensor, values: Tensor, part: Part, sinks_H: Tensor | None
+    def part(
+        self, q_THC: Tensor, k_SKLC: Tensor, v_SKLV: Tensor, part: Part, sinks_H: Tensor | None
     ) -> Tensor:
         S, Q, L = part.hidden_SQL.shape
         if L == 0:  # padding rows only
             return q_THC.new_zeros((*q_THC.shape[:2], self.need.output_dim))
-        k_SKLC = _gathered(keys, part, L)
-        if values is keys:
-            v_SKLV = k_SKLC[..., : self.need.latent_dim]
-        else:
-            v_SKLV = _gathered(values, part, L)
         if sinks_H is not None:  # a key whose score is the sink, and whose value is zero
             k_SKLC, v_SKLV = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k_SKLC, v_SKLV))
         out_SHQV: Tensor = self.attend(
@@ -129,9 +96,3 @@ class FlexAttend:
             return torch.where(k > last, sinks[h].to(score.dtype), masked(score, s, h, q, k))
 
         return with_sinks
-
-
-def _gathered(cache: Tensor, part: Part, length: int) -> Tensor:
-    """Return the keys or values of a part's sequences, (S, K, L, C)."""
-    K, C = cache.shape[-2:]
-    return cache.reshape(-1, C).index_select(0, part.rows_N).view(-1, K, length, C)

@@ -63,7 +63,7 @@ def refuses(need: AttentionNeed) -> str | None:
 
 def cache(need: AttentionNeed, block_size: int) -> Mapping[str, CacheTensor]:
     """Return the tensors of one block: (heads, tokens, elements), and for 8-bit elements a scale
-    per token and head. Latent attention has no values of its own."""
+    per token and head. Latent attention stores no values."""
     kind, heads = need.cache_dtype, need.num_kv_heads
     dtype = need.dtype if kind == "auto" else CACHE_DTYPES[kind]
     dims = {"k": need.head_dim}

@@ -16,7 +16,7 @@ from inferno_gguf.ggml import BlockType
 from inferno_gguf.reader import MAGIC
 
 ALIGNMENT = 32
-"""A tensor begins at a multiple of so many bytes."""
+"""The offset of a tensor is divisible by this, in bytes."""
 _VERSION = 3
 _KINDS = {"u8": 0, "u16": 2, "i32": 5, "u32": 4, "f32": 6, "bool": 7, "str": 8, "u64": 10}
 _ARRAY = 9

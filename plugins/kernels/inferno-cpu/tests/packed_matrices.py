@@ -1,0 +1,165 @@
+"""Packed matrices of random blocks, their float64 products, and how far a kernel may be from them.
+
+Suffixes: O rows, I columns, B bytes of a row, G groups of 32 columns, T tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from attrs import define
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from inferno_cpu.layouts import LAYOUTS
+from inferno_cpu.packed import PackedPanels, pack
+
+GGML = {
+    name: GGMLQuantizationType[re.sub("k$", "K", name.upper())]
+    for name in LAYOUTS
+    if not name.startswith("int")
+}
+
+
+class Matrix(NamedTuple):
+    panels: PackedPanels
+    w_OI: np.ndarray
+    """The exact values, float32."""
+    steps_OG: np.ndarray
+    """For each 32 columns, the size of scale * (greatest code) and of the minimum: what rounding
+    errors are measured by."""
+
+
+@define
+class Blocks:
+    layout: str
+    data: Tensor
+    shape: tuple[int, int]
+
+
+def scale_bytes(layout: str) -> list[int]:
+    """Offsets of the float16 scales in a block."""
+    return {
+        "q8_0": [0],
+        "q4_0": [0],
+        "q4_1": [0, 2],
+        "q5_0": [0],
+        "q5_1": [0, 2],
+        "q2_k": [80, 82],
+        "q3_k": [108],
+        "q4_k": [0, 2],
+        "q5_k": [0, 2],
+        "q6_k": [208],
+        "iq4_nl": [0],
+        "mxfp4": [],
+    }[layout]
+
+
+def random_blocks(
+    layout: str, rows: int, columns: int, rng: np.random.Generator, scales: np.ndarray
+) -> np.ndarray:
+    """Random bytes, with float16 scales taken from `scales`."""
+    kind = LAYOUTS[layout]
+    blocks = rng.integers(0, 256, (rows, columns // kind.block, kind.block_bytes), dtype=np.uint8)
+    for at in scale_bytes(layout):
+        blocks[..., at : at + 2] = (
+            rng.choice(scales, blocks.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+        )
+    if layout == "mxfp4":
+        exponents = [118, 120, 121] if scales is ORDINARY else [0, 1, 2, 3, 90, 127, 142]
+        blocks[..., 0] = rng.choice(exponents, blocks.shape[:2])
+    return blocks.reshape(rows, -1)
+
+
+ORDINARY = np.array([0.01, -0.02, 0.005, 0.003])
+EXTREME = np.array([65504, -65504, 6e-8, -6e-8, 6.1e-5, 0.0, -0.0, 1.0, 3e-5])
+
+
+def matrix(
+    layout: str,
+    rows: int,
+    columns: int,
+    seed: int = 0,
+    scales: np.ndarray = ORDINARY,
+    dtype: torch.dtype = torch.float32,
+) -> Matrix:
+    rng = np.random.default_rng(seed)
+    if layout.startswith("int"):
+        return ints(layout, rows, columns, rng, scales, dtype)
+    data = random_blocks(layout, rows, columns, rng, scales)
+    w_OI = dequantize(data, GGML[layout])
+    panels = PackedPanels.of(Blocks(layout, torch.from_numpy(data), (rows, columns)), dtype=dtype)
+    # The greatest scale * code and minimum that a block of these bytes can have are within this of
+    # its greatest value.
+    steps = abs(w_OI.astype(np.float64)).reshape(rows, -1, 32).max(2) * 64
+    return Matrix(panels, w_OI, steps)
+
+
+def ints(
+    layout: str,
+    rows: int,
+    columns: int,
+    rng: np.random.Generator,
+    scales: np.ndarray,
+    dtype: torch.dtype,
+) -> Matrix:
+    """Integers in groups, some zero points of which are no integers."""
+    group, four = LAYOUTS[layout].block, layout.startswith("int4")
+    groups, most = columns // group, 15 if four else 255
+    data = rng.integers(0, 256, (rows, columns // 2 if four else columns), dtype=np.uint8)
+    codes = np.stack([data & 15, data >> 4], -1) if four else data
+    codes = codes.reshape(rows, groups, group).astype(np.float32)
+    scale = rng.choice(scales, (rows, groups)).astype(np.float16)
+    zero = rng.integers(0, most + 2, (rows, groups)).astype(np.float16)
+    zero[rng.random(zero.shape) < 0.2] = 7.5
+    if "_sym_" in layout:
+        zero[:] = 128
+    # Two exact products: the difference is exact where the zero is whole.
+    factor, zeros = (grid.astype(np.float32)[..., None] for grid in (scale, zero))
+    w_OI = factor * (codes - zeros) if "_sym_" in layout else factor * codes - factor * zeros
+    steps = np.repeat(abs(scale.astype(np.float64)) * (most + zero), group // 32, 1)
+    grids = [torch.from_numpy(scale), torch.from_numpy(zero)][: 1 if "_sym_" in layout else 2]
+    packed = pack(layout, (rows, columns), torch.from_numpy(data), *grids, dtype=dtype)
+    panels = PackedPanels(layout, (rows, columns), dtype, packed)
+    return Matrix(panels, w_OI.reshape(rows, columns), steps)
+
+
+def rounded(m: Matrix, x_TI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x in groups of 32 as int8 and their scales: what the kernel should multiply. The scales are
+    of larger groups for symmetric integers."""
+    layout = m.panels.panel_layout
+    span = LAYOUTS[layout].block // 32 if "_sym_" in layout else 1
+    x_TGi = x_TI.astype(np.float32).reshape(len(x_TI), -1, 32)
+    greatest_TG = abs(x_TGi).max(2).reshape(len(x_TI), -1, span).max(2).repeat(span, 1)
+    scale_TG = (greatest_TG / np.float32(127)).astype(np.float64)
+    inverse_TG = np.float32(127) / np.where(greatest_TG == 0, 1, greatest_TG)
+    return np.rint(x_TGi * inverse_TG[..., None]).astype(np.float64), scale_TG
+
+
+def product(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
+    q_TGi, scale_TG = rounded(m, x_TI)
+    exact_TO: np.ndarray = (q_TGi * scale_TG[..., None]).reshape(x_TI.shape) @ m.w_OI.T.astype(
+        np.float64
+    )
+    return exact_TO
+
+
+def tolerance(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
+    """Of a sum over G groups in float32: each term and each partial sum is rounded a few times,
+    relative to the greatest that a group's sums of products and of minimums can be. (G + 4) * 2^-24
+    of their total, the textbook bound."""
+    q_TGi, scale_TG = rounded(m, x_TI)
+    size_TO = (abs(q_TGi).sum(2) * scale_TG) @ m.steps_OG.T
+    bound_TO: np.ndarray = (scale_TG.shape[1] + 4) * 2.0**-24 * size_TO + 1e-30
+    return bound_TO
+
+
+def activations(tokens: int, columns: int, seed: int = 1) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (
+        rng.standard_normal((tokens, columns)) * np.exp(rng.standard_normal((tokens, columns)))
+    ).astype(np.float32)
