@@ -45,11 +45,26 @@ NEEDS: Mapping[str, dict[str, Any]] = {
     "heads of 192, values of 128": {"dims": (16, 16, 192), "value_dim": 128},
     "latent": {"dims": (128, 1, 576), "latent_dim": 512},
 }
-FP8 = ["heads of 128, fp8"]
-"""All that sm_89 has and sm_86, with the same tiles, has not."""
+SINKS, INT8, FP8 = "heads of 64, sinks, window", "heads of 128, int8", "heads of 128, fp8"
+CAP, VALUES = "heads of 256, soft cap", "heads of 192, values of 128"
 
-STORES = [*FP8, "heads of 128, int8", "latent"]
-PROMPTS = ["heads of 80", "heads of 128", *FP8, "heads of 256, soft cap", "latent"]
+SINGLE: Mapping[str, list[str]] = {
+    "sm_80": [SINKS, "heads of 128", FP8, "latent"],
+    "sm_86": [SINKS, INT8, CAP, VALUES, "latent"],
+    "sm_89": [FP8],  # all that it has and sm_86, with the same tiles, has not
+    "sm_90": [SINKS, INT8, FP8, CAP, VALUES, "latent"],
+    "sm_100": [SINKS, FP8, CAP, "latent"],
+    "gfx942": [SINKS, "heads of 128", FP8, CAP, "latent"],
+}
+PROMPTS: Mapping[str, list[str]] = {
+    "sm_80": ["heads of 128", CAP, "latent"],
+    "sm_86": ["heads of 80", FP8, CAP, "latent"],
+    "sm_89": [FP8],
+    "sm_90": ["heads of 80", FP8, CAP, "latent"],
+    "sm_100": ["heads of 128", CAP],
+    "gfx942": ["heads of 80", "heads of 128", CAP, "latent"],
+}
+STORES = {"sm_86": [FP8, INT8], "sm_90": [FP8, "latent"], "gfx942": [FP8]}
 
 LOADS = r"LDGSTS\S*\.128|LDG\S*\.128|(buffer|global)_load_(dwordx4|b128)"
 """Loads of 16 bytes: to shared memory or to registers; AMD's."""
@@ -129,16 +144,16 @@ def check(launch: Launch, chip: str) -> None:
 @pytest.mark.parametrize("chip", CHIPS)
 def test_single_tokens(chip: str) -> None:
     """And the stores beside them, and the merge of the splits."""
-    for case in FP8 if chip == "sm_89" else NEEDS:
+    for case in SINGLE[chip]:
         store, attend, *merge = launched(need_of(case, chip), chip, [1] * 8)
         check(attend, chip)
-        for launch in (store, *merge) if case in STORES else ():
+        for launch in (store, *merge) if case in STORES.get(chip, ()) else ():
             check(launch, chip)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_prompts(chip: str) -> None:
-    for case in FP8 if chip == "sm_89" else PROMPTS:
+    for case in PROMPTS[chip]:
         [_, attend, *_] = launched(need_of(case, chip), chip, [700, 1, 3000])
         check(attend, chip)
 
@@ -220,11 +235,12 @@ def test_small_operators(chip: str) -> None:
         angles = meta(8, 64, dtype=torch.float32)
         ops.norm_rope(meta(8, 32, 128), meta(128), 1e-6, angles, angles)
         ops.silu_mul(meta(8, 12288), meta(8, 12288))
+        ops.argmax(meta(8, 151_936))
         chosen = experts.route(
             meta(8, 2048), meta(128, 2048, dtype=torch.float32), None, None, 8, False, True, 1.0
         )
         _, _, places = experts.dispatch(chosen[0], 128)
         experts.combine(meta(64, 2048), places, chosen[1])
-    assert len(found) == 4 and len(more) == 3
+    assert len(found) == 5 and len(more) == 3
     for launch in (*found, *more):
         check(launch, chip)

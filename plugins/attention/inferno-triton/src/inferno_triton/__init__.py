@@ -42,6 +42,7 @@ def inferno_kernels() -> list[KernelProvider]:
                 "add_rms_norm": "inferno_triton.ops:add_rms_norm",
                 "norm_rope": "inferno_triton.ops:norm_rope",
                 "silu_mul": "inferno_triton.ops:silu_mul",
+                "argmax": "inferno_triton.ops:argmax",
             },
             priority=10,
         )

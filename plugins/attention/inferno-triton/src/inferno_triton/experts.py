@@ -17,6 +17,8 @@ from inferno.nn.weight import with_biases
 from inferno_triton import chips, linear, mixture
 from inferno_triton.tiles import grouped_of
 
+_TOKENS = 8
+"""Tokens whose experts a program selects."""
 _PAIRS = 1024
 """Pairs that a program sorts at once."""
 _WIDTH = 1024
@@ -40,20 +42,23 @@ def route(
     experts_TK = logits_TE.new_empty(T, top_k, dtype=torch.int64)
     weights_TK = logits_TE.new_empty(T, top_k)
     if T:
-        mixture.select[(T,)](
+        block = min(_TOKENS, triton.next_power_of_2(T))
+        mixture.select[(triton.cdiv(T, block),)](
             logits_TE,
             logits_TE if correction_E is None else correction_E,
             experts_TK,
             weights_TK,
+            T,
             scale,
             E=E,
             EP=triton.next_power_of_2(E),
             K=top_k,
             KP=triton.next_power_of_2(top_k),
+            BT=block,
             SIGMOID=sigmoid,
             NORMALIZE=normalize,
             CORRECTION=correction_E is not None,
-            num_warps=1,
+            num_warps=min(4, block),
         )
     return experts_TK, weights_TK
 

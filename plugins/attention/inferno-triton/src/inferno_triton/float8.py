@@ -70,9 +70,7 @@ def product(
         )
         if KIND == "fp8":
             part_OT = tl.dot(w_OC, x_CT)
-            x_scale_T = tl.load(
-                x_scales + (at // 128).to(tl.int64) * tokens + t, mask=mask_T, other=0.0
-            )
+            x_scale_T = tl.load(x_scales + (at // 128) * tokens + t, mask=mask_T, other=0.0)
             part_OT = part_OT * x_scale_T[None, :]
         else:
             part_OT = tl.dot(elements(w_OC, x_CT, KIND), x_CT)

@@ -13,38 +13,43 @@ import triton.language as tl
 
 @triton.jit
 def select(
-    logits, correction, experts, weights, scale,
-    E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    logits, correction, experts, weights, tokens, scale,
+    E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr,
     SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, CORRECTION: tl.constexpr,
 ):  # fmt: skip
-    """Select a token's experts, best first and the lower first among equals, and weigh them. Grid:
-    (tokens,). A score that is not a number is selected last."""
-    token = tl.program_id(0).to(tl.int64)
+    """Select each token's experts, best first and the lower first among equals, and weigh them.
+    Grid: (blocks of tokens,). A score that is not a number is selected last."""
+    t = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     e, k = tl.arange(0, EP), tl.arange(0, KP)
-    x_E = tl.load(logits + token * E + e, mask=e < E, other=-float("inf"))
+    mask_TE = (t < tokens)[:, None] & (e < E)[None, :]
+    x_TE = tl.load(logits + t[:, None] * E + e[None, :], mask=mask_TE, other=0.0)
     if SIGMOID:
-        score_E = 1.0 / (1.0 + tl.exp(-x_E))
+        score_TE = 1.0 / (1.0 + tl.exp(-x_TE))
     else:
-        power_E = tl.exp(x_E - tl.max(x_E, 0))
-        score_E = power_E / tl.sum(power_E, 0)
-    choice_E = score_E
+        x_TE = tl.where((e < E)[None, :], x_TE, -float("inf"))
+        power_TE = tl.exp(x_TE - tl.max(x_TE, 1)[:, None])
+        score_TE = power_TE / tl.sum(power_TE, 1)[:, None]
+    choice_TE = score_TE
     if CORRECTION:
-        choice_E = choice_E + tl.load(correction + e, mask=e < E, other=0.0)
-    choice_E = tl.where(choice_E > -1e38, choice_E, -1e38)
-    choice_E = tl.where(e < E, choice_E, -float("inf"))
-    expert_K = tl.zeros([KP], tl.int32)
-    weight_K = tl.zeros([KP], tl.float32)
+        choice_TE = choice_TE + tl.load(correction + e, mask=e < E, other=0.0)[None, :]
+    choice_TE = tl.where(choice_TE > -1e38, choice_TE, -1e38)
+    choice_TE = tl.where((e < E)[None, :], choice_TE, -float("inf"))
+    expert_TK = tl.zeros([BT, KP], tl.int32)
+    weight_TK = tl.zeros([BT, KP], tl.float32)
     for place in range(K):
-        best = tl.max(choice_E, 0)
-        expert = tl.min(tl.where(choice_E == best, e, EP), 0)
-        expert_K = tl.where(k == place, expert, expert_K)
-        weight_K = tl.where(k == place, tl.sum(tl.where(e == expert, score_E, 0.0), 0), weight_K)
-        choice_E = tl.where(e == expert, -float("inf"), choice_E)
+        best_T = tl.max(choice_TE, 1)
+        expert_T = tl.min(tl.where(choice_TE == best_T[:, None], e[None, :], EP), 1)
+        own_TE = e[None, :] == expert_T[:, None]
+        weight_T = tl.sum(tl.where(own_TE, score_TE, 0.0), 1)
+        expert_TK = tl.where(k[None, :] == place, expert_T[:, None], expert_TK)
+        weight_TK = tl.where(k[None, :] == place, weight_T[:, None], weight_TK)
+        choice_TE = tl.where(own_TE, -float("inf"), choice_TE)
     if NORMALIZE:
-        weight_K = weight_K / tl.maximum(tl.sum(weight_K, 0), 1.1754943508222875e-38)
-    at_K = token * K + k
-    tl.store(experts + at_K, expert_K.to(tl.int64), mask=k < K)
-    tl.store(weights + at_K, weight_K * scale, mask=k < K)
+        weight_TK = weight_TK / tl.maximum(tl.sum(weight_TK, 1), 1.1754943508222875e-38)[:, None]
+    at_TK = t[:, None] * K + k[None, :]
+    mask_TK = (t < tokens)[:, None] & (k < K)[None, :]
+    tl.store(experts + at_TK, expert_TK.to(tl.int64), mask=mask_TK)
+    tl.store(weights + at_TK, weight_TK * scale, mask=mask_TK)
 
 
 @triton.jit
