@@ -199,7 +199,7 @@ def test_products(chip: str) -> None:
     starts_E1 = meta(9, dtype=torch.int32)
     with chips.using(CHIPS[chip]), launches(packed) as found, launches(mixture) as more:
         planes(Q4_K, 4096, 4096).matmul(meta(1, 4096))
-        planes(Q6_K, 4096, 4096).matmul(meta(3, 4096))
+        planes(Q6_K, 4096, 4096).matmul(meta(2, 4096))
         planes(Q6_K, 4096, 4096).matmul(meta(64, 4096))
         planes(INT4, 8 * 1024, 4096).grouped(meta(64, 4096), starts_E1)
         planes(Q6_K, 512, 4096).rows(meta(64, dtype=torch.int64))
