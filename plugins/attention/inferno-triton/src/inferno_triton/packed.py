@@ -33,10 +33,11 @@ def integer(code, OFFSET: tl.constexpr):
 @triton.jit
 def number(words, n: tl.constexpr, step, KIND: tl.constexpr):
     """Return number n of each word."""
-    if KIND == "half":
-        return (
-            ((words >> (16 * n)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        )
+    if KIND == "single":
+        return (words >> (32 * n)).to(tl.int32).to(tl.float32, bitcast=True)
+    elif KIND == "half":
+        half = ((words >> (16 * n)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        return half.to(tl.float32)
     elif KIND == "byte":
         return integer(((words >> (8 * n)) & 255).to(tl.int32) ^ 128, 128) * step
     else:
