@@ -71,7 +71,7 @@ LOADS = r"LDGSTS\S*\.128|LDG\S*\.128|(buffer|global)_load_(dwordx4|b128)"
 """Loads of 16 bytes: to shared memory or to registers; AMD's."""
 BYTE_LOADS = r"LDG\S*\.[US]8|LDGSTS\S*\.[US]8|load_[us]byte"
 
-MATRIX = {"sm_90": "HGMMA", "sm_100": r"UTC\w*MMA", "gfx942": "v_mfma"}
+MATRIX = {"sm_90": "[HQ]GMMA", "sm_100": r"UTC\w*MMA", "gfx942": "v_mfma"}
 """Instructions that multiply matrices; those of other chips are HMMA and QMMA."""
 
 ALIKE = {"sm_80": "sm_86"}
@@ -132,14 +132,15 @@ def launched(need: AttentionNeed, chip: str, lengths: list[int]) -> list[Launch]
 
 
 def check(launch: Launch, chip: str) -> None:
-    machine = compiled(launch, chip)
     kernel = launch.kernel.fn.__name__
+    large = kernel in ("attend", "few", "many", "grouped", "product")
+    machine = compiled(launch, chip, disassemble=large)
     name = f"{kernel} {launch.options}: {machine}"
     # Chips of one compiler share a compilation: it must fit into the least memory among them.
     limit = min(CHIPS[each].shared_memory for each in {chip, ALIKE.get(chip, chip)})
     assert machine.shared_memory <= limit, name
     assert machine.spilled == 0, name
-    if kernel in ("attend", "few", "many", "grouped", "product"):
+    if large:
         assert machine.count(LOADS) > 0, f"{name}: it loads in small pieces"
     if kernel in ("many", "grouped", "product"):
         assert machine.count(MATRIX.get(chip, "[HQ]MMA")) > 0, f"{name}: not on tensor cores"

@@ -97,6 +97,7 @@ def test_packed_products(layout: str | IntLayout | TableLayout) -> None:
         ours = linear.stack(weight)
         assert ours is not None
         assert torch.equal(ours.rows(ids_T), exact_OI[ids_T].bfloat16())
+        assert ours.matmul(torch.empty(0, columns, dtype=torch.bfloat16)).shape == (0, rows)
         for tokens in (1, 3, 18, 65):
             x_TI = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(tokens))
             x_TI = x_TI.bfloat16()
@@ -122,6 +123,7 @@ def test_products_of_8_bit_floats(block: tuple[int, int], chip: str) -> None:
     with on_cpu(CHIPS[chip]):
         ours = linear.stack(weight)
         assert ours is not None
+        assert ours.matmul(torch.empty(0, columns, dtype=torch.bfloat16)).shape == (0, rows)
         for tokens in (3, 70):
             x_TI = torch.randn(tokens, columns, generator=generator).bfloat16()
             found_TO, wanted_TO = ours.matmul(x_TI).double(), x_TI.double() @ exact_OI.T

@@ -64,6 +64,8 @@ class PackedPlanes(Weight):
     def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
         """Return (N, outputs), float32 if the columns are split. `tokens`: of a matrix, about."""
         N, columns = x.shape
+        if N == 0:
+            return x.new_empty(0, outputs)
         planes, chip = self.planes, chips.chip_at(x.device)
         experts = 0 if starts_E1 is None else len(starts_E1) - 1
         few = (tokens if experts == 0 else N) <= _FEW or (experts > 0 and tokens == 1)
@@ -79,8 +81,6 @@ class PackedPlanes(Weight):
         splits = max(1, min(planes.blocks, 2 * chip.processors // max(1, programs)))
         dtype = x.dtype if splits == 1 else torch.float32
         out = x.new_empty(splits, N, outputs, dtype=dtype)
-        if N == 0:
-            return out[0]
         more = {"UNROLL": tile.stages if size == 1 else 1} if few else {"num_stages": tile.stages}
         (packed.few if few else packed.many)[(triton.cdiv(outputs, tile.outputs), runs, splits)](
             x,
