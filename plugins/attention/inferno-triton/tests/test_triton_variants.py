@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from inferno.contracts import AttentionNeed, Device
 from inferno_triton.attend import TritonAttend
-from inferno_triton.tiles import CHIPS, tile_of
+from inferno_triton.tiles import CHIPS, Work, tile_of
 from inferno_triton.variants import variants
 
 H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), shared_memory=232_448)
@@ -25,7 +25,7 @@ def test_variants_differ_from_the_table_in_one_way(latent: int | None) -> None:
         device=H200,
         latent_dim=latent,
     )
-    work = "latent" if latent else "tokens"
+    work: Work = "latent" if latent else "tokens"
     usual = tile_of(CHIPS["sm_90"], work, need.head_dim, 2, 64)
     found = variants(need, 64)
     assert len(found) > 8
