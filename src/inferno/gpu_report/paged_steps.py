@@ -17,6 +17,7 @@ from torch import Tensor
 
 from inferno.contracts import AttentionBackend, AttentionNeed
 from inferno.core.kvcache import KVCache
+from inferno.gpu_report.naive_attention import LONGEST, drawn, exact, naive
 from inferno.nn.batch import Batch
 
 STEPS: Sequence[Sequence[int]] = [
@@ -39,7 +40,7 @@ def run_steps(
     cache: dict[str, Tensor] | None = None,
     padding: bool = False,
     captured: bool = False,
-    longest: int = 64,
+    longest: int = LONGEST,
     compared: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Each step's output, of the backend and of naive attention. `cache` is given the tensors that
@@ -47,25 +48,9 @@ def run_steps(
     if `captured`, steps of single tokens are as in a capture. No sequence may have more than
     `longest` tokens. `compared`: only so many tokens of each sequence and step, its last, are
     returned; naive attention then runs on the device too."""
-    dtype, device = getattr(torch, need.dtype), need.device.torch_name
-    exact_on = "cpu" if compared is None else device
-    generator = torch.Generator().manual_seed(0)
+    device = need.device.torch_name
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
-    # Drawn for the longest, so that leaving sequences out does not change the others' values.
-    shapes = [
-        (need.num_heads, need.head_dim),
-        (need.num_kv_heads, need.head_dim),
-        (need.num_kv_heads, need.output_dim),
-    ]
-    qkv = [
-        [torch.randn(longest, *shape, generator=generator).to(exact_on, dtype) for shape in shapes]
-        for _ in totals
-    ]
-    if need.latent_dim is not None:
-        qkv = [[q, k, k[..., : need.latent_dim]] for q, k, _ in qkv]
-    sinks_H = None
-    if need.sinks:
-        sinks_H = torch.randn(need.num_heads, generator=generator).to(exact_on, dtype)
+    qkv, sinks_H = drawn(need, len(totals), longest, "cpu" if compared is None else device)
     sinks = () if sinks_H is None else (sinks_H.to(device),)
     assert max(totals) <= longest, "as many tokens are drawn"
     tables = block_tables(len(totals), longest // block_size + 1)
@@ -98,19 +83,28 @@ def run_steps(
             item.begin(need, batch)
         with torch.inference_mode():
             ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *sinks)
-        firsts = [a if compared is None else max(a, b - compared) for a, b in spans]
-        theirs = [
-            exact_attention(qkv[i], first, b, need, sinks_H)
-            for i, first, (_, b) in zip(active, firsts, spans, strict=True)
-        ]
+        if compared is None:
+            firsts = [a for a, _ in spans]
+            theirs = [
+                naive(need, len(totals), i, totals[i])[a:b]
+                for i, (a, b) in zip(active, spans, strict=True)
+            ]
+        else:
+            firsts = [max(a, b - compared) for a, b in spans]
+            theirs = [
+                exact(need, qkv[i], sinks_H, first, b)
+                for i, first, (_, b) in zip(active, firsts, spans, strict=True)
+            ]
         kept = [
-            p >= first for first, (a, b) in zip(firsts, spans, strict=True) for p in range(a, b)
+            place >= first
+            for first, (a, b) in zip(firsts, spans, strict=True)
+            for place in range(a, b)
         ]
         for i in active:
             done[i] += counts[i]
         assert ours.isfinite().all(), "padding rows included"
-        ours = ours[real_T] if compared is None else ours[real_T][torch.tensor(kept, device=device)]
-        yield ours, torch.cat(theirs or [ours[:0].double().to(exact_on)])
+        ours = ours[real_T][torch.tensor(kept, dtype=torch.bool, device=device)]
+        yield ours, torch.cat(theirs or [ours[:0].double().cpu()])
 
 
 def _among_padding(x_NHC: Tensor, real_T: Tensor) -> Tensor:
@@ -166,24 +160,3 @@ def batch_of(
         query_starts_S1=tensor(query_starts, torch.int32),
         context_lens_S=tensor(context_lens, torch.int32),
     )
-
-
-def exact_attention(
-    qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed, sinks_H: Tensor | None
-) -> Tensor:
-    """Attention of queries `first` to `stop`, one by one, in float64."""
-    q_LHC, k_LKC, v_LKC = qkv
-    groups = need.num_heads // need.num_kv_heads
-    k_LHC, v_LHC = (x.double().repeat_interleave(groups, dim=1) for x in (k_LKC, v_LKC))
-    out = []
-    for position in range(first, stop):
-        oldest = 0 if need.sliding_window is None else max(0, position + 1 - need.sliding_window)
-        seen = slice(oldest, position + 1)
-        scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1) * need.scale
-        if need.soft_cap is not None:
-            scores_LH = need.soft_cap * torch.tanh(scores_LH / need.soft_cap)
-        weights_LH = (
-            scores_LH if sinks_H is None else torch.cat([scores_LH, sinks_H.double()[None]])
-        )
-        out.append((weights_LH.softmax(0)[: len(scores_LH), :, None] * v_LHC[seen]).sum(0))
-    return torch.stack(out)

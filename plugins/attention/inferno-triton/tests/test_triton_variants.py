@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from inferno.contracts import AttentionNeed, Device
 from inferno_triton.attend import TritonAttend
+from inferno_triton.chips import using
 from inferno_triton.tiles import CHIPS, Work, tile_of
 from inferno_triton.variants import variants
 
@@ -27,7 +28,8 @@ def test_variants_differ_from_the_table_in_one_way(latent: int | None) -> None:
     )
     work: Work = "latent" if latent else "tokens"
     usual = tile_of(CHIPS["sm_90"], work, need.head_dim, 2, 64)
-    found = variants(need, 64)
+    with using(CHIPS["sm_90"]):
+        found = variants(need, 64)
     assert len(found) > 8
     changes = set()
     for name, build in found.items():

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import attrs
+import torch
 
 from inferno.contracts import Attend, AttentionNeed
 from inferno_triton.attend import TritonAttend
-from inferno_triton.tiles import Chip, Tile, Work, chip_of, tile_of
+from inferno_triton.chips import chip_at
+from inferno_triton.tiles import Chip, Tile, Work, tile_of
 
 _KEYS = (16, 32, 64, 128)
 _STAGES = (1, 2, 3, 4, 5, 6)
@@ -19,11 +21,9 @@ _SPLITS = (0.5, 2.0, 4.0)
 
 
 def variants(need: AttentionNeed, block_size: int) -> Mapping[str, Callable[[], Attend]]:
-    """Return the table's tile, and those that differ from it in one way. One that does not fit into
+    """Return the device's tile, and those that differ from it in one way. One that does not fit into
     shared memory fails when it is launched."""
-    device = need.device
-    assert device.capability is not None, "other devices are refused"
-    chip = chip_of(device.capability, device.shared_memory)
+    chip = chip_at(torch.device(need.device.torch_name))
     work: Work = "tokens" if need.latent_dim is None else "latent"
     itemsize = 4 if need.dtype == "float32" else 2
     tile = tile_of(chip, work, max(need.head_dim, need.output_dim), itemsize, block_size)
