@@ -21,8 +21,8 @@ _SPLITS = (0.5, 2.0, 4.0)
 
 
 def variants(need: AttentionNeed, block_size: int) -> Mapping[str, Callable[[], Attend]]:
-    """Return the device's tile, and those that differ from it in one way. One that does not fit into
-    shared memory fails when it is launched."""
+    """Return the device's tile, and those that differ from it in one way. One that does not fit
+    into shared memory fails when it is launched."""
     chip = chip_at(torch.device(need.device.torch_name))
     work: Work = "tokens" if need.latent_dim is None else "latent"
     itemsize = 4 if need.dtype == "float32" else 2
