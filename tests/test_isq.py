@@ -53,7 +53,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(WIDE, tmp_path_factory.mktemp("wide"))
 
 
-def options(isq: str, **more: Any) -> Options:
+def options(isq: str | None, **more: Any) -> Options:
     given = {"device": "cpu", "dtype": "bfloat16", "max_model_len": 64, "packed_cache": "none"}
     return Options(isq=isq, **{**given, **more})
 
@@ -63,7 +63,7 @@ def schemes_of(plan: Plan, *paths: str) -> list[str | None]:
     return [plan.isq.scheme_of(path) for path in paths]
 
 
-def loaded(path: Path, isq: str, **more: Any) -> dict[str, Weight]:
+def loaded(path: Path, isq: str | None, **more: Any) -> dict[str, Weight]:
     """The matrices of a loaded model, by path, before kernels repack them."""
     with open_model(str(path), options(isq, **more)) as opened:
         model = build(opened)

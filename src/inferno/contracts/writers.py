@@ -13,6 +13,7 @@ from attrs import field, frozen
 from inferno.contracts import lazy
 from inferno.contracts.architectures import Architecture, ModelConfig
 from inferno.contracts.checkpoints import TensorInfo, TextAssets
+from inferno.contracts.mixes import DenseMatrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +71,17 @@ class DenseCheckpoint(Protocol):
 
     def weight(self, name: str) -> Weight | None:
         """Return a quantized matrix as its scheme holds it; None if the tensor is stored plain."""
+        ...
+
+    @property
+    def matrices(self) -> DenseMatrices:
+        """Every matrix, dense or dequantized, as mixes are asked about them."""
+        ...
+
+    @property
+    def importance(self) -> Mapping[str, Any] | None:
+        """How much the columns of matrices matter, by module path: float32 arrays of NumPy, (I,),
+        from the user's importance matrix. None without one."""
         ...
 
     def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
@@ -181,4 +193,6 @@ class Writer:
     """The fields of WriteOptions that it understands, besides `dtype` and `split`."""
     calibrated: bool = False
     """Whether `encode` makes use of what calibration saw."""
+    weighted: bool = False
+    """Whether it quantizes by `DenseCheckpoint.importance`, if there is one."""
     api_version: int = 1

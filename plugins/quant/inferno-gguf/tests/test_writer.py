@@ -78,7 +78,7 @@ def tokens(path: Path) -> list[tuple[int, ...]]:
     return [o.token_ids for o in toy.generate(PROMPTS, 12)]
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", sorted({*TARGETS} - {"q2_k_s"}))  # it needs importance
 def test_every_type_is_read_back_as_the_values_that_it_holds(
     to: str, llama: Path, tmp_path: Path
 ) -> None:

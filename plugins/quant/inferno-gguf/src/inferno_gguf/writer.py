@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from attrs import frozen
 
 from inferno.contracts import (
     DenseCheckpoint,
-    DenseMatrices,
     Dialect,
     Output,
     Piece,
@@ -71,7 +70,7 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
     pieces = [Piece(tensors=(n,), make=partial(_table, n, tensor)) for n, tensor in tables.items()]
     make = _Make(source, dialect, fields)
     pieces += [Piece(tensors=(s.target.name,), make=partial(make, s)) for s in stacks]
-    notes = _notes(stacks, main)
+    notes = (*_notes(stacks, main), *_unweighted(source, stacks))
     return Output(files=_files(metadata, targets, options, name), pieces=pieces, notes=notes)
 
 
@@ -147,24 +146,11 @@ def _stacks(source: DenseCheckpoint, dialect: Dialect, main: str) -> list[Stacke
             shape = shape[1:]
         shapes[stored] = shape
     first_of = {stored: (members[stored][0][0], shape) for stored, shape in shapes.items()}
-    types = kinds_of(main, first_of, _matrices(source))
+    types = kinds_of(main, first_of, source.matrices, weighted=source.importance is not None)
     return [
         Stacked(StoredTensor(stored, BY_NAME[types[stored]], shapes[stored]), members[stored])
         for stored in found
     ]
-
-
-def _matrices(source: DenseCheckpoint) -> DenseMatrices:
-    """Return what mixes are asked about."""
-    return DenseMatrices(
-        shapes={
-            name.removesuffix(".weight"): (info.shape[0], info.shape[1])
-            for name, info in source.tensors.items()
-            if name.endswith(".weight") and len(info.shape) == 2
-        },
-        architecture=source.architecture,
-        config=source.config,
-    )
 
 
 def _table(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -204,19 +190,20 @@ class _Make:
             values = self.source.read(name, start, start + step)
             values = in_pairs(values, heads) if heads else values
             values = values.float() + added if added else values
-            yield _encoded(kind, values, target.name, self.source.quantizer(kind))
+            yield _encoded(self.source, kind, values, name)
 
 
-def _encoded(
-    kind: str, values: Tensor, name: str, quantize: Callable[..., tuple[Tensor, ...]] | None
-) -> Tensor:
+def _encoded(source: DenseCheckpoint, kind: str, values: Tensor, name: str) -> Tensor:
+    """Return rows of the model's tensor `name` as a type stores them."""
     import torch
 
     dtype = BY_NAME[kind].dtype
     if dtype is None:
         from inferno_gguf.quantize import pack
 
-        return pack(kind, values, quantize=quantize).data
+        column_I = (source.importance or {}).get(name.removesuffix(".weight"))
+        importance = None if column_I is None else torch.from_numpy(column_I)
+        return pack(kind, values, importance=importance, quantize=source.quantizer(kind)).data
     stored = values.to(getattr(torch, dtype))
     if kind == "f16" and not torch.equal(stored.isfinite(), values.isfinite()):
         raise CheckpointError(
@@ -263,3 +250,18 @@ def _notes(stacks: Sequence[Stacked], main: str) -> tuple[str, ...]:
     if set(counts) == {main}:
         return ()
     return (", ".join(f"{count} matrices of {kind}" for kind, count in counts.items()),)
+
+
+def _unweighted(source: DenseCheckpoint, stacks: Sequence[Stacked]) -> Iterator[str]:
+    """Say how many matrices the importance matrix does not cover, if there is one."""
+    if source.importance is None:
+        return
+    missing = sum(
+        name.removesuffix(".weight") not in source.importance
+        for stack in stacks
+        if stack.target.type.dtype is None
+        for names in stack.members
+        for name in names
+    )
+    if missing:
+        yield f"{missing} matrices were quantized without importance: the matrix has none for them"
