@@ -6,7 +6,7 @@ Suffixes: O rows (output features), I columns (input features).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
@@ -60,6 +60,11 @@ class DenseCheckpoint(Protocol):
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Headers of the tensors as they are read: a matrix of any scheme is one `weight`."""
+        ...
+
+    @property
+    def mtp(self) -> frozenset[str]:
+        """Names of the tensors of multi-token-prediction layers, which a file may leave out."""
         ...
 
     def text(self) -> TextAssets: ...
@@ -118,12 +123,15 @@ class Encoding(Protocol):
         """Quantize a matrix, float32, to its parts. `seen` are its inputs, if they are known."""
         ...
 
-    def scaled(
-        self, tensors: Mapping[str, Tensor], seen: Mapping[str, Seen]
-    ) -> Mapping[str, Tensor]:
-        """Return those tensors of a layer that are to be replaced before they are quantized, such
-        that the layer computes the same. Names are relative to the layer, and `seen` has module
-        paths. Empty: none."""
+
+@runtime_checkable
+class Scaling(Protocol):
+    """An `Encoding` that rounds some columns less: they are multiplied by factors, and what is in
+    front of the matrix is divided by them."""
+
+    def scale(self, readers: Sequence[tuple[Tensor, Seen]]) -> Tensor:
+        """Return the factor of each column, (I,) float32, for matrices that read the same output;
+        `readers` has their values, (O, I) float32, and inputs."""
         ...
 
 

@@ -27,7 +27,7 @@ from inferno.contracts import (
 )
 from inferno.errors import UnsupportedError
 from inferno.pairing import join
-from inferno.plan import modules_of, unused_tensors
+from inferno.plan import modules_of, mtp_tensors
 from inferno.plan.isq import importance_of
 from inferno.plan.opened import model_config, text_assets
 from inferno.plan.stored import adapted, architecture_name, matrix_of
@@ -62,6 +62,7 @@ class DenseView:
     tensors: Mapping[str, TensorInfo]
     catalog: Catalog
     importance: Mapping[str, Any] | None = None
+    mtp: frozenset[str] = frozenset()
     _held: dict[str, Weight] = field(factory=dict)
     """The matrix that was read last."""
 
@@ -191,10 +192,12 @@ class Source:
         return DenseView.of(self.checkpoint, self.architecture, self.model, self.catalog)
 
     def as_model(self, imatrix: Path | None = None) -> DenseView:
-        """View the tensors that the model reads, under its names, with the importance that a file
-        gives to their columns. Raises OptionError for a file of another model."""
-        unused = unused_tensors(self.model)
+        """View the tensors that the model and its multi-token-prediction layers read, under their
+        names, with the importance that a file gives to columns. Raises OptionError for a file of
+        another model."""
+        unused = getattr(self.model, "unused_tensors", ())
         view = DenseView.of(self.seen_by_model, self.architecture, self.model, self.catalog, unused)
+        view.mtp = frozenset(mtp_tensors(view.tensors, self.model))
         if imatrix is not None:
             view.importance, _ = importance_of(self.catalog, str(imatrix), view.matrices)
         return view

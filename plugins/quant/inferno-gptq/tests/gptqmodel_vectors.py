@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def main() -> None:
         name = f"{bits}_{group}_{symmetric:d}_{act_order:d}_{form}"
         stored[f"{name}.values"] = packed.dequantize_weight().T.float()
         if form == "gptq":
-            lower(packed, None)
+            lower(packed, SimpleNamespace(bits=bits, pack_dtype=torch.int32))
         for part in ("qweight", "qzeros", "scales", "g_idx"):
             stored[f"{name}.{part}"] = getattr(packed, part)
     save_file(
