@@ -77,10 +77,8 @@ def convert(
             hashes |= {n: hashlib.sha256(text).hexdigest() for n, text in output.texts.items()}
             sizes = {file.name: file.nbytes for file in output.files}
             sizes |= {name: len(text) for name, text in output.texts.items()}
-            made = {n: {"nbytes": sizes[n], "sha256": hashes[n]} for n in sorted(hashes)}
-            manifest = json.dumps({"ref": ref, **key, "files": made}, indent=2).encode() + b"\n"
-            texts = {**output.texts, place.manifest.name: manifest}
-            place.finish(names, texts)
+            manifest = _manifest({"ref": ref, **key}, sizes, hashes)
+            place.finish(names, {**output.texts, place.manifest.name: manifest})
     finally:
         source.checkpoint.close()
     return Conversion(
@@ -90,6 +88,14 @@ def convert(
         calibrated=calibrate is not None,
         notes=(*output.notes, *notes),
     )
+
+
+def _manifest(
+    about: Mapping[str, Any], sizes: Mapping[str, int], hashes: Mapping[str, str]
+) -> bytes:
+    """Return the description of a result."""
+    made = {n: {"nbytes": sizes[n], "sha256": hashes[n]} for n in sorted(hashes)}
+    return json.dumps({**about, "files": made}, indent=2).encode() + b"\n"
 
 
 def _folder_output(
