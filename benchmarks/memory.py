@@ -4,9 +4,9 @@
 
 Each case is a process, whose memory is sampled (Linux): anonymous pages, and pages of mapped files,
 which the system can drop and read again. A load ends with the packed weights in memory; `before`
-is the rest of what is in memory then. Of a conversion, `before` is the peak of converting the demo
-model likewise. `work` is the peak without either. It should be the largest matrix packed, or, with
-a text, one layer and its activations.
+is the rest of what is in memory then. Of a conversion, it is what is in memory before a weight is
+read. `work` is the peak without either. It should be the largest matrix packed, or, with a text,
+one layer and its activations.
 """
 
 from __future__ import annotations
@@ -28,6 +28,19 @@ with LLM(sys.argv[1], isq=sys.argv[2], packed_cache=sys.argv[3], max_model_len=1
     print("loaded", flush=True)
     time.sleep(float(sys.argv[4]))
 """
+_CONVERT = """
+import re, sys
+from pathlib import Path
+from inferno.convert import convert
+told = []
+def progress(done, total, what):
+    if not told:
+        status = Path("/proc/self/status").read_text()
+        told.append(int(re.search(r"RssAnon:\\s+(\\d+)", status)[1]) << 10)
+        print(told[0], flush=True)
+ref, to, out, *text = sys.argv[1:]
+convert(ref, to, Path(out), calibrate=Path(text[0]) if text else None, progress=progress)
+"""
 _EVERY = 0.002
 """Seconds between samples."""
 
@@ -42,12 +55,14 @@ class Memory:
     """Of anonymous pages, when the process waits before it ends."""
     files: int
     """Of mapped files, at most."""
+    said: str
+    """What the process printed."""
 
 
 def measured(*command: str, settled: float = 0.0) -> Memory:
     """Run a Python command and sample it. `settled`: the seconds that it waits at its end, of which
     a quarter counts as the last state. Raises CalledProcessError."""
-    child = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL)
+    child = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     found: list[tuple[float, int, int]] = []
     while child.poll() is None:
         if (sample := _sample(child.pid)) is not None:
@@ -57,7 +72,9 @@ def measured(*command: str, settled: float = 0.0) -> Memory:
         raise subprocess.CalledProcessError(child.returncode, command)
     middle = found[-1][0] - settled / 2
     last = next(anonymous for at, anonymous, _ in found if at >= middle)
-    return Memory(max(s[1] for s in found), last, max(s[2] for s in found))
+    assert child.stdout is not None, "it is a pipe"
+    said = child.stdout.read()
+    return Memory(max(s[1] for s in found), last, max(s[2] for s in found), said)
 
 
 def _sample(pid: int) -> tuple[int, int] | None:
@@ -78,18 +95,12 @@ def loads(model: str, isq: str, folder: Path) -> None:
         row(f"`--isq {isq}`, {start} start", found, packed, found.last - packed)
 
 
-def converts(model: str, to: str, folder: Path, more: list[str]) -> None:
-    """Print a row for a conversion."""
-    peaks = []
-    for ref, name in (("demo", "demo"), (model, "model")):
-        out = folder / f"{to}-{name}"
-        group = ["--group-size", "32"] if more and ref == "demo" else []
-        given = ["convert", ref, "--to", to, "-o", str(out), *more, *group]
-        peaks.append(measured("-m", "inferno", *given))
-        size = sum(
-            f.stat().st_size for f in ([out] if out.is_file() else out.glob("*.safetensors"))
-        )
-    row(f"`convert --to {to}{' --calibrate' * bool(more)}`", peaks[1], size, peaks[0].peak, 0)
+def converts(model: str, to: str, folder: Path, text: list[str]) -> None:
+    """Print a row for a conversion, calibrated if there is a text."""
+    out = folder / to
+    found = measured("-c", _CONVERT, model, to, str(out), *text)
+    size = sum(f.stat().st_size for f in ([out] if out.is_file() else out.glob("*.safetensors")))
+    row(f"`convert --to {to}{' --calibrate' * len(text)}`", found, size, int(found.said), held=0)
 
 
 def row(name: str, found: Memory, result: int, before: int, held: int | None = None) -> None:
@@ -113,7 +124,7 @@ def main() -> None:
         if given.only in (None, "convert"):
             converts(given.model, given.isq, Path(folder), [])
         if given.text is not None and given.only in (None, "calibrate"):
-            converts(given.model, "gptq-int4", Path(folder), ["--calibrate", given.text])
+            converts(given.model, "gptq-int4", Path(folder), [given.text])
 
 
 if __name__ == "__main__":
