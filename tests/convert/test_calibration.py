@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ class Doubling:
     def factor(columns: int) -> Tensor:
         return torch.tensor([1.0, 2.0]).repeat(columns // 2)
 
-    def scale(self, readers: list[tuple[Tensor, Seen]]) -> Tensor:
+    def scale(self, readers: Sequence[tuple[Tensor, Seen]]) -> Tensor:
         return self.factor(readers[0][0].shape[1])
 
 
