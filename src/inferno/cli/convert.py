@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--imatrix",
     metavar="FILE",
-    help="Importance matrix by which GGUF's types weigh errors: llama-imatrix writes it.",
+    help="Importance matrix by which quantized types of GGUF weigh errors.",
 )
 @click.option("--dtype", type=click.Choice(list(DTYPES)), help="Type of what stays dense.")
 @click.option("--split-size", metavar="SIZE", help="The most bytes of a file, as 2GB.")
