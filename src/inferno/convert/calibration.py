@@ -189,7 +189,8 @@ class Calibration:
     def _tell(self) -> None:
         if self._unseen:
             self._notes.append(
-                f"{self._unseen} matrices were rounded to the nearest: calibration saw no input of theirs"
+                f"{self._unseen} matrices were rounded to the nearest: calibration saw no input of "
+                f"theirs"
             )
         if self._too_large:
             self._notes.append(
