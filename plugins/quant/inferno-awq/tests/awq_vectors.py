@@ -3,7 +3,7 @@ formats, packs them, and the values that it unpacks. Run by hand, with the versi
 metadata name:
 
     pip install gptqmodel==7.7.0
-    python plugins/quant/inferno-awq/tests/gptqmodel_vectors.py
+    python plugins/quant/inferno-awq/tests/awq_vectors.py
 """
 
 from __future__ import annotations
