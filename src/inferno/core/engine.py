@@ -90,24 +90,28 @@ class Engine:
         plan, free = opened.plan, free or free_memory(opened.plan.device)
         before = free() if free is not None else 0
 
-        def start(plan: Plan, *, trial: bool = False) -> Engine:
+        def start(plan: Plan, *, trial: bool = False) -> tuple[Engine, ModelRunner]:
             prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
-            capture = None if trial else capture_of(opened)
+            captures = [None, None]
+            if not trial or (plan.capture is not None and plan.capture.ahead):
+                captures = [capture_of(opened), opened.draft and capture_of(opened.draft)]
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
             others = begin_of(opened), opened.parts.logits_processors
+            capture, draft_capture = captures
             runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture, *others)
-            return cls(plan, scheduler, runner, constrain=constrain)
+            return cls(plan, scheduler, runner, constrain=constrain), runner
 
         with device_errors(plan.device):
             draft = load_model(opened.draft) if opened.draft is not None else None
             model, ops = load_model(opened, packed), ops_of(opened)
             drafter = load_drafter(opened, model, draft)
-            draft_capture = capture_of(opened.draft) if opened.draft is not None else None
             if free is not None:
                 layers = drafter.layers if drafter is not None else None
                 models = [model] if layers is None else [model, layers]
                 plan = measure(plan, models, partial(start, trial=True), free, before)
-            return start(plan)
+            engine, runner = start(plan)
+            runner.capture_ahead()
+            return engine
 
     def submit(self, request: Request, *, wait: bool = True) -> None:
         """Queue a request. Raises RequestError or GrammarError and changes nothing if it is

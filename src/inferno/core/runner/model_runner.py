@@ -10,6 +10,7 @@ positions, N tokens of a slice, D hidden, V vocabulary.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -88,7 +89,8 @@ class ModelRunner:
         processors: Mapping[str, LogitsProcessor] | None = None,
     ) -> None:
         self._model, self._drafter, self._begin = model, drafter, begin
-        self._device, self._vocab_size = torch.device(plan.device.torch_name), plan.vocab_size
+        self._plan_device, self._vocab_size = plan.device, plan.vocab_size
+        self._device = torch.device(plan.device.torch_name)
         speculation = plan.speculation
         draft = speculation.draft if speculation is not None else None
         self._draft_vocab_size = (draft or plan).vocab_size
@@ -127,6 +129,20 @@ class ModelRunner:
 
         prepared = partial(prepare, model)
         return Replays(compute, capture, use, self._input_spec, prepared, self._begin)
+
+    @torch.inference_mode()
+    def capture_ahead(self, most: int = sys.maxsize) -> int:
+        """Capture the steps that the plan wants before the first one, or `most` of each model.
+        Returns how many are left."""
+        models = [each for each in (self.replays, self.draft_replays) if each is not None]
+        with device_errors(self._plan_device, "capture its decode steps"):
+            for replays in models:
+                replays.capture_ahead(most)
+        return sum(replays.num_waiting for replays in models)
+
+    def forget_captures(self) -> None:
+        """Drop the captured steps, and with them the last references to this runner's memory."""
+        self.replays = self.draft_replays = None
 
     @torch.inference_mode()
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
