@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from inferno.contracts import Device
@@ -46,6 +47,8 @@ class Trial(Protocol):
 class Captures(Protocol):
     """The part of a runner that a measurement uses."""
 
+    @property
+    def overlaps(self) -> bool: ...
     def capture_ahead(self, most: int) -> int: ...
     def forget_captures(self) -> None: ...
 
@@ -84,7 +87,10 @@ def _measured(
     trial = trial_plan(plan)
     with device_errors(plan.device, "compute a step of the most tokens"):
         engine, runner = start(trial)
-        _run(engine, trial_lengths(plan))
+        _run(engine, trial_lengths(plan), _PARAMS)
+        if runner.overlaps:  # other draws, which do not wait for log-probabilities
+            params = evolve(_PARAMS, logprobs=None, prompt_logprobs=None)
+            _run(engine, [1] * len(trial_lengths(plan)), params)
     computed, captured = free(), 0
     if runner.capture_ahead(0):
         runner.capture_ahead(1)
@@ -97,9 +103,9 @@ def _measured(
     return Measured(free=before, used=max(0, used), captured=captured)
 
 
-def _run(engine: Trial, lengths: list[int]) -> None:
+def _run(engine: Trial, lengths: list[int], params: SamplingParams) -> None:
     for i, length in enumerate(lengths):
-        engine.submit(Request(id=str(i), token_ids=(0,) * length, params=_PARAMS))
+        engine.submit(Request(id=str(i), token_ids=(0,) * length, params=params))
     while engine.busy:
         engine.step()
 

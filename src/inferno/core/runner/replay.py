@@ -110,7 +110,7 @@ class Replays:
         shape.captured.replay()
         logits_TV = shape.captured.output
         if len(arrays.last) < tokens:
-            return logits_TV[arrays.last]
+            return logits_TV[shape.inputs.last_L[: len(arrays.last)]]
         return logits_TV if len(logits_TV) == tokens else logits_TV[:tokens]
 
     def _shape(self, sequences: int, blocks: int, *, at_once: bool) -> Shape | None:
