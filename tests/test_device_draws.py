@@ -114,6 +114,7 @@ def test_ranks_are_a_stable_sort(scale: float) -> None:
 
 def test_a_rows_kind_is_known_before_a_draw() -> None:
     sampler = Sampler(3, VOCAB)
-    for row, params in enumerate(({}, {"logprobs": 2}, {"logit_bias": {1: 2.0}})):
+    kinds: list[dict[str, Any]] = [{}, {"logprobs": 2}, {"logit_bias": {1: 2.0}}]
+    for row, params in enumerate(kinds):
         sampler.admit(row, make_request(temperature=0, **params), (1, 2))
     assert [sampler.waits([row]) for row in range(3)] == [False, True, False]

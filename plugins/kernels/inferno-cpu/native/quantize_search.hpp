@@ -33,10 +33,16 @@ INL Vec root(Vec x) {
 // To nearest, ties to even, for |x| < 2^22.
 INL Vec nearest(Vec x) { return (x + 12582912.0f) - 12582912.0f; }
 INL float nearest(float x) { return (x + 12582912.0f) - 12582912.0f; }
-// A NaN becomes `low`.
+// A NaN becomes `low`. GCC makes two instructions of each comparison and choice.
 INL Vec clamped(Vec x, float low, float high) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_min_ps(_mm512_max_ps((__m512)x, _mm512_set1_ps(low)), _mm512_set1_ps(high));
+#elif defined(__AVX__)
+  return (Vec)_mm256_min_ps(_mm256_max_ps((__m256)x, _mm256_set1_ps(low)), _mm256_set1_ps(high));
+#else
   x = pick(x > low, x, all(low));
   return pick(x < high, x, all(high));
+#endif
 }
 INL bool any(Mask m) {
   int32_t found = 0;
