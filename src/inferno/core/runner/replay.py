@@ -81,7 +81,7 @@ class Replays:
             try:
                 self._shapes[size, width] = self._captured(size, width)
             except Uncaptured as reason:
-                self._refuse(f"{reason}, with {size} sequences")
+                self._refuse(f"{reason}, in steps of {size}")
         del self._waiting[:most]
         if not self._waiting and self._shapes:
             self.refusal = None  # smaller ones could be captured
