@@ -3,10 +3,13 @@ depend on values."""
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inferno.device.staging import sent
 from inferno.nn.capture import TO_PYTHON, caller, refusal
 
 
@@ -34,6 +37,14 @@ class Lint(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         self.count += 1
-        if (reason := refusal(func, args, kwargs)) is not None:
+        if (reason := refusal(func, args, kwargs)) is not None and not _by_copy():
             self.found.append(f"{func} in {caller()} {reason}")
         return func(*args, **kwargs)
+
+
+def _by_copy() -> bool:
+    """Whether values of Python go to the device by a copy that nothing waits for (`sent`)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not sent.__code__:
+        frame = frame.f_back
+    return frame is not None
