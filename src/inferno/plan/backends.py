@@ -148,7 +148,7 @@ def choose_capture(
 ) -> Decided[CaptureUse | None]:
     """Choose which decode steps are captured: by the kernel provider, if what it cannot see is all
     torch's. Work of another distribution, outside torch's dispatcher, would be left out. CUDA
-    graphs see all kernels, whoever launches them. None if a proposer, named `reads_hidden`, needs
+    graphs see all kernels, from whatever library. None if a proposer, named `reads_hidden`, needs
     the hidden states: a captured step returns only logits.
 
     On a CPU, a padding row would cost as much as another, and a capture is soon made; on other
