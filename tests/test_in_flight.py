@@ -4,6 +4,7 @@ and copied blocks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.test_engine import assert_same, ids, mixed_requests, prompt_of, run
 from inferno import LLM
 from inferno.core.engine import Engine
 from inferno.core.runner import LaunchedStep, ModelRunner
+from inferno.device import Arriving
 from inferno.plan import Options, open_model
 from inferno.requests import EngineOutput, FinishReason, Pooling, Request
 from inferno.sampling_params import SamplingParams
@@ -29,25 +31,79 @@ def plain(checkpoint: Path) -> Engine:
     return load(checkpoint)
 
 
-def load(ref: Path, lag: int = 0, **options: Any) -> Engine:
+def load(ref: Path, lag: int = 0, *, overlaps: bool = False, **options: Any) -> Engine:
+    """`overlaps`: draws leave their tokens on the device, as on a GPU."""
     given = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "block_size": 8, "device": "cpu"}
-    with open_model(str(ref), Options(**{**given, **options})) as opened:
+    with (
+        open_model(str(ref), Options(**{**given, **options})) as opened,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        runner = partial(ModelRunner, overlaps=overlaps)
+        patch.setattr("inferno.core.runner.ModelRunner", runner)
         engine = Engine.load(opened)
+    assert engine._lag == int(overlaps)
     engine._lag = lag
     return engine
 
 
 @pytest.mark.parametrize("speculative", [None, "ngram"])
-@pytest.mark.parametrize("lag", [1, 2, 3])
+@pytest.mark.parametrize(("lag", "overlaps"), [(2, False), (0, True), (1, True), (3, True)])
 def test_a_lag_changes_no_token(
-    checkpoint: Path, plain: Engine, lag: int, speculative: str | None
+    checkpoint: Path, plain: Engine, lag: int, overlaps: bool, speculative: str | None
 ) -> None:
-    late = load(checkpoint, lag, speculative=speculative)
+    late = load(checkpoint, lag, overlaps=overlaps, speculative=speculative)
     expected = run(plain, mixed_requests())
     found = run(late, mixed_requests())
     assert found.keys() == expected.keys()
     for name, outputs in expected.items():
         assert_same(found[name], outputs)
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_rows_that_change_owners_get_no_token_of_another(
+    checkpoint: Path, plain: Engine, lag: int
+) -> None:
+    """Short requests of one row each, whose tokens the host learns when the row has another
+    owner."""
+    requests = [
+        Request(
+            id=str(i),
+            token_ids=prompt_of(i, 3 + i % 4),
+            params=SamplingParams(temperature=1.0, seed=i, max_tokens=1 + i % 3),
+        )
+        for i in range(12)
+    ]
+    expected = run(plain, requests)
+    found = run(load(checkpoint, lag, overlaps=True, max_num_seqs=2), requests)
+    assert {name: ids(outputs) for name, outputs in found.items()} == {
+        name: ids(outputs) for name, outputs in expected.items()
+    }
+
+
+def test_a_step_is_launched_before_the_last_ones_tokens_are_known(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only steps with a request that needs the host wait for their draw."""
+    engine, events = load(checkpoint, 1, overlaps=True), list[str]()
+    arriving, launch = Arriving.values, ModelRunner.launch
+
+    def waited(values: Arriving) -> list[int]:
+        events.append("wait")
+        return arriving(values)
+
+    def launched(runner: ModelRunner, *given: Any) -> LaunchedStep:
+        events.append("launch")
+        return launch(runner, *given)
+
+    monkeypatch.setattr(Arriving, "values", waited)
+    monkeypatch.setattr(ModelRunner, "launch", launched)
+    params = SamplingParams(temperature=0.9, top_p=0.8, max_tokens=4, seed=1)
+    run(engine, [Request(id="a", token_ids=(1, 2, 3), params=params)])
+    assert events == ["launch", "launch", "wait", "launch", "wait", "launch", "wait", "wait"]
+    events.clear()
+    params = SamplingParams(temperature=0.9, max_tokens=4, seed=1, logprobs=1)
+    run(engine, [Request(id="b", token_ids=(1, 2, 3), params=params)])
+    assert events == ["launch"] * 4
 
 
 def test_a_lag_delays_results_by_that_many_steps(checkpoint: Path) -> None:
@@ -127,14 +183,16 @@ PARAMS = [
 
 
 @pytest.mark.parametrize("speculative", [None, "ngram"])
-@pytest.mark.parametrize("lag", [0, 1, 2])
-def test_masks_hold_at_any_lag(checkpoint: Path, lag: int, speculative: str | None) -> None:
+@pytest.mark.parametrize(("lag", "overlaps"), [(0, False), (2, False), (1, True)])
+def test_masks_hold_at_any_lag(
+    checkpoint: Path, lag: int, overlaps: bool, speculative: str | None
+) -> None:
     requests = [
         Request(id=f"{kind}{i}", token_ids=prompt_of(i, 12), params=params)
         for i, params in enumerate(PARAMS)
         for kind in ("free", "held")
     ]
-    engine = load(checkpoint, lag, speculative=speculative)
+    engine = load(checkpoint, lag, overlaps=overlaps, speculative=speculative)
     engine._constrain = lambda r: Cycle(CLASSES) if r.id.startswith("held") else None
     free = run(load(checkpoint), [r for r in requests if r.id.startswith("free")])
     found = run(engine, requests)
@@ -242,7 +300,7 @@ def test_drafts_pay_with_steps_in_flight_too(checkpoint: Path, plain: Engine, la
 def test_an_engine_goes_on_after_an_error_in_a_step(
     checkpoint: Path, plain: Engine, lag: int, call: str, error: type[BaseException]
 ) -> None:
-    engine = load(checkpoint, lag)
+    engine = load(checkpoint, lag, overlaps=lag > 0)
     requests = mixed_requests()
     found: dict[str, list[EngineOutput]] = {request.id: [] for request in requests}
     for request in requests:

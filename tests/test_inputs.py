@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from tests.late_copies import LateCopies
 
 from inferno.core.runner import Tables
 from inferno.core.runner.inputs import Inputs, InputSpec
@@ -111,3 +112,42 @@ def test_a_device_is_sent_one_buffer(tables: Tables) -> None:
     assert len(storages) == 1
     inputs.write(tables.lay_out(DECODE))
     assert [t.data_ptr() for t in inputs._tensors.values()] == before
+
+
+@torch.inference_mode()
+def test_a_step_is_written_while_the_one_before_it_waits_to_be_copied(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = LateCopies(monkeypatch)
+    inputs = Inputs(evolve(SPEC, apart=True), 4, 4, 3, 4)
+    batch = inputs.to_capture()
+    inputs.clear()
+    steps = [DECODE, evolve(DECODE, slices=DECODE.slices[::-1]), DECODE]
+    for step in steps[:2]:
+        inputs.write(tables.lay_out(step))
+    before = device.sent
+    device.run(before - 1)
+    assert batch.positions_T.tolist() == [5, 2, 0, 0], "the first, whole"
+    inputs.write(tables.lay_out(steps[2]))
+    device.run(before)
+    assert batch.positions_T.tolist() == [2, 5, 0, 0]
+    device.run(before + 1)
+    assert batch.positions_T.tolist() == [5, 2, 0, 0]
+
+
+@torch.inference_mode()
+def test_tokens_that_only_the_device_knows_are_looked_up_there(tables: Tables) -> None:
+    last_tokens_R = torch.tensor([50, 51, 52])
+    spec = evolve(SPEC, apart=True, last_tokens_R=last_tokens_R)
+    inputs = Inputs(spec, 4, 4, 3, 4)
+    inputs.clear()
+    drawn = tables.lay_out(DECODE)
+    owners = tables.append_unknown(drawn)
+    following = Step((Slice(0, 6, 1, True), Slice(2, 3, 1, True)))
+    inputs.write(tables.lay_out(following))
+    assert inputs.to_capture().token_ids_T.tolist() == [50, 52, 0, 0]
+    new = NewSequence(2, Request(id="c", token_ids=(7,)), (3, 3, 3, 3))
+    tables.update(Step((), (new,)))
+    tables.learn(drawn, owners, [60, 62])
+    inputs.write(tables.lay_out(following))
+    assert inputs.to_capture().token_ids_T.tolist() == [60, 3, 0, 0], "row 2 has another owner"

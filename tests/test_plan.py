@@ -20,6 +20,7 @@ from inferno.contracts import (
     LINEAR,
     OPS,
     AttentionNeed,
+    AttentionSpec,
     Checkpoint,
     CheckpointFormat,
     CheckpointView,
@@ -42,12 +43,14 @@ from inferno.errors import (
 )
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import (
+    CUDA_GRAPHS,
     CaptureUse,
     Chosen,
     KernelUse,
     Machine,
     Options,
     Plan,
+    device_sizes,
     open_model,
     plan_from_json,
     plan_to_json,
@@ -717,9 +720,50 @@ def test_the_shapes_of_captured_steps_are_decided_by_device() -> None:
 
     cpu = CaptureUse(name="fast", sizes=tuple(range(1, 65)), blocks=(8, 16, 32, 50))
     assert chosen(kernels, "cpu") == cpu
-    few = CaptureUse(name="fast", sizes=(1, 2, 4, 8, 16, 32, 64, 100), blocks=(50,))
+    sizes = (1, 2, 4, *range(8, 100, 8), 100)
+    few = CaptureUse(name="fast", sizes=sizes, blocks=(50,), ahead=True)
     assert chosen(kernels, "cuda") == few
-    assert chosen(attrs.evolve(kernels, capture=None), "cpu") is None
+    plain = attrs.evolve(kernels, capture=None)
+    assert chosen(plain, "cpu") is None and chosen(plain, "xpu") is None
+    assert chosen(plain, "cuda") == attrs.evolve(few, name=CUDA_GRAPHS)
+
+
+def test_cuda_graphs_see_every_distributions_kernels_but_cost_torchs_attention_too_much() -> None:
+    need = AttentionNeed.of(
+        AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25),
+        dtype="bfloat16",
+        device=Device("cuda"),
+        cache_dtype="auto",
+    )
+
+    def chosen(*served: str) -> Decided[CaptureUse | None]:
+        uses = [
+            AttentionUse(name="any", distribution=each, need=need, layers=(i,), cache={})
+            for i, each in enumerate(served)
+        ]
+        return choose_capture(Decided(()), uses, Device("cuda"), max_tokens=9, max_blocks=50)
+
+    assert chosen("inferno-one", "inferno-other").value == CaptureUse(
+        name=CUDA_GRAPHS, sizes=(1, 2, 4, 8, 9), blocks=(50,), ahead=True
+    )
+    refused = chosen("inferno-one", "inferno")
+    assert refused.value is None
+    assert "up to the longest context" in refused.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 4, 8)),
+        (20, (1, 2, 4, 8, 16, 20)),
+        (256, (1, 2, 4, *range(8, 257, 8))),
+        (400, (1, 2, 4, *range(8, 257, 8), 320, 384, 400)),
+    ],
+)
+def test_sizes_of_captured_steps_on_a_device(most: int, sizes: tuple[int, ...]) -> None:
+    assert device_sizes(most) == sizes
 
 
 def with_level(ref: str, level: Callable[[], str] | None) -> Plan:

@@ -24,7 +24,7 @@ from inferno.contracts import (
     TensorInfo,
     lazy,
 )
-from inferno.device import WeightStream, check_device, device_errors
+from inferno.device import GraphCapture, WeightStream, check_device, device_errors
 from inferno.errors import CheckpointError, PluginError
 from inferno.nn import (
     Attention,
@@ -45,7 +45,7 @@ from inferno.nn.ops import Ops
 from inferno.nn.weight import Later, loaded
 from inferno.packing import PackedWeights
 from inferno.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
-from inferno.plan import AttentionUse, Opened, Plan, quant_config_of
+from inferno.plan import CUDA_GRAPHS, AttentionUse, Opened, Plan, quant_config_of
 from inferno.quantizing import Quantizing
 
 
@@ -350,5 +350,7 @@ def capture_of(opened: Opened) -> Capture | None:
     """Return the capture of the model's decode steps that the plan chose, or None."""
     if (use := opened.plan.capture) is None:
         return None
+    if use.name == CUDA_GRAPHS:
+        return GraphCapture()
     capture = opened.parts.kernels[use.name].capture
     return None if capture is None else capture()

@@ -239,7 +239,7 @@ def _memory_rows(plan: Plan) -> list[Row]:
     total = sum(item.nbytes for item in plan.memory)
     if (measured := plan.measured) is not None:
         rows.append(("measured", f"{host.format_bytes(measured.used):>10}  {_measured(plan)}", ""))
-        total += measured.used - plan.fixed_bytes
+        total += measured.used + measured.captured - plan.fixed_bytes
     at_once = plan.fitting(plan.max_model_len)
     fits = f"{at_once} of {plan.max_model_len} tokens at once"
     if at_once < plan.max_num_seqs:
@@ -254,7 +254,9 @@ def _memory_rows(plan: Plan) -> list[Row]:
 
 def _measured(plan: Plan) -> str:
     planned = host.format_bytes(plan.fixed_bytes)
-    return f"all but the KV cache, after a trial step; {planned} were planned"
+    captured = plan.measured.captured if plan.measured is not None else 0
+    steps = f"; {host.format_bytes(captured)} more for captured steps" if captured else ""
+    return f"all but the KV cache, after a trial step; {planned} were planned{steps}"
 
 
 def _origin(plan: Plan, what: str, name: str | None = None) -> str:

@@ -45,9 +45,9 @@ class Engine:
     """Synchronous and single-threaded: its owner calls `step` while it is `busy`.
 
     A step is planned and launched before the results of the `lag` steps before it are committed,
-    so that a device can compute while the host plans. `load` sets no lag: on a CPU the host is the
-    device, and draws on other devices still wait for their results. `constrain` returns a request's
-    constraint, or None; it may take long, and is then called in a thread.
+    so that a device can compute while the host plans. `load` sets a lag of one step on devices
+    whose draws need not wait, and none on a CPU: there the host is the device. `constrain` returns
+    a request's constraint, or None; it may take long, and is then called in a thread.
     """
 
     def __init__(
@@ -90,24 +90,29 @@ class Engine:
         plan, free = opened.plan, free or free_memory(opened.plan.device)
         before = free() if free is not None else 0
 
-        def start(plan: Plan, *, trial: bool = False) -> Engine:
+        def start(plan: Plan, *, trial: bool = False) -> tuple[Engine, ModelRunner]:
             prefix = None if trial else opened.parts.cache_policy.build(plan.num_blocks)
-            capture = None if trial else capture_of(opened)
+            captures = not trial or (plan.capture is not None and plan.capture.ahead)
+            capture = capture_of(opened) if captures else None
+            draft = opened.draft if captures else None
+            draft_capture = capture_of(draft) if draft is not None else None
             scheduler = scheduler_of(plan, CacheGroups.of_plan(plan, prefix))
             others = begin_of(opened), opened.parts.logits_processors
             runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture, *others)
-            return cls(plan, scheduler, runner, constrain=constrain)
+            lag = 1 if runner.overlaps else 0
+            return cls(plan, scheduler, runner, lag=lag, constrain=constrain), runner
 
         with device_errors(plan.device):
-            draft = load_model(opened.draft) if opened.draft is not None else None
+            drafting = load_model(opened.draft) if opened.draft is not None else None
             model, ops = load_model(opened, packed), ops_of(opened)
-            drafter = load_drafter(opened, model, draft)
-            draft_capture = capture_of(opened.draft) if opened.draft is not None else None
+            drafter = load_drafter(opened, model, drafting)
             if free is not None:
                 layers = drafter.layers if drafter is not None else None
                 models = [model] if layers is None else [model, layers]
                 plan = measure(plan, models, partial(start, trial=True), free, before)
-            return start(plan)
+            engine, runner = start(plan)
+            runner.capture_ahead()
+            return engine
 
     def submit(self, request: Request, *, wait: bool = True) -> None:
         """Queue a request. Raises RequestError or GrammarError and changes nothing if it is

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from inferno.contracts import Device
@@ -43,6 +44,15 @@ class Trial(Protocol):
     def busy(self) -> bool: ...
 
 
+class Captures(Protocol):
+    """The part of a runner that a measurement uses."""
+
+    @property
+    def overlaps(self) -> bool: ...
+    def capture_ahead(self, most: int) -> int: ...
+    def forget_captures(self) -> None: ...
+
+
 def free_memory(device: Device) -> FreeMemory | None:
     """Return a function that reads the device's free memory, or None where nothing is measured. On
     a CPU free memory also changes for other reasons; the other kinds are untested."""
@@ -52,27 +62,50 @@ def free_memory(device: Device) -> FreeMemory | None:
 def measure(
     plan: Plan,
     models: Sequence[nn.Module],
-    start: Callable[[Plan], Trial],
+    start: Callable[[Plan], tuple[Trial, Captures]],
     free: FreeMemory,
     before: int,
 ) -> Plan:
-    """Run a step of the most tokens that the plan admits, and return the plan with the cache that
-    fits. `start` makes an engine of a plan with a small cache, to which it binds the layers of
-    `models`; `before` is the memory that was free before loading them. Raises OutOfMemoryError."""
+    """Run a step of the most tokens that the plan admits, capture the two largest decode steps, and
+    return the plan with the cache that fits. `start` makes an engine of a plan with a small cache,
+    to which it binds the layers of `models`; `before` is the memory that was free before loading
+    them. Raises OutOfMemoryError."""
     _empty_cache(plan.device)  # what only loading needed
-    trial = trial_plan(plan)
-    with device_errors(plan.device, "compute a step of the most tokens"):
-        _run(start(trial), trial_lengths(plan))
-    used = before - free() - trial.kv_bytes
+    measured = _measured(plan, start, free, before)
     for model in models:
         KVCache.unbind(model)
     _empty_cache(plan.device)
-    return with_measured(plan, Measured(free=before, used=max(0, used)))
+    return with_measured(plan, measured)
 
 
-def _run(engine: Trial, lengths: list[int]) -> None:
+def _measured(
+    plan: Plan,
+    start: Callable[[Plan], tuple[Trial, Captures]],
+    free: FreeMemory,
+    before: int,
+) -> Measured:
+    trial = trial_plan(plan)
+    with device_errors(plan.device, "compute a step of the most tokens"):
+        engine, runner = start(trial)
+        _run(engine, trial_lengths(plan), _PARAMS)
+        if runner.overlaps:  # other draws, which do not wait for log-probabilities
+            params = evolve(_PARAMS, logprobs=None, prompt_logprobs=None)
+            _run(engine, [1] * len(trial_lengths(plan)), params)
+    computed, captured = free(), 0
+    if runner.capture_ahead(0):
+        runner.capture_ahead(1)
+        largest = free()
+        left = runner.capture_ahead(1)
+        # The others use the memory of the largest one, and some of their own.
+        captured = max(0, computed - largest) + max(0, largest - free()) * (1 + left)
+    runner.forget_captures()
+    used = before - computed - trial.kv_bytes
+    return Measured(free=before, used=max(0, used), captured=captured)
+
+
+def _run(engine: Trial, lengths: list[int], params: SamplingParams) -> None:
     for i, length in enumerate(lengths):
-        engine.submit(Request(id=str(i), token_ids=(0,) * length, params=_PARAMS))
+        engine.submit(Request(id=str(i), token_ids=(0,) * length, params=params))
     while engine.busy:
         engine.step()
 

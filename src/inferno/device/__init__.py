@@ -2,6 +2,8 @@
 
 from inferno.device.check import check_device
 from inferno.device.failures import device_errors
+from inferno.device.graphs import GraphCapture
+from inferno.device.staging import Arriving
 from inferno.device.streaming import WeightStream
 
-__all__ = ["WeightStream", "check_device", "device_errors"]
+__all__ = ["Arriving", "GraphCapture", "WeightStream", "check_device", "device_errors"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import Tensor
 
 
@@ -43,6 +44,39 @@ def host_buffer(nbytes: int, device: str) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device != "cpu")
 
 
+def sent(
+    values: Sequence[Any], device: torch.device | str, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the values as a tensor on the device, without waiting for the device."""
+    apart = torch.device(device).type != "cpu"
+    host = torch.tensor(values, dtype=dtype, pin_memory=apart)
+    return host.to(device, non_blocking=True) if apart else host
+
+
+@frozen(eq=False)
+class Arriving:
+    """Integers on their way from a device."""
+
+    host: Tensor
+    fence: Fence
+
+    @classmethod
+    def of(cls, values: Tensor) -> Arriving:
+        """Start to copy a tensor of int64 to the host."""
+        device = str(values.device)
+        host = host_buffer(values.nbytes, device).view(torch.int64)
+        host.copy_(values, non_blocking=True)
+        behind = fence(device)
+        behind.record()
+        return cls(host, behind)
+
+    def values(self) -> list[int]:
+        """Wait for the device, and return them."""
+        self.fence.synchronize()
+        found: list[int] = self.host.tolist()
+        return found
+
+
 @define(eq=False)
 class HostBuffers:
     """Buffers on the host that take turns, so that one can be written while the device still copies
@@ -59,6 +93,11 @@ class HostBuffers:
     def __attrs_post_init__(self) -> None:
         self.buffers = [host_buffer(self.nbytes, self.device) for _ in range(self.count)]
         self._fences = [fence(self.device) for _ in range(self.count)]
+
+    @property
+    def current(self) -> Tensor:
+        """The buffer whose turn it is."""
+        return self.buffers[self._turn]
 
     def next(self) -> int:
         """Return the index of the next buffer, once the device has finished copying from it."""

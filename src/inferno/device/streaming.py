@@ -45,7 +45,7 @@ class WeightStream:
     def _send(self, target: Tensor, part: Tensor) -> None:
         if self._buffers is None:
             self._buffers = HostBuffers(self.chunk, self.device)
-        held = self._buffers.buffers[self._buffers.next()]
-        host = held[: part.nbytes].view(part.dtype).view(part.shape)
+        self._buffers.next()
+        host = self._buffers.current[: part.nbytes].view(part.dtype).view(part.shape)
         host.copy_(part)  # reads the file
         self._buffers.send(target, host)

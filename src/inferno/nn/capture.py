@@ -130,13 +130,13 @@ class _Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.overloadpacket in _ALLOCATIONS:
             return self._arena.like(func(*args, **kwargs))
-        if func.overloadpacket not in _TO_PYTHON:
+        if func.overloadpacket not in TO_PYTHON:
             with self:  # a composite operator may hide one that is refused
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if (reason := _refusal(func, args, kwargs)) is not None:
-            raise Uncaptured(f"{func} in {_caller()} {reason}")
+        if (reason := refusal(func, args, kwargs)) is not None:
+            raise Uncaptured(f"{func} in {caller()} {reason}")
         result = func(*args, **kwargs)
         memory = {_memory(t) for t in _tensors((args, kwargs))}
         fresh = [t for t in _tensors(result) if _memory(t) not in memory]
@@ -191,13 +191,13 @@ def _out_variant(func: Any) -> Any:
     return None
 
 
-def _refusal(func: Any, args: Any, kwargs: Any) -> str | None:
+def refusal(func: Any, args: Any, kwargs: Any) -> str | None:
     """Return why the call of an operator cannot be captured, or None."""
     packet = func.overloadpacket
     if packet in _INDEXED:
         masks = [t for t in _tensors(args[1]) if t.dtype in (torch.bool, torch.uint8)]
         return "has a shape that depends on values: use torch.where" if masks else None
-    if packet in _TO_PYTHON:
+    if packet in TO_PYTHON:
         return "reads values in Python"
     if packet in _FROM_PYTHON:
         return "takes values from Python: keep them in a buffer"
@@ -206,7 +206,7 @@ def _refusal(func: Any, args: Any, kwargs: Any) -> str | None:
     return next((_TAGGED[tag] for tag in func.tags if tag in _TAGGED), None)
 
 
-def _caller() -> str:
+def caller() -> str:
     """Name the module's method that called the operator."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -243,7 +243,7 @@ _INDEXED = (
     torch.ops.aten.index_put_,
     torch.ops.aten._index_put_impl_,
 )
-_TO_PYTHON = (torch.ops.aten.resolve_conj, torch.ops.aten.resolve_neg)
+TO_PYTHON = (torch.ops.aten.resolve_conj, torch.ops.aten.resolve_neg)
 """What `tolist` and `numpy` call."""
 _FROM_PYTHON = (torch.ops.aten.lift_fresh, torch.ops.aten.lift_fresh_copy)
 """What `torch.tensor` and `torch.from_numpy` call."""

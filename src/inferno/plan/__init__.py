@@ -5,7 +5,7 @@
 is one code path.
 """
 
-from inferno.plan.backends import NOT_CAPTURED
+from inferno.plan.backends import NOT_CAPTURED, device_sizes
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse, with_num_blocks
 from inferno.plan.composite import arrangement, quant_config_of
 from inferno.plan.devices import Machine, find_device
@@ -15,6 +15,7 @@ from inferno.plan.nvml import Gpu
 from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
+    CUDA_GRAPHS,
     AttentionUse,
     BackendUse,
     CaptureUse,
@@ -35,6 +36,7 @@ from inferno.plan.resolver import open_model, resolve
 from inferno.plan.stored import modules_of, mtp_tensors, unused_tensors
 
 __all__ = [
+    "CUDA_GRAPHS",
     "AttentionUse",
     "BackendUse",
     "CacheGroupPlan",
@@ -57,6 +59,7 @@ __all__ = [
     "SchemeUse",
     "StateUse",
     "arrangement",
+    "device_sizes",
     "find_device",
     "modules_of",
     "mtp_tensors",

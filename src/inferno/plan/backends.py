@@ -22,7 +22,14 @@ from inferno.contracts import (
     ModelConfig,
 )
 from inferno.plan.decided import Decided
-from inferno.plan.plan import AttentionUse, BackendUse, CaptureUse, GrammarUse, KernelUse
+from inferno.plan.plan import (
+    CUDA_GRAPHS,
+    AttentionUse,
+    BackendUse,
+    CaptureUse,
+    GrammarUse,
+    KernelUse,
+)
 
 BUILTIN = "inferno"
 """The distribution of what is built in: torch computes all of it."""
@@ -30,11 +37,20 @@ BUILTIN = "inferno"
 MAX_CAPTURED = 64
 """With more sequences, a CPU's operators take far longer than calling them."""
 
+MAX_CAPTURED_ON_DEVICE = 512
+"""With more sequences, a device computes for longer than the host launches."""
+
 MIN_BLOCKS = 8
 """Of a captured table on a CPU: few shapes for short contexts."""
 
 NOT_CAPTURED = "Python calls each operator of small decode steps, some microseconds each"
 """What it costs that no step is captured."""
+
+
+WHOLE_CONTEXTS = (
+    "torch's attention would compute every sequence up to the longest context; choose another "
+    "--attention-backend"
+)
 
 
 def choose_kernels(
@@ -131,36 +147,50 @@ def choose_capture(
     reads_hidden: str | None = None,
 ) -> Decided[CaptureUse | None]:
     """Choose which decode steps are captured: by the kernel provider, if what it cannot see is all
-    torch's. Work of another distribution, outside torch's dispatcher, would be left out. None if a
-    proposer, named `reads_hidden`, needs the hidden states: a captured step returns only logits.
+    torch's. Work of another distribution, outside torch's dispatcher, would be left out. CUDA
+    graphs see all kernels, from whatever library. None if a proposer, named `reads_hidden`, needs
+    the hidden states: a captured step returns only logits.
 
     On a CPU, a padding row would cost as much as another, and a capture is soon made; on other
     devices it is the other way round."""
     providers = {offer.item.name: offer for _, offer in kernels.offers}
     able = [offer for offer in providers.values() if offer.item.capture is not None]
-    if not able:
+    if not able and device.kind != "cuda":
         return Decided(None)
     if reads_hidden is not None:
         return Decided(None, notes=(f"{NOT_CAPTURED}: {reads_hidden} reads their hidden states",))
-    [offer, *_] = able
     tokens = [use.tokens or BackendUse(use.name, use.distribution) for use in attention]
-    uses: Sequence[KernelUse | BackendUse] = (*kernels.value, *tokens)
-    others = {
-        use.distribution: use.name
-        for use in uses
-        if use.distribution not in (offer.distribution, BUILTIN)
-    }
-    if others:
-        names = ", ".join(f"{name} of {d}" for d, name in others.items())
-        return Decided(
-            None, notes=(f"{NOT_CAPTURED}: {offer.distribution} cannot capture {names}",)
-        )
-    sizes = _powers_of_two(1, max_tokens)
-    blocks: tuple[int, ...] = (max_blocks,)
+    if not able:
+        if any(use.distribution == BUILTIN for use in tokens):
+            return Decided(None, notes=(f"{NOT_CAPTURED}: {WHOLE_CONTEXTS}",))
+        name = CUDA_GRAPHS
+    else:
+        [offer, *_] = able
+        name = offer.item.name
+        uses: Sequence[KernelUse | BackendUse] = (*kernels.value, *tokens)
+        others = {
+            use.distribution: use.name
+            for use in uses
+            if use.distribution not in (offer.distribution, BUILTIN)
+        }
+        if others:
+            names = ", ".join(f"{name} of {d}" for d, name in others.items())
+            return Decided(
+                None, notes=(f"{NOT_CAPTURED}: {offer.distribution} cannot capture {names}",)
+            )
     if device.kind == "cpu":
         sizes = tuple(range(1, min(MAX_CAPTURED, max_tokens) + 1))
         blocks = _powers_of_two(MIN_BLOCKS, max(MIN_BLOCKS, max_blocks))
-    return Decided(CaptureUse(name=offer.item.name, sizes=sizes, blocks=blocks))
+        return Decided(CaptureUse(name=name, sizes=sizes, blocks=blocks))
+    sizes = device_sizes(min(max_tokens, MAX_CAPTURED_ON_DEVICE))
+    return Decided(CaptureUse(name=name, sizes=sizes, blocks=(max_blocks,), ahead=True))
+
+
+def device_sizes(most: int) -> tuple[int, ...]:
+    """Return the numbers of sequences whose steps are captured on a device: 1, 2, 4, each eighth up
+    to 256, each 64th beyond, and `most`."""
+    steps = (1, 2, 4, *range(8, 256, 8), *range(256, most, 64))
+    return (*(size for size in steps if size < most), most)
 
 
 def _powers_of_two(least: int, most: int) -> tuple[int, ...]:

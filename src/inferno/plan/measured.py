@@ -46,7 +46,7 @@ def with_measured(plan: Plan, measured: Measured) -> Plan:
         plan.block_size,
         plan.max_num_seqs,
         plan.max_num_batched_tokens,
-        room=max(0, limit - measured.used - drafts),
+        room=max(0, limit - measured.used - measured.captured - drafts),
     )
     found = (
         f"the weights and a step of {plan.max_num_batched_tokens} tokens take "

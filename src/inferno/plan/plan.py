@@ -157,16 +157,23 @@ class ChatFormatUse:
     """Whether the user named it. If not, a caller's chat template leads to another choice."""
 
 
+CUDA_GRAPHS = "CUDA graphs"
+"""What captures decode steps on a CUDA device whose kernel providers do not."""
+
+
 @frozen(kw_only=True)
 class CaptureUse:
-    """Which decode steps are captured, and the kernel provider that does it."""
+    """Which decode steps are captured, and by what."""
 
     name: str
+    """The kernel provider, or `CUDA_GRAPHS`."""
     sizes: tuple[int, ...]
     """Numbers of sequences of one token each, ascending. A step is padded to the next; more are not
     captured."""
     blocks: tuple[int, ...]
     """Numbers of blocks of a sequence, ascending. Tables are padded to the next."""
+    ahead: bool = False
+    """Whether all of them are captured before the first step, the largest first."""
 
 
 @frozen
@@ -197,6 +204,8 @@ class Measured:
     """Free before anything was loaded."""
     used: int
     """Taken by the weights and a step of the most tokens, the cache excepted."""
+    captured: int = 0
+    """Taken by the captured decode steps, estimated from the two largest."""
 
 
 @frozen(kw_only=True)

@@ -27,8 +27,18 @@ from torch import Tensor
 
 from inferno.constraints.rules import LogitsRules, apply_masks, few_allowed, processed
 from inferno.contracts import LogitsProcessor
+from inferno.device.staging import sent
 from inferno.nn import ops
 from inferno.requests import Logprobs, Request
+from inferno.sampling.device import (
+    FREQUENCY,
+    MIN_P,
+    PRESENCE,
+    REPETITION,
+    TEMPERATURE,
+    DeviceDraws,
+    Resident,
+)
 from inferno.sampling.draw import (
     UNDECIDED,
     draw_full,
@@ -45,7 +55,6 @@ from inferno.sampling_params import SamplingParams
 
 _SECOND_LOOK = 4096
 """Candidates of the second attempt. The third sorts the whole vocabulary."""
-_TEMPERATURE, _MIN_P, _REPETITION, _FREQUENCY, _PRESENCE = range(5)
 
 
 NO_MASKS: Mapping[int, Any] = {}
@@ -85,6 +94,7 @@ class Sampler:
         # On a CPU, temporaries that leave its caches cost more than the arithmetic on them (6
         # times, measured).
         self._rows_at_once = max(1, 2 ** (20 if self._device.type == "cpu" else 24) // vocab_size)
+        self._draws: DeviceDraws | None = None
 
     @torch.inference_mode()
     def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
@@ -112,8 +122,9 @@ class Sampler:
     def _write(self, row: int, params: SamplingParams) -> None:
         # Within this range float32 neither overflows nor divides by zero.
         temperature = min(max(params.temperature, 1e-30), 1e30)
-        floats = [temperature, params.min_p, params.repetition_penalty, params.frequency_penalty]
-        self._floats_RP[row] = torch.tensor([*floats, params.presence_penalty])
+        repetition = params.repetition_penalty if params.repeat_last_n else 1.0
+        floats = [temperature, params.min_p, repetition, params.frequency_penalty]
+        self._floats_RP[row] = sent([*floats, params.presence_penalty], self._device)
         self._top_k_R[row] = (
             params.top_k if 0 < params.top_k < self._vocab_size else self._vocab_size
         )
@@ -151,6 +162,21 @@ class Sampler:
                 token_ids[i] = token_id
         self._count(rows, states, token_ids)
         return Drawn(token_ids, wanted_logprobs(own_SV, states, token_ids))
+
+    def waits(self, rows: Sequence[int]) -> bool:
+        """Whether the host must take part in a draw of these rows: they want log-probabilities, a
+        limited window of penalties, or what `LogitsRules` covers."""
+        return any(self._rows[row].waits for row in rows)
+
+    @torch.inference_mode()
+    def start(self, logits_SV: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Draw what `sample` draws, for rows that do not wait. Returns the token ids, (S,), and the
+        rows, both on the device: no call waits for it."""
+        if self._draws is None:
+            counts = self._generated, self._recent
+            resident = Resident(self._floats_RP, self._top_k_R, self._top_p_R, *counts)
+            self._draws = DeviceDraws(resident, self._device, self._vocab_size)
+        return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows])
 
     def failures(self, rows: Sequence[int]) -> dict[str, str]:
         """Return the errors of these rows' logits processors, by request id."""
@@ -274,8 +300,8 @@ class Sampler:
         strategy, width = states[0].strategy, states[0].width
         if strategy is Strategy.GREEDY:
             return self._argmax(x_BV)
-        temperature_B1 = self._floats_RP[rows_B, _TEMPERATURE, None]
-        min_p_B1 = self._floats_RP[rows_B, _MIN_P, None]
+        temperature_B1 = self._floats_RP[rows_B, TEMPERATURE, None]
+        min_p_B1 = self._floats_RP[rows_B, MIN_P, None]
         if strategy is Strategy.FULL:
             used_min_p_B1 = min_p_B1 if any(state.min_p for state in states) else None
             return draw_full(x_BV, temperature_B1, used_min_p_B1, uniform_B)
@@ -314,22 +340,15 @@ class Sampler:
         x_BV = x_BV.to(torch.float32, copy=True)
         if repeated := [i for i, state in enumerate(states) if state.penalty_window]:
             at = index_of(repeated, self._device)
-            x, penalty = x_BV[at], self._floats_RP[rows_B[at], _REPETITION, None]
+            x, penalty = x_BV[at], self._floats_RP[rows_B[at], REPETITION, None]
             penalised = torch.where(x > 0, x / penalty, x * penalty)
             x_BV[at] = torch.where(self._recent.of(rows_B[at]) > 0, penalised, x)
         if counted := [i for i, state in enumerate(states) if state.counts_output]:
             at = index_of(counted, self._device)
             count, floats = self._generated.of(rows_B[at]), self._floats_RP[rows_B[at]]
-            x_BV[at] -= (
-                count * floats[:, _FREQUENCY, None] + (count > 0) * floats[:, _PRESENCE, None]
-            )
+            x_BV[at] -= count * floats[:, FREQUENCY, None] + (count > 0) * floats[:, PRESENCE, None]
         for x_V, state in zip(x_BV.unbind(), states, strict=True):
-            if state.bias is not None:
-                x_V.index_add_(0, *state.bias)
-            if state.rules is not None:
-                state.rules.exclude(x_V)
-            if state.forbidden is not None:  # last, so that no bias can allow an end token again
-                x_V.index_fill_(0, state.forbidden, -math.inf)
+            state.exclude(x_V)
         return x_BV
 
     def _count(

@@ -15,6 +15,7 @@ from attrs import define
 from torch import Tensor
 
 from inferno.constraints.rules import LogitsRules
+from inferno.device.staging import sent
 from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 
@@ -91,7 +92,7 @@ class RowState:
             penalty_window=params.repeat_last_n if params.repetition_penalty != 1 else 0,
             recent=deque(),
             bias=_bias(params, device),
-            forbidden=torch.tensor(stops, device=device) if stops else None,
+            forbidden=sent(stops, device) if stops else None,
             logprobs=params.logprobs,
             request_id=request.id,
             rules=rules,
@@ -99,6 +100,26 @@ class RowState:
         )
         row._plan_draws()
         return row
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host must know each token before the next draw, or look at the logits."""
+        limited = self.penalty_window > 0
+        return self.rules is not None or self.logprobs is not None or limited
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether any penalty counts tokens."""
+        return self.counts_output or self.penalty_window != 0
+
+    def exclude(self, x_V: Tensor) -> None:
+        """Apply bias, rules and `min_tokens` to its logits."""
+        if self.bias is not None:
+            x_V.index_add_(0, *self.bias)
+        if self.rules is not None:
+            self.rules.exclude(x_V)
+        if self.forbidden is not None:  # last, so that no bias can allow an end token again
+            x_V.index_fill_(0, self.forbidden, -math.inf)
 
     def uniform(self, offset: int) -> int:
         """Return the uniform number of the next draw, or of one `offset` positions after it."""
@@ -145,9 +166,7 @@ def _bias(params: SamplingParams, device: torch.device) -> tuple[Tensor, Tensor]
     }
     if not bias:
         return None
-    return torch.tensor(list(bias), device=device), torch.tensor(
-        list(bias.values()), device=device
-    ).float()
+    return sent(list(bias), device), sent(list(bias.values()), device, torch.float32)
 
 
 class TokenCounts:
@@ -161,14 +180,24 @@ class TokenCounts:
         """Replace the row's tokens."""
         if self._count_RV is None:
             self._count_RV = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-        token_ids_T = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
-        self._count_RV[row] = torch.bincount(token_ids_T, minlength=self._shape[1])
+        token_ids_T = sent(list(token_ids), self._device, torch.int64)
+        ones_T = torch.ones_like(token_ids_T, dtype=torch.int32)
+        self._count_RV[row].zero_().scatter_add_(0, token_ids_T, ones_T)
 
     def add(self, entries: Sequence[tuple[int, int, int]]) -> None:
         """Entries are (row, token id, how many more)."""
         if entries and self._count_RV is not None:
             rows, token_ids, more = torch.tensor(entries, device=self._device).unbind(-1)
             self._count_RV.index_put_((rows, token_ids), more.int(), accumulate=True)
+
+    def add_drawn(self, rows_B: Tensor, ids_B: Tensor) -> None:
+        """Count one token of each row, without knowing it on the host."""
+        if self._count_RV is not None:
+            self._count_RV[rows_B, ids_B] = self._count_RV[rows_B, ids_B] + 1
+
+    def held(self, rows_B: Tensor) -> Tensor | None:
+        """Return the counts of these rows, (B, V), a copy; None if no row ever needed any."""
+        return None if self._count_RV is None else self._count_RV[rows_B]
 
     def of(self, rows_B: Tensor) -> Tensor:
         """Return the counts of these rows, (B, V), a copy."""

@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from inferno.catalog import Catalog
 from inferno.contracts import Capture, CheckpointView, KernelProvider, TensorInfo
-from inferno.core.runner import ModelRunner
 from inferno.errors import CheckpointError
 from inferno.loading import build, fill
 from inferno.nn import Attention, Rope, State
 from inferno.nn.capture import CallCapture
-from inferno.plan import CaptureUse, reopen, unused_tensors
+from inferno.plan import CaptureUse, device_sizes, reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
 from inferno.testing.tiny import (
+    Recorder,
     Toy,
     assert_close,
     generate,
@@ -214,18 +214,23 @@ class ArchitectureTests(GgufTwins):
     def test_a_decode_step_exchanges_no_values_with_python(
         self, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
     ) -> None:
-        """On a GPU, Python would wait for each of them. In torch alone, with the few shapes that
-        devices capture: most steps have padding rows."""
+        """On a GPU, the host would wait for each of them. In torch alone, captured in the shapes of
+        a GPU, in most of which there are padding rows, with draws that leave their tokens on the
+        device: each step is launched before the tokens of the one before it are known."""
         toy = load_toy(checkpoint, without_kernels(catalog))
         blocks = -(-toy.plan.max_model_len // toy.plan.block_size)
-        few = CaptureUse(name="torch", sizes=(1, 4, 8), blocks=(blocks,))
-        toy = Toy(attrs.evolve(toy.plan, capture=few), toy.model)
-        self._compare_captured(toy, CallCapture(), prompts)
+        sizes = device_sizes(toy.plan.max_num_seqs)
+        use = CaptureUse(name="torch", sizes=sizes, blocks=(blocks,), ahead=True)
+        toy = Toy(attrs.evolve(toy.plan, capture=use), toy.model)
+        self._compare_captured(toy, CallCapture(), prompts, lag=1)
 
-    def _compare_captured(self, toy: Toy, capture: Capture, prompts: list[list[int]]) -> None:
-        engine = toy.engine(capture)
+    def _compare_captured(
+        self, toy: Toy, capture: Capture, prompts: list[list[int]], lag: int = 0
+    ) -> None:
+        engine = toy.engine(capture, lag)
         runner = engine._runner
-        assert isinstance(runner, ModelRunner) and (replays := runner.replays) is not None
+        assert isinstance(runner, Recorder) and (replays := runner.replays) is not None
+        runner.capture_ahead()
         plain = generate(toy, prompts, 24)
         # The last prompt is found in the cache, but for its last tokens: captured the second time.
         for some in (prompts, prompts[-3:], *[prompts[-1:]] * 3):
@@ -240,6 +245,7 @@ class ArchitectureTests(GgufTwins):
                 assert ours.token_ids == theirs.token_ids
                 # Sums in another order: a recurrent state keeps the difference for 24 steps.
                 assert_close(ours.logits_NV, theirs.logits_NV, 1e-3)
+        assert runner.lint.found == [] and bool(runner.lint.count) == bool(lag)
 
     # --- the declarations -------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.runner.tables import StepArrays
-from inferno.core.types import Step
+from inferno.core.types import Sampled, Step
 from inferno.loading import check, load_model
 from inferno.nn import Attention, State
 from inferno.plan import Options, Plan, open_model
 from inferno.requests import EngineStats, Request
 from inferno.sampling_params import SamplingParams
+from inferno.testing.lint import Lint
 
 MAX_MODEL_LEN = 160
 
@@ -63,12 +65,14 @@ class Toy:
         """The logits of the token after the prompt, (V,), float32."""
         return self.generate([prompt])[0].logits_NV[0]
 
-    def engine(self, capture: Capture | None = None) -> Engine:
-        """Return an engine that captures decode steps, if it is given a capture."""
+    def engine(self, capture: Capture | None = None, lag: int = 0) -> Engine:
+        """Return an engine that captures decode steps, if it is given a capture, with `lag` steps
+        in flight, as on a GPU."""
         plan = self.plan
         policy = installed(plan.disable, plan.only).cache_policy(plan.cache_policy).item
         groups = CacheGroups.of_plan(plan, policy.build(plan.num_blocks))
-        return Engine(plan, scheduler_of(plan, groups), Recorder(self.model, plan, capture))
+        runner = Recorder(self.model, plan, capture, overlaps=lag > 0)
+        return Engine(plan, scheduler_of(plan, groups), runner, lag=lag)
 
     def cache(self) -> list[Tensor]:
         """The tensors of a fresh cache."""
@@ -78,9 +82,18 @@ class Toy:
 class Recorder(ModelRunner):
     """A runner that records the logits of every sample."""
 
-    def __init__(self, model: nn.Module, plan: Plan, capture: Capture | None = None) -> None:
-        super().__init__(model, plan, capture=capture)
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        capture: Capture | None = None,
+        *,
+        overlaps: bool = False,
+    ) -> None:
+        super().__init__(model, plan, capture=capture, overlaps=overlaps)
         self.seen: dict[str, list[Tensor]] = {}
+        self.lint = Lint()
+        """What decode steps that are replayed wait for, draws included, if they overlap."""
         self._owners: dict[int, str] = {}
         self._latest_SV = torch.empty(0)
         self._layer = next((m for m in model.modules() if isinstance(m, Attention | State)), None)
@@ -90,11 +103,23 @@ class Recorder(ModelRunner):
         if layer is not None and layer.cache is not self.cache.layers[layer.layer_id]:
             self.cache.bind(self._model)  # another engine of the same toy has bound its cache
         self._owners.update((a.row, a.request.id) for a in step.new_sequences)
-        launched = super().launch(step, cut)
+        with self._linted(step):
+            launched = super().launch(step, cut)
         rows = [s.row for s in step.slices if s.samples]
         for row, logits_V in zip(rows, self._latest_SV if rows else (), strict=True):
             self.seen.setdefault(self._owners[row], []).append(logits_V.float())
         return launched
+
+    def draw(
+        self, launched: LaunchedStep, masks: Mapping[int, Any]
+    ) -> Sampled | Callable[[], Sampled]:
+        with self._linted(launched.step):
+            return super().draw(launched, masks)
+
+    def _linted(self, step: Step) -> AbstractContextManager[object]:
+        decodes = not step.new_sequences and all(s.num_tokens == 1 for s in step.slices)
+        ready = self.replays is not None and self.replays.shapes and not self.replays.num_waiting
+        return self.lint if self.overlaps and decodes and ready else nullcontext()
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
         if (logits_SV := super()._replayed(arrays)) is not None:

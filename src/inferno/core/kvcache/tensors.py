@@ -86,7 +86,7 @@ class KVCache:
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         """Copy whole slots in every recurrent layer, or clear them. No slot is both a source and a
         target."""
-        import torch
+        from inferno.device.staging import sent
 
         cleared = [copy.target for copy in copies if copy.source is None]
         copied = [copy for copy in copies if copy.source is not None]
@@ -94,10 +94,10 @@ class KVCache:
         for layer in self.state_layers:
             for tensor in self.layers[layer].values():
                 if cleared:
-                    tensor[torch.tensor(cleared, device=tensor.device)] = 0
+                    tensor[sent(cleared, tensor.device)] = 0
                 if copied:
-                    held = tensor[torch.tensor(sources, device=tensor.device)]
-                    tensor[torch.tensor(targets, device=tensor.device)] = held
+                    held = tensor[sent(sources, tensor.device)]
+                    tensor[sent(targets, tensor.device)] = held
 
 
 def _layers_of(model: nn.Module) -> Iterator[Attention | State]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from inferno.core.runner.tables import StepArrays
+from inferno.device.staging import HostBuffers
 from inferno.nn.batch import Batch
 from inferno.plan import Plan
 
@@ -35,21 +35,31 @@ class InputSpec:
     device: str = "cpu"
     apart: bool = False
     """Whether the twin is a copy even on the CPU, as on other devices: for tests."""
+    last_tokens_R: Tensor | None = field(default=None, eq=False)
+    """By row, the last token drawn, on the device: of rows whose token the host does not know yet.
+    A token id of -1 - row refers to it."""
 
     @classmethod
-    def of_plan(cls, plan: Plan) -> InputSpec:
+    def of_plan(cls, plan: Plan, apart: bool = False) -> InputSpec:
+        """Return the spec of a plan's steps. `apart`: draws are left on the device, even on the
+        CPU."""
+        device = plan.device.torch_name
+        last = torch.zeros(plan.max_num_seqs, dtype=torch.int64, device=device) if apart else None
         return cls(
             plan.block_size,
             plan.max_model_len,
             [group.window for group in plan.groups if group.window is not None],
             trial_slot=plan.max_num_seqs if plan.states else None,
-            device=plan.device.torch_name,
+            device=device,
+            apart=apart,
+            last_tokens_R=last,
         )
 
     def inputs_of(self, arrays: StepArrays) -> Inputs:
         """Return inputs with a step's arrays."""
         sequences, width = arrays.tables.shape
-        inputs = Inputs(self, len(arrays.token_ids), sequences, width, len(arrays.last))
+        sizes = len(arrays.token_ids), sequences, width, len(arrays.last)
+        inputs = Inputs(self, *sizes, buffers=1)
         inputs.write(arrays)
         return inputs
 
@@ -64,26 +74,32 @@ class Inputs:
     sequences: int
     width: int
     sampled: int
+    buffers: int = 2
+    """On the host, for a device that may still copy from one while the next step is written."""
     last_L: Tensor = field(init=False)
     """Index in T of each sampled row."""
     _arrays: dict[str, Array] = field(init=False)
+    """Those of the buffer that is written."""
     _tensors: dict[str, Tensor] = field(init=False)
-    _copy: partial[Tensor] | None = field(init=False, default=None)
+    _twin: Tensor = field(init=False)
+    _hosts: HostBuffers | None = field(init=False, default=None)
+    _views: list[dict[str, Array]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        on_cpu = self.spec.device == "cpu"
-        fields = [*self._fields()]
+        device, fields = self.spec.device, [*self._fields()]
         nbytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in fields)
-        host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=not on_cpu)
-        twin = host
-        if not on_cpu or self.spec.apart:
-            twin = torch.empty(nbytes, dtype=torch.uint8, device=self.spec.device)
-            self._copy = partial(twin.copy_, host, non_blocking=True)
-        self._arrays, self._tensors, end = {}, {}, 0
+        self._twin = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        hosts = [self._twin]
+        if device != "cpu" or self.spec.apart:
+            self._hosts = HostBuffers(nbytes, device, self.buffers)
+            hosts = self._hosts.buffers
+        self._views, self._tensors, end = [{} for _ in hosts], {}, 0
         for name, shape, dtype in fields:
             begin, end = end, end + math.prod(shape) * dtype.itemsize
-            self._arrays[name] = host[begin:end].view(dtype).view(shape).numpy()
-            self._tensors[name] = twin[begin:end].view(dtype).view(shape)
+            for host, views in zip(hosts, self._views, strict=True):
+                views[name] = host[begin:end].view(dtype).view(shape).numpy()
+            self._tensors[name] = self._twin[begin:end].view(dtype).view(shape)
+        self._arrays = self._views[0]
         self.last_L = self._tensors["last"]
 
     def _fields(self) -> Iterator[tuple[str, tuple[int, ...], torch.dtype]]:
@@ -98,15 +114,18 @@ class Inputs:
         yield "context_lens", (S,), torch.int32
 
     def clear(self) -> None:
-        """Write padding rows only."""
-        for group in (None, *self.spec.windows):
-            self._arrays[f"tables {group}"][:] = 0
-        self._pad(0, 0, 0)
-        self._send()
+        """Write padding rows only, to every buffer."""
+        for _ in self._views:
+            self._turn()
+            for group in (None, *self.spec.windows):
+                self._arrays[f"tables {group}"][:] = 0
+            self._pad(0, 0, 0)
+            self._send()
 
     def write(self, arrays: StepArrays) -> None:
         """Write a step of as many tokens, sequences and sampled rows, or a smaller one and padding
         rows."""
+        self._turn()
         held, tokens = self._arrays, len(arrays.token_ids)
         sequences, sampled = len(arrays.context_lens), len(arrays.last)
         held["token_ids"][:tokens] = arrays.token_ids
@@ -122,6 +141,18 @@ class Inputs:
         if sequences < self.sequences:
             self._pad(tokens, sequences, sampled)
         self._send()
+        if self.spec.last_tokens_R is not None and arrays.token_ids.min() < 0:
+            self._look_up(self.spec.last_tokens_R)
+
+    def _look_up(self, last_tokens_R: Tensor) -> None:
+        """Replace the tokens that the host does not know, on the device."""
+        token_ids_T = self._tensors["token_ids"]
+        known_T = last_tokens_R[(-1 - token_ids_T).clamp_(min=0)]
+        token_ids_T.copy_(torch.where(token_ids_T < 0, known_T, token_ids_T))
+
+    def _turn(self) -> None:
+        if self._hosts is not None:
+            self._arrays = self._views[self._hosts.next()]
 
     def _pad(self, tokens: int, sequences: int, sampled: int) -> None:
         held = self._arrays
@@ -135,8 +166,8 @@ class Inputs:
             held[f"slots {group}"][tokens:] = -1
 
     def _send(self) -> None:
-        if self._copy is not None:
-            self._copy()
+        if self._hosts is not None:
+            self._hosts.send(self._twin, self._hosts.current)
 
     def batch(self, arrays: StepArrays) -> Batch:
         """Return the written step."""

@@ -1,7 +1,8 @@
 """Runs steps on one device: Step -> Batch -> logits -> token ids. No tensor leaves this module.
 
-A step is launched, then its tokens are drawn, and its results are taken later. On every device
-`draw` waits for the token ids.
+A step is launched, then its tokens are drawn, and its results are taken later. On a CUDA device
+`draw` leaves the token ids there, for the next step, and starts their copy to the host; it waits
+for them if a request needs the host (`Sampler.waits`, grammars, drafts).
 
 Suffixes: T tokens of the step, S sampled rows, L rows of logits (of S, and of drafts), P prompt
 positions, N tokens of a slice, D hidden, V vocabulary.
@@ -10,6 +11,7 @@ positions, N tokens of a slice, D hidden, V vocabulary.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,15 +27,16 @@ from inferno.constraints import Drafts
 from inferno.contracts import Capture, Drafter, DraftRequest, LogitsProcessor, Model, Span
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
+from inferno.core.runner.prompts import Pooled, PromptLogprobs
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.types import NewSequence, Sampled, Slice, Step, Verified
-from inferno.device import device_errors
+from inferno.device import Arriving, device_errors
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
 from inferno.plan import CaptureUse, Plan
-from inferno.requests import Logprobs, Reduction
+from inferno.requests import Logprobs
 from inferno.sampling import Sampler, logprobs_of
 
 _LOGPROB_ROWS = 256
@@ -61,7 +64,8 @@ class LaunchedStep:
     """One row for each token in `arrays.last`; None if the step samples nothing."""
     prompt_logprobs: Mapping[int, tuple[Logprobs | None, ...]] = field(factory=dict)
     embeddings: Mapping[int, tuple[float, ...]] = field(factory=dict)
-    sampled: Sampled | None = None
+    sampled: Sampled | Callable[[], Sampled] | None = None
+    """The results, or what waits for them."""
 
     def draw(self, masks: Mapping[int, Any]) -> None:
         """Draw its tokens, with masks by row (`engine.Mask`)."""
@@ -69,7 +73,10 @@ class LaunchedStep:
         self.logits_LV = None
 
     def result(self) -> Sampled:
+        """Wait for the results."""
         assert self.sampled is not None, "a step is drawn before its result is taken"
+        if not isinstance(self.sampled, Sampled):
+            self.sampled = self.sampled()
         return self.sampled
 
 
@@ -86,9 +93,13 @@ class ModelRunner:
         draft_capture: Capture | None = None,
         begin: Callable[[Batch], None] | None = None,
         processors: Mapping[str, LogitsProcessor] | None = None,
+        overlaps: bool | None = None,
     ) -> None:
+        """`overlaps` says whether draws leave their tokens on the device: None for CUDA devices,
+        unless drafts are proposed, which need the last token."""
         self._model, self._drafter, self._begin = model, drafter, begin
-        self._device, self._vocab_size = torch.device(plan.device.torch_name), plan.vocab_size
+        self._plan_device, self._vocab_size = plan.device, plan.vocab_size
+        self._device = torch.device(plan.device.torch_name)
         speculation = plan.speculation
         draft = speculation.draft if speculation is not None else None
         self._draft_vocab_size = (draft or plan).vocab_size
@@ -97,7 +108,11 @@ class ModelRunner:
         self.cache.bind(model)
         if drafter is not None and drafter.layers is not None:
             self.cache.bind(drafter.layers)
-        self._input_spec = InputSpec.of_plan(plan)
+        if overlaps is None:
+            overlaps = plan.device.kind == "cuda" and speculation is None
+        self.overlaps: bool = overlaps
+        """Whether a step may be launched before the results of the one before it are known."""
+        self._input_spec = InputSpec.of_plan(plan, apart=overlaps)
         windows = self._input_spec.windows
         self._tables = Tables(plan.max_num_seqs, plan.max_model_len, plan.block_size, windows)
         self._sampler = Sampler(
@@ -107,8 +122,8 @@ class ModelRunner:
             argmax=ops.argmax,
             processors=processors,
         )
-        self._wants_prompt: dict[int, _PromptLogprobs] = {}
-        self._pooled: dict[int, _Pooled] = {}
+        self._wants_prompt: dict[int, PromptLogprobs] = {}
+        self._pooled: dict[int, Pooled] = {}
         self.replays = self._replays(model, capture, plan.capture)
         """Captured steps, if the plan has any."""
         self.draft_replays: Replays | None = None
@@ -127,6 +142,20 @@ class ModelRunner:
 
         prepared = partial(prepare, model)
         return Replays(compute, capture, use, self._input_spec, prepared, self._begin)
+
+    @torch.inference_mode()
+    def capture_ahead(self, most: int = sys.maxsize) -> int:
+        """Capture the steps that the plan wants before the first one, or `most` of each model.
+        Returns how many are left."""
+        models = [each for each in (self.replays, self.draft_replays) if each is not None]
+        with device_errors(self._plan_device, "capture its decode steps"):
+            for replays in models:
+                replays.capture_ahead(most)
+        return sum(replays.num_waiting for replays in models)
+
+    def forget_captures(self) -> None:
+        """Drop the captured steps, and with them the last references to this runner's memory."""
+        self.replays = self.draft_replays = None
 
     @torch.inference_mode()
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
@@ -155,11 +184,11 @@ class ModelRunner:
             with self._trusting():
                 self._drafter.admit(row, new.num_computed)
         if request.pooling is not None:
-            self._pooled[row] = _Pooled(len(new.token_ids), request.pooling)
+            self._pooled[row] = Pooled(len(new.token_ids), request.pooling)
             return
         self._sampler.admit(row, request, new.token_ids)
         if (top := request.params.prompt_logprobs) is not None:
-            self._wants_prompt[row] = _PromptLogprobs(request.token_ids, top)
+            self._wants_prompt[row] = PromptLogprobs(request.token_ids, top)
 
     def _compute_step(self, launched: LaunchedStep, cut: Callable[[Drafts], Drafts] | None) -> None:
         step = launched.step
@@ -252,8 +281,10 @@ class ModelRunner:
         return self._sampler.peek(logits_SV, rows, offset)
 
     @torch.inference_mode()
-    def draw(self, launched: LaunchedStep, masks: Mapping[int, Any]) -> Sampled:
-        """Draw the tokens of a launched step."""
+    def draw(
+        self, launched: LaunchedStep, masks: Mapping[int, Any]
+    ) -> Sampled | Callable[[], Sampled]:
+        """Draw the tokens of a launched step. Returns its results, or what waits for them."""
         step, arrays, logits_LV = launched.step, launched.arrays, launched.logits_LV
         moved = tuple(dict.fromkeys(move.key for move in step.moves))
         if arrays is None or logits_LV is None:
@@ -264,6 +295,8 @@ class ModelRunner:
                 moved=moved,
             )
         rows, verified = arrays.sampling_rows, dict[int, Verified]()
+        if self.overlaps and arrays.drafts is None and not (masks or self._sampler.waits(rows)):
+            return self._started(launched, arrays, logits_LV, moved)
         if arrays.drafts is None:
             first = {row: mask_NW[0] for row, mask_NW in masks.items()}
             drawn = self._sampler.sample(logits_LV, rows, first)
@@ -287,6 +320,28 @@ class ModelRunner:
             moved,
             self._sampler.failures(rows),
         )
+
+    def _started(
+        self, launched: LaunchedStep, arrays: StepArrays, logits_SV: Tensor, moved: tuple[int, ...]
+    ) -> Callable[[], Sampled]:
+        """Draw on the device, keep the tokens there for the next step, and start to copy them."""
+        ids_S, rows_S = self._sampler.start(logits_SV, arrays.sampling_rows)
+        assert self._input_spec.last_tokens_R is not None, "made for steps that overlap"
+        self._input_spec.last_tokens_R[rows_S] = ids_S
+        arriving = Arriving.of(ids_S)
+        owners = self._tables.append_unknown(arrays)
+
+        def results() -> Sampled:
+            token_ids = arriving.values()
+            self._tables.learn(arrays, owners, token_ids)
+            return Sampled(
+                token_ids,
+                prompt_logprobs=launched.prompt_logprobs,
+                embeddings=launched.embeddings,
+                moved=moved,
+            )
+
+        return results
 
     def _replayed(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits if the step can be replayed and none of its rows waits for prompt
@@ -343,26 +398,3 @@ class ModelRunner:
             if start + count >= len(wanted.token_ids):
                 done[row] = (None, *self._wants_prompt.pop(row).found)
         return done
-
-
-@define
-class _PromptLogprobs:
-    token_ids: tuple[int, ...]
-    top: int
-    found: list[Logprobs] = field(factory=list)
-
-
-@define
-class _Pooled:
-    num_tokens: int
-    how: Reduction
-    vector_D: Tensor = field(factory=lambda: torch.zeros(()))
-
-    def add(self, hidden_ND: Tensor, *, first: bool) -> None:
-        if self.how == "mean":
-            self.vector_D = self.vector_D + hidden_ND.sum(0) / self.num_tokens
-        elif self.how == "max":
-            best_D = hidden_ND.amax(0)
-            self.vector_D = best_D if first else torch.maximum(self.vector_D, best_D)
-        elif first or self.how == "last":
-            self.vector_D = hidden_ND[0 if self.how == "first" else -1]

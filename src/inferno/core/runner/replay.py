@@ -13,6 +13,7 @@ Suffixes: T tokens of the step (one per sequence), M blocks, V vocabulary.
 from __future__ import annotations
 
 import logging
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
@@ -56,11 +57,39 @@ class Replays:
     _shapes: dict[tuple[int, int], Shape] = field(factory=dict)
     _seen: set[tuple[int, int]] = field(factory=set)
     """Shapes of steps with parts of prompts so far."""
+    _waiting: list[tuple[int, int]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        use = self.use
+        shapes = [(size, width) for size in use.sizes for width in use.blocks]
+        self._waiting = shapes[::-1] if use.ahead else []
 
     @property
     def shapes(self) -> set[tuple[int, int]]:
         """(sequences, blocks of a table) of each captured step."""
         return set(self._shapes)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of shapes that `capture_ahead` has not captured yet."""
+        return len(self._waiting)
+
+    def capture_ahead(self, most: int = sys.maxsize) -> None:
+        """Capture the shapes that the plan wants before the first step, the largest first, or the
+        `most` next ones. Those that cannot be captured are computed in the usual way."""
+        for size, width in self._waiting[:most]:
+            try:
+                self._shapes[size, width] = self._captured(size, width)
+            except Uncaptured as reason:
+                self._refuse(f"{reason}, in steps of {size}")
+        del self._waiting[:most]
+        if not self._waiting and self._shapes:
+            self.refusal = None  # smaller ones could be captured
+
+    def _refuse(self, reason: str) -> None:
+        if self.refusal is None:
+            log.warning("%s: %s", NOT_CAPTURED, reason)
+        self.refusal = reason
 
     def run(self, arrays: StepArrays) -> Tensor | None:
         """Return the logits of the step's sampled tokens, valid until the next step. None if it
@@ -81,7 +110,7 @@ class Replays:
         shape.captured.replay()
         logits_TV = shape.captured.output
         if len(arrays.last) < tokens:
-            return logits_TV[arrays.last]
+            return logits_TV[shape.inputs.last_L[: len(arrays.last)]]
         return logits_TV if len(logits_TV) == tokens else logits_TV[:tokens]
 
     def _shape(self, sequences: int, blocks: int, *, at_once: bool) -> Shape | None:
@@ -90,6 +119,8 @@ class Replays:
         size, width = at_least(self.use.sizes, sequences), at_least(self.use.blocks, blocks)
         if self.refusal is not None or size is None or width is None:
             return None
+        if self.use.ahead:
+            return self._shapes.get((size, width))
         if (size, width) not in self._shapes:
             if not at_once and (size, width) not in self._seen:
                 self._seen.add((size, width))
@@ -97,8 +128,7 @@ class Replays:
             try:
                 self._shapes[size, width] = self._captured(size, width)
             except Uncaptured as reason:
-                self.refusal = str(reason)
-                log.warning("%s: %s", NOT_CAPTURED, reason)
+                self._refuse(str(reason))
                 return None
         return self._shapes[size, width]
 
@@ -110,8 +140,8 @@ class Replays:
             self.begin(inputs.to_capture())
         if not self._shapes:  # creates values made on first use, such as a float32 bias
             self.compute(inputs.to_capture())
-        batch = inputs.to_capture()
-        return Shape(inputs, self.capture(lambda: self.compute(batch)))
+        # A batch of its own for each run: what a backend keeps in `scratch` belongs to one.
+        return Shape(inputs, self.capture(lambda: self.compute(inputs.to_capture())))
 
 
 def at_least(numbers: Sequence[int], wanted: int) -> int | None:

@@ -83,12 +83,15 @@ class Tables:
     windows: Sequence[int] = ()
     """The sliding windows that have a group, in the groups' order."""
     token_ids: Array = field(init=False)
+    owners: Array = field(init=False)
+    """By row, how many sequences have had it."""
     block_ids: list[Array] = field(init=False)
     """By group. A row's entries before its window are stale but valid ids."""
 
     def __attrs_post_init__(self) -> None:
         # Their untouched pages cost no memory.
         self.token_ids = np.zeros((self.num_rows, self.max_model_len + 1), np.int64)
+        self.owners = np.zeros(self.num_rows, np.int64)
         shape = self.num_rows, -(-self.max_model_len // self.block_size) + 1
         self.block_ids = [np.zeros(shape, np.int64) for _ in (None, *self.windows)]
 
@@ -96,6 +99,7 @@ class Tables:
         """Store the step's new rows and new blocks."""
         for new in step.new_sequences:
             self.token_ids[new.row, : len(new.token_ids)] = new.token_ids
+            self.owners[new.row] += 1
         if not step.block_updates:
             return
         groups, rows, indices, blocks = np.array(step.block_updates, np.int64).T
@@ -178,6 +182,20 @@ class Tables:
         next one."""
         if token_ids:
             self.token_ids[arrays.sampling_rows, arrays.next_positions] = token_ids
+
+    def append_unknown(self, arrays: StepArrays) -> Array:
+        """Append the tokens that a step draws on the device, which knows them before the host does:
+        as -1 - row. Returns the rows' owners, for `learn`."""
+        rows = np.array(arrays.sampling_rows)
+        self.token_ids[rows, arrays.next_positions] = -1 - rows
+        owners: Array = self.owners[rows]
+        return owners
+
+    def learn(self, arrays: StepArrays, owners: Array, token_ids: list[int]) -> None:
+        """Replace what `append_unknown` appended, in rows that have the same owner as then."""
+        rows = np.array(arrays.sampling_rows)
+        own = self.owners[rows] == owners
+        self.token_ids[rows[own], arrays.next_positions[own]] = np.array(token_ids)[own]
 
     def append_verified(self, arrays: StepArrays, token_ids: list[list[int]]) -> None:
         """Append several tokens per slice. They replace its drafts."""
