@@ -41,6 +41,7 @@ USES = {
     ("dense", "avx512vnni"): ["vfmadd.*%zmm"],
     ("dense", "avx512"): ["vdpbf16ps .*%zmm", "vpermw .*%zmm"],
     ("attention", "avx512"): ["vdpbf16ps .*%zmm"],
+    ("packed", "amx"): ["ldtilecfg", "tileloadd", "tdpbssd", "tdpbsud", "tilestored", "tilerelease"],
     ("dense", "amx"): ["ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"],
 }
 

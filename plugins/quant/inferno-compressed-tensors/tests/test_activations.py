@@ -1,5 +1,6 @@
 """W8A8: however a checkpoint declares that activations are rounded, products differ from those of
-the declared rounding by no more than its steps. inferno does not round them, or rounds them finer.
+the declared rounding by no more than its steps. inferno rounds each token as declared, if it is
+symmetric, else finer or not at all.
 
 Suffixes: O rows, I columns, T tokens.
 """
@@ -88,7 +89,8 @@ def test_products_are_those_of_the_declared_rounding(
     parts = encode(weight_OI, x_TI, symmetric=symmetric, static=not dynamic)
     stored = stored_matrix(parts, config(strategy, dynamic=dynamic, symmetric=symmetric))
     assert refuses(stored) is None
-    assert holds(stored, "float32").layout.startswith("int8_sym_g"), "kernels know it"
+    found, by_token = holds(stored, "float32").layout, strategy == "token" and symmetric
+    assert found == "w8a8_sym" if by_token else found.startswith("int8_sym_g"), "kernels know it"
     if dynamic:
         step, zero = steps(x_TI, symmetric=symmetric)
     else:
@@ -114,5 +116,6 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
 
     own = config(strategy, dynamic=dynamic, symmetric=symmetric)
     twins = write_twins(tmp_path, LLAMA, own, stored)
-    assert_same_tokens(twins, torch_only())
+    if not (strategy == "token" and symmetric):
+        assert_same_tokens(twins, torch_only())
     assert_near(twins)

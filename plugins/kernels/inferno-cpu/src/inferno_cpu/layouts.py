@@ -19,6 +19,8 @@ class Layout(NamedTuple):
     """Bytes of a block of one row in the checkpoint; of its codes only for integers in groups."""
     panel_bytes: int
     """Bytes of a block of the 16 rows of a panel."""
+    head: int = 0
+    """Bytes of a panel before its blocks: the scales of whole rows."""
 
 
 LAYOUTS = {
@@ -42,9 +44,13 @@ LAYOUTS = {
     "int8_g128": Layout(17, 128, 128, 2112),
     "int8_sym_g64": Layout(18, 64, 64, 1056),
     "int8_sym_g128": Layout(19, 128, 128, 2080),
+    "w8a8": Layout(20, 32, 32, 512, 128),
+    "w8a8_sym": Layout(21, 32, 32, 512, 128),
 }
 """ggml's block layouts by their lower-case names, and inferno's public layouts of integers, with a
-scale and a zero point, unless it is known, for each group of columns."""
+scale and a zero point, unless it is known, for each group of columns or, in w8a8, for each row."""
+MOST_COLUMNS = 1 << 16
+"""Of matrices whose rows have one scale: sums of 8-bit products over a row stay below 2^31."""
 
 SYMMETRIC = ("int8_sym_g32",)
 """Public layouts of 8-bit integers, whose values q8_0 blocks have too: multiplied as such."""
@@ -71,7 +77,7 @@ that the rows of a panel share, and the numbers of these in native/dtype.hpp."""
 FP8_BLOCK = 128
 
 PANEL_ROWS = 16
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Of all panels, plain and quantized ones: another arrangement of their bytes is another version,
 because packed weights are kept on disk."""
 
@@ -92,6 +98,8 @@ def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
             f"{shape[-1]} columns are not divisible into {layout}'s blocks of "
             f"{LAYOUTS[layout].block}"
         )
+    if not is_fp8(layout) and LAYOUTS[layout].head and shape[-1] > MOST_COLUMNS:
+        return f"{shape[-1]} columns with one scale are more than {MOST_COLUMNS}"
     return None
 
 
@@ -115,9 +123,6 @@ def codes_nbytes(layout: str, shape: tuple[int, int]) -> int:
 def nbytes(layout: str, shape: tuple[int, ...]) -> int:
     """Bytes of a matrix (O, I), or of a stack (E, O, I), in panels."""
     stack, (rows, columns) = prod(shape[:-2]), shape[-2:]
-    return (
-        stack
-        * -(-rows // PANEL_ROWS)
-        * (columns // LAYOUTS[layout].block)
-        * LAYOUTS[layout].panel_bytes
-    )
+    kind = LAYOUTS[layout]
+    panel_bytes = kind.head + columns // kind.block * kind.panel_bytes
+    return stack * -(-rows // PANEL_ROWS) * panel_bytes
