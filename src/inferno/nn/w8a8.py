@@ -6,6 +6,7 @@ Suffixes: O rows, I columns, T tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from inferno.contracts import W8A8Layout
 from inferno.errors import CheckpointError
 from inferno.nn.packed import CHUNK, Packed
-from inferno.nn.weight import Weight
+from inferno.nn.weight import Weight, with_biases
 
 
 class W8A8(Packed):
@@ -65,13 +66,23 @@ class W8A8(Packed):
         step = max(1, CHUNK // max(1, in_features))
         for start in range(0, out_features, step):
             chunk = slice(start, start + step)
-            found = F.linear(q_TI, self.integers(chunk)) * scales_T1 * self.scales[chunk, 0]
+            found = self._product(q_TI, scales_T1, chunk)
             y_TO[..., chunk] = found if bias_O is None else found + bias_O[chunk]
         return y_TO
 
+    def _product(self, q_TI: Tensor, scales_T1: Tensor, rows: slice) -> Tensor:
+        return F.linear(q_TI, self.integers(rows)) * scales_T1 * self.scales[rows, 0]
+
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
         q_NI, scales_N1 = rounded_tokens(x_NI)
-        return super().grouped((q_NI * scales_N1).to(x_NI.dtype), starts_E1, bias_O)
+        starts = starts_E1.tolist()
+        rows = self.shape[0] // (len(starts) - 1)
+        y_NO = x_NI.new_empty(len(x_NI), rows)
+        for expert, (start, stop) in enumerate(itertools.pairwise(starts)):
+            of, own = slice(expert * rows, (expert + 1) * rows), slice(start, stop)
+            if stop > start:
+                y_NO[own] = self._product(q_NI[own], scales_N1[own], of).to(x_NI.dtype)
+        return with_biases(y_NO, starts_E1, bias_O)
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         alike = [

@@ -97,6 +97,7 @@ def level(
         inferno_cpu.experts,
         inferno_cpu.fp8,
         inferno_cpu.packed,
+        inferno_cpu.tables,
     ]
     with Driver(on(request.param, build), request.param, threads=2) as driver:
         for user in users:

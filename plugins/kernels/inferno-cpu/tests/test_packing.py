@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from inferno.nn import Dense, Fp8Blocks, Weight
-from inferno_cpu import fp8, layouts, memory, packing, reserve
+from inferno.nn import Dense, Fp8Blocks, TableGroups, Weight
+from inferno_cpu import fp8, layouts, memory, packing, reserve, tables
 from inferno_cpu.dense import Panels
 from inferno_cpu.packed import PackedPanels, pack
 
@@ -50,6 +50,10 @@ def panels() -> dict[str, torch.Tensor]:
     for block, grid in (((1, 512), (40, 1)), ((16, 128), (3, 4))):
         weight = Fp8Blocks(codes, matrix(torch.float32, *grid), block, torch.bfloat16)
         found[weight.layout] = fp8.pack(weight).panels
+    for layout, group in layouts.TABLE_GROUPS.items():
+        scales, kind = matrix(torch.float32, 40, 512 // group), layout.partition("_")[0]
+        codes = TableGroups(blocks("int4_g32"), scales, kind, torch.bfloat16)
+        found[layout] = tables.pack(codes).panels
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from inferno.contracts import IntLayout, StoredMatrix, W8A8Layout
+from inferno.contracts import StoredMatrix, W8A8Layout
 from inferno.errors import CheckpointError
 from inferno.nn import (
     W8A8,
