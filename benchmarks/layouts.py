@@ -5,8 +5,8 @@ the memory's speed a decode step reaches, and what share of its instruction's pe
 
 Prints a Markdown table. Decode multiplies copies of one matrix in turn, more than any cache holds,
 by one row in bfloat16, in turns with plain reads of memory; so do batches of up to 32 rows. On as
-many threads as torch has. A round during which other processes used the processor is repeated, up to
-three times as many.
+many threads as torch has. A round during which other processes used the processor is repeated, up
+to three times as many.
 """
 
 from __future__ import annotations
