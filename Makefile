@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -q -c $(CONSTRAINTS) --no-build-isolation
 NATIVE := $(patsubst %/CMakeLists.txt,%,$(wildcard plugins/*/*/CMakeLists.txt))
 PLUGINS := $(filter-out $(NATIVE),$(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml)))
-WORKERS := $(if $(filter 0 1,$(shell nproc 2>/dev/null || echo 1)),,-n 2 --dist loadscope)
+WORKERS := $(if $(filter 0 1,$(shell nproc 2>/dev/null || echo 1)),,-n 2 --dist worksteal)
 
 help: ## This list
 	@echo "make TARGET"

@@ -18,8 +18,8 @@ from inferno import host
 from inferno.catalog import Catalog, Offer, load_catalog
 from inferno.cli.render import explained
 from inferno.contracts import GROUPED, LINEAR, OPS, Device, KernelNeed, KernelProvider
-from inferno.errors import DeviceError, OutOfMemoryError
-from inferno.loading import check_device
+from inferno.device import check_device
+from inferno.errors import DeviceError, OptionError, OutOfMemoryError
 from inferno.plan import (
     Gpu,
     Machine,
@@ -442,6 +442,21 @@ def test_a_plan_for_a_cpu_is_opened_on_any_cpu(machine: Callable[..., Machine]) 
     reopen(elsewhere, machine=machine()).close()
 
 
+def test_a_gpu_without_bfloat16_computes_in_float16_and_says_so(
+    machine: Callable[..., Machine],
+) -> None:
+    old, new = plan_on(machine(A)), plan_on(machine(B))
+    assert (old.dtype, new.dtype) == ("float16", "bfloat16")
+    [note] = [note for note in old.notes if "float16" in note]
+    assert "Tesla V100) has compute capability 7.0, bfloat16 needs 8.0" in note
+    assert not [note for note in new.notes if "float16" in note]
+    assert plan_on(machine(A), dtype="float32").dtype == "float32"
+    assert plan_on(machine(), dtype="bfloat16", device="cpu").dtype == "bfloat16"
+    with pytest.raises(OptionError, match="bfloat16 needs 8.0") as caught:
+        plan_on(machine(A), dtype="bfloat16")
+    assert "--dtype float16" in caught.value.remedy
+
+
 @pytest.mark.parametrize("device", [Device("cuda", 99), Device("xpu", 99)])
 def test_torch_must_find_the_device(device: Device) -> None:
     with pytest.raises(DeviceError, match=f"{device.torch_name}, but torch .* finds no such"):
@@ -452,6 +467,7 @@ def test_torch_must_find_the_same_device(monkeypatch: pytest.MonkeyPatch) -> Non
     found = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     check_device(Device("cuda", name="NVIDIA H200", capability=(9, 0)))
     check_device(Device("cuda", name="NVIDIA H200 MIG 1g.18gb", capability=(9, 0)))
     with pytest.raises(DeviceError, match="finds a NVIDIA H200") as caught:

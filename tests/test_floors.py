@@ -28,7 +28,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"packing", "pairing", "quantizing"},
     {"plan", "builtin"},
     {"nn", "catalog"},
-    {"configs", "sampling_params", "packed"},
+    {"configs", "sampling_params", "packed", "device"},
     {"contracts", "hookspecs", "host", "svg"},
     {"processor_calls", "structured_outputs"},
     {"errors", "__init__"},

@@ -113,8 +113,8 @@ class OptionError(InfernoError):
 
 
 class DeviceError(OptionError):
-    """A device that this machine does not have, or that is not the one of the plan. Lists those
-    that exist."""
+    """A device that this machine does not have, that is not the one of the plan, or that torch or
+    its driver cannot use. Lists those that exist."""
 
 
 class RequestError(InfernoError):

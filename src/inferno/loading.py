@@ -17,7 +17,6 @@ from inferno.contracts import (
     QUANTIZE,
     Attend,
     Capture,
-    Device,
     Drafter,
     DraftParts,
     Model,
@@ -25,7 +24,8 @@ from inferno.contracts import (
     TensorInfo,
     lazy,
 )
-from inferno.errors import CheckpointError, DeviceError, PluginError
+from inferno.device import WeightStream, check_device, device_errors
+from inferno.errors import CheckpointError, PluginError
 from inferno.nn import (
     Attention,
     ByStep,
@@ -56,9 +56,10 @@ def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module
     check_device(plan.device)
     torch.set_num_threads(plan.threads)  # for steps, and for packing weights
     model = build(opened)
-    fill(model, opened, packed)
-    check_layers(model, plan, range(len(opened.config.cache_specs())))
-    return _finalized(model, opened, packed)
+    with device_errors(plan.device, "load the weights"):
+        fill(model, opened, packed)
+        check_layers(model, plan, range(len(opened.config.cache_specs())))
+        return _finalized(model, opened, packed)
 
 
 def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
@@ -104,26 +105,6 @@ def load_drafter(opened: Opened, model: nn.Module, draft: nn.Module | None) -> D
         max_model_len=max_model_len,
     )
     return proposer.build(parts)
-
-
-def check_device(device: Device) -> None:
-    """Raise DeviceError unless torch finds the device, and finds the same one under its number."""
-    if device.kind == "cpu":
-        return
-    if device.index >= torch.get_device_module(device.kind).device_count():
-        raise DeviceError(
-            f"the plan is for {device}, but torch {torch.__version__} finds no such device",
-            "Install a build of torch for it, or start with --device cpu.",
-        )
-    if device.kind == "cuda":
-        found = torch.cuda.get_device_properties(device.index)
-        # The driver and torch may name a part of a GPU differently.
-        same_name = found.name == device.name or "MIG" in f"{found.name} {device.name}"
-        if not same_name or (found.major, found.minor) != device.capability:
-            raise DeviceError(
-                f"the plan is for {device}, but torch finds a {found.name} under that number",
-                "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, so that all programs count alike.",
-            )
 
 
 def build(opened: Opened) -> nn.Module:
@@ -177,14 +158,15 @@ def _fill(
     quantizing = Quantizing.of(
         opened, shapes, read=lambda path: packed is None or not packed.covers(path)
     )
+    stream = WeightStream(plan.device.torch_name)
     for stored in found:
         module, path = stored.module, stored.path
         for part, _ in list(module.named_parameters(recurse=False)):
             dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)
-            tensor = _read(stored, part, opened).to(dtype)
+            tensor = stream(_read(stored, part, opened)).to(dtype)
             setattr(module, part, nn.Parameter(tensor, requires_grad=False))
         if (held := _held(module)) is not None:
-            load = partial(_weight_of, stored, opened, held.shape, quantizing)
+            load = partial(_weight_of, stored, opened, held.shape, quantizing, stream)
             later = Later(held.shape, path, load)
             covered = packed is not None and packed.covers(path)
             module.weight = later if covered else later.loaded()
@@ -203,16 +185,22 @@ def _held(module: nn.Module) -> Unloaded | None:
 
 
 def _read(stored: Stored, part: str, opened: Opened) -> Tensor:
-    return opened.checkpoint.read(join(stored.path, part)).to(opened.plan.device.torch_name)
+    return opened.checkpoint.read(join(stored.path, part))
 
 
 def _weight_of(
-    stored: Stored, opened: Opened, shape: tuple[int, int], quantizing: Quantizing | None
+    stored: Stored,
+    opened: Opened,
+    shape: tuple[int, int],
+    quantizing: Quantizing | None,
+    stream: WeightStream,
 ) -> Weight:
     """Return the module's matrix, as its scheme loads it or in-situ quantization makes it."""
     plan, module, path = opened.plan, stored.module, stored.path
     own = {part for part, _ in module.named_parameters(recurse=False)}
-    tensors = {part: _read(stored, part, opened) for part in stored.parts if part not in own}
+    tensors = {
+        part: stream(_read(stored, part, opened)) for part in stored.parts if part not in own
+    }
     name = plan.scheme_of(path)
     assert name is not None, f"the plan has no scheme for {path}"
     if "bias" in tensors and tensors.pop("bias").any():

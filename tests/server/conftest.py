@@ -12,6 +12,7 @@ import httpx
 import pytest
 import uvicorn
 from litestar.testing import TestClient
+from litestar.utils.signature import ParsedSignature
 from tests.server.server_fakes import FakeLLM
 
 from inferno.server import create_app
@@ -83,6 +84,23 @@ def live() -> Iterator[Callable[..., Live]]:
             return server
 
         yield start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def handlers_are_read_once() -> Iterator[None]:
+    """Every test makes an app, and each app reads the types of the same functions again."""
+    read = ParsedSignature.from_fn.__func__  # type: ignore[attr-defined]
+    known: dict[Any, ParsedSignature] = {}
+
+    def from_fn(cls: type[ParsedSignature], fn: Any, namespace: dict[str, Any]) -> ParsedSignature:
+        if fn.__closure__:  # of one app
+            return read(cls, fn, namespace)  # type: ignore[no-any-return]
+        key = (fn, frozenset(namespace))
+        return known.get(key) or known.setdefault(key, read(cls, fn, namespace))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ParsedSignature, "from_fn", classmethod(from_fn))
+        yield
 
 
 @pytest.fixture

@@ -77,8 +77,9 @@ class Engine:
         it takes on a CUDA device, and allocate its cache. The engine's `plan` is then the measured
         one. Tests give `free`, which reads the free memory. The caller closes `opened` afterwards.
         Raises CheckpointError, DeviceError, PluginError, OutOfMemoryError."""
-        from inferno.core.measure import free_memory, measure, memory_errors
+        from inferno.core.measure import free_memory, measure
         from inferno.core.runner import ModelRunner
+        from inferno.device import device_errors
         from inferno.loading import begin_of, capture_of, load_drafter, load_model, ops_of
 
         grammars = Grammars.of(opened)
@@ -97,7 +98,7 @@ class Engine:
             runner = ModelRunner(model, plan, ops, capture, drafter, draft_capture, *others)
             return cls(plan, scheduler, runner, constrain=constrain)
 
-        with memory_errors(plan):
+        with device_errors(plan.device):
             draft = load_model(opened.draft) if opened.draft is not None else None
             model, ops = load_model(opened, packed), ops_of(opened)
             drafter = load_drafter(opened, model, draft)

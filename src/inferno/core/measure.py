@@ -6,8 +6,7 @@ largest step is the most that the model needs. The trial step verifies no drafts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 
 from inferno.contracts import Device
 from inferno.core.kvcache import KVCache
-from inferno.errors import OutOfMemoryError
+from inferno.device import device_errors
 from inferno.plan import Measured, Plan, find_device, trial_lengths, trial_plan, with_measured
 from inferno.requests import EngineOutput, Request
 from inferno.sampling_params import SamplingParams
@@ -62,7 +61,8 @@ def measure(
     `models`; `before` is the memory that was free before loading them. Raises OutOfMemoryError."""
     _empty_cache(plan.device)  # what only loading needed
     trial = trial_plan(plan)
-    _run(start(trial), trial_lengths(plan))
+    with device_errors(plan.device, "compute a step of the most tokens"):
+        _run(start(trial), trial_lengths(plan))
     used = before - free() - trial.kv_bytes
     for model in models:
         KVCache.unbind(model)
@@ -75,19 +75,6 @@ def _run(engine: Trial, lengths: list[int]) -> None:
         engine.submit(Request(id=str(i), token_ids=(0,) * length, params=_PARAMS))
     while engine.busy:
         engine.step()
-
-
-@contextmanager
-def memory_errors(plan: Plan) -> Iterator[None]:
-    """Context in which torch's error for lack of memory becomes OutOfMemoryError."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"{plan.device} has too little free memory: {'. '.join(str(error).split('. ')[:2])}",
-            "Lower --max-num-batched-tokens or --max-num-seqs, choose a smaller or a quantized "
-            "model, or stop what else uses the device.",
-        ) from error
 
 
 def _empty_cache(device: Device) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups
-from inferno.core.measure import memory_errors
 from inferno.core.runner import ModelRunner
+from inferno.device import device_errors
 from inferno.evaluation.windows import Window
 from inferno.loading import begin_of, load_model, ops_of
 from inferno.nn.batch import Batch
@@ -60,7 +60,7 @@ class Scorer:
     def __init__(self, opened: Opened, packed: PackedWeights | None = None) -> None:
         """Load the model. The plan must be for one sequence at a time, and steps of a whole
         window. Raises what loading does."""
-        with memory_errors(opened.plan):
+        with device_errors(opened.plan.device):
             plan = trial_plan(opened.plan)
             self._hidden: list[Tensor] = []
             self._model = _Shown(load_model(opened, packed), self._hidden.append)

@@ -23,6 +23,7 @@ from inferno.contracts import (
     FetchOptions,
     ModelConfig,
 )
+from inferno.errors import OptionError
 from inferno.packed import default_folder
 from inferno.plan.attention import choose_attention
 from inferno.plan.backends import (
@@ -47,6 +48,9 @@ from inferno.plan.stored import adapted, architecture_name, unused_tensors
 
 SHARED_FROM = 64 * host.UNITS["MI"]
 """Bytes of weights from which a step uses more than one thread."""
+
+BFLOAT16_SINCE = (8, 0)
+"""The first CUDA capability with instructions for bfloat16."""
 
 
 def resolve(
@@ -103,7 +107,9 @@ def _decide(
     checkpoint = adapted(stored, architecture.value)
     model = model_config(architecture.value, checkpoint)
     checkpoint = composed(checkpoint, others.value, architecture.value, unused_tensors(model))
-    device, dtype = find_device(options.device, machine), compute_dtype(options.dtype, checkpoint)
+    device = find_device(options.device, machine)
+    computed_in = on_device(compute_dtype(options.dtype, checkpoint), options.dtype, device)
+    dtype = computed_in.value
     proposer, mtp = None, MTPUse()
     if options.speculative is not None:
         proposer = choose_proposer(catalog, options.speculative, model)
@@ -171,7 +177,8 @@ def _decide(
         reads_hidden=proposer.item.name if proposer is not None and mtp.specs else None,
     )
     grammars = choose_grammars(catalog)
-    decisions: list[Decided[Any]] = [source, format, others, architecture, schemes, attention]
+    decisions: list[Decided[Any]] = [source, format, others, architecture, computed_in, schemes]
+    decisions += [attention]
     decisions += [policy]
     decisions += [each for each in (isq, drafting) if each is not None]
     decisions += [kernels, capture, chat_format, limit, cache, grammars]
@@ -261,6 +268,21 @@ def compute_dtype(asked: str, checkpoint: Checkpoint) -> DType:
         return declared
     stored = Counter(i.dtype for i in checkpoint.tensors.values() if i.dtype in COMPUTE_DTYPES)
     return stored.most_common(1)[0][0] if stored else "bfloat16"
+
+
+def on_device(dtype: DType, asked: str, device: Device) -> Decided[DType]:
+    """Return the dtype, or float16 where a GPU has no instructions for bfloat16. Raises
+    OptionError if that was asked for by name."""
+    capability = device.capability
+    if device.kind != "cuda" or capability is None or capability >= BFLOAT16_SINCE:
+        return Decided(dtype)
+    if dtype != "bfloat16":
+        return Decided(dtype)
+    has = f"{device} has compute capability {capability[0]}.{capability[1]}, bfloat16 needs 8.0"
+    if asked != "auto":
+        raise OptionError(has, "Use --dtype float16, or float32 where its range is too small.")
+    note = f"{has}: float16 is used, which overflows beyond 65504; --dtype float32 does not"
+    return Decided("float16", notes=(note,))
 
 
 def _packed_cache(options: Options, device: Device, machine: Machine) -> str | None:

@@ -24,6 +24,7 @@ from inferno.nn.batch import Batch
 from inferno.plan import find_device
 from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.installed import Installed
+from inferno.testing.naive_attention import LONGEST, drawn, naive
 from inferno.testing.tiny import run_python
 
 HEADS = [(4, 4, 16), (6, 2, 32), (8, 1, 64)]
@@ -66,7 +67,7 @@ class AttentionBackendTests(Installed):
     """As in `--device`."""
     runs_anywhere: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
-    """Test each pair of values of two of the grid's axes once, instead of all combinations."""
+    """Test each pair of values of two of the grid's axes once, with one block size, not all."""
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     block_sizes: ClassVar[Sequence[int]] = (4, 16)
     tolerance: ClassVar[dict[str, float]] = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
@@ -107,7 +108,13 @@ class AttentionBackendTests(Installed):
     def test_equals_naive_attention(self, item: AttentionBackend, catalog: Catalog) -> None:
         """Ragged lengths, chunked prompts beside single tokens, scattered blocks; for every need
         that is not refused."""
-        for need, block_size in itertools.product(self.grid(), self.block_sizes):
+        needs, sizes = list(self.grid()), itertools.cycle(self.block_sizes)
+        cases = (
+            zip(needs, sizes, strict=False)
+            if self.sparse
+            else itertools.product(needs, self.block_sizes)
+        )
+        for need, block_size in cases:
             if self._refusal(catalog, need) is None:
                 for ours_THC, theirs_THC in _run(item, need, block_size, STEPS):
                     error_THC = (ours_THC.double().cpu() - theirs_THC).abs() / (
@@ -145,21 +152,28 @@ class AttentionBackendTests(Installed):
         """Padding rows before, between and behind a step's sequences, and steps of nothing else:
         not a bit of the cache, nor another row's output. The same if the step is captured."""
         steps, block_size = [*STEPS, (0, 0, 0, 0)], self.block_sizes[-1]
-        for need, captured in itertools.product(self.grid(), (False, True)):
+        every = list(self.grid())
+        needs = [every[0], *every[1:][-len(SPECIAL) :]] if self.sparse else every
+        for need in needs:
             if self._refusal(catalog, need) is not None:
                 continue
-            caches: list[dict[str, Tensor]] = [{}, {}]
-            plain = _run(item, need, block_size, STEPS, cache=caches[0])
-            padded = _run(
-                item, need, block_size, steps, cache=caches[1], padding=True, captured=captured
-            )
-            for (theirs_THC, _), (ours_THC, _) in zip(plain, padded, strict=False):
-                error_THC = (ours_THC - theirs_THC).abs() / (1 + theirs_THC.abs())
-                assert error_THC.max() <= self.tolerance[need.dtype], f"{need}"
-                _assert_same_bits(*caches)
-            before = {name: tensor.clone() for name, tensor in caches[1].items()}
-            assert len(list(padded)) == 1, "the step of padding rows only"
-            _assert_same_bits(before, caches[1])
+            cache: dict[str, Tensor] = {}
+            plain = [
+                (ours_THC, {name: tensor.clone() for name, tensor in cache.items()})
+                for ours_THC, _ in _run(item, need, block_size, STEPS, cache=cache)
+            ]
+            for captured in (False, True):
+                cache = {}
+                padded = _run(
+                    item, need, block_size, steps, cache=cache, padding=True, captured=captured
+                )
+                for (theirs_THC, before), (ours_THC, _) in zip(plain, padded, strict=False):
+                    error_THC = (ours_THC - theirs_THC).abs() / (1 + theirs_THC.abs())
+                    assert error_THC.max() <= self.tolerance[need.dtype], f"{need}"
+                    _assert_same_bits(before, cache)
+                before = {name: tensor.clone() for name, tensor in cache.items()}
+                assert len(list(padded)) == 1, "the step of padding rows only"
+                _assert_same_bits(before, cache)
 
     def test_a_refusal_is_a_sentence(self, catalog: Catalog) -> None:
         odd = AttentionNeed(
@@ -260,24 +274,12 @@ def _run(
     """Each step's output, of the backend and of naive attention. `cache` is given the tensors that
     it stores to. With `padding`, each step has three more rows, of padding, which are not returned;
     if `captured`, steps of single tokens are as in a capture."""
-    dtype, device = getattr(torch, need.dtype), need.device.torch_name
-    generator = torch.Generator().manual_seed(0)
+    device = need.device.torch_name
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
-    # Drawn for the longest, so that leaving sequences out does not change the others' values.
-    shapes = [
-        (need.num_heads, need.head_dim),
-        (need.num_kv_heads, need.head_dim),
-        (need.num_kv_heads, need.output_dim),
-    ]
-    qkv = [
-        [torch.randn(64, *shape, generator=generator).to(dtype) for shape in shapes] for _ in totals
-    ]
-    if need.latent_dim is not None:
-        qkv = [[q, k, k[..., : need.latent_dim]] for q, k, _ in qkv]
-    sinks_H = torch.randn(need.num_heads, generator=generator).to(dtype) if need.sinks else None
+    qkv, sinks_H = drawn(need, len(totals))
     sinks = () if sinks_H is None else (sinks_H.to(device),)
-    assert max(totals) <= 64, "64 tokens are drawn"
-    tables = _tables(len(totals), 64 // block_size + 1)
+    assert max(totals) <= LONGEST, "as many tokens are drawn"
+    tables = _tables(len(totals), LONGEST // block_size + 1)
     cache = {} if cache is None else cache
     spare = 1 + max(map(max, tables))
     cache |= KVCache.allocate([item.cache(need, block_size)], spare + 1, device).layers[0]
@@ -297,7 +299,7 @@ def _run(
         rows: list[int | None] = list(range(len(active)))
         if padding:
             rows = [None, *rows[:1], None, *rows[1:], None]
-        batch = _batch(rows, active, spans, [*tables, [spare] * 64], block_size, device)
+        batch = _batch(rows, active, spans, [*tables, [spare] * LONGEST], block_size, device)
         real_T = batch.slots_T >= 0
         q, k, v = (_among_padding(x, real_T.cpu()) for x in (q, k, v))
         if captured and len(real_T) == len(rows):
@@ -308,7 +310,8 @@ def _run(
         with torch.inference_mode():
             ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *sinks)
         theirs = [
-            _naive(qkv[i], a, b, need, sinks_H) for i, (a, b) in zip(active, spans, strict=True)
+            naive(need, len(totals), i, totals[i])[a:b]
+            for i, (a, b) in zip(active, spans, strict=True)
         ]
         for i in active:
             done[i] += counts[i]
@@ -369,24 +372,3 @@ def _batch(
         query_starts_S1=tensor(query_starts, torch.int32),
         context_lens_S=tensor(context_lens, torch.int32),
     )
-
-
-def _naive(
-    qkv: Sequence[Tensor], first: int, stop: int, need: AttentionNeed, sinks_H: Tensor | None
-) -> Tensor:
-    """Attention of queries `first` to `stop`, one by one, in float64."""
-    q_LHC, k_LKC, v_LKC = qkv
-    groups = need.num_heads // need.num_kv_heads
-    k_LHC, v_LHC = (x.double().repeat_interleave(groups, dim=1) for x in (k_LKC, v_LKC))
-    out = []
-    for position in range(first, stop):
-        oldest = 0 if need.sliding_window is None else max(0, position + 1 - need.sliding_window)
-        seen = slice(oldest, position + 1)
-        scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1) * need.scale
-        if need.soft_cap is not None:
-            scores_LH = need.soft_cap * torch.tanh(scores_LH / need.soft_cap)
-        weights_LH = (
-            scores_LH if sinks_H is None else torch.cat([scores_LH, sinks_H.double()[None]])
-        )
-        out.append((weights_LH.softmax(0)[: len(scores_LH), :, None] * v_LHC[seen]).sum(0))
-    return torch.stack(out)

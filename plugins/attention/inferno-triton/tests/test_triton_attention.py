@@ -6,50 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from triton_interpreter import interpreted
+from triton_on_cpu import H200
+from triton_on_cpu import catalog as plugins
 
-from inferno.contracts import Attend, AttentionBackend, AttentionNeed, Device
-from inferno.testing import (
-    AttentionBackendTests,
-    Catalog,
-    load_catalog,
-    load_toy,
-    torch_only,
-)
+from inferno.contracts import AttentionNeed, Device
+from inferno.testing import AttentionBackendTests, Catalog
 from inferno_triton import attend, attention, paged
 from inferno_triton.tiles import CHIPS, chip_of, tile_of
-
-H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), shared_memory=232_448)
-
-
-def on_cpu(item: AttentionBackend, chip: str) -> AttentionBackend:
-    """The backend as it is on a chip, for tensors on the CPU."""
-
-    def refuses(need: AttentionNeed) -> str | None:
-        if need.device.kind != "cpu":
-            return item.refuses(need)
-        return attention.refuses(attrs.evolve(need, device=H200))
-
-    def build(need: AttentionNeed) -> Attend:
-        return attend.TritonAttend(need, CHIPS[chip])
-
-    return attrs.evolve(item, refuses=refuses, build=build)
-
-
-def catalog_for(chip: str) -> Catalog:
-    """The installed plugins, with the backend as it is on that chip."""
-    installed, hook = load_catalog(), "inferno_attention_backends"
-    offers = tuple(
-        attrs.evolve(offer, item=on_cpu(offer.item, chip)) if offer.item.name == "triton" else offer
-        for offer in installed.of(hook)
-    )
-    return Catalog(installed.plugins, {**installed.offers, hook: offers})
 
 
 class InterpretedTests(AttentionBackendTests):
@@ -60,7 +29,7 @@ class InterpretedTests(AttentionBackendTests):
     @pytest.fixture(scope="class")
     @classmethod
     def catalog(cls) -> Catalog:
-        return catalog_for(cls.chip)
+        return plugins(cls.chip)
 
     @pytest.fixture(autouse=True)
     def interpreter(self) -> Iterator[None]:
@@ -87,27 +56,6 @@ class TestSplit(InterpretedTests):
     @pytest.fixture(autouse=True)
     def short_splits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attend, "MIN_SPLIT", 32)
-
-
-@pytest.mark.parametrize("cache_dtype", ["auto", "int8"])
-def test_the_demo_models_tokens_are_torchs(cache_dtype: str) -> None:
-    """Through the engine: prompts in chunks, then single tokens."""
-    pytest.importorskip("inferno_demo")
-    prompts = [[5 * i % 500 + 10 for i in range(length)] for length in (70, 3, 21)]
-    options = {"max_num_batched_tokens": 48}
-    theirs = load_toy("demo", torch_only(), **options, attention_backend="torch")
-    expected = [each.token_ids for each in theirs.generate(prompts, 8)]
-    ours = load_toy(
-        "demo",
-        catalog_for("sm_90"),
-        **options,
-        attention_backend="triton",
-        kv_cache_dtype=cache_dtype,
-    )
-    assert {use.name for use in ours.plan.attention} == {"triton"}
-    with interpreted(paged):
-        found = [each.token_ids for each in ours.generate(prompts, 8)]
-    assert found == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -15,9 +15,23 @@ import torch
 from triton_compiler import Launch, compiled, launches
 
 from inferno.contracts import AttentionNeed, Device
+from inferno.nn import Dense, Fp8Blocks
 from inferno.nn.batch import Batch
-from inferno_triton import attention, paged
+from inferno_triton import (
+    attention,
+    chips,
+    experts,
+    float8,
+    fp8,
+    linear,
+    mixture,
+    ops,
+    packed,
+    paged,
+    rows,
+)
 from inferno_triton.attend import TritonAttend
+from inferno_triton.planes import Form, Planes
 from inferno_triton.tiles import CHIPS
 
 PAGE = 64
@@ -31,14 +45,33 @@ NEEDS: Mapping[str, dict[str, Any]] = {
     "heads of 192, values of 128": {"dims": (16, 16, 192), "value_dim": 128},
     "latent": {"dims": (128, 1, 576), "latent_dim": 512},
 }
-FP8 = ["heads of 128, fp8"]
-"""All that sm_89 has and sm_86, with the same tiles, has not."""
+SINKS, INT8, FP8 = "heads of 64, sinks, window", "heads of 128, int8", "heads of 128, fp8"
+CAP, VALUES = "heads of 256, soft cap", "heads of 192, values of 128"
 
-STORES = [*FP8, "heads of 128, int8", "latent"]
-PROMPTS = ["heads of 80", "heads of 128", *FP8, "heads of 256, soft cap", "latent"]
+SINGLE: Mapping[str, list[str]] = {
+    "sm_80": [SINKS, "heads of 128", FP8, "latent"],
+    "sm_86": [SINKS, INT8, CAP, VALUES, "latent"],
+    "sm_89": [FP8],  # all that it has and sm_86, with the same tiles, has not
+    "sm_90": [SINKS, INT8, FP8, CAP, VALUES, "latent"],
+    "sm_100": [SINKS, FP8, CAP, "latent"],
+    "gfx942": [SINKS, "heads of 128", FP8, CAP, "latent"],
+}
+PROMPTS: Mapping[str, list[str]] = {
+    "sm_80": ["heads of 128", CAP, "latent"],
+    "sm_86": ["heads of 80", FP8, CAP, "latent"],
+    "sm_89": [FP8],
+    "sm_90": ["heads of 80", FP8, CAP, "latent"],
+    "sm_100": ["heads of 128", CAP],
+    "gfx942": ["heads of 80", "heads of 128", CAP, "latent"],
+}
+STORES = {"sm_86": [FP8, INT8], "sm_90": [FP8, "latent"], "gfx942": [FP8]}
 
 LOADS = r"LDGSTS\S*\.128|LDG\S*\.128|(buffer|global)_load_(dwordx4|b128)"
 """Loads of 16 bytes: to shared memory or to registers; AMD's."""
+BYTE_LOADS = r"LDG\S*\.[US]8|LDGSTS\S*\.[US]8|load_[us]byte"
+
+ALIKE = {"sm_80": "sm_86"}
+"""Chips whose kernels beside attention have the same tiles and instructions."""
 
 
 def need_of(case: str, chip: str, dtype: str = "bfloat16") -> AttentionNeed:
@@ -96,26 +129,31 @@ def launched(need: AttentionNeed, chip: str, lengths: list[int]) -> list[Launch]
 
 def check(launch: Launch, chip: str) -> None:
     machine = compiled(launch, chip)
-    name = f"{launch.kernel.fn.__name__} {launch.options}: {machine}"
-    assert machine.shared_memory <= CHIPS[chip].shared_memory, name
+    kernel = launch.kernel.fn.__name__
+    name = f"{kernel} {launch.options}: {machine}"
+    # Chips of one compiler share a compilation: it must fit into the least memory among them.
+    limit = min(CHIPS[each].shared_memory for each in {chip, ALIKE.get(chip, chip)})
+    assert machine.shared_memory <= limit, name
     assert machine.spilled == 0, name
-    if launch.kernel.fn.__name__ == "attend":
-        assert machine.count(LOADS) > 0, f"{name}: keys and values are loaded in small pieces"
+    if kernel in ("attend", "few", "many", "grouped", "product"):
+        assert machine.count(LOADS) > 0, f"{name}: it loads in small pieces"
+    if kernel in ("few", "many", "product"):
+        assert machine.count(BYTE_LOADS) == 0, f"{name}: it loads bytes"
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_single_tokens(chip: str) -> None:
     """And the stores beside them, and the merge of the splits."""
-    for case in FP8 if chip == "sm_89" else NEEDS:
+    for case in SINGLE[chip]:
         store, attend, *merge = launched(need_of(case, chip), chip, [1] * 8)
         check(attend, chip)
-        for launch in (store, *merge) if case in STORES else ():
+        for launch in (store, *merge) if case in STORES.get(chip, ()) else ():
             check(launch, chip)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_prompts(chip: str) -> None:
-    for case in FP8 if chip == "sm_89" else PROMPTS:
+    for case in PROMPTS[chip]:
         [_, attend, *_] = launched(need_of(case, chip), chip, [700, 1, 3000])
         check(attend, chip)
 
@@ -123,4 +161,86 @@ def test_prompts(chip: str) -> None:
 @pytest.mark.parametrize("chip", ["sm_86", "sm_90", "gfx942"])
 def test_float32(chip: str) -> None:
     for launch in launched(need_of("heads of 128", chip, "float32"), chip, [1] * 8):
+        check(launch, chip)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def planes(form: Form, rows: int, columns: int) -> linear.PackedPlanes:
+    """A packed matrix without memory."""
+    blocks, sizes = columns // 256, {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    each = 4 if form.kind == "half" else 8
+    words = meta(columns // form.group // each, rows, dtype=torch.int64)
+    steps = meta(blocks, rows, dtype=torch.float16) if form.kind == "byte" else None
+    found = Planes(
+        form,
+        (rows, columns),
+        meta(rows, 32 * blocks, dtype=sizes.get(form.low, torch.int64)),
+        meta(rows, 32 * blocks, dtype=sizes[form.high]) if form.high else None,
+        words,
+        words if form.mins else None,
+        steps,
+        steps if form.mins else None,
+    )
+    return linear.PackedPlanes(found, "", torch.bfloat16)
+
+
+Q4_K = Form(4, group=32, mins="minima", kind="byte")
+Q6_K = Form(4, 2, group=16, offset=32, kind="byte")
+INT4 = Form(4, group=64, mins="zeros")
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_products(chip: str) -> None:
+    """With packed matrices, which are loaded 16 bytes at once and never byte by byte, and with
+    plain ones of experts."""
+    starts_E1 = meta(9, dtype=torch.int32)
+    with chips.using(CHIPS[chip]), launches(packed) as found, launches(mixture) as more:
+        planes(Q4_K, 4096, 4096).matmul(meta(1, 4096))
+        planes(Q6_K, 4096, 4096).matmul(meta(2, 4096))
+        planes(Q6_K, 4096, 4096).matmul(meta(64, 4096))
+        planes(INT4, 8 * 1024, 4096).grouped(meta(64, 4096), starts_E1)
+        planes(Q6_K, 512, 4096).rows(meta(64, dtype=torch.int64))
+        matrices = experts.DenseExperts(Dense(meta(8 * 1024, 4096)))
+        for pairs in (64, 512):
+            matrices.grouped(meta(pairs, 4096), starts_E1)
+    names = [launch.kernel.fn.__name__ for launch in (*found, *more)]
+    assert names == ["few", "few", "many", "many", "unpack", "grouped", "grouped"]
+    for launch in (*found, *more):
+        check(launch, chip)
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_89", "sm_90", "sm_100", "gfx942"])
+def test_products_of_8_bit_floats(chip: str) -> None:
+    """Few tokens by exact values; many with activations of 8 bits, where the chip has them."""
+    scales = meta(32, 32, dtype=torch.float32)
+    data = meta(4096, 4096, dtype=torch.float8_e4m3fn)
+    weight = fp8.Float8(Fp8Blocks(data, scales, (128, 128), torch.bfloat16))
+    with chips.using(CHIPS[chip]), launches(float8) as found:
+        weight.matmul(meta(16, 4096))
+        if CHIPS[chip].fp8:
+            weight.matmul(meta(1024, 4096))
+    assert len(found) == (3 if CHIPS[chip].fp8 else 1)
+    for launch in found:
+        check(launch, chip)
+
+
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+def test_small_operators(chip: str) -> None:
+    with launches(rows) as found, launches(mixture) as more:
+        ops.rms_norm(meta(8, 4096), meta(4096), 1e-6)
+        ops.add_rms_norm(meta(8, 4096), meta(8, 4096), meta(4096), 1e-6)
+        angles = meta(8, 64, dtype=torch.float32)
+        ops.norm_rope(meta(8, 32, 128), meta(128), 1e-6, angles, angles)
+        ops.silu_mul(meta(8, 12288), meta(8, 12288))
+        ops.argmax(meta(8, 151_936))
+        chosen = experts.route(
+            meta(8, 2048), meta(128, 2048, dtype=torch.float32), None, None, 8, False, True, 1.0
+        )
+        _, _, places = experts.dispatch(chosen[0], 128)
+        experts.combine(meta(64, 2048), places, chosen[1])
+    assert len(found) == 5 and len(more) == 3
+    for launch in (*found, *more):
         check(launch, chip)

@@ -91,7 +91,13 @@ def _mend(scope: Any) -> None:
         return new
 
     def create_dot(old: Any) -> Any:
-        return lambda self, a, b, d, *rest: old(self, _wide(a), _wide(b), d, *rest)
+        return lambda self, a, b, d, *rest: old(self, operand(a), operand(b), d, *rest)
+
+    def operand(x: Any) -> Any:
+        if x.dtype.scalar not in FP8:
+            return _wide(x)
+        data = torch.from_numpy(np.ascontiguousarray(x.data)).view(FP8[x.dtype.scalar])
+        return Handle(data.float().numpy(), tl.float32)
 
     def cast_impl(old: Any) -> Any:
         def new(self: Any, x: Any, dtype: Any) -> Any:
@@ -108,8 +114,7 @@ def _mend(scope: Any) -> None:
         def new(self: Any, x: Any, dtype: Any, rounding: Any) -> Any:
             source, target = x.dtype.scalar, dtype.scalar
             if source in FP8:
-                data = torch.from_numpy(np.ascontiguousarray(x.data)).view(FP8[source]).float()
-                return self.cast_impl(Handle(data.numpy(), tl.float32), target)
+                return self.cast_impl(operand(x), target)
             if target in FP8:
                 data = torch.from_numpy(np.ascontiguousarray(_wide(x).data, dtype=np.float32))
                 return Handle(data.to(FP8[target]).view(torch.uint8).numpy(), target)

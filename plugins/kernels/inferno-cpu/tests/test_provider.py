@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+import torch
+
+from inferno.contracts import AttentionNeed, AttentionSpec, Device
+from inferno.nn import Dense
 from inferno.testing import AttentionBackendTests, KernelProviderTests
-from inferno_cpu import _native
+from inferno_cpu import _native, attend, linear, packing
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -31,3 +36,28 @@ def test_the_limit_of_each_type_is_measured() -> None:
     assert all(_native.peak(type) > 1e6 for type in ("float32", "bfloat16", "int8"))
     with pytest.raises(ValueError, match="float8"):
         _native.peak("float8")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    _native.set_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_kernels_run_on_as_many_threads_as_torch(two_threads: None) -> None:
+    """However a model gets them: from packed weights on disk too, where nothing is stacked."""
+    weight = linear.stack(Dense(torch.zeros(32, 64)))
+    assert _native.threads() == 2 and weight is not None
+    _native.set_threads(1)
+    kept = packing.save(weight)
+    assert kept is not None
+    packing.load(kept[0], kept[1][0])
+    assert _native.threads() == 2
+    _native.set_threads(1)
+    spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=16, scale=0.25)
+    need = AttentionNeed.of(spec, dtype="float32", device=Device("cpu"), cache_dtype="auto")
+    attend.build(need)
+    assert _native.threads() == 2

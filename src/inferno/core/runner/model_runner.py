@@ -28,6 +28,7 @@ from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.types import NewSequence, Sampled, Slice, Step, Verified
+from inferno.device import device_errors
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
@@ -91,7 +92,8 @@ class ModelRunner:
         speculation = plan.speculation
         draft = speculation.draft if speculation is not None else None
         self._draft_vocab_size = (draft or plan).vocab_size
-        self.cache = KVCache.of_plan(plan)
+        with device_errors(plan.device, "allocate its cache"):
+            self.cache = KVCache.of_plan(plan)
         self.cache.bind(model)
         if drafter is not None and drafter.layers is not None:
             self.cache.bind(drafter.layers)

@@ -4,7 +4,7 @@ until a model is loaded."""
 from __future__ import annotations
 
 from inferno import hookimpl
-from inferno.contracts import LINEAR, AttentionBackend, KernelProvider
+from inferno.contracts import GROUPED, LINEAR, AttentionBackend, KernelProvider
 from inferno_triton import attention, kernels
 
 
@@ -34,10 +34,15 @@ def inferno_kernels() -> list[KernelProvider]:
             refuses=kernels.refuses,
             ops={
                 LINEAR: "inferno_triton.linear:stack",
+                GROUPED: "inferno_triton.experts:stack",
+                "route": "inferno_triton.experts:route",
+                "dispatch": "inferno_triton.experts:dispatch",
+                "combine": "inferno_triton.experts:combine",
                 "rms_norm": "inferno_triton.ops:rms_norm",
                 "add_rms_norm": "inferno_triton.ops:add_rms_norm",
                 "norm_rope": "inferno_triton.ops:norm_rope",
                 "silu_mul": "inferno_triton.ops:silu_mul",
+                "argmax": "inferno_triton.ops:argmax",
             },
             priority=10,
         )

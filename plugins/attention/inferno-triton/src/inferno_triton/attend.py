@@ -16,7 +16,8 @@ from torch import Tensor
 from inferno.contracts import AttentionNeed
 from inferno.nn.batch import Batch
 from inferno_triton import paged
-from inferno_triton.tiles import Chip, Work, chip_of, tile_of
+from inferno_triton.chips import chip_at
+from inferno_triton.tiles import Chip, Work, tile_of
 
 MIN_SPLIT = 256
 """Keys that are worth a program."""
@@ -42,9 +43,7 @@ class Shape:
 
 
 def build(need: AttentionNeed) -> TritonAttend:
-    device = need.device
-    assert device.capability is not None, "other devices are refused"
-    return TritonAttend(need, chip_of(device.capability, device.shared_memory))
+    return TritonAttend(need, chip_at(torch.device(need.device.torch_name)))
 
 
 @frozen

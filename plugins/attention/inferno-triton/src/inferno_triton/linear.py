@@ -1,87 +1,210 @@
-"""The provider's `linear`: 4-bit matrices in groups stay packed, and few tokens take the kernel.
+"""The provider's `linear` and `grouped`: packed matrices stay packed (`planes`), and few tokens are
+multiplied by the packed values.
 
-Suffixes: O rows (output features), I columns (input features), T tokens, P splits of the columns.
+Suffixes: O rows (output features), I columns (input features), T tokens, P splits of the columns, E
+experts, N rows of x that are sorted by expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from inferno.nn import IntGroups, Weight
-from inferno_triton import packed
+from inferno.nn import Fp8Blocks, IntGroups, Weight
+from inferno.nn.weight import with_biases
+from inferno_triton import chips, fp8, ggml, packed
+from inferno_triton.planes import Form, Parts, Planes
+from inferno_triton.tiles import product_of
 
-MAX_TOKENS = 64
-"""More are multiplied by the unpacked matrix: unpacking it once is cheaper then."""
-
-COLUMNS = 128
-"""Columns of a tile: a matrix has whole ones."""
-
-_OUTPUTS = 64
-_PROGRAMS = 264
-"""Columns are split until there are as many programs: two for each multiprocessor of an H100."""
+_UNPACKED = 1 << 26
+"""Values that are unpacked at once, for more tokens."""
+_UNPACK_ROWS = 16
+"""Rows of a program that unpacks."""
+_FEW = 4
+"""Rows of x that are multiplied without tensor cores."""
 
 
-class PackedInt4(Weight):
-    """A 4-bit matrix in groups."""
+class PackedPlanes(Weight):
+    """A packed matrix, or several of equal shape, stacked. Values are rounded to the type of the
+    activations, except for few tokens, and sums are float32."""
 
-    def __init__(self, inner: IntGroups) -> None:
+    def __init__(self, planes: Planes, layout: str, dtype: torch.dtype) -> None:
+        """`dtype` is the type of the result of `rows`."""
         super().__init__()
-        self.inner, self.shape, self.layout = inner, inner.shape, inner.layout
+        self.planes, self.shape, self.layout, self.dtype = planes, planes.shape, layout, dtype
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        x = x_TI.reshape(-1, x_TI.shape[-1])
-        T, (O, I) = len(x), self.shape  # noqa: E741
-        if not 0 < T <= MAX_TOKENS:
-            return self.inner.matmul(x_TI, bias_O)
-        inner, tokens = self.inner, max(16, triton.next_power_of_2(T))
-        blocks = triton.cdiv(O, _OUTPUTS)
-        P = max(1, min(I // COLUMNS, _PROGRAMS // blocks))
-        out_PTO = x.new_empty(P, T, O, dtype=torch.float32)
-        packed.int4_product[(blocks, 1, P)](
-            x,
-            inner.data,
-            inner.scales,
-            inner.scales if inner.zeros is None else inner.zeros,
-            out_PTO,
-            T,
-            O,
-            I,
-            x.stride(0),
-            P,
-            GROUP=inner.group,
-            BO=_OUTPUTS,
-            BT=tokens,
-            BK=COLUMNS,
-            ZEROS=inner.zeros is not None,
-            num_warps=4,
-            num_stages=3,
-        )
-        y_TO = out_PTO.sum(0) if P > 1 else out_PTO[0]
-        if bias_O is not None:
-            y_TO = y_TO + bias_O
-        return y_TO.to(x.dtype).view(*x_TI.shape[:-1], O)
-
-    def rows(self, ids_T: Tensor) -> Tensor:
-        return self.inner.rows(ids_T)
+        O, I = self.shape  # noqa: E741
+        x = x_TI.reshape(-1, I)
+        x = x if x.stride(1) == 1 else x.contiguous()
+        if len(x) > chips.MAX_TOKENS:
+            y_TO = self._unpacked(x, bias_O)
+        else:
+            y_TO = self._product(x, None, O, len(x))
+            y_TO = (y_TO if bias_O is None else y_TO + bias_O).to(x.dtype)
+        return y_TO.view(*x_TI.shape[:-1], O)
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        return self.inner.grouped(x_NI, starts_E1, bias_O)
+        experts = len(starts_E1) - 1
+        x_NI = x_NI if x_NI.stride(1) == 1 else x_NI.contiguous()
+        mean = -(-len(x_NI) // experts)  # an expert's rows, if they have equally many
+        y_NO = self._product(x_NI, starts_E1, self.shape[0] // experts, mean)
+        return with_biases(y_NO.to(x_NI.dtype), starts_E1, bias_O)
 
-    def concatenate(self, others: Sequence[Weight]) -> Weight | None:
-        return stack(self, *others)
+    def rows(self, ids_T: Tensor) -> Tensor:
+        ids_N = ids_T.reshape(-1)
+        return self._values(ids_N, len(ids_N), self.dtype).view(*ids_T.shape, -1)
+
+    def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
+        """Return (N, outputs), float32 if the columns are split. `tokens`: of a matrix, about."""
+        N, columns = x.shape
+        planes, chip = self.planes, chips.chip_at(x.device)
+        experts = 0 if starts_E1 is None else len(starts_E1) - 1
+        few = (tokens if experts == 0 else N) <= _FEW or (experts > 0 and tokens == 1)
+        tile = product_of(chip, 1 if few else tokens)
+        if few:
+            size = 1 if experts else triton.next_power_of_2(N)
+        else:
+            size = min(tile.tokens, max(16, triton.next_power_of_2(tokens)))
+        runs = triton.cdiv(N, size)
+        if experts:  # each may have a block that is not full
+            runs = min(N, runs + experts)
+        programs = triton.cdiv(outputs, tile.outputs) * runs
+        splits = max(1, min(planes.blocks, 2 * chip.processors // max(1, programs)))
+        dtype = x.dtype if splits == 1 else torch.float32
+        out = x.new_empty(splits, N, outputs, dtype=dtype)
+        if N == 0:
+            return out[0]
+        more = {"UNROLL": tile.stages if size == 1 else 1} if few else {"num_stages": tile.stages}
+        (packed.few if few else packed.many)[(triton.cdiv(outputs, tile.outputs), runs, splits)](
+            x,
+            *self._tensors(),
+            planes.low if starts_E1 is None else starts_E1,
+            out,
+            N,
+            outputs,
+            columns,
+            planes.blocks,
+            self.shape[0],
+            x.stride(0),
+            splits,
+            **self._constants(),
+            EXPERTS=experts,
+            EP=triton.next_power_of_2(max(1, experts)),
+            BO=tile.outputs,
+            BT=size,
+            num_warps=tile.warps,
+            **more,
+        )
+        return out[0] if splits == 1 else out.sum(0)
+
+    def _unpacked(self, x: Tensor, bias_O: Tensor | None) -> Tensor:
+        """Multiply by the values, which are unpacked to the type of x."""
+        O, I = self.shape  # noqa: E741
+        step = max(1, _UNPACKED // I)
+        if O <= step:
+            return F.linear(x, self._values(0, O, x.dtype), bias_O)
+        y_TO = x.new_empty(len(x), O)
+        for at in range(0, O, step):
+            part = slice(at, min(at + step, O))
+            weight_OI = self._values(at, part.stop - at, x.dtype)
+            y_TO[:, part] = F.linear(x, weight_OI, None if bias_O is None else bias_O[part])
+        return y_TO
+
+    def _values(self, ids: Tensor | int, count: int, dtype: torch.dtype) -> Tensor:
+        """Return the values of these rows, or of `count` rows from this one on."""
+        planes, columns = self.planes, self.shape[1]
+        out = planes.low.new_empty(count, columns, dtype=dtype)
+        if count:
+            packed.unpack[(triton.cdiv(count, _UNPACK_ROWS), planes.blocks)](
+                *self._tensors(),
+                ids,
+                out,
+                count,
+                columns,
+                planes.blocks,
+                self.shape[0],
+                **self._constants(),
+                IDS=isinstance(ids, Tensor),
+                BO=_UNPACK_ROWS,
+            )
+        return out
+
+    def _tensors(self) -> list[Tensor]:
+        planes = self.planes
+        every = (planes.low, planes.high, planes.scales, planes.mins, planes.steps, planes.least)
+        return [planes.low if each is None else each for each in every]
+
+    def _constants(self) -> dict[str, Any]:
+        form = self.planes.form
+        return {
+            "LOW": form.low,
+            "HIGH": form.high,
+            "GROUP": form.group,
+            "KIND": form.kind,
+            "OFFSET": form.offset,
+            "MINS": form.mins,
+            "TABLE": form.table,
+        }
 
     def extra_repr(self) -> str:
         return f"{self.layout}, {self.shape}"
 
 
 def stack(*weights: Weight) -> Weight | None:
-    """Stack matrices along the rows; None if they are not all such, or have other groups."""
-    first, *others = (w.inner if isinstance(w, PackedInt4) else w for w in weights)
+    """Stack matrices along the rows; None if they do not stack, or have no kernel."""
+    first, *others = weights
     whole = first.concatenate(others) if others else first
-    if not isinstance(whole, IntGroups) or whole.bits != 4 or whole.shape[1] % COLUMNS:
+    if whole is None:
         return None
-    return PackedInt4(whole)
+    if isinstance(whole, Fp8Blocks):
+        return fp8.stack(whole)
+    found = planes_of(whole)
+    return None if found is None else PackedPlanes(found, whole.layout, dtype_of(whole))
+
+
+def dtype_of(weight: Any) -> torch.dtype:
+    """The compute type, which all packed weights name."""
+    dtype: torch.dtype = weight.dtype
+    return dtype
+
+
+def planes_of(weight: Weight) -> Planes | None:
+    """Return the planes of a packed matrix; None if it has a scale that its form cannot hold."""
+    if isinstance(weight, IntGroups):
+        return _of_ints(weight)
+    if weight.layout in ggml.FORMS:
+        data_OB: Any = weight.data
+        form, layout = ggml.FORMS[weight.layout].form, weight.layout
+        return Planes.of(form, weight.shape, lambda rows: ggml.parts(layout, data_OB[rows]))
+    return None
+
+
+def _of_ints(weight: IntGroups) -> Planes | None:
+    group = min(64, weight.group)
+    if group not in (32, 64) or weight.group % group:
+        return None
+    repeats, symmetric = weight.group // group, weight.zeros is None
+
+    def parts(rows: slice) -> Parts:
+        data_OB = weight.data[rows]
+        if weight.bits == 4:
+            data_OB = torch.stack([data_OB & 15, data_OB >> 4], -1).flatten(1)
+        scales_OG, zeros_OG = (
+            None if grid is None else grid[rows].repeat_interleave(repeats, 1)
+            for grid in (weight.scales, weight.zeros)
+        )
+        assert scales_OG is not None
+        return Parts(data_OB, scales_OG, zeros_OG)
+
+    form = Form(
+        weight.bits,
+        group=group,  # type: ignore[arg-type]  # 32 or 64
+        offset=1 << weight.bits - 1 if symmetric else 0,
+        mins="" if symmetric else "zeros",
+    )
+    return Planes.of(form, weight.shape, parts)

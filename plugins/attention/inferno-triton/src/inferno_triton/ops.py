@@ -6,6 +6,7 @@ Suffixes: T tokens, D hidden, H heads, C head dim, E rotated pairs, I intermedia
 
 from __future__ import annotations
 
+import torch
 import triton
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from inferno_triton import rows
 
 _WIDTH = 1024
 """Elements of a program that computes element by element."""
+
+_LOGITS = 4096
+"""Logits that a program compares at once."""
 
 _HEADS = 16
 """Heads of a program, at most."""
@@ -110,6 +114,19 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
             gate_TI, up_TI, out_TI, gate_TI.stride(0), up_TI.stride(0), width, DB=block
         )
     return out_TI
+
+
+def argmax(logits_TV: Tensor) -> Tensor:
+    """Return each row's best token, the lowest id among equals; -1 if that is not finite."""
+    logits_TV = _rows(logits_TV)
+    T, width = logits_TV.shape
+    ids_T = logits_TV.new_empty(T, dtype=torch.int64)
+    if T:
+        block = min(_LOGITS, triton.next_power_of_2(width))
+        rows.argmax[(T,)](
+            logits_TV, ids_T, logits_TV.stride(0), width, DB=block, num_warps=max(1, block // 512)
+        )
+    return ids_T
 
 
 def _rows(x: Tensor) -> Tensor:

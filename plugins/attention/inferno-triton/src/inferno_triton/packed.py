@@ -1,7 +1,16 @@
-"""The kernel of products with 4-bit matrices in groups (`inferno.nn.IntGroups`), which are unpacked
-on the way to the tensor cores.
+"""Kernels of products with packed matrices, which are unpacked on the way to the arithmetic units.
 
-Suffixes of tiles: O rows of the matrix, T tokens, K columns, B bytes of codes, G groups of columns.
+A matrix is in planes (`planes.Planes`): rows of blocks of 256 columns, each of 32 elements. An
+element has 8 codes: in its bits B · j to B · j + B - 1, element e has that of column 32 · j + e. So
+one load of 16 bytes gives codes for several pieces of 32 columns, and a piece needs no exchange of
+values between threads. One plane has the low bits of the codes, another the bits above, if any.
+
+A value is (code - OFFSET - zero) · scale, or (code - OFFSET) · scale - minimum: MINS says which of
+"", "zeros" and "minima" there are. Scales are in words of 64 bits, (words, rows): KIND says what
+numbers a word has, "half" (four of float16), "byte" (eight integers, each to be multiplied by the
+block's step, which is float16) or "exponent" (eight powers of two, biased by 127).
+
+Suffixes of tiles: O rows of the matrix, E elements of a block, T tokens.
 """
 
 # A kernel is a program in Triton's language, whose values have no Python types.
@@ -10,45 +19,253 @@ Suffixes of tiles: O rows of the matrix, T tokens, K columns, B bytes of codes, 
 import triton
 import triton.language as tl
 
+from inferno_triton.mixture import expert_of
+
 
 @triton.jit
-def int4_product(
-    x, data, scales, zeros, out, tokens, outputs, columns, x_t, splits,
-    GROUP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    ZEROS: tl.constexpr,
-):  # fmt: skip
-    """Multiply. Grid: (blocks of outputs, blocks of tokens, splits of the columns). `out` has a
-    float32 result for each split. The matrix is the left operand: instructions of tensor cores have
-    64 rows or more, and there are often fewer tokens. ZEROS: there are zero points; otherwise they
-    are 8."""
-    o = tl.program_id(0) * BO + tl.arange(0, BO)
-    t = tl.program_id(1) * BT + tl.arange(0, BT)
-    split = tl.program_id(2)
-    GROUPS: tl.constexpr = BK // GROUP
-    k, b, g = tl.arange(0, BK), tl.arange(0, BK // 2), tl.arange(0, GROUPS)
-    mask_O, mask_T = o < outputs, t < tokens
-    row_O = o.to(tl.int64)
-    each = tl.cdiv(tl.cdiv(columns, splits), BK) * BK
-    low = split * each
-    high = tl.minimum(low + each, columns)
-    acc_OT = tl.zeros([BO, BT], tl.float32)
-    for at in range(low, high, BK):
-        data_OB = tl.load(
-            data + row_O[:, None] * (columns // 2) + at // 2 + b[None, :],
-            mask=mask_O[:, None],
-            other=0,
+def integer(code, OFFSET: tl.constexpr):
+    """Return integers below 2**23, less OFFSET, in float32. They are the low bits of 2**23 plus
+    them: that is cheaper than a conversion."""
+    return (code | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+
+
+@triton.jit
+def number(words, n: tl.constexpr, step, KIND: tl.constexpr):
+    """Return number n of each word."""
+    if KIND == "half":
+        return (
+            ((words >> (16 * n)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         )
-        at_OG = row_O[:, None] * (columns // GROUP) + at // GROUP + g[None, :]
-        scale_OG = tl.load(scales + at_OG, mask=mask_O[:, None], other=0.0).to(tl.float32)
-        codes_OK = tl.interleave(data_OB & 15, data_OB >> 4).to(tl.float32)
-        codes_OGK = codes_OK.reshape(BO, GROUPS, GROUP)
-        if ZEROS:
-            zero_OG = tl.load(zeros + at_OG, mask=mask_O[:, None], other=0.0).to(tl.float32)
-            codes_OGK = codes_OGK - zero_OG[:, :, None]
-        else:
-            codes_OGK = codes_OGK - 8.0
-        weight_OK = (codes_OGK * scale_OG[:, :, None]).to(x.dtype.element_ty).reshape(BO, BK)
-        x_KT = tl.load(x + t[None, :] * x_t + at + k[:, None], mask=mask_T[None, :], other=0.0)
-        acc_OT = tl.dot(weight_OK, x_KT, acc_OT)
-    to_OT = (split * tokens + t[None, :]).to(tl.int64) * outputs + o[:, None]
+    elif KIND == "byte":
+        return integer(((words >> (8 * n)) & 255).to(tl.int32) ^ 128, 128) * step
+    else:
+        bits = ((words >> (8 * n)) & 255).to(tl.int32)
+        # 2**-127 is subnormal.
+        return tl.where(bits == 0, 0x400000, bits << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def numbers(words, piece: tl.constexpr, step, GROUP: tl.constexpr, KIND: tl.constexpr):
+    """Return the numbers of a piece's columns, (rows, 1) or (rows, E), from the words that have
+    them."""
+    EACH: tl.constexpr = 4 if KIND == "half" else 8
+    FIRST: tl.constexpr = piece * 32 // GROUP % EACH
+    first_O = number(words, FIRST, step, KIND)
+    if GROUP < 32:
+        second_O = number(words, FIRST + 1, step, KIND)
+        e = tl.arange(0, 32)
+        return tl.where(e[None, :] < GROUP, first_O[:, None], second_O[:, None])
+    else:
+        return first_O[:, None]
+
+
+@triton.jit
+def codes(low, high, piece: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+          OFFSET: tl.constexpr, TABLE: tl.constexpr):  # fmt: skip
+    """Return the codes of a piece less OFFSET, or the values that they have in a TABLE, in
+    float32."""
+    code = ((low >> (LOW * piece)) & ((1 << LOW) - 1)).to(tl.int32)
+    if HIGH > 0:
+        code = code | (((high >> (HIGH * piece)) & ((1 << HIGH) - 1)).to(tl.int32) << LOW)
+    if TABLE == "e2m1":
+        # Its exponent and mantissa are bits of float16: subnormal ones, too.
+        half = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.int16).to(tl.float16, bitcast=True)
+        return half.to(tl.float32) * 16384.0
+    else:
+        return integer(code, OFFSET)
+
+
+@triton.jit
+def weights(low, high, scale_words, mins_words, step, least, piece: tl.constexpr,
+            LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+            OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr):  # fmt: skip
+    """Return the values of a piece, (rows, E), in float32."""
+    value_OE = codes(low, high, piece, LOW, HIGH, OFFSET, TABLE)
+    scale = numbers(scale_words, piece, step, GROUP, KIND)
+    if MINS == "zeros":
+        return (value_OE - numbers(mins_words, piece, least, GROUP, KIND)) * scale
+    elif MINS == "minima":
+        return value_OE * scale - numbers(mins_words, piece, least, GROUP, KIND)
+    else:
+        return value_OE * scale
+
+
+@triton.jit
+def elements(
+    low, high, steps, least, row_O, mask_O, block, blocks, rows,
+    HIGH: tl.constexpr, KIND: tl.constexpr, MINS: tl.constexpr,
+):  # fmt: skip
+    """Load the elements of a block, its steps and those of its minima."""
+    line_OE = row_O.to(tl.int64)[:, None] * (blocks * 32) + block * 32 + tl.arange(0, 32)[None, :]
+    low_OE = tl.load(low + line_OE, mask=mask_O[:, None], other=0)
+    high_OE, step_O, least_O = low_OE, row_O, row_O  # if there are none
+    if HIGH > 0:
+        high_OE = tl.load(high + line_OE, mask=mask_O[:, None], other=0)
+    if KIND == "byte":
+        at_O = block * rows + row_O
+        step_O = tl.load(steps + at_O, mask=mask_O, other=0.0).to(tl.float32)
+        if MINS == "minima":
+            least_O = tl.load(least + at_O, mask=mask_O, other=0.0).to(tl.float32)
+    return low_OE, high_OE, step_O, least_O
+
+
+@triton.jit
+def words(scales, mins, row_O, mask_O, index, rows, MINS: tl.constexpr):
+    """Load words of scales and those of zero points or minima."""
+    at_O = index.to(tl.int64) * rows + row_O
+    scale_O = tl.load(scales + at_O, mask=mask_O, other=0)
+    mins_O = scale_O
+    if MINS != "":
+        mins_O = tl.load(mins + at_O, mask=mask_O, other=0)
+    return scale_O, mins_O
+
+
+@triton.jit
+def few(
+    x, low, high, scales, mins, steps, least, starts, out, tokens, outputs, columns, blocks, rows,
+    x_t, splits,
+    LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+    OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr, EXPERTS: tl.constexpr,
+    EP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Multiply at most four rows of x, without tensor cores. Grid: (blocks of outputs, blocks of
+    rows of x, splits of the columns). `out` has a float32 result for each split. `rows` is the
+    number of rows of all matrices, `outputs` of one. EXPERTS: rows of x are sorted by expert, and
+    BT is 1."""
+    o = tl.program_id(0) * BO + tl.arange(0, BO)
+    split = tl.program_id(2)
+    row_O = o
+    if EXPERTS > 0:
+        expert, first, stop = expert_of(starts, tl.program_id(1), EXPERTS, EP, BT)
+        if first >= stop:
+            return
+        row_O = o + expert * outputs
+    else:
+        first = tl.program_id(1) * BT
+        stop = tokens
+    e = tl.arange(0, 32)
+    mask_O = o < outputs
+    EACH: tl.constexpr = (16 if KIND == "half" else 32) * GROUP // 128
+    WORDS: tl.constexpr = 8 // EACH
+    each = tl.cdiv(blocks, splits)
+    sum0 = tl.zeros([BO, 32], tl.float32)
+    if BT > 1:
+        sum1 = tl.zeros([BO, 32], tl.float32)
+    if BT > 2:
+        sum2 = tl.zeros([BO, 32], tl.float32)
+        sum3 = tl.zeros([BO, 32], tl.float32)
+    last = tl.minimum(split * each + each, blocks)
+    for block in tl.range(split * each, last, loop_unroll_factor=UNROLL):
+        low_OE, high_OE, step_O, least_O = elements(
+            low, high, steps, least, row_O, mask_O, block, blocks, rows, HIGH, KIND, MINS
+        )
+        for piece in tl.static_range(8):
+            if piece % EACH == 0:
+                index = block * WORDS + piece // EACH
+                scale_O, mins_O = words(scales, mins, row_O, mask_O, index, rows, MINS)
+            w_OE = weights(
+                low_OE, high_OE, scale_O, mins_O, step_O, least_O, piece,
+                LOW, HIGH, GROUP, KIND, OFFSET, MINS, TABLE,
+            )  # fmt: skip
+            column = block * 256 + piece * 32 + e
+            known = column < columns
+            x_E = tl.load(x + first.to(tl.int64) * x_t + column, mask=known, other=0.0)
+            sum0 += w_OE * x_E.to(tl.float32)[None, :]
+            if BT > 1:
+                x_E = tl.load(x + x_t + column, mask=known & (1 < stop), other=0.0)
+                sum1 += w_OE * x_E.to(tl.float32)[None, :]
+            if BT > 2:
+                x_E = tl.load(x + 2 * x_t + column, mask=known & (2 < stop), other=0.0)
+                sum2 += w_OE * x_E.to(tl.float32)[None, :]
+                x_E = tl.load(x + 3 * x_t + column, mask=known & (3 < stop), other=0.0)
+                sum3 += w_OE * x_E.to(tl.float32)[None, :]
+    to_O = out + (split * tokens + first).to(tl.int64) * outputs + o
+    tl.store(to_O, tl.sum(sum0, 1), mask=mask_O)
+    if BT > 1:
+        tl.store(to_O + outputs, tl.sum(sum1, 1), mask=mask_O & (1 < stop))
+    if BT > 2:
+        tl.store(to_O + 2 * outputs, tl.sum(sum2, 1), mask=mask_O & (2 < stop))
+        tl.store(to_O + 3 * outputs, tl.sum(sum3, 1), mask=mask_O & (3 < stop))
+
+
+@triton.jit
+def many(
+    x, low, high, scales, mins, steps, least, starts, out, tokens, outputs, columns, blocks, rows,
+    x_t, splits,
+    LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+    OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr, EXPERTS: tl.constexpr,
+    EP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Multiply on tensor cores: as `few`, for blocks of BT rows of x. The matrix is the left
+    operand: instructions have 64 rows or more, and there are often fewer tokens."""
+    o = tl.program_id(0) * BO + tl.arange(0, BO)
+    split = tl.program_id(2)
+    row_O = o
+    if EXPERTS > 0:
+        expert, first, stop = expert_of(starts, tl.program_id(1), EXPERTS, EP, BT)
+        if first >= stop:
+            return
+        row_O = o + expert * outputs
+    else:
+        first = tl.program_id(1) * BT
+        stop = tokens
+    t = (first + tl.arange(0, BT)).to(tl.int64)
+    e = tl.arange(0, 32)
+    mask_O, mask_T = o < outputs, t < stop
+    EACH: tl.constexpr = (16 if KIND == "half" else 32) * GROUP // 128
+    WORDS: tl.constexpr = 8 // EACH
+    each = tl.cdiv(blocks, splits)
+    acc_OT = tl.zeros([BO, BT], tl.float32)
+    for block in range(split * each, tl.minimum(split * each + each, blocks)):
+        low_OE, high_OE, step_O, least_O = elements(
+            low, high, steps, least, row_O, mask_O, block, blocks, rows, HIGH, KIND, MINS
+        )
+        for piece in tl.static_range(8):
+            if piece % EACH == 0:
+                index = block * WORDS + piece // EACH
+                scale_O, mins_O = words(scales, mins, row_O, mask_O, index, rows, MINS)
+            w_OE = weights(
+                low_OE, high_OE, scale_O, mins_O, step_O, least_O, piece,
+                LOW, HIGH, GROUP, KIND, OFFSET, MINS, TABLE,
+            )  # fmt: skip
+            column = block * 256 + piece * 32 + e
+            x_ET = tl.load(
+                x + t[None, :] * x_t + column[:, None],
+                mask=mask_T[None, :] & (column < columns)[:, None],
+                other=0.0,
+            )
+            acc_OT = tl.dot(w_OE.to(x.dtype.element_ty), x_ET, acc_OT)
+    to_OT = (split * tokens + t[None, :]) * outputs + o[:, None]
     tl.store(out + to_OT, acc_OT, mask=mask_O[:, None] & mask_T[None, :])
+
+
+@triton.jit
+def unpack(
+    low, high, scales, mins, steps, least, ids, out, count, columns, blocks, rows,
+    LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+    OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr,
+    BO: tl.constexpr,
+):  # fmt: skip
+    """Write the values of `count` rows: those of IDS, or from row `ids` on. Grid: (blocks of rows,
+    blocks of columns)."""
+    o, block, e = tl.program_id(0) * BO + tl.arange(0, BO), tl.program_id(1), tl.arange(0, 32)
+    mask_O = o < count
+    row_O = tl.load(ids + o, mask=mask_O, other=0) if IDS else ids + o
+    row_O = row_O.to(tl.int64)
+    EACH: tl.constexpr = (16 if KIND == "half" else 32) * GROUP // 128
+    WORDS: tl.constexpr = 8 // EACH
+    low_OE, high_OE, step_O, least_O = elements(
+        low, high, steps, least, row_O, mask_O, block, blocks, rows, HIGH, KIND, MINS
+    )
+    for piece in tl.static_range(8):
+        if piece % EACH == 0:
+            index = block * WORDS + piece // EACH
+            scale_O, mins_O = words(scales, mins, row_O, mask_O, index, rows, MINS)
+        w_OE = weights(
+            low_OE, high_OE, scale_O, mins_O, step_O, least_O, piece,
+            LOW, HIGH, GROUP, KIND, OFFSET, MINS, TABLE,
+        )  # fmt: skip
+        column = block * 256 + piece * 32 + e
+        to_OE = o.to(tl.int64)[:, None] * columns + column[None, :]
+        mask_OE = mask_O[:, None] & (column < columns)[None, :]
+        tl.store(out + to_OE, w_OE.to(out.dtype.element_ty), mask=mask_OE)

@@ -97,3 +97,21 @@ def silu_mul(gate, up, out, gate_t, up_t, width, DB: tl.constexpr):
     up_D = tl.load(up + row * up_t + d, mask=mask_D, other=0.0).to(tl.float32)
     silu_D = (gate_D / (1.0 + tl.exp(-gate_D))).to(dtype).to(tl.float32)
     tl.store(out + row * width + d, (silu_D * up_D).to(dtype), mask=mask_D)
+
+
+@triton.jit
+def argmax(x, out, x_t, width, DB: tl.constexpr):
+    """Find the best token of a row, DB at once. Grid: (rows,)."""
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, DB)
+    best_D = tl.full([DB], -float("inf"), tl.float32)
+    id_D = tl.zeros([DB], tl.int32)
+    for at in range(0, width, DB):
+        x_D = tl.load(x + row * x_t + at + d, mask=at + d < width, other=-float("inf"))
+        x_D = x_D.to(tl.float32)
+        better_D = x_D > best_D  # never, if it is not a number
+        best_D = tl.where(better_D, x_D, best_D)
+        id_D = tl.where(better_D, at + d, id_D)
+    best = tl.max(best_D, 0)
+    found = tl.min(tl.where(best_D == best, id_D, width), 0)
+    tl.store(out + row, tl.where(tl.abs(best) < float("inf"), found, -1).to(tl.int64))

@@ -6,7 +6,7 @@ the tests check for every entry. It was not measured: no entry comes from a run 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from attrs import frozen
@@ -30,6 +30,21 @@ class Tile:
 
 
 @frozen
+class Product:
+    """A program's share of a product with a packed matrix, and how it is compiled."""
+
+    outputs: int
+    """Rows of the matrix."""
+    tokens: int
+    """At most."""
+    warps: int
+    stages: int
+    """As Triton counts them; for few tokens, blocks of columns that are loaded at once."""
+    columns: int = 256
+    """Per iteration. A block of packed matrices."""
+
+
+@frozen
 class Chip:
     """Limits of a chip, and its tiles by work and head dimension."""
 
@@ -40,6 +55,12 @@ class Chip:
     each."""
     tiles: Mapping[tuple[Work, int], Tile]
     """(work, head dimension) -> tile of heads up to this dimension."""
+    products: Mapping[int, Product]
+    """Tokens -> share of products with so many tokens or fewer; the last one with any more."""
+    grouped: Mapping[int, Product]
+    """Likewise of plain matrices of experts, by the tokens of an expert."""
+    rounded: Product = Product(128, 128, 8, 2, columns=128)
+    """Of products of 8-bit floats with activations of 8 bits, if it has FP8."""
     fp8: bool = True
     """Whether it converts FP8 numbers."""
 
@@ -91,13 +112,36 @@ _AMD: Mapping[tuple[Work, int], Tile] = {
     ("latent", 576): Tile(16, 32, 4, 1),
 }
 
+_PRODUCTS: Mapping[int, Product] = {
+    4: Product(16, 4, 4, 2),
+    16: Product(64, 16, 4, 3),
+    64: Product(64, 64, 4, 2),
+}
+
+_GROUPED: Mapping[int, Product] = {
+    16: Product(64, 16, 4, 3, columns=128),
+    64: Product(128, 64, 8, 2, columns=64),
+}
+
+_AMD_PRODUCTS: Mapping[int, Product] = {
+    4: Product(32, 4, 4, 2),
+    16: Product(64, 16, 4, 2),
+    64: Product(64, 64, 4, 1),
+}
+
+_AMD_GROUPED: Mapping[int, Product] = {
+    16: Product(64, 16, 4, 2, columns=128),
+    64: Product(128, 64, 4, 1, columns=64),
+}
+
 CHIPS: Mapping[str, Chip] = {
-    "sm_80": Chip(166_912, 108, _MIDDLE, fp8=False),
-    "sm_86": Chip(101_376, 84, _SMALL, fp8=False),
-    "sm_89": Chip(101_376, 142, _SMALL),
-    "sm_90": Chip(232_448, 132, _LARGE),
-    "sm_100": Chip(232_448, 148, _TENSOR_MEMORY),
-    "gfx942": Chip(65_536, 304, _AMD, fp8=False),  # its FP8 is another: e4m3fnuz
+    "sm_80": Chip(166_912, 108, _MIDDLE, _PRODUCTS, _GROUPED, fp8=False),
+    "sm_86": Chip(101_376, 84, _SMALL, _PRODUCTS, _GROUPED, fp8=False),
+    "sm_89": Chip(101_376, 142, _SMALL, _PRODUCTS, _GROUPED),
+    "sm_90": Chip(232_448, 132, _LARGE, _PRODUCTS, _GROUPED),
+    "sm_100": Chip(232_448, 148, _TENSOR_MEMORY, _PRODUCTS, _GROUPED),
+    # Its FP8 is another: e4m3fnuz.
+    "gfx942": Chip(65_536, 304, _AMD, _AMD_PRODUCTS, _AMD_GROUPED, fp8=False),
 }
 
 
@@ -131,3 +175,30 @@ def tile_of(chip: Chip, work: Work, head_dim: int, itemsize: int, block_size: in
     while keys > max(16, block_size):
         keys //= 2
     return Tile(rows, keys, tile.warps, stages)
+
+
+def product_of(chip: Chip, tokens: int) -> Product:
+    """Return the chip's share of products of packed matrices with so many tokens."""
+    return chip.products[_least(chip.products, tokens)]
+
+
+def grouped_of(chip: Chip, tokens: int, itemsize: int) -> Product:
+    """Return the chip's share of products of plain matrices, of elements of `itemsize` bytes, with
+    so many tokens for each."""
+    found = chip.grouped[_least(chip.grouped, tokens)]
+    if itemsize == 4:  # as in `tile_of`
+        return Product(32, min(found.tokens, 32), 4, 1, columns=64)
+    return found
+
+
+def fp8_of(chip: Chip, tokens: int, *, rounded: bool) -> Product:
+    """Return the chip's share of products of 8-bit floats with so many tokens, whose activations
+    have 8 bits if `rounded`."""
+    if rounded:
+        return chip.rounded
+    return chip.grouped[_least(chip.grouped, min(tokens, 64))]
+
+
+def _least(sizes: Collection[int], tokens: int) -> int:
+    """Return the least of the sizes that is not below this one, else the largest."""
+    return min((each for each in sizes if each >= tokens), default=max(sizes))

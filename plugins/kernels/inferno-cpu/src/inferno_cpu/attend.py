@@ -15,11 +15,13 @@ from inferno.contracts import AttentionNeed
 from inferno.nn.batch import Batch
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
+from inferno_cpu.threads import use_torch_threads
 
 _KINDS = {"auto": 0, "fp8_e4m3": 1, "int8": 2}
 
 
 def build(need: AttentionNeed) -> NativeAttend:
+    use_torch_threads()
     return NativeAttend(need)
 
 

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 
 from inferno.nn import Dense, Fp8Blocks, TableGroups, Weight
-from inferno_cpu import _native, fp8, tables
+from inferno_cpu import fp8, tables
 from inferno_cpu.dense import Panels
 from inferno_cpu.layouts import PANEL_ROWS, refuses
 from inferno_cpu.packed import PackedPanels
+from inferno_cpu.threads import use_torch_threads
 
 
 def stack(*weights: Weight) -> Weight | None:
     """Stack `weights` along the rows into one weight; None if they cannot be concatenated, or have
     a shape that no kernel multiplies."""
-    _native.set_threads(torch.get_num_threads())
+    use_torch_threads()
     # `Dense`, `Fp8Blocks`, `TableGroups`, or packed weights in a layout that this provider accepts.
     parts: tuple[Any, ...] = weights
     if any(weight.shape[0] % PANEL_ROWS for weight in weights[:-1]):

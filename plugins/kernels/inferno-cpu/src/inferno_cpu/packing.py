@@ -44,7 +44,9 @@ def load(about: Mapping[str, Any], data: memoryview) -> Weight:
 
     from inferno_cpu import dense, layouts
     from inferno_cpu.packed import PackedPanels
+    from inferno_cpu.threads import use_torch_threads
 
+    use_torch_threads()
     layout, dtype = about["layout"], getattr(torch, about["dtype"])
     rows, columns = about["shape"]
     shape = rows, columns

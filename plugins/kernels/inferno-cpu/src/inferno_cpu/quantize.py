@@ -12,6 +12,7 @@ from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import QUANTIZED
 from inferno_cpu.memory import pieces
+from inferno_cpu.threads import use_torch_threads
 
 
 def quantize(layout: str, weight_OI: Tensor, importance_I: Tensor | None) -> tuple[Tensor, ...]:
@@ -21,7 +22,7 @@ def quantize(layout: str, weight_OI: Tensor, importance_I: Tensor | None) -> tup
     Returns ggml's blocks, uint8 (O, B); for groups of integers the codes, two in a byte (O, I / 2),
     and their scales and zero points, float16 (O, G). The codes are the same at every level of
     instructions."""
-    _native.set_threads(torch.get_num_threads())
+    use_torch_threads()
     number, block, nbytes = QUANTIZED[layout]
     rows, columns = weight_OI.shape
     assert columns % block == 0, "the plan asks for shapes that fit only"

@@ -1,0 +1,271 @@
+"""Measures tiles on this machine's GPU and keeps the fastest: `python -m inferno_triton.tune`.
+
+Each entry of the chip's table is measured at one size, beside tiles near it: neighbours of the best
+so far in one number, until none is faster. A tile that does not fit into shared memory, or does not
+compile, cannot win.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from inferno.contracts import AttentionNeed, Device
+from inferno.nn import Dense, IntGroups
+from inferno.nn.batch import Batch
+from inferno_triton import attention, chips, experts, linear, tuned
+from inferno_triton.attend import TritonAttend
+from inferno_triton.tiles import Chip, Product, Tile, Work, chip_of
+
+Entry = TypeVar("Entry", Tile, Product)
+
+Measure = Callable[[Callable[[], object]], float | None]
+"""Returns the seconds that a call takes, or None if it cannot run."""
+
+GAIN = 0.97
+"""Share of the time that another tile must take to replace one."""
+
+RANGES: Mapping[str, tuple[int, int]] = {
+    "rows": (16, 128),
+    "keys": (16, 128),
+    "outputs": (16, 256),
+    "columns": (32, 256),
+    "warps": (1, 8),
+    "stages": (1, 5),
+}
+"""The least and the greatest value of each number of a tile that is tuned. Stages are consecutive,
+others double. A product's tokens are its place in the table."""
+
+
+def neighbours(entry: Entry, fixed: tuple[str, ...] = ()) -> Iterator[Entry]:
+    """Yield the tiles that differ in one number, but not in one of `fixed`."""
+    for name, (least, greatest) in RANGES.items():
+        if not hasattr(entry, name) or name in fixed:
+            continue
+        value = getattr(entry, name)
+        for other in (value - 1, value + 1) if name == "stages" else (value // 2, value * 2):
+            if least <= other <= greatest:
+                changes: Any = {name: other}
+                yield attrs.evolve(entry, **changes)
+
+
+def best(
+    entry: Entry,
+    run: Callable[[Entry], Callable[[], object]],
+    measure: Measure,
+    *,
+    fixed: tuple[str, ...] = (),
+    until: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Entry, float | None]:
+    """Return the fastest tile found from this one on, and its seconds; the tile itself if it cannot
+    run. `run(tile)` returns the call to measure. Stops at the time `until`."""
+    fastest = measure(run(entry))
+    known = {entry}
+    found = fastest is not None
+    while found and clock() < until:
+        found = False
+        for other in neighbours(entry, fixed):
+            if other in known or clock() >= until:
+                continue
+            known.add(other)
+            seconds = measure(run(other))
+            if seconds is not None and fastest is not None and seconds < GAIN * fastest:
+                entry, fastest, found = other, seconds, True
+                break
+    return entry, fastest
+
+
+class Runs(Protocol):
+    """What is measured for each entry of a chip's tables."""
+
+    def attention(self, work: Work, dim: int) -> Callable[[Tile], Callable[[], object]]: ...
+
+    def product(self, tokens: int) -> Callable[[Product], Callable[[], object]]: ...
+
+    def grouped(self, tokens: int) -> Callable[[Product], Callable[[], object]]: ...
+
+
+def tune(
+    chip: Chip,
+    cases: Runs,
+    measure: Measure,
+    *,
+    budget: float,
+    say: Callable[[str], object] = print,
+    clock: Callable[[], float] = time.monotonic,
+) -> Chip:
+    """Return the chip with the fastest tiles found, in `budget` seconds, shared by its entries."""
+    end, tiles, products, grouped = clock() + budget, dict(chip.tiles), {}, {}
+    left = len(chip.tiles) + len(chip.products) + len(chip.grouped)
+
+    def until() -> float:
+        nonlocal left
+        share = (end - clock()) / max(1, left)
+        left -= 1
+        return clock() + share
+
+    def told(name: str, entry: Tile | Product, seconds: float | None) -> None:
+        said = "does not run here" if seconds is None else f"{seconds * 1e6:.1f} us"
+        say(f"{name}: {entry}, {said}")
+
+    for (work, dim), tile in chip.tiles.items():
+        run = cases.attention(work, dim)
+        found, seconds = best(tile, run, measure, until=until(), clock=clock)
+        tiles[work, dim] = found
+        told(f"attention, {work}, heads of {dim}", found, seconds)
+    for tokens, product in chip.products.items():
+        packed = cases.product(tokens)
+        products[tokens], seconds = best(
+            product, packed, measure, fixed=("columns",), until=until(), clock=clock
+        )
+        told(f"packed products, {tokens} tokens", products[tokens], seconds)
+    for tokens, product in chip.grouped.items():
+        plain = cases.grouped(tokens)
+        grouped[tokens], seconds = best(product, plain, measure, until=until(), clock=clock)
+        told(f"products of experts, {tokens} tokens", grouped[tokens], seconds)
+    return attrs.evolve(chip, tiles=tiles, products=products, grouped=grouped)
+
+
+@attrs.frozen
+class Cases:
+    """What is measured: steps of ordinary sizes, in bfloat16."""
+
+    chip: Chip
+    device: torch.device
+    capability: tuple[int, int]
+
+    def attention(self, work: Work, dim: int) -> Callable[[Tile], Callable[[], object]]:
+        """64 sequences of 2,048 tokens, or four prompts of 1,024."""
+        latent = {"latent_dim": 512, "num_heads": 128, "num_kv_heads": 1} if dim > 256 else {}
+        heads: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, **latent}
+        device = Device("cuda", self.device.index or 0, capability=self.capability)
+        need = AttentionNeed(
+            head_dim=dim, scale=dim**-0.5, dtype="bfloat16", device=device, **heads
+        )
+        lengths, context, page = (
+            ([1024] * 4, 1024, 64) if work == "prompts" else ([1] * 64, 2048, 64)
+        )
+        S, T, width = len(lengths), sum(lengths), context // page
+        cache = {
+            name: self._random(S * width, *tensor.shape)
+            for name, tensor in attention.cache(need, page).items()
+        }
+        starts = [sum(lengths[:i]) for i in range(S + 1)]
+        positions_T = torch.cat([torch.arange(context - n, context) for n in lengths])
+        blocks_SM = torch.arange(S * width, device=self.device).view(S, width)
+        sequence_T = torch.repeat_interleave(torch.arange(S), torch.tensor(lengths))
+        slots_T = (sequence_T * context + positions_T).to(self.device)
+        batch = Batch(
+            token_ids_T=torch.zeros(T, dtype=torch.int64, device=self.device),
+            positions_T=positions_T.to(self.device),
+            slots_T=slots_T,
+            query_starts=starts,
+            context_lens=[context] * S,
+            blocks_SM=blocks_SM,
+            block_size=page,
+            query_starts_S1=torch.tensor(starts, dtype=torch.int32, device=self.device),
+            context_lens_S=torch.full((S,), context, dtype=torch.int32, device=self.device),
+        )
+        q, k, v = (
+            self._random(T, count, size)
+            for count, size in (
+                (need.num_heads, dim),
+                (need.num_kv_heads, dim),
+                (need.num_kv_heads, need.output_dim),
+            )
+        )
+
+        def run(tile: Tile) -> Callable[[], object]:
+            chip = attrs.evolve(self.chip, tiles={(work, dim): tile})
+            attend = TritonAttend(need, chip)
+            return lambda: attend(q, k, v, cache, batch)
+
+        return run
+
+    def product(self, tokens: int) -> Callable[[Product], Callable[[], object]]:
+        """A matrix of 4,096 x 4,096 in 4 bits."""
+        size = 4096
+        data = torch.randint(0, 256, (size, size // 2), dtype=torch.uint8, device=self.device)
+        scales = torch.rand(size, size // 128, device=self.device).half()
+        weight = linear.stack(IntGroups(data, scales, scales, 4, torch.bfloat16))
+        x = self._random(1 if tokens == min(self.chip.products) else tokens, size)
+        assert weight is not None, "the layout has a kernel"
+        return self._with("products", tokens, lambda: weight.matmul(x))
+
+    def grouped(self, tokens: int) -> Callable[[Product], Callable[[], object]]:
+        """16 matrices of 1,536 x 2,048."""
+        weight = experts.stack(Dense(self._random(16 * 1536, 2048)))
+        x, each = self._random(16 * tokens, 2048), torch.arange(17, device=self.device)
+        assert weight is not None, "plain matrices stack"
+        return self._with("grouped", tokens, lambda: weight.grouped(x, (each * tokens).int()))
+
+    def _with(
+        self, table: str, tokens: int, call: Callable[[], object]
+    ) -> Callable[[Product], Callable[[], object]]:
+        def run(entry: Product) -> Callable[[], object]:
+            own: Any = {table: {tokens: entry}}
+            chip = attrs.evolve(self.chip, **own)
+
+            def measured() -> object:
+                with chips.using(chip):
+                    return call()
+
+            return measured
+
+        return run
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.bfloat16, device=self.device)
+
+
+def on_device(call: Callable[[], object]) -> float | None:
+    """Measure a call on the current CUDA device: the median of some, after it has been compiled;
+    None if it does not fit or compile."""
+    from triton.errors import TritonError
+    from triton.runtime.errors import OutOfResources
+    from triton.testing import do_bench
+
+    try:
+        median: float = do_bench(call, warmup=20, rep=60, return_mode="median")
+    except (OutOfResources, TritonError, RuntimeError):
+        return None
+    return median / 1e3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m inferno_triton.tune",
+        description="Measure tiles of the kernels on this machine's GPU, and keep the fastest.",
+    )
+    parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
+    parser.add_argument(
+        "--budget", type=float, default=600, metavar="SECONDS", help="time to measure for"
+    )
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print(
+            "There is no CUDA device to measure on: run this on the GPU's machine.", file=sys.stderr
+        )
+        return 2
+    torch.cuda.set_device(options.device)
+    device = torch.device("cuda", options.device)
+    found: Any = torch.cuda.get_device_properties(device)
+    capability = (found.major, found.minor)
+    chip = chip_of(capability, found.shared_memory_per_block_optin)
+    result = tune(chip, Cases(chip, device, capability), on_device, budget=options.budget)
+    path = tuned.path_of(found.name)
+    tuned.save(path, found.name, result)
+    print(f"Written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

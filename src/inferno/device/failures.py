@@ -1,0 +1,146 @@
+"""Turns torch's errors about a device into errors that say what to do next.
+
+Torch raises RuntimeError for most of them, so their messages decide. An error that is not known
+here stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from inferno.contracts import Device
+from inferno.errors import DeviceError, InfernoError, OutOfMemoryError
+
+REMEDIES = {
+    "load the weights": "Choose a smaller or a quantized model, or stop what else uses the device.",
+    "allocate its cache": "Lower --memory, or stop what else uses the device.",
+    "capture its decode steps": "Lower --max-num-seqs or --memory, or stop what else uses the "
+    "device.",
+}
+"""By what the memory was for: what frees some."""
+
+REMEDY = (
+    "Lower --max-num-batched-tokens or --max-num-seqs, choose a smaller or a quantized model, or "
+    "stop what else uses the device."
+)
+
+
+@contextmanager
+def device_errors(device: Device, purpose: str = "") -> Iterator[None]:
+    """Context in which torch's errors about the device become an OutOfMemoryError or a DeviceError
+    with a remedy. `purpose` says what the memory is for: "load the weights"."""
+    try:
+        yield
+    except (RuntimeError, AssertionError, MemoryError) as error:
+        if (found := told(error, device, purpose)) is None:
+            raise
+        raise found from error
+
+
+def told(error: BaseException, device: Device, purpose: str = "") -> InfernoError | None:
+    """Return what an error of torch means for the user, or None if it is no error about the
+    device."""
+    message = str(error)
+    if _is_lack_of_memory(error, message):
+        # What follows the first two sentences is about the allocator's settings.
+        why = ". ".join(re.split(r"\.\s", message)[:2]).partition("\n")[0]
+        room = f" to {purpose}" if purpose else ""
+        return OutOfMemoryError(
+            f"{device} has too little free memory{room}" + (f": {why}" if why else ""),
+            REMEDIES.get(purpose, REMEDY),
+        )
+    for pattern, meaning in _MEANINGS:
+        if re.search(pattern, message, re.IGNORECASE):
+            cause, remedy = meaning(device)
+            return DeviceError(cause, remedy)
+    return None
+
+
+def no_kernels(device: Device) -> tuple[str, str]:
+    """Say that the device's capability is not among those that a library was built for."""
+    major, minor = device.capability or (0, 0)
+    chip = f" (sm_{major}{minor})" if device.capability else ""
+    built = ", ".join(torch.cuda.get_arch_list())
+    holds = f": torch {torch.__version__} has kernels for {built}" if built else ""
+    return (
+        f"a library has no kernels for {device}{chip}{holds}",
+        "Install a build of torch for this GPU (https://pytorch.org), choose "
+        "--attention-backend torch, or start with --device cpu.",
+    )
+
+
+def _is_lack_of_memory(error: BaseException, message: str) -> bool:
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(
+        re.search(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED|can't allocate memory", message)
+    )
+
+
+def _no_driver(device: Device) -> tuple[str, str]:
+    return (
+        f"torch finds no NVIDIA driver for {device}",
+        "Install NVIDIA's driver; start a container with its GPUs (docker run --gpus all); or "
+        "start with --device cpu.",
+    )
+
+
+def _old_driver(device: Device) -> tuple[str, str]:
+    return (
+        f"the NVIDIA driver of {device} is too old for torch {torch.__version__}, which is built "
+        f"for CUDA {torch.version.cuda}",
+        "Update the driver, install a build of torch for an older CUDA (https://pytorch.org), or "
+        "start with --device cpu.",
+    )
+
+
+def _no_cuda(device: Device) -> tuple[str, str]:
+    return (
+        f"the plan is for {device}, but torch {torch.__version__} is built without CUDA",
+        "Install a build of torch for CUDA (https://pytorch.org), or start with --device cpu.",
+    )
+
+
+def _mismatch(device: Device) -> tuple[str, str]:
+    return (
+        f"the NVIDIA driver of {device} and its libraries do not fit together",
+        "Restart the machine if the driver was updated; in a container, use an image for a CUDA "
+        "that the driver supports.",
+    )
+
+
+def _unusable(device: Device) -> tuple[str, str]:
+    return (
+        f"CUDA cannot start on {device}",
+        "See whether `nvidia-smi` works. After a suspension, `sudo modprobe -r nvidia_uvm; sudo "
+        "modprobe nvidia_uvm` helps; else restart the machine, or start with --device cpu.",
+    )
+
+
+def _busy(device: Device) -> tuple[str, str]:
+    return (
+        f"{device} is busy: another process has it for itself, or its compute mode forbids CUDA",
+        "Stop that process (`nvidia-smi` lists it), or name another device with --device.",
+    )
+
+
+def _gone(device: Device) -> tuple[str, str]:
+    return (
+        f"torch finds no device {device.torch_name}",
+        "Look at CUDA_VISIBLE_DEVICES and at `nvidia-smi -L`, and name a device with --device.",
+    )
+
+
+_MEANINGS: tuple[tuple[str, Callable[[Device], tuple[str, str]]], ...] = (
+    (r"no kernel image is available|PTX was compiled with an unsupported toolchain", no_kernels),
+    (r"found no NVIDIA driver", _no_driver),
+    (r"driver on your system is too old|driver version is insufficient", _old_driver),
+    (r"not compiled with CUDA enabled", _no_cuda),
+    (r"unsupported display driver|forward compatibility was attempted", _mismatch),
+    (r"devices? is/are busy|devices are busy or unavailable", _busy),
+    (r"no CUDA GPUs are available|no CUDA-capable device|invalid device ordinal", _gone),
+    (r"CUDA unknown error|CUDA driver initialization failed|initialization error", _unusable),
+)
+"""Parts of torch's and CUDA's messages, and what they mean."""

@@ -1,0 +1,94 @@
+"""Weights reach a device in pieces, through two buffers that are never overwritten too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from inferno.device import WeightStream, staging
+from inferno.device.staging import HostBuffers
+
+CHUNK = 96
+"""Bytes of a buffer."""
+
+STORED = {
+    "a matrix": torch.arange(7 * 30).view(7, 30).to(torch.int16),
+    "a vector of bfloat16": torch.arange(1000).to(torch.bfloat16),
+    "rows as columns": torch.arange(20 * 6).view(6, 20).float().T,
+    "every other row": torch.arange(40 * 3).view(40, 3)[::2],
+    "rows longer than a buffer": torch.arange(3 * 100).view(100, 3).double().T,
+    "one number": torch.tensor(7.5),
+    "nothing": torch.empty(0, 4),
+    "float8": torch.arange(-100, 100).float().to(torch.float8_e4m3fn).view(20, 10),
+}
+
+
+class LateCopies:
+    """A device that copies only when the host waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queue: list[Callable[[], object]] = []
+        self.waits = self.sent = 0
+        device = self
+
+        class Late:
+            behind = 0
+
+            def record(self) -> None:
+                self.behind = device.sent
+
+            def synchronize(self) -> None:
+                device.waits += 1
+                device.run(self.behind)
+
+        def send(buffers: HostBuffers, target: Tensor, source: Tensor) -> None:
+            self.queue.append(lambda: target.copy_(source))
+            self.sent += 1
+            buffers._fences[buffers._turn].record()
+
+        monkeypatch.setattr(staging, "fence", lambda device: Late())
+        monkeypatch.setattr(HostBuffers, "send", send)
+
+    def run(self, count: int) -> None:
+        """Run the first `count` copies of all that were ever queued."""
+        done = self.sent - len(self.queue)
+        for copy in self.queue[: count - done]:
+            copy()
+        del self.queue[: max(0, count - done)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_arrives_is_what_was_stored(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = LateCopies(monkeypatch) if late else None
+    stream = WeightStream("cpu", CHUNK, apart=True)
+    made = {name: stream(stored) for name, stored in STORED.items()}
+    if device is not None:
+        assert 0 < len(device.queue) <= 2, "the other buffer's copy may still run, none before it"
+        device.run(device.sent)
+    for name, stored in STORED.items():
+        assert made[name].dtype == stored.dtype and made[name].is_contiguous()
+        assert torch.equal(made[name].float(), stored.float()), name
+        assert made[name].data_ptr() != stored.data_ptr() or not stored.nbytes
+
+
+def test_no_more_than_two_buffers_are_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    allocate = staging.host_buffer
+
+    def counted(nbytes: int, device: str) -> Tensor:
+        made.append(nbytes)
+        return allocate(nbytes, device)
+
+    monkeypatch.setattr(staging, "host_buffer", counted)
+    stream = WeightStream("cpu", CHUNK, apart=True)
+    for stored in STORED.values():
+        stream(stored)
+    assert made == [CHUNK, CHUNK]
+
+
+def test_on_the_cpu_nothing_is_copied() -> None:
+    stored = torch.arange(4)
+    assert WeightStream("cpu")(stored) is stored
