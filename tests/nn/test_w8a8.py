@@ -30,8 +30,7 @@ def test_products_are_those_of_integers_times_scales(zeros: bool, dtype: torch.d
     for bias, expected_TO in ((None, exact_TO), (bias_O, exact_TO + bias_O.double())):
         y_TO = weight.matmul(x_TI, bias)
         assert y_TO.dtype == dtype
-        tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {}
-        torch.testing.assert_close(y_TO, expected_TO.to(dtype), **tolerance)
+        torch.testing.assert_close(y_TO, expected_TO.to(dtype))
 
 
 def test_stacked_matrices_multiply_their_own_rows() -> None:
