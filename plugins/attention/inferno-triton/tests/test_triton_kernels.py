@@ -14,9 +14,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 from triton_matrices import exact, random_blocks
 from triton_on_cpu import H200, on_cpu, provider
 
-from inferno.contracts import Device, IntLayout, KernelNeed, KernelProvider
+from inferno.contracts import Device, IntLayout, KernelNeed, KernelProvider, TableLayout
 from inferno.errors import CheckpointError
-from inferno.nn import Dense, Fp8Blocks, IntGroups, Weight
+from inferno.nn import Dense, Fp8Blocks, IntGroups, TableGroups, Weight
 from inferno.nn import ops as reference
 from inferno.testing import Catalog, KernelProviderTests
 from inferno_triton import kernels, linear, ops
@@ -71,19 +71,24 @@ MATRICES = [
     IntLayout(bits=4, group=128, symmetric=True),
     IntLayout(bits=8, group=32),
     IntLayout(bits=8, group=64, symmetric=True),
+    TableLayout(table="nf4", group=64),
 ]
 
 
 @pytest.mark.parametrize("layout", MATRICES, ids=lambda each: getattr(each, "name", each))
-def test_packed_products(layout: str | IntLayout) -> None:
+def test_packed_products(layout: str | IntLayout | TableLayout) -> None:
     """Few and many tokens, and by the unpacked matrix; columns that are not whole blocks of the
     planes. Rows have the exact values; products are within half a bfloat16's last bit of every
     value, and twice that for the rounding of the result."""
     rows, columns = 20, 512
-    if isinstance(layout, IntLayout) or FORMS[layout].values < 256:
+    if not isinstance(layout, str) or FORMS[layout].values < 256:
         columns -= 128
     if isinstance(layout, IntLayout):
         weight: Weight = random_ints(layout, rows, columns, torch.bfloat16)
+    elif isinstance(layout, TableLayout):
+        data = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8)
+        scales = torch.rand(rows, columns // layout.group)
+        weight = TableGroups(data, scales, layout.table, torch.bfloat16)
     else:
         weight = random_blocks(layout, rows, columns, torch.bfloat16)
     exact_OI = exact(weight)  # type: ignore[arg-type]
@@ -92,6 +97,7 @@ def test_packed_products(layout: str | IntLayout) -> None:
         ours = linear.stack(weight)
         assert ours is not None
         assert torch.equal(ours.rows(ids_T), exact_OI[ids_T].bfloat16())
+        assert ours.matmul(torch.empty(0, columns, dtype=torch.bfloat16)).shape == (0, rows)
         for tokens in (1, 3, 18, 65):
             x_TI = torch.randn(tokens, columns, generator=torch.Generator().manual_seed(tokens))
             x_TI = x_TI.bfloat16()
@@ -117,6 +123,7 @@ def test_products_of_8_bit_floats(block: tuple[int, int], chip: str) -> None:
     with on_cpu(CHIPS[chip]):
         ours = linear.stack(weight)
         assert ours is not None
+        assert ours.matmul(torch.empty(0, columns, dtype=torch.bfloat16)).shape == (0, rows)
         for tokens in (3, 70):
             x_TI = torch.randn(tokens, columns, generator=generator).bfloat16()
             found_TO, wanted_TO = ours.matmul(x_TI).double(), x_TI.double() @ exact_OI.T

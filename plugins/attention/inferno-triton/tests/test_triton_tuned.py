@@ -12,9 +12,11 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from inferno_triton import chips, tuned
+from triton_compiler import launches
+
+from inferno_triton import chips, mixture, packed, paged, tuned
 from inferno_triton.tiles import CHIPS, Chip, Product, Tile, Work
-from inferno_triton.tune import best, main, neighbours, tune
+from inferno_triton.tune import Cases, best, main, neighbours, tune
 
 CHIP = CHIPS["sm_90"]
 
@@ -69,6 +71,25 @@ def test_a_tile_that_does_not_run_is_kept_and_time_ends() -> None:
     start = Tile(16, 64, 4, 5)
     assert best(start, lambda tile: lambda: tile, timer, until=-1) == (start, timer(lambda: start))
     assert timer.calls == 2
+
+
+def test_what_it_measures() -> None:
+    """Each case launches its kernel with the numbers of the tile, here on tensors without
+    memory."""
+    cases = Cases(CHIP, torch.device("meta"), (9, 0))
+    with launches(paged) as attends, launches(packed) as products, launches(mixture) as grouped:
+        for (work, dim), tile in CHIP.tiles.items():
+            cases.attention(work, dim)(attrs.evolve(tile, warps=2))()
+        for tokens, product in CHIP.products.items():
+            cases.product(tokens)(attrs.evolve(product, outputs=32))()
+        for tokens, product in CHIP.grouped.items():
+            cases.grouped(tokens)(attrs.evolve(product, columns=32))()
+    found = [each for each in attends if each.kernel.fn.__name__ == "attend"]
+    assert [each.options["num_warps"] for each in found] == [2] * len(CHIP.tiles)
+    assert [each.arguments["SINGLE"] for each in found].count(False) == 3, "prompts"
+    assert [each.kernel.fn.__name__ for each in products] == ["few", "many", "many"]
+    assert {each.arguments["BO"] for each in products} == {32}
+    assert [each.arguments["BC"] for each in grouped] == [32, 32]
 
 
 def test_neighbours_differ_in_one_number() -> None:

@@ -96,9 +96,10 @@ class _Recorder:
         return launch
 
 
-def compiled(launch: Launch, chip: str) -> Machine:
+def compiled(launch: Launch, chip: str, *, disassemble: bool = True) -> Machine:
     """Compile a launch for a chip, with what the just-in-time compiler would know of its arguments:
-    which are 1, and which are divisible by 16."""
+    which are 1, and which are divisible by 16. The code is left out unless it is disassembled,
+    which takes a third of the time."""
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(launch.kernel.params):
         name, value = parameter.name, launch.arguments[parameter.name]
@@ -127,7 +128,8 @@ def compiled(launch: Launch, chip: str) -> Machine:
         binary.write_bytes(made.asm["cubin"])
         usage = re.search(r"REG:(\d+) STACK:(\d+)", _objdump("-res-usage", binary))
         assert usage is not None, "cuobjdump tells what a kernel uses"
-        return Machine(shared, int(usage[1]), int(usage[2]), _objdump("-sass", binary))
+        code = _objdump("-sass", binary) if disassemble else ""
+        return Machine(shared, int(usage[1]), int(usage[2]), code)
 
 
 def _objdump(option: str, binary: Path) -> str:

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from inferno.nn import IntGroups, Weight
+from inferno.nn import IntGroups, TableGroups, Weight
 from inferno_triton.ggml import FORMS
 
 SCALES: Mapping[str, Sequence[int]] = {
@@ -61,7 +61,7 @@ def random_blocks(layout: str, rows: int, columns: int, dtype: torch.dtype) -> G
     return GgmlBlocks(layout, torch.from_numpy(data.reshape(rows, -1)), dtype)
 
 
-def exact(weight: GgmlBlocks | IntGroups) -> Tensor:
+def exact(weight: GgmlBlocks | IntGroups | TableGroups) -> Tensor:
     """The values, float64."""
     values = weight.values() if isinstance(weight, GgmlBlocks) else weight.values(slice(None))
     return values.double()

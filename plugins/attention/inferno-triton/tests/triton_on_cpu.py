@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import attrs
+import torch
 from triton_interpreter import interpreted
 
 from inferno.contracts import (
@@ -26,10 +27,16 @@ H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), shared_memory=232_4
 
 @contextmanager
 def on_cpu(chip: Chip = CHIPS["sm_90"]) -> Iterator[None]:
-    """Interpret every kernel, with the tiles of a chip."""
+    """Interpret every kernel, with the tiles of a chip. Memory is NaN until it is written."""
     modules = (paged, rows, packed, mixture, float8)
-    with chips.using(chip), interpreted(*modules):
-        yield
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
+    try:
+        with chips.using(chip), interpreted(*modules):
+            assert torch.empty(1).isnan().all()
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def backend(item: AttentionBackend, chip: str) -> AttentionBackend:

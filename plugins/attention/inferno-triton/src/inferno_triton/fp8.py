@@ -59,6 +59,8 @@ class Float8(Weight):
         """Return (N, outputs), float32 if the columns are split. `tokens`: of a matrix, about."""
         x = x if x.stride(1) == 1 else x.contiguous()
         (N, columns), chip, dtype = x.shape, chips.chip_at(x.device), x.dtype
+        if N == 0:
+            return x.new_empty(0, outputs)
         data, scales, block = self.inner.data, self.inner.scales, self.inner.block
         rounded = chip.fp8 and tokens > chips.MAX_TOKENS
         kind = "fp8" if rounded else "wide" if chip.fp8 else "fp8_bits"
@@ -71,8 +73,6 @@ class Float8(Weight):
         programs = triton.cdiv(outputs, tile.outputs) * runs
         splits = max(1, min(columns // GROUP, 2 * chip.processors // max(1, programs)))
         out = x.new_empty(splits, N, outputs, dtype=dtype if splits == 1 else torch.float32)
-        if N == 0:
-            return out[0]
         x_scales = scales
         if rounded:
             x, x_scales = quantized(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from inferno.contracts import GROUPED, LINEAR, IntLayout, KernelNeed
+from inferno.contracts import GROUPED, LINEAR, TABLES, IntLayout, KernelNeed, TableLayout
 from inferno.contracts.layouts import GROUPS, fp8_layout
 from inferno_triton.attention import refuses_device
 
@@ -12,11 +12,17 @@ BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k"
 """ggml's layouts that have a kernel."""
 
 LAYOUTS = frozenset(
-    IntLayout(bits=bits, group=group, symmetric=symmetric).name
-    for bits in (4, 8)
-    for group in GROUPS
-    for symmetric in (False, True)
-) | {*BLOCKS}
+    {
+        *BLOCKS,
+        *(TableLayout(table=table, group=group).name for table in TABLES for group in GROUPS),
+        *(
+            IntLayout(bits=bits, group=group, symmetric=symmetric).name
+            for bits in (4, 8)
+            for group in GROUPS
+            for symmetric in (False, True)
+        ),
+    }
+)
 """Packed layouts that have a kernel."""
 
 

@@ -7,14 +7,14 @@ experts, N rows of x that are sorted by expert.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from inferno.nn import Fp8Blocks, IntGroups, Weight
+from inferno.nn import Fp8Blocks, IntGroups, TableGroups, Weight
 from inferno.nn.weight import with_biases
 from inferno_triton import chips, fp8, ggml, packed
 from inferno_triton.planes import Form, Parts, Planes
@@ -36,6 +36,8 @@ class PackedPlanes(Weight):
         """`dtype` is the type of the result of `rows`."""
         super().__init__()
         self.planes, self.shape, self.layout, self.dtype = planes, planes.shape, layout, dtype
+        for name, tensor in planes.tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         O, I = self.shape  # noqa: E741
@@ -62,6 +64,8 @@ class PackedPlanes(Weight):
     def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
         """Return (N, outputs), float32 if the columns are split. `tokens`: of a matrix, about."""
         N, columns = x.shape
+        if N == 0:
+            return x.new_empty(0, outputs)
         planes, chip = self.planes, chips.chip_at(x.device)
         experts = 0 if starts_E1 is None else len(starts_E1) - 1
         few = (tokens if experts == 0 else N) <= _FEW or (experts > 0 and tokens == 1)
@@ -77,8 +81,6 @@ class PackedPlanes(Weight):
         splits = max(1, min(planes.blocks, 2 * chip.processors // max(1, programs)))
         dtype = x.dtype if splits == 1 else torch.float32
         out = x.new_empty(splits, N, outputs, dtype=dtype)
-        if N == 0:
-            return out[0]
         more = {"UNROLL": tile.stages if size == 1 else 1} if few else {"num_stages": tile.stages}
         (packed.few if few else packed.many)[(triton.cdiv(outputs, tile.outputs), runs, splits)](
             x,
@@ -137,7 +139,7 @@ class PackedPlanes(Weight):
     def _tensors(self) -> list[Tensor]:
         planes = self.planes
         every = (planes.low, planes.high, planes.scales, planes.mins, planes.steps, planes.least)
-        return [planes.low if each is None else each for each in every]
+        return [planes.low if each is None else each for each in (*every, planes.table)]
 
     def _constants(self) -> dict[str, Any]:
         form = self.planes.form
@@ -177,6 +179,8 @@ def planes_of(weight: Weight) -> Planes | None:
     """Return the planes of a packed matrix; None if it has a scale that its form cannot hold."""
     if isinstance(weight, IntGroups):
         return _of_ints(weight)
+    if isinstance(weight, TableGroups):
+        return _of_table(weight)
     if weight.layout in ggml.FORMS:
         data_OB: Any = weight.data
         form, layout = ggml.FORMS[weight.layout].form, weight.layout
@@ -184,27 +188,49 @@ def planes_of(weight: Weight) -> Planes | None:
     return None
 
 
+def _grouping(group: int) -> tuple[Literal[32, 64], int] | None:
+    """Return the columns that share a scale in a plane, and how often it is repeated for those of a
+    layout's group; None if none divide these."""
+    if group % 64 == 0:
+        return 64, group // 64
+    return (32, group // 32) if group % 32 == 0 else None
+
+
 def _of_ints(weight: IntGroups) -> Planes | None:
-    group = min(64, weight.group)
-    if group not in (32, 64) or weight.group % group:
+    if (found := _grouping(weight.group)) is None:
         return None
-    repeats, symmetric = weight.group // group, weight.zeros is None
+    (group, repeats), symmetric = found, weight.zeros is None
 
     def parts(rows: slice) -> Parts:
         data_OB = weight.data[rows]
-        if weight.bits == 4:
-            data_OB = torch.stack([data_OB & 15, data_OB >> 4], -1).flatten(1)
-        scales_OG, zeros_OG = (
-            None if grid is None else grid[rows].repeat_interleave(repeats, 1)
-            for grid in (weight.scales, weight.zeros)
-        )
-        assert scales_OG is not None
-        return Parts(data_OB, scales_OG, zeros_OG)
+        scales_OG = weight.scales[rows].repeat_interleave(repeats, 1)
+        zeros_OG = None
+        if weight.zeros is not None:
+            zeros_OG = weight.zeros[rows].repeat_interleave(repeats, 1)
+        return Parts(_nibbles(data_OB) if weight.bits == 4 else data_OB, scales_OG, zeros_OG)
 
     form = Form(
         weight.bits,
-        group=group,  # type: ignore[arg-type]  # 32 or 64
+        group=group,
         offset=1 << weight.bits - 1 if symmetric else 0,
         mins="" if symmetric else "zeros",
     )
     return Planes.of(form, weight.shape, parts)
+
+
+def _of_table(weight: TableGroups) -> Planes | None:
+    if (found := _grouping(weight.group)) is None:
+        return None
+    group, repeats = found
+
+    def parts(rows: slice) -> Parts:
+        scales_OG = weight.scales[rows].repeat_interleave(repeats, 1)
+        return Parts(_nibbles(weight.data[rows]), scales_OG)
+
+    form = Form(4, group=group, kind="single", table="values")
+    return Planes.of(form, weight.shape, parts, weight.table)
+
+
+def _nibbles(data_OB: Tensor) -> Tensor:
+    """Return codes of 4 bits, the even column in the low half of a byte."""
+    return torch.stack([data_OB & 15, data_OB >> 4], -1).flatten(1)

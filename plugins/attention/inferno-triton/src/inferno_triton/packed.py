@@ -7,8 +7,9 @@ values between threads. One plane has the low bits of the codes, another the bit
 
 A value is (code - OFFSET - zero) · scale, or (code - OFFSET) · scale - minimum: MINS says which of
 "", "zeros" and "minima" there are. Scales are in words of 64 bits, (words, rows): KIND says what
-numbers a word has, "half" (four of float16), "byte" (eight integers, each to be multiplied by the
-block's step, which is float16) or "exponent" (eight powers of two, biased by 127).
+numbers a word has: "single" (two of float32), "half" (four of float16), "byte" (eight integers,
+each to be multiplied by the block's step, which is float16) or "exponent" (eight powers of two,
+biased by 127).
 
 Suffixes of tiles: O rows of the matrix, E elements of a block, T tokens.
 """
@@ -32,10 +33,11 @@ def integer(code, OFFSET: tl.constexpr):
 @triton.jit
 def number(words, n: tl.constexpr, step, KIND: tl.constexpr):
     """Return number n of each word."""
-    if KIND == "half":
-        return (
-            ((words >> (16 * n)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        )
+    if KIND == "single":
+        return (words >> (32 * n)).to(tl.int32).to(tl.float32, bitcast=True)
+    elif KIND == "half":
+        half = ((words >> (16 * n)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+        return half.to(tl.float32)
     elif KIND == "byte":
         return integer(((words >> (8 * n)) & 255).to(tl.int32) ^ 128, 128) * step
     else:
@@ -48,7 +50,7 @@ def number(words, n: tl.constexpr, step, KIND: tl.constexpr):
 def numbers(words, piece: tl.constexpr, step, GROUP: tl.constexpr, KIND: tl.constexpr):
     """Return the numbers of a piece's columns, (rows, 1) or (rows, E), from the words that have
     them."""
-    EACH: tl.constexpr = 4 if KIND == "half" else 8
+    EACH: tl.constexpr = 2 if KIND == "single" else 4 if KIND == "half" else 8
     FIRST: tl.constexpr = piece * 32 // GROUP % EACH
     first_O = number(words, FIRST, step, KIND)
     if GROUP < 32:
@@ -60,7 +62,7 @@ def numbers(words, piece: tl.constexpr, step, GROUP: tl.constexpr, KIND: tl.cons
 
 
 @triton.jit
-def codes(low, high, piece: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+def codes(low, high, table, piece: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
           OFFSET: tl.constexpr, TABLE: tl.constexpr):  # fmt: skip
     """Return the codes of a piece less OFFSET, or the values that they have in a TABLE, in
     float32."""
@@ -71,16 +73,18 @@ def codes(low, high, piece: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
         # Its exponent and mantissa are bits of float16: subnormal ones, too.
         half = (((code & 8) << 12) | ((code & 7) << 9)).to(tl.int16).to(tl.float16, bitcast=True)
         return half.to(tl.float32) * 16384.0
+    elif TABLE == "values":
+        return tl.load(table + code)
     else:
         return integer(code, OFFSET)
 
 
 @triton.jit
-def weights(low, high, scale_words, mins_words, step, least, piece: tl.constexpr,
+def weights(low, high, table, scale_words, mins_words, step, least, piece: tl.constexpr,
             LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
             OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr):  # fmt: skip
     """Return the values of a piece, (rows, E), in float32."""
-    value_OE = codes(low, high, piece, LOW, HIGH, OFFSET, TABLE)
+    value_OE = codes(low, high, table, piece, LOW, HIGH, OFFSET, TABLE)
     scale = numbers(scale_words, piece, step, GROUP, KIND)
     if MINS == "zeros":
         return (value_OE - numbers(mins_words, piece, least, GROUP, KIND)) * scale
@@ -122,8 +126,8 @@ def words(scales, mins, row_O, mask_O, index, rows, MINS: tl.constexpr):
 
 @triton.jit
 def few(
-    x, low, high, scales, mins, steps, least, starts, out, tokens, outputs, columns, blocks, rows,
-    x_t, splits,
+    x, low, high, scales, mins, steps, least, table, starts, out, tokens, outputs, columns, blocks,
+    rows, x_t, splits,
     LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr, EXPERTS: tl.constexpr,
     EP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr, UNROLL: tl.constexpr,
@@ -145,7 +149,7 @@ def few(
         stop = tokens
     e = tl.arange(0, 32)
     mask_O = o < outputs
-    EACH: tl.constexpr = (16 if KIND == "half" else 32) * GROUP // 128
+    EACH: tl.constexpr = (2 if KIND == "single" else 4 if KIND == "half" else 8) * GROUP // 32
     WORDS: tl.constexpr = 8 // EACH
     each = tl.cdiv(blocks, splits)
     sum0 = tl.zeros([BO, 32], tl.float32)
@@ -164,7 +168,7 @@ def few(
                 index = block * WORDS + piece // EACH
                 scale_O, mins_O = words(scales, mins, row_O, mask_O, index, rows, MINS)
             w_OE = weights(
-                low_OE, high_OE, scale_O, mins_O, step_O, least_O, piece,
+                low_OE, high_OE, table, scale_O, mins_O, step_O, least_O, piece,
                 LOW, HIGH, GROUP, KIND, OFFSET, MINS, TABLE,
             )  # fmt: skip
             column = block * 256 + piece * 32 + e
@@ -190,8 +194,8 @@ def few(
 
 @triton.jit
 def many(
-    x, low, high, scales, mins, steps, least, starts, out, tokens, outputs, columns, blocks, rows,
-    x_t, splits,
+    x, low, high, scales, mins, steps, least, table, starts, out, tokens, outputs, columns, blocks,
+    rows, x_t, splits,
     LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr, EXPERTS: tl.constexpr,
     EP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr,
@@ -212,7 +216,7 @@ def many(
     t = (first + tl.arange(0, BT)).to(tl.int64)
     e = tl.arange(0, 32)
     mask_O, mask_T = o < outputs, t < stop
-    EACH: tl.constexpr = (16 if KIND == "half" else 32) * GROUP // 128
+    EACH: tl.constexpr = (2 if KIND == "single" else 4 if KIND == "half" else 8) * GROUP // 32
     WORDS: tl.constexpr = 8 // EACH
     each = tl.cdiv(blocks, splits)
     acc_OT = tl.zeros([BO, BT], tl.float32)
@@ -225,7 +229,7 @@ def many(
                 index = block * WORDS + piece // EACH
                 scale_O, mins_O = words(scales, mins, row_O, mask_O, index, rows, MINS)
             w_OE = weights(
-                low_OE, high_OE, scale_O, mins_O, step_O, least_O, piece,
+                low_OE, high_OE, table, scale_O, mins_O, step_O, least_O, piece,
                 LOW, HIGH, GROUP, KIND, OFFSET, MINS, TABLE,
             )  # fmt: skip
             column = block * 256 + piece * 32 + e
@@ -241,7 +245,7 @@ def many(
 
 @triton.jit
 def unpack(
-    low, high, scales, mins, steps, least, ids, out, count, columns, blocks, rows,
+    low, high, scales, mins, steps, least, table, ids, out, count, columns, blocks, rows,
     LOW: tl.constexpr, HIGH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     OFFSET: tl.constexpr, MINS: tl.constexpr, TABLE: tl.constexpr, IDS: tl.constexpr,
     BO: tl.constexpr,
@@ -252,7 +256,7 @@ def unpack(
     mask_O = o < count
     row_O = tl.load(ids + o, mask=mask_O, other=0) if IDS else ids + o
     row_O = row_O.to(tl.int64)
-    EACH: tl.constexpr = (16 if KIND == "half" else 32) * GROUP // 128
+    EACH: tl.constexpr = (2 if KIND == "single" else 4 if KIND == "half" else 8) * GROUP // 32
     WORDS: tl.constexpr = 8 // EACH
     low_OE, high_OE, step_O, least_O = elements(
         low, high, steps, least, row_O, mask_O, block, blocks, rows, HIGH, KIND, MINS
@@ -262,7 +266,7 @@ def unpack(
             index = block * WORDS + piece // EACH
             scale_O, mins_O = words(scales, mins, row_O, mask_O, index, rows, MINS)
         w_OE = weights(
-            low_OE, high_OE, scale_O, mins_O, step_O, least_O, piece,
+            low_OE, high_OE, table, scale_O, mins_O, step_O, least_O, piece,
             LOW, HIGH, GROUP, KIND, OFFSET, MINS, TABLE,
         )  # fmt: skip
         column = block * 256 + piece * 32 + e

@@ -20,6 +20,7 @@ PIECE = 32
 PIECES = BLOCK // PIECE
 _AT_ONCE = 1 << 22
 """Codes that are packed at once: their words take eight times the memory."""
+_INTEGERS: Mapping[int, torch.dtype] = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 _ELEMENTS: Mapping[int, torch.dtype] = {
     1: torch.uint8,
     2: torch.int16,
@@ -43,16 +44,16 @@ class Form:
     """What every code is less."""
     mins: Literal["", "zeros", "minima"] = ""
     """What else is less: of the code, or of the product with the scale."""
-    kind: Literal["half", "byte", "exponent"] = "half"
+    kind: Literal["single", "half", "byte", "exponent"] = "half"
     """What the words of scales and of `mins` contain."""
-    table: Literal["", "e2m1"] = ""
-    """What codes mean, if not themselves: MXFP4's floats."""
+    table: Literal["", "e2m1", "values"] = ""
+    """What codes mean, if not themselves: MXFP4's floats, or those of a table."""
 
 
 @frozen(eq=False)
 class Parts:
-    """Some rows before they are packed. Scales and minima are float16, or bytes with a step in
-    float16 for each block."""
+    """Some rows before they are packed. Scales and minima are float16 or float32, or bytes with a
+    step in float16 for each block."""
 
     codes_OI: Tensor
     scales_OG: Tensor
@@ -76,9 +77,17 @@ class Planes:
     steps: Tensor | None
     """(B, O), float16."""
     least: Tensor | None
+    table: Tensor | None = None
+    """(16), float32."""
 
     @classmethod
-    def of(cls, form: Form, shape: tuple[int, int], parts: Callable[[slice], Parts]) -> Planes:
+    def of(
+        cls,
+        form: Form,
+        shape: tuple[int, int],
+        parts: Callable[[slice], Parts],
+        table: Tensor | None = None,
+    ) -> Planes:
         """Pack a matrix, whose rows `parts` returns."""
         step = max(1, _AT_ONCE // max(1, shape[1]))
         packed = [
@@ -91,16 +100,18 @@ class Planes:
             None if each is None else each.T.contiguous() for each in grids
         )
         assert low is not None and scales is not None, "every form has them"
-        return cls(form, shape, low, high, scales, mins, steps, least)
+        return cls(form, shape, low, high, scales, mins, steps, least, table)
 
     @property
     def blocks(self) -> int:
         return self.low.shape[1] // PIECE
 
     @property
-    def nbytes(self) -> int:
-        tensors = (self.low, self.high, self.scales, self.mins, self.steps, self.least)
-        return sum(each.nbytes for each in tensors if each is not None)
+    def tensors(self) -> dict[str, Tensor]:
+        """All that there are, by their names."""
+        names = ("low", "high", "scales", "mins", "steps", "least", "table")
+        every = {name: getattr(self, name) for name in names}
+        return {name: tensor for name, tensor in every.items() if tensor is not None}
 
 
 def _packed(form: Form, rows: Parts) -> tuple[Tensor | None, ...]:
@@ -130,8 +141,8 @@ def _plane(codes_OI: Tensor, first: int, bits: int) -> Tensor:
 
 def _words(form: Form, numbers_OG: Tensor, blocks: int) -> Tensor:
     """Return numbers in words of 64 bits, (O, W)."""
-    bits = 16 if form.kind == "half" else 8
-    raw_OG = numbers_OG.contiguous().view(torch.int16 if bits == 16 else torch.uint8)
+    bits = 8 * numbers_OG.itemsize
+    raw_OG = numbers_OG.contiguous().view(_INTEGERS[bits])
     raw_OG = F.pad(raw_OG, (0, blocks * BLOCK // form.group - raw_OG.shape[1])).long()
     raw_OWn = (raw_OG & (1 << bits) - 1).view(len(raw_OG), -1, 64 // bits)
     words_OW = torch.zeros_like(raw_OWn[..., 0])
