@@ -240,6 +240,16 @@ def test_x_that_is_not_contiguous_or_has_more_dimensions() -> None:
     assert torch.equal(m.panels.matmul(x_IT.T.reshape(2, 3, 64)), y_TO.reshape(2, 3, 20))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_has_the_same_product_in_any_company(layout: str) -> None:
+    """Few rows are multiplied by packed panels, many by unpacked ones or by tiles."""
+    m = matrix(layout, 37, 512)
+    x_TI = torch.from_numpy(activations(40, 512))
+    y_TO = m.panels.matmul(x_TI)
+    for count in (1, 3, 17):
+        assert torch.equal(m.panels.matmul(x_TI[5 : 5 + count]), y_TO[5 : 5 + count])
+
+
 def test_the_same_whatever_the_number_of_threads() -> None:
     m = matrix("q4_k", 1000, 512)
     x_TI = torch.from_numpy(activations(20, 512))
