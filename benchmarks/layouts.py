@@ -1,11 +1,12 @@
 """Each layout of matrices that inferno-cpu multiplies, beside torch's own CPU paths: what share of
 the memory's speed a decode step reaches, and what share of its instruction's peak 512 rows do.
 
-    python layouts.py [--layouts q8_0 fp8_rows ...] [--shape 4096x4096] [--rounds 7]
+    python layouts.py [--layouts q8_0 ...] [--shape 4096x4096] [--rounds 7] [--batches 8 512]
 
 Prints a Markdown table. Decode multiplies copies of one matrix in turn, more than any cache holds,
-by one row in bfloat16, in turns with plain reads of memory. On as many threads as torch has. A
-round during which other processes used the processor is repeated, up to three times as many.
+by one row in bfloat16, in turns with plain reads of memory; so do batches of up to 32 rows. On as
+many threads as torch has. A round during which other processes used the processor is repeated, up
+to three times as many.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from torch import Tensor
 
 from inferno_cpu import _native
 from inferno_cpu.dense import Panels
-from inferno_cpu.layouts import CODES, LAYOUTS, codes_nbytes, nbytes
+from inferno_cpu.layouts import CODES, LAYOUTS, TABLE_GROUPS, codes_nbytes, nbytes
 from inferno_cpu.memory import pages
 from inferno_cpu.packed import PackedPanels, pack
 
 COLD = 192 << 20
 """Bytes of all copies of a matrix."""
-ROWS = 512
+FEW = 32
+"""Most rows that multiply all copies."""
 Product = Callable[[Tensor], object]
 
 
@@ -60,13 +62,17 @@ def ours(name: str, rows: int, columns: int) -> Layout:
     elif name in CODES:
         size = codes_nbytes(name, shape)
         first = torch.randint(0, 0x7F, (size,), dtype=torch.uint8)
-        first.view(torch.float32).view(rows // 16, -1)[:, :16] = 0.01
+        blocks = rows // 16 * columns // TABLE_GROUPS.get(name, columns)
+        first.view(torch.float32).view(blocks, -1)[:, :16] = 0.01
     else:
         size, kind = nbytes(name, shape), LAYOUTS[name]
         groups = columns // kind.block
         data = torch.randint(0, 120, (rows, groups * kind.block_bytes), dtype=torch.uint8)
-        values = () if not name.startswith("int") else (0.01,) if "_sym_" in name else (0.01, 8.0)
-        grids = [torch.full((rows, groups), value, dtype=torch.float16) for value in values]
+        in_groups = name.startswith(("int", "w8a8"))
+        values = () if not in_groups else (0.01,) if "_sym" in name else (0.01, 8.0)
+        of = (rows, 1) if kind.head else (rows, groups)
+        dtype = torch.float32 if kind.head else torch.float16
+        grids = [torch.full(of, value, dtype=dtype) for value in values]
         first = pack(name, shape, data, *grids, dtype=torch.bfloat16)
     copies: list[Product] = []
     for _ in range(-(-COLD // size)):
@@ -153,36 +159,47 @@ def each(copies: Sequence[Product], x: Tensor) -> None:
         copy(x)
 
 
-def measured(layout: Layout, rows: int, columns: int, rounds: int) -> Iterator[str]:
+def measured(
+    layout: Layout, rows: int, columns: int, rounds: int, batches: Sequence[int]
+) -> Iterator[str]:
     """Cells of the table."""
     memory = pages(1 << 28)
     memory.fill_(1)
-    one, many = torch.randn(1, columns).bfloat16(), torch.randn(ROWS, columns).bfloat16()
+    one = torch.randn(1, columns).bfloat16()
+    many = [torch.randn(batch, columns).bfloat16() for batch in batches]
     read_speeds: list[float] = []
     speeds: list[float] = []
-    rates: list[float] = []
+    rates: dict[int, list[float]] = {batch: [] for batch in batches}
     peaks: list[float] = []
-    each(layout.copies, one)
-    layout.copies[0](many)
+    for x in (one, *many):
+        each(layout.copies, x)
     left = 3 * rounds
     while len(speeds) < rounds and left:
         left -= 1
         with Neighbours() as neighbours:
             read = timed(lambda: _native.dense_read(memory.data_ptr(), memory.nbytes))
             took = timed(lambda: each(layout.copies, one)) / len(layout.copies)
-            prompt = timed(lambda: layout.copies[0](many))
+            took_by = [seconds_of(layout, x) for x in many]
             peak = max(_native.peak(layout.peak) for _ in range(3))
         if neighbours.clean or left < rounds - len(speeds):
             read_speeds.append(memory.nbytes / read)
             speeds.append(layout.nbytes / took)
-            rates.append(2 * ROWS * rows * columns / prompt)
+            for x, taken in zip(many, took_by, strict=True):
+                rates[len(x)].append(2 * len(x) * rows * columns / taken)
             peaks.append(peak)
     yield layout.name
     yield f"{8 * layout.nbytes / rows / columns:.2f}"
     yield f"{statistics.median(speeds) / 1e9:.1f}"
     yield f"{share(speeds, read_speeds):.0%}"
-    yield f"{statistics.median(rates) / 1e9:.0f}"
-    yield f"{share(rates, peaks):.0%} of {layout.peak}"
+    for batch in batches:
+        yield f"{statistics.median(rates[batch]) / 1e9:.0f}"
+        yield f"{share(rates[batch], peaks):.0%} of {layout.peak}"
+
+
+def seconds_of(layout: Layout, x: Tensor) -> float:
+    """Seconds of a product."""
+    copies = layout.copies if len(x) <= FEW else layout.copies[:1]
+    return timed(lambda: each(copies, x)) / len(copies)
 
 
 def share(parts: Sequence[float], wholes: Sequence[float]) -> float:
@@ -196,6 +213,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=known, choices=known)
     parser.add_argument("--shape", default="4096x4096", help="rows and columns of the matrix")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", nargs="*", type=int, default=[512], help="rows of x")
     parser.add_argument("--level", choices=_native.available())
     arguments = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -204,14 +222,13 @@ def main() -> None:
         _native.select(arguments.level)
     rows, columns = map(int, arguments.shape.split("x"))
     print(f"{arguments.shape}, {_native.selected()}, {_native.threads()} threads\n")
-    print(
-        "| layout | bits a weight | decode, GB/s | of a plain read | 512 rows, GFLOP/s | of peak |"
-    )
-    print("| --- | --- | --- | --- | --- | --- |")
+    heads = [f"{batch} rows, GFLOP/s | of peak" for batch in arguments.batches]
+    print(f"| {' | '.join(['layout | bits a weight | decode, GB/s | of a plain read', *heads])} |")
+    print(f"|{' --- |' * (4 + 2 * len(heads))}")
     for name in arguments.layouts:
         try:
             layout = PEERS[name](rows, columns) if name in PEERS else ours(name, rows, columns)
-            cells = list(measured(layout, rows, columns, arguments.rounds))
+            cells = list(measured(layout, rows, columns, arguments.rounds, arguments.batches))
         except RuntimeError as error:  # torch has no such path here
             cells = [name, str(error).splitlines()[0]]
         print(f"| {' | '.join(cells)} |", flush=True)

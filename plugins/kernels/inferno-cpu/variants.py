@@ -1,9 +1,10 @@
 """Build the native module in a variant for tests, and run this plugin's tests on it.
 
-    python variants.py sanitize|emulate [arguments for pytest]
+    python variants.py sanitize|emulate|emulate-amx [arguments for pytest]
 
 sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer. emulate: levels that this machine
-may lack (AVX-VNNI, AVX-512, AMX) as plain code, which needs SIMDe (Debian: libsimde-dev).
+may lack (AVX-VNNI, AVX-512, AMX) as plain code, which needs SIMDe (Debian: libsimde-dev); their
+tiles are small. emulate-amx: only AMX's tiles, of full size, on a machine with AVX-512 and BF16.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-OPTIONS = {"sanitize": "-DINFERNO_SANITIZE=ON", "emulate": "-DINFERNO_EMULATE=ON"}
+OPTIONS = {
+    "sanitize": "-DINFERNO_SANITIZE=ON",
+    "emulate": "-DINFERNO_EMULATE=ON",
+    "emulate-amx": "-DINFERNO_EMULATE_AMX=ON",
+}
 ABOUT_INSTALLED = [
     f"--ignore={HERE / 'tests' / name}" for name in ("test_emulator.py", "test_instructions.py")
 ]

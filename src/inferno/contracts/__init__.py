@@ -82,7 +82,7 @@ from inferno.contracts.kernels import (
     Recording,
     Uncaptured,
 )
-from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, fp8_layout
+from inferno.contracts.layouts import TABLES, IntLayout, TableLayout, W8A8Layout, fp8_layout
 from inferno.contracts.logits import LogitsProcessor, Processor, ProcessorContext
 from inferno.contracts.mixes import DenseMatrices, Mixed, QuantMix
 from inferno.contracts.packing import PackedParts, PackedPlace, Packing, Take
@@ -205,6 +205,7 @@ __all__ = [
     "Uncaptured",
     "Vocabulary",
     "Scaling",
+    "W8A8Layout",
     "WriteOptions",
     "Writer",
     "WrittenFile",

@@ -1,6 +1,6 @@
 """Public layouts of packed matrices: every kernel that knows one serves all schemes that convert
 their matrices to it. The reference page `layouts.md` describes their tensors; the weights are
-`inferno.nn.IntGroups`, `TableGroups` and `Fp8Blocks`."""
+`inferno.nn.IntGroups`, `W8A8`, `TableGroups` and `Fp8Blocks`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,24 @@ class IntLayout:
         loss: in 4 bits if that is enough, and in the largest group size of `GROUPS` that divides
         `group`, with scales repeated. If none does, groups keep their size."""
         return cls(bits=4 if bits <= 4 else 8, group=_fitting(group), symmetric=symmetric)
+
+
+@frozen(kw_only=True)
+class W8A8Layout:
+    """8-bit unsigned integers with a scale and a zero point for each row, multiplied by activations
+    that are rounded to int8 with a scale for each token."""
+
+    symmetric: bool = True
+    """Whether every zero point is 128, and not stored."""
+
+    @property
+    def name(self) -> str:
+        """The `Weight.layout`: "w8a8_sym" or "w8a8"."""
+        return "w8a8_sym" if self.symmetric else "w8a8"
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Return the bytes of a matrix in this layout."""
+        return rows * (columns + (4 if self.symmetric else 8))
 
 
 TABLES: Mapping[str, tuple[float, ...]] = {

@@ -98,9 +98,12 @@ def decode(need: AttentionNeed, sequences: int, context: int, torch_too: bool) -
 def prefill(need: AttentionNeed, tokens: int, torch_too: bool) -> None:
     work = 4 * need.num_heads * need.head_dim * tokens * (tokens + 1) / 2
     [ours] = interleaved(run(need, attend.build(need), attention.cache, [tokens], [tokens], 1))
+    peak = max(
+        _native.peak("bfloat16" if need.dtype == "bfloat16" else "float32") for _ in range(5)
+    )
     line = (
         f"prompt {tokens:5} {need.cache_dtype:15} native {ours * 1e6:7.0f} us "
-        f"{work / ours / 1e9:7.0f} GFLOP/s"
+        f"{work / ours / 1e9:7.0f} GFLOP/s, {work / ours / peak:.0%} of peak"
     )
     if torch_too:
         theirs = run(

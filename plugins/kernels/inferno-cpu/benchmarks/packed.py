@@ -47,10 +47,12 @@ def random_matrix(layout: str, rows: int, columns: int) -> tuple[torch.Tensor, .
     kind = LAYOUTS[layout]
     groups = columns // kind.block
     data = torch.randint(0, 120, (rows, groups * kind.block_bytes), dtype=torch.uint8)
-    if not layout.startswith("int"):
+    if not layout.startswith(("int", "w8a8")):
         return (data,)
-    grids = (0.01,) if "_sym_" in layout else (0.01, 8.0)
-    return data, *(torch.full((rows, groups), value, dtype=torch.float16) for value in grids)
+    grids = (0.01,) if "_sym" in layout else (0.01, 8.0)
+    of = (rows, 1) if kind.head else (rows, groups)
+    dtype = torch.float32 if kind.head else torch.float16
+    return data, *(torch.full(of, value, dtype=dtype) for value in grids)
 
 
 def bench(layout: str, rows: int, columns: int, batches: Sequence[int], seconds: float) -> None:

@@ -13,6 +13,11 @@ void bind_dense(nb::module_& m) {
           nb::gil_scoped_release released;
           active().dense->repack(dtype, at(w), row_stride, at(panels), N, K);
         });
+  m.def("dense_repack_table", [](int w_dtype, Address w, int64_t row_stride, Address scales,
+                                 Address panels, int64_t N, int64_t K) {
+    nb::gil_scoped_release released;
+    active().dense->repack_table(w_dtype, at(w), row_stride, at<float>(scales), at(panels), N, K);
+  });
   m.def("dense_repack_fp8", [](int w_dtype, Address w, int64_t row_stride, Address scales,
                                Address panels, int64_t N, int64_t K) {
     nb::gil_scoped_release released;

@@ -137,10 +137,8 @@ bool rows_of(const void* panels, const int64_t* ids, void* y, int64_t T, int64_t
 // Codes are decoded to float32.
 #define FOR_TYPE(dtype, Name, ...) \
   switch (dtype) {                 \
-    case kFp8Rows:                 \
-    case kFp8Blocks:               \
-    case kFloat32: {               \
-      using Name = float;          \
+    case kFloat16: {               \
+      using Name = f16;            \
       __VA_ARGS__;                 \
     } break;                       \
     case kBFloat16: {              \
@@ -148,7 +146,7 @@ bool rows_of(const void* panels, const int64_t* ids, void* y, int64_t T, int64_t
       __VA_ARGS__;                 \
     } break;                       \
     default: {                     \
-      using Name = f16;            \
+      using Name = float;          \
       __VA_ARGS__;                 \
     } break;                       \
   }
@@ -230,6 +228,18 @@ bool repack_fp8(int w_dtype, const void* w, int64_t row_stride, const float* sca
   return good;
 }
 
+void repack_table(int w_dtype, const void* w, int64_t row_stride, const float* scales, void* panels,
+                  int64_t N, int64_t K) {
+  CodePanel about(w_dtype, K);
+  int64_t count = (N + 15) / 16;
+  parallel_chunks(count, 1 + kChunkBytes / about.bytes, [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin; g < end; g++)
+      repack_nibbles(table_of(w_dtype), (const uint8_t*)w + g * 16 * row_stride, row_stride,
+                     scales + g * about.scales, N - g * 16 < 16 ? N - g * 16 : 16, about,
+                     (char*)panels + g * about.bytes);
+  });
+}
+
 bool rows(int w_dtype, int y_dtype, const void* panels, const int64_t* ids, void* y, int64_t T,
           int64_t N, int64_t K) {
   if (is_codes(w_dtype)) {
@@ -283,5 +293,5 @@ double peak(int dtype) {
 }  // namespace
 
 extern const DenseLinear INFERNO_EXPORT(dense);
-const DenseLinear INFERNO_EXPORT(dense) = {repack, repack_fp8, matmul, grouped,
-                                           argmax, rows,       read,   peak};
+const DenseLinear INFERNO_EXPORT(dense) = {
+    repack, repack_fp8, repack_table, matmul, grouped, argmax, rows, read, peak};

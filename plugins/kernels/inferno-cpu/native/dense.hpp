@@ -1,4 +1,4 @@
-// Matrices of float32, bfloat16, float16 and float8, in panels of sixteen rows (gemm_float.hpp,
+// Matrices of float32, bfloat16, float16, float8 and codes of a table, in panels of sixteen rows (gemm_float.hpp,
 // dense_codes.hpp). The last panel is padded with zeros.
 #pragma once
 #include <cstdint>
@@ -14,6 +14,11 @@ struct DenseLinear {
   // panel share. A value is its code's times its scale. Returns false if a code is NaN.
   bool (*repack_fp8)(int w_dtype, const void* w, int64_t row_stride, const float* scales,
                      void* panels, int64_t N, int64_t K);
+  // Copy codes of 4 bits w (N, K / 2), two in a byte, the earlier column in the low half, rows
+  // row_stride bytes apart, with float32 scales (N, K / group), into panels aligned to 64 bytes.
+  // w_dtype, kNf4_g32 to kFp4_g128, says the table and the group, which divides K.
+  void (*repack_table)(int w_dtype, const void* w, int64_t row_stride, const float* scales,
+                       void* panels, int64_t N, int64_t K);
   // y_MN = x_MK @ w_NK.T + bias_N. Rows of x are x_stride apart; y is dense and of x's type; bias
   // is float32 or null. Sums are float32. Products are exact in float32's normal range (see dot2).
   void (*matmul)(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,

@@ -178,19 +178,19 @@ struct Product {
 
   // Where packed tokens begin: of panels of codes, all tiles of a block of columns follow each
   // other. Within whole rows they would be some power of two apart, and share few lines of a cache.
-  X* block_tokens(int64_t b) const {
-    return (X*)x + b * (kBlock / S::kColumns * S::kPerStep) * tiles.M;
+  X* block_tokens(int64_t b, int64_t columns) const {
+    return (X*)x + b * (columns / S::kColumns * S::kPerStep) * tiles.M;
   }
 
   // Pack tile i of the tokens that begin at `from`.
   template <class A>
   void pack_tile(const A* from, int64_t from_stride, int64_t i) const {
-    int64_t at = tiles.begin(i), width = is_codes(w_dtype) ? kBlock : K;
+    int64_t at = tiles.begin(i), width = is_codes(w_dtype) ? CodePanel(w_dtype, K).block : K;
     from += at * from_stride;
     for (int64_t k = 0, b = 0; k < K; k += width, b++) {
       int64_t columns = K - k < width ? K - k : width;
       pack<S>(from + k, from_stride, tiles.size(i), columns,
-              block_tokens(b) + at * steps_of<S>(columns) * S::kPerStep);
+              block_tokens(b, width) + at * steps_of<S>(columns) * S::kPerStep);
     }
   }
 
@@ -200,6 +200,7 @@ struct Product {
   void run_codes(int64_t task, int64_t begin, int64_t end, int64_t first, int64_t last,
                  const Sink& sink) const {
     CodePanel about(w_dtype, K);
+    auto decode = decode_for<S>(w_dtype);
     int64_t start = tiles.begin(first), tokens = tiles.begin(last) - start;
     bool few = kDecodesFew<S> && tiles.count == 1 && tokens <= kFewTokens;
     char* decoded = (char*)scratch<2>(size_t(R * (kDecodedBytes<S> + tokens * 64)));
@@ -208,24 +209,23 @@ struct Product {
       int present = int(count - g < R ? count - g : R);
       const char* panels = w + g * panel_bytes;
       for (int64_t b = 0; b < about.blocks; b++) {
-        int64_t columns = K - b * kBlock < kBlock ? K - b * kBlock : kBlock;
+        int64_t columns = K - b * about.block < about.block ? K - b * about.block : about.block;
         int64_t count = steps_of<S>(columns);
-        const char* codes = panels + about.codes_at + b * kBlock * 16;
+        const char* codes = panels + about.codes_at + b * about.block_bytes;
         for (int r = 0; r < present && !few; r++)
-          decode<S>(codes + r * panel_bytes, (columns + 1) / 2, decoded + r * kDecodedBytes<S>);
+          decode(codes + r * panel_bytes, columns, decoded + r * kDecodedBytes<S>);
         F32 scales[4];
         for (int r = 0; r < present; r++)
-          scales[r] = CodePanel::scale(w_dtype, panels + r * panel_bytes, b);
+          scales[r] = about.scale(panels + r * panel_bytes, b);
         for (int64_t i = first; i < last; i++) {
           int T = tiles.size(i);
           float* sum = sums + (tiles.begin(i) - start) * R * 16;
           for (int j = 0; j < present * T; j++) __builtin_prefetch(sum + j * 16, 1);
           alignas(64) float out[kTileOut<S>];
-          const X* tokens = block_tokens(b) + tiles.begin(i) * count * S::kPerStep;
+          const X* tokens = block_tokens(b, about.block) + tiles.begin(i) * count * S::kPerStep;
           if constexpr (kDecodesFew<S>)
             if (few)
-              tile_for<CodeSteps<S>>(T, true)(codes, panel_bytes, present, tokens,
-                                              (columns + 1) / 2, codes + kAhead, 32, out);
+              multiply_codes<S>(w_dtype, codes, panel_bytes, present, tokens, T, columns, out);
           if (!few)
             tile_for<S>(T, tiles.count == 1)(decoded, kDecodedBytes<S>, present, tokens, count,
                                              decoded, 0, out);

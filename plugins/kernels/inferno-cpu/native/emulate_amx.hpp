@@ -77,18 +77,26 @@ static void tile_dot_bf16() {
       memcpy(tiles.data[SUM][m] + 4 * n, &sum, 4);
     }
 }
-template <int SUM, int A, int B>
-static void tile_dot_int8() {
-  emulated_check<SUM, A, B>();
+// B: int8_t or uint8_t.
+template <class B, int SUM, int A, int W>
+static void emulated_dot_bytes() {
+  emulated_check<SUM, A, W>();
   EmulatedTiles& tiles = emulated_tiles;
   for (int m = 0; m < tiles.shapes.rows[SUM]; m++)
     for (int n = 0; n < tiles.shapes.row_bytes[SUM] / 4; n++) {
       uint32_t sum;
       memcpy(&sum, tiles.data[SUM][m] + 4 * n, 4);
-      for (int k = 0; k < tiles.shapes.rows[B]; k++)
+      for (int k = 0; k < tiles.shapes.rows[W]; k++)
         for (int i = 0; i < 4; i++)
-          sum +=
-              uint32_t(int8_t(tiles.data[A][m][4 * k + i]) * int8_t(tiles.data[B][k][4 * n + i]));
+          sum += uint32_t(int8_t(tiles.data[A][m][4 * k + i]) * B(tiles.data[W][k][4 * n + i]));
       memcpy(tiles.data[SUM][m] + 4 * n, &sum, 4);
     }
+}
+template <int SUM, int A, int W>
+static void tile_dot_int8() {
+  emulated_dot_bytes<int8_t, SUM, A, W>();
+}
+template <int SUM, int A, int W>
+static void tile_dot_unsigned() {
+  emulated_dot_bytes<uint8_t, SUM, A, W>();
 }

@@ -27,7 +27,7 @@ DECLARE(sve256)
 namespace {
 
 // The kernels that each level takes. Another level's, where its own instructions would change
-// nothing: AVX-VNNI only multiplies bytes, AMX only multiplies many rows, and BF16 only floats.
+// nothing: AVX-VNNI only multiplies bytes, AMX only multiplies matrices, and BF16 only floats.
 #define TAKES(name, elementwise, dense, packed, attention, experts, quantize)                   \
   Isa {                                                                                         \
     name, &elementwise_##elementwise, &dense_##dense, &packed_##packed, &attention_##attention, \
@@ -37,7 +37,7 @@ namespace {
 const Isa kIsas[] = {
     //      level         elementwise dense       packed      attention   experts     quantize
 #if defined(INFERNO_HAS_AMX)
-    TAKES("amx",         avx512,     amx,        avx512vnni, avx512,     avx512vnni, avx512vnni),
+    TAKES("amx",         avx512,     amx,        amx,        avx512,     avx512vnni, avx512vnni),
 #endif
 #if defined(INFERNO_HAS_AVX512)
     TAKES("avx512",      avx512,     avx512,     avx512vnni, avx512,     avx512vnni, avx512vnni),

@@ -37,7 +37,9 @@ inline bool avxvnni() { return avx2() && __builtin_cpu_supports("avxvnni"); }
 #if defined(INFERNO_HAS_AVX512)
 inline bool avx512() { return avx512vnni() && __builtin_cpu_supports("avx512bf16"); }
 #endif
-#if defined(INFERNO_HAS_AMX)
+#if defined(INFERNO_EMULATE_AMX)
+inline bool amx() { return avx512(); }
+#elif defined(INFERNO_HAS_AMX)
 // A thread that uses tiles has 8 KB more of state, so Linux (5.16 and later) grants them only to
 // processes that ask.
 inline bool tiles_granted() {

@@ -29,6 +29,8 @@ enum PackedLayout : int {
   kInt8_g128,
   kInt8_sym_g64,
   kInt8_sym_g128,
+  kW8a8,
+  kW8a8_sym,
   kPackedLayouts,
 };
 
@@ -37,13 +39,13 @@ struct PackedLinear {
   int64_t (*panel_bytes)(int layout, int64_t K);
   // Build panels from rows of ggml's blocks, `row_bytes` apart. int4: from codes (N, K / 2), low
   // nibble first, int8: from codes (N, K), both with float16 scales and zeros (N, K / group):
-  // w = scale * (code - zero), where symmetric ones have no zeros, but 128. K is a whole number of
-  // blocks or groups.
+  // w = scale * (code - zero), where symmetric ones have no zeros, but 128. w8a8: as int8, with
+  // float32 scales and zeros (N). K is a whole number of blocks or groups, of 32 columns for w8a8.
   void (*repack)(int layout, const void* rows, int64_t row_bytes, const void* scales,
                  const void* zeros, void* panels, int64_t N, int64_t K);
-  // y_MN = x_MK @ W_NK.T (+ bias_N), with x rounded to int8 in groups of 32, or with symmetric
-  // int8 of their groups. An x that is not
-  // finite makes its whole row of y NaN. The bias has y's type, or is null.
+  // y_MN = x_MK @ W_NK.T (+ bias_N), with x rounded to int8 in groups of 32, with symmetric int8 of
+  // their groups, and with w8a8 row by row. An x that is not finite makes its whole row of y NaN.
+  // The bias has y's type, or is null.
   void (*matmul)(int layout, const void* panels, int x_dtype, const void* x, int y_dtype, void* y,
                  const void* bias, int64_t M, int64_t N, int64_t K);
   // W holds E stacked matrices of N rows each. Rows starts[e] .. starts[e + 1] of x are multiplied

@@ -30,10 +30,13 @@ struct Iq4nl {  // ggml's kvalues_iq4nl
       128 + 1,   128 + 13,  128 + 25, 128 + 38, 128 + 53, 128 + 69, 128 + 89, 128 + 113};
 };
 
-// BITS a stored code, GROUPS of 32 columns a superblock, SPAN of them with one scale of x.
+// BITS a stored code, GROUPS of 32 columns a superblock, SPAN of them with one scale of x. Members
+// that the other layouts have too: kHead, bytes before the first superblock; kShared, how many groups
+// in a row have the same scale and minimum, and a scale of x each.
 template <int BITS, int GROUPS, Sub SUB, Min MIN, int OFFSET, class TABLE = Plain, int SPAN = 1>
 struct Packed {
-  static constexpr int kGroups = GROUPS, kOffset = OFFSET, kSpan = SPAN;
+  static constexpr int kGroups = GROUPS, kOffset = OFFSET, kSpan = SPAN, kHead = 0;
+  static constexpr int kShared = SUB == kNoSub && SPAN == 1 ? GROUPS : 1;
   static constexpr int kStoredBits = BITS, kBits = TABLE::kBits ? TABLE::kBits : BITS;
   static constexpr Sub kSub = SUB;
   static constexpr Min kMinimum = MIN;
@@ -44,6 +47,7 @@ struct Packed {
   static constexpr int kSubBytes = SUB == kNoSub ? 0 : SUB == kPowers ? kRows : 2 * kRows;
   static constexpr int kGroupBytes = kSubBytes + kRows * kColumns * BITS / 8;
   static constexpr int kSuperBytes = kHeader + GROUPS * kGroupBytes;
+  static constexpr bool kLines = kHeader % 64 == 0 && kSubBytes % 64 == 0 && kGroupBytes % 64 == 0;
 
   struct Header { F32 scale, min; };
   INL Header header(const uint8_t* p) {
@@ -73,16 +77,17 @@ struct Packed {
     for (int i = 0; i < kRows; i++) n[i] = uint8_t(group[kRows * half + i] >> shift) & 15;
     return load(n);
   }
+  INL B64 load_codes(const uint8_t* p) { return kLines ? load_line(p) : load_bytes(p); }
   // The codes of columns 4j .. 4j + 3.
   INL B64 codes(const uint8_t* group, int j) {
     const uint8_t* p = group + kSubBytes;
-    if (BITS == 8) return Dot<8>::code(load_bytes(p + 64 * j));
+    if (BITS == 8) return Dot<8>::code(load_codes(p + 64 * j));
     if (BITS == 4 ||
         BITS ==
             5) {  // a vector of nibbles for two fours; bit j of the last one: fifth bits of four j
-      B64 low = bits(load_bytes(p + 64 * (j / 2)), j % 2 ? -4 : 0, 15);
+      B64 low = bits(load_codes(p + 64 * (j / 2)), j % 2 ? -4 : 0, 15);
       if constexpr (TABLE::kBits) return Dot<kBits>::code(look_up(TABLE::kTable, low));
-      return BITS == 4 ? low : either(low, bits(load_bytes(p + 256), 4 - j, 16));
+      return BITS == 4 ? low : either(low, bits(load_codes(p + 256), 4 - j, 16));
     }
     if (BITS == 6) {  // for each 16 columns two vectors of nibbles and one of the bits above
       p += 192 * (j / 4);
@@ -113,16 +118,38 @@ using Int8 = Packed<8, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
 template <int GROUP>  // x is rounded in groups of the same size: integers are summed over all of it
 using Int8Sym = Packed<8, GROUP / kColumns, kNoSub, kNoMin, 128, Plain, GROUP / kColumns>;
 
+// 8-bit codes with a scale, and a zero point, for the whole row, as has x (kSpan 0): integers are
+// summed over all columns. w = scale * (code - 128 - zero). UNPACKED: for many rows of x.
+template <bool ZERO, bool UNPACKED = false>
+struct Rows8 {
+  static constexpr int kGroups = 1, kOffset = 128, kSpan = 0, kShared = 1, kHalves = 1;
+  static constexpr int kBits = 8, kStoredBits = 8;
+  static constexpr bool kHasMin = ZERO, kUnpacked = UNPACKED;
+  static constexpr int kHead = 2 * 4 * kRows;  // float32 scales, zero points
+  static constexpr int kGroupBytes = kRows * kColumns, kSuperBytes = kGroupBytes, kCodesAt = 0;
+
+  struct Header { F32 scale, min; };
+  INL Header header(const uint8_t* p) {
+    return {load((const float*)p), load((const float*)p + kRows)};
+  }
+  INL F32 scale(const Header& h, const uint8_t*, int) { return h.scale; }
+  INL B64 codes(const uint8_t* group, int j) {
+    B64 line = load_line(group + 64 * j);
+    return UNPACKED ? line : Dot<8>::code(line);
+  }
+};
+
 // A panel unpacked for many rows of x. BITS bounds the codes; 4 also covers fewer bits.
-template <int BITS, int HALVES, bool MIN, int OFFSET, int SPAN>
+template <int BITS, int HALVES, bool MIN, int OFFSET, int SPAN, int SHARED>
 struct Unpacked {
-  static constexpr int kBits = BITS, kGroups = SPAN, kOffset = OFFSET, kHalves = HALVES,
-                       kSpan = SPAN;
+  static constexpr int kBits = BITS, kGroups = SPAN * SHARED, kOffset = OFFSET, kHalves = HALVES,
+                       kSpan = SPAN, kShared = SHARED, kHead = 0;
   static constexpr bool kHasMin = MIN, kUnpacked = true;
   static constexpr int kHeader = 0;
   static constexpr int kScaleBytes = 4 * kRows * HALVES;
   static constexpr int kCodesAt = kScaleBytes * (MIN ? 2 : 1);
-  static constexpr int kGroupBytes = kCodesAt + kRows * kColumns, kSuperBytes = SPAN * kGroupBytes;
+  static constexpr int kGroupBytes = kCodesAt + kRows * kColumns,
+                       kSuperBytes = kGroups * kGroupBytes;
 
   struct Header {};
   INL Header header(const uint8_t*) { return {}; }
@@ -149,31 +176,60 @@ constexpr int code_at(int lane, int column) {
 }
 
 template <class L>
-using UnpackedOf =
-    Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset, L::kSpan>;
+struct UnpackedFrom {
+  using Of = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset, L::kSpan,
+                      L::kShared>;
+};
+template <bool ZERO>
+struct UnpackedFrom<Rows8<ZERO>> {
+  using Of = Rows8<ZERO, true>;
+};
+template <class L>
+using UnpackedOf = typename UnpackedFrom<L>::Of;
+
+// Codes of an unpacked group: those of AMX are signed, less the offset, if there is one.
+template <class L>
+INL B64 unpacked_codes(const uint8_t* group, int j) {
+#if defined(INFERNO_AMX)
+  if (L::kOffset) return subtract(L::codes(group, j), L::kOffset);
+#endif
+  return L::codes(group, j);
+}
+
+template <class L>
+INL void unpack_codes(const uint8_t* group, uint8_t* to) {
+#if defined(INFERNO_NEON_MATRIX)
+  UNROLL_FOR (int j = 0; j < kFours; j += 2) {
+    Eights codes = interleave(L::codes(group, j), L::codes(group, j + 1));
+    store_bytes(to + 64 * j, codes.low);
+    store_bytes(to + 64 * j + 64, codes.high);
+  }
+#else
+  UNROLL_FOR (int j = 0; j < kFours; j++) store_bytes(to + 64 * j, unpacked_codes<L>(group, j));
+#endif
+}
 
 template <class L>
 void unpack(const uint8_t* panel, uint8_t* to, int64_t groups) {
   using U = UnpackedOf<L>;
-  for (int64_t g = 0; g < groups; panel += L::kSuperBytes) {
-    typename L::Header header = L::header(panel);
-    for (int i = 0; i < L::kGroups; i++, g++, to += U::kGroupBytes) {
-      const uint8_t* group = panel + L::kHeader + i * L::kGroupBytes;
-      for (int half = 0; half < L::kHalves; half++) {
-        store((float*)to + kRows * half, L::scale(header, group, half));
-        if (L::kHasMin)
-          store((float*)(to + U::kScaleBytes) + kRows * half, L::min(header, group, half));
+  if constexpr (L::kSpan == 0) {
+    memcpy(to, panel, L::kHead);
+    for (int64_t g = 0; g < groups; g++)
+      unpack_codes<L>(panel + L::kHead + g * L::kGroupBytes, to + U::kHead + g * U::kGroupBytes);
+    return;
+  }
+  if constexpr (L::kSpan != 0) {
+    for (int64_t g = 0; g < groups; panel += L::kSuperBytes) {
+      typename L::Header header = L::header(panel);
+      for (int i = 0; i < L::kGroups; i++, g++, to += U::kGroupBytes) {
+        const uint8_t* group = panel + L::kHeader + i * L::kGroupBytes;
+        for (int half = 0; half < L::kHalves; half++) {
+          store((float*)to + kRows * half, L::scale(header, group, half));
+          if (L::kHasMin)
+            store((float*)(to + U::kScaleBytes) + kRows * half, L::min(header, group, half));
+        }
+        unpack_codes<L>(group, to + U::kCodesAt);
       }
-#if defined(INFERNO_NEON_MATRIX)
-      UNROLL_FOR (int j = 0; j < kFours; j += 2) {
-        Eights codes = interleave(L::codes(group, j), L::codes(group, j + 1));
-        store_bytes(to + U::kCodesAt + 64 * j, codes.low);
-        store_bytes(to + U::kCodesAt + 64 * j + 64, codes.high);
-      }
-#else
-      UNROLL_FOR (int j = 0; j < kFours; j++)
-        store_bytes(to + U::kCodesAt + 64 * j, L::codes(group, j));
-#endif
     }
   }
 }

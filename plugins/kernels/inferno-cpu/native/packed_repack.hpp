@@ -271,4 +271,25 @@ void repack_panel(const uint8_t* source, int64_t row_bytes, const uint16_t* scal
   }
 }
 
+// Scales and zero points are float32.
+template <bool ZERO>
+void repack_rows(const uint8_t* source, int64_t row_bytes, const uint16_t* scales,
+                 const uint16_t* zeros, uint8_t* panel, int64_t p, int64_t N, int64_t K) {
+  int64_t first = p * kRows, count = N - first < kRows ? N - first : kRows;
+  float head[2][kRows] = {};
+  for (int64_t r = 0; r < count; r++) {
+    memcpy(&head[0][r], (const float*)scales + first + r, 4);
+    if (ZERO) memcpy(&head[1][r], (const float*)zeros + first + r, 4), head[1][r] -= 128.0f;
+  }
+  memcpy(panel, head, sizeof head);
+  panel += Rows8<ZERO>::kHead;
+  for (int64_t k = 0; k < K; k += 4, panel += 4 * kRows)
+    for (int64_t r = 0; r < kRows; r++) {
+      if (r < count)
+        memcpy(panel + 4 * r, source + (first + r) * row_bytes + k, 4);
+      else
+        memset(panel + 4 * r, 0, 4);
+    }
+}
+
 }  // namespace

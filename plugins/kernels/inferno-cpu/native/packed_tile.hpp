@@ -5,9 +5,10 @@
 namespace {
 
 // T quantized rows of x, as a tile reads them. For every 32 columns: the fours, [8][T][4] signed
-// bytes; T scales; and for each 16 columns T sums: the correction of the integer sum for the offset
-// or, in a layout with minimums, the scaled sum of x. (With scales for 32 columns, the first is for
-// all 32.)
+// bytes (for tiles of AMX [T][32]); T scales; and for each 16 columns T sums: the correction of the
+// integer sum for the offset or, in a layout with minimums, the scaled sum of x. With scales for 32
+// columns, the first is for all 32. If more columns share a scale of W or of x, the first group has
+// the sums of all; and if x has one for the whole row, first the correction, then the sum of x.
 template <int T>
 struct Activations {
   static constexpr int kScales = kColumns * T, kSums = kScales + 4 * T, kBytes = kSums + 8 * T;
@@ -55,8 +56,33 @@ INL void multiply_pairs(const uint8_t* w, int64_t stride, const uint8_t* x, int 
 }
 #endif
 
-// f += R panels, `stride` apart, times T rows of x. STREAM: weights come from memory, not from the
-// cache.
+// f += the integer sums of half a group, or all of it, scaled; where groups share their scale, only
+// by those of x.
+template <class L, int R, int T>
+INL void add_group(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
+                   const uint8_t* x, int half, const I32 (&total)[R][T], F32 (&f)[R][T]) {
+  using A = Activations<T>;
+  const uint8_t* sums = x + A::kSums + 4 * T * half;
+  UNROLL_FOR (int r = 0; r < R; r++) {
+    if constexpr (L::kShared > 1) {
+      UNROLL_FOR (int t = 0; t < T; t++)
+        f[r][t] = fma(to_f32(total[r][t]), splat(at_byte<float>(x + A::kScales + 4 * t)), f[r][t]);
+    } else {
+      F32 scale = L::scale(header[r], w + r * stride, half);
+      UNROLL_FOR (int t = 0; t < T; t++)
+        f[r][t] = fma(to_f32(total[r][t]) * splat(at_byte<float>(x + A::kScales + 4 * t)), scale,
+                      f[r][t]);
+      if constexpr (L::kHasMin) {
+        F32 min = L::min(header[r], w + r * stride, half);
+        UNROLL_FOR (int t = 0; t < T; t++)
+          f[r][t] = f[r][t] - min * splat(at_byte<float>(sums + 4 * t));
+      }
+    }
+  }
+}
+
+// f += R panels, `stride` apart, times T rows of x; where groups share their scale, before it is
+// applied. STREAM: weights come from memory, not from the cache.
 template <class L, int R, int T, bool STREAM>
 INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
                         const uint8_t* x, F32 (&f)[R][T]) {
@@ -111,34 +137,58 @@ INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w,
             total[r][t] = add(total[r][t], D::total(a[r][t], 0));
         }
     }
-    UNROLL_FOR (int r = 0; r < R; r++) {
-      F32 scale = L::scale(header[r], w + r * stride, half);
-      UNROLL_FOR (int t = 0; t < T; t++)
-        f[r][t] = fma(to_f32(total[r][t]) * splat(at_byte<float>(x + A::kScales + 4 * t)), scale,
-                      f[r][t]);
-      if constexpr (L::kHasMin) {
-        F32 min = L::min(header[r], w + r * stride, half);
-        UNROLL_FOR (int t = 0; t < T; t++)
-          f[r][t] = f[r][t] - min * splat(at_byte<float>(sums + 4 * t));
-      }
+    add_group<L, R, T>(header, w, stride, x, half, total, f);
+  }
+}
+
+// f += the integer sums of a span, scaled. `w` and `x` are those of its last group.
+template <class L, int R, int T>
+INL void scale_span(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
+                    const uint8_t* x, const uint8_t* sums, const I32 (&total)[R][T],
+                    F32 (&f)[R][T]) {
+  UNROLL_FOR (int r = 0; r < R; r++) {
+    F32 scale = L::scale(header[r], w + r * stride, 0);
+    UNROLL_FOR (int t = 0; t < T; t++) {
+      F32 sum = to_f32(total[r][t]);
+      if constexpr (L::kHasMin)  // codes - zero
+        sum = sum - header[r].min * splat(at_byte<float>(sums + 4 * T + 4 * t));
+      f[r][t] = fma(sum * splat(at_byte<float>(x + Activations<T>::kScales + 4 * t)), scale,
+                    f[r][t]);
     }
   }
 }
 
-// As multiply_group, of L::kSpan groups whose scales, and those of x, are the same: their integers
-// are summed first. x has the correction of all in the first one.
+// f += the products of groups that share a scale, with it, less their minimum times x. `w` is that
+// of one of them, `x` of the first.
+template <class L, int R, int T>
+INL void scale_shared(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
+                      const uint8_t* x, const F32 (&products)[R][T], F32 (&f)[R][T]) {
+  UNROLL_FOR (int r = 0; r < R; r++) {
+    F32 scale = L::scale(header[r], w + r * stride, 0);
+    UNROLL_FOR (int t = 0; t < T; t++) f[r][t] = fma(products[r][t], scale, f[r][t]);
+    if constexpr (L::kHasMin) {
+      F32 min = L::min(header[r], w + r * stride, 0);
+      UNROLL_FOR (int t = 0; t < T; t++)
+        f[r][t] = f[r][t] - min * splat(at_byte<float>(x + Activations<T>::kSums + 4 * t));
+    }
+  }
+}
+
+// As multiply_group, of `span` groups whose scales, and those of x, are the same: their integers are
+// summed first.
 template <class L, int R, int T, bool STREAM>
 INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
-                       const uint8_t* x, F32 (&f)[R][T]) {
+                       const uint8_t* x, int64_t span, F32 (&f)[R][T]) {
   using D = Dot<L::kBits>;
   using A = Activations<T>;
-  static_assert(L::kHalves == 1 && !L::kHasMin && __is_same(typename D::Acc, I32), "one sum");
+  static_assert(L::kHalves == 1 && __is_same(typename D::Acc, I32), "one sum");
   constexpr bool kByPairs = kAtOnce == 8 && L::kUnpacked;
+  const uint8_t* sums = x + A::kSums;
   I32 total[R][T];
   UNROLL_FOR (int t = 0; t < T; t++)
     UNROLL_FOR (int r = 0; r < R; r++)
-      total[r][t] = D::start(kByPairs ? 0 : at_byte<int32_t>(x + A::kSums + 4 * t));
-  for (int i = 0; i < L::kSpan; i++) {
+      total[r][t] = D::start(kByPairs ? 0 : at_byte<int32_t>(sums + 4 * t));
+  for (int64_t i = 0; i < span; i++) {
     if (STREAM)
       UNROLL_FOR (int r = 0; r < R; r++)
         UNROLL_FOR (int j = 0; j < L::kGroupBytes; j += 64)
@@ -159,14 +209,9 @@ INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, 
         UNROLL_FOR (int r = 0; r < R; r++) total[r][t] = D::add(total[r][t], codes[r], four);
       }
     }
-    if (i + 1 < L::kSpan) w += L::kGroupBytes, x += A::kBytes;
+    if (i + 1 < span) w += L::kGroupBytes, x += A::kBytes;
   }
-  UNROLL_FOR (int r = 0; r < R; r++) {
-    F32 scale = L::scale(header[r], w + r * stride, 0);
-    UNROLL_FOR (int t = 0; t < T; t++)
-      f[r][t] =
-          fma(to_f32(total[r][t]) * splat(at_byte<float>(x + A::kScales + 4 * t)), scale, f[r][t]);
-  }
+  scale_span<L, R, T>(header, w, stride, x, sums, total, f);
 }
 
 // y[R][T][16]
@@ -175,17 +220,32 @@ void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups
   F32 f[R][T];
   UNROLL_FOR (int r = 0; r < R; r++)
     UNROLL_FOR (int t = 0; t < T; t++) f[r][t] = splat(0.0f);
+  if constexpr (L::kSpan == 0) {
+    typename L::Header header[R];
+    UNROLL_FOR (int r = 0; r < R; r++) header[r] = L::header(w + r * stride);
+    multiply_span<L, R, T, STREAM>(header, w + L::kHead, stride, x, groups, f);
+    groups = 0;
+  }
   for (int64_t g = 0; g < groups; g += L::kGroups, w += L::kSuperBytes) {
     typename L::Header header[R];
     UNROLL_FOR (int r = 0; r < R; r++) header[r] = L::header(w + r * stride);
-    const uint8_t* group = w + L::kHeader;
     if constexpr (L::kSpan > 1) {
-      multiply_span<L, R, T, STREAM>(header, group, stride, x, f);
+      multiply_span<L, R, T, STREAM>(header, w + L::kHeader, stride, x, L::kSpan, f);
       x += L::kSpan * Activations<T>::kBytes;
-      continue;
+    } else if constexpr (L::kShared > 1) {
+      F32 products[R][T];
+      UNROLL_FOR (int r = 0; r < R; r++)
+        UNROLL_FOR (int t = 0; t < T; t++) products[r][t] = splat(0.0f);
+      for (int i = 0; i < L::kGroups; i++)
+        multiply_group<L, R, T, STREAM>(header, w + L::kHeader + i * L::kGroupBytes, stride,
+                                        x + i * Activations<T>::kBytes, products);
+      scale_shared<L, R, T>(header, w + L::kHeader, stride, x, products, f);
+      x += L::kGroups * Activations<T>::kBytes;
+    } else if constexpr (L::kSpan == 1) {
+      const uint8_t* group = w + L::kHeader;
+      for (int i = 0; i < L::kGroups; i++, group += L::kGroupBytes, x += Activations<T>::kBytes)
+        multiply_group<L, R, T, STREAM>(header, group, stride, x, f);
     }
-    for (int i = 0; i < L::kGroups; i++, group += L::kGroupBytes, x += Activations<T>::kBytes)
-      multiply_group<L, R, T, STREAM>(header, group, stride, x, f);
   }
   UNROLL_FOR (int r = 0; r < R; r++)
     UNROLL_FOR (int t = 0; t < T; t++) store(y + (r * T + t) * kRows, f[r][t]);

@@ -11,10 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from inferno_cpu import _native
-from inferno_cpu.layouts import CODES, LAYOUTS, codes_nbytes
+from inferno_cpu.layouts import CODES, LAYOUTS, TABLE_GROUPS, codes_nbytes
 
 WIDTH = {0: 4, 1: 2, 2: 2}
 """Bytes of an element, by its number in native/dtype.hpp."""
+
+
+GROUPS = {CODES[layout]: group for layout, group in TABLE_GROUPS.items()}
 
 
 def _rows(count: int, stride: int, last: int, width: int) -> int:
@@ -47,7 +50,8 @@ def _last(address: int, count: int) -> int:
 
 
 def _group_scales(a: SimpleNamespace) -> int:
-    return int(a.N * a.K // [kind.block for kind in LAYOUTS.values()][a.layout] * 2)
+    kind = list(LAYOUTS.values())[a.layout]
+    return int(a.N * 4 if kind.head else a.N * a.K // kind.block * 2)
 
 
 def _attend(a: SimpleNamespace) -> dict[str, int]:
@@ -145,6 +149,14 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
             "panels": lambda a: _dense(a, a.w_dtype),
         },
     ),
+    "dense_repack_table": (
+        "w_dtype weight row_stride scales panels N K",
+        {
+            "weight": lambda a: _rows(a.N, a.row_stride, a.K // 2, 1),
+            "scales": lambda a: a.N * a.K // GROUPS[a.w_dtype] * 4,
+            "panels": lambda a: _dense(a, a.w_dtype),
+        },
+    ),
     "dense_matmul": ("w_dtype x_dtype x x_stride panels bias y M N K", _PRODUCT),
     "dense_argmax": ("w_dtype x_dtype x x_stride panels ids M N K", _PRODUCT),
     "dense_grouped": (
@@ -233,6 +245,7 @@ WRITTEN = {
     "packed_argmax": {"ids"},
     "dense_repack": {"panels"},
     "dense_repack_fp8": {"panels"},
+    "dense_repack_table": {"panels"},
     "packed_repack": {"panels"},
     "route": {"experts", "weights"},
     "dispatch": {"tokens", "starts", "places"},

@@ -21,7 +21,7 @@ from inferno_cpu.packed import PackedPanels, pack
 GGML = {
     name: GGMLQuantizationType[re.sub("k$", "K", name.upper())]
     for name in LAYOUTS
-    if not name.startswith("int")
+    if not name.startswith(("int", "w8a8"))
 }
 
 
@@ -88,7 +88,7 @@ def matrix(
     dtype: torch.dtype = torch.float32,
 ) -> Matrix:
     rng = np.random.default_rng(seed)
-    if layout.startswith("int"):
+    if layout not in GGML:
         return ints(layout, rows, columns, rng, scales, dtype)
     data = random_blocks(layout, rows, columns, rng, scales)
     w_OI = dequantize(data, GGML[layout])
@@ -107,8 +107,9 @@ def ints(
     scales: np.ndarray,
     dtype: torch.dtype,
 ) -> Matrix:
-    """Integers in groups, some zero points of which are no integers."""
-    group, four = LAYOUTS[layout].block, layout.startswith("int4")
+    """Integers in groups or rows, some zero points of which are no integers."""
+    in_rows, four = layout.startswith("w8a8"), layout.startswith("int4")
+    group, symmetric = columns if in_rows else LAYOUTS[layout].block, "_sym" in layout
     groups, most = columns // group, 15 if four else 255
     data = rng.integers(0, 256, (rows, columns // 2 if four else columns), dtype=np.uint8)
     codes = np.stack([data & 15, data >> 4], -1) if four else data
@@ -116,13 +117,15 @@ def ints(
     scale = rng.choice(scales, (rows, groups)).astype(np.float16)
     zero = rng.integers(0, most + 2, (rows, groups)).astype(np.float16)
     zero[rng.random(zero.shape) < 0.2] = 7.5
-    if "_sym_" in layout:
+    if symmetric:
         zero[:] = 128
     # Two exact products: the difference is exact where the zero is whole.
     factor, zeros = (grid.astype(np.float32)[..., None] for grid in (scale, zero))
-    w_OI = factor * (codes - zeros) if "_sym_" in layout else factor * codes - factor * zeros
+    exact = symmetric or in_rows
+    w_OI = factor * (codes - zeros) if exact else factor * codes - factor * zeros
     steps = np.repeat(abs(scale.astype(np.float64)) * (most + zero), group // 32, 1)
-    grids = [torch.from_numpy(scale), torch.from_numpy(zero)][: 1 if "_sym_" in layout else 2]
+    grids = [torch.from_numpy(scale), torch.from_numpy(zero)][: 1 if symmetric else 2]
+    grids = [grid.float() if in_rows else grid for grid in grids]
     packed = pack(layout, (rows, columns), torch.from_numpy(data), *grids, dtype=dtype)
     panels = PackedPanels(layout, (rows, columns), dtype, packed)
     return Matrix(panels, w_OI.reshape(rows, columns), steps)
@@ -130,9 +133,11 @@ def ints(
 
 def rounded(m: Matrix, x_TI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """x in groups of 32 as int8 and their scales: what the kernel should multiply. The scales are
-    of larger groups for symmetric integers."""
+    of larger groups for symmetric integers, and of rows for w8a8."""
     layout = m.panels.panel_layout
     span = LAYOUTS[layout].block // 32 if "_sym_" in layout else 1
+    if layout.startswith("w8a8"):
+        span = x_TI.shape[1] // 32
     x_TGi = x_TI.astype(np.float32).reshape(len(x_TI), -1, 32)
     greatest_TG = abs(x_TGi).max(2).reshape(len(x_TI), -1, span).max(2).repeat(span, 1)
     scale_TG = (greatest_TG / np.float32(127)).astype(np.float64)

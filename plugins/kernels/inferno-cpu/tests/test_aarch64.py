@@ -23,6 +23,7 @@ import test_elementwise
 import test_experts
 import test_grouped
 import test_native_fp8
+import test_native_tables
 import test_packed
 import torch
 from driver import Driver
@@ -101,6 +102,7 @@ def level(
         inferno_cpu.experts,
         inferno_cpu.fp8,
         inferno_cpu.packed,
+        inferno_cpu.tables,
     ]
     with Driver(on(request.param, build), request.param, threads=2) as driver:
         for user in users:
@@ -172,6 +174,16 @@ def test_products_of_float8(
     test_native_fp8.test_argmax_is_that_of_the_product(torch.bfloat16)
     for columns in (200, 256):
         test_native_fp8.test_a_token_has_the_same_product_in_any_company(columns, torch.bfloat16)
+
+
+def test_products_of_tables(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_native_tables, "SHAPES", [(17, 3), (40, 2)])
+    for layout in ("nf4_g64", "fp4_g32"):
+        test_native_tables.test_values_are_near(layout)
+        for type_ in test_dense.KINDS:
+            test_native_tables.test_product(layout, type_)
+    test_native_tables.test_grouped([3, 17, 0, 9, 8, 16, 1], "nf4_g64")
+    test_native_tables.test_a_token_has_the_same_product_in_any_company(torch.bfloat16)
 
 
 def test_products_of_stacked_matrices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_matrices import GGML
 from torch import Tensor
 
 from inferno.nn import Dense, Experts, Finalize, Linear, Weight
@@ -117,7 +118,7 @@ def test_dense(weight_type: torch.dtype, type_: torch.dtype) -> None:
             torch.testing.assert_close(y_NR.double(), exact, rtol=torch.finfo(type_).eps, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("int")])
+@pytest.mark.parametrize("layout", GGML)
 def test_packed(layout: str) -> None:
     columns = max(64, LAYOUTS[layout].block)
     for counts in COUNTS:

@@ -23,6 +23,7 @@ SSE3_TO_SSE4 = (
 VNNI = r"(\{\w+\} )?vpdp\w+"
 BF16 = r"(vdpbf16ps|vcvtne2?ps2?\w*bf16)"
 AMX = r"(t(dp\w+|ile\w+)|ldtilecfg|sttilecfg)"
+TILES = ["ldtilecfg", "tileloadd", "tilestored", "tilerelease"]
 
 NEVER = {
     "portable": f"{VEX}|{SSE3_TO_SSE4}",
@@ -41,7 +42,8 @@ USES = {
     ("dense", "avx512vnni"): ["vfmadd.*%zmm"],
     ("dense", "avx512"): ["vdpbf16ps .*%zmm", "vpermw .*%zmm"],
     ("attention", "avx512"): ["vdpbf16ps .*%zmm"],
-    ("dense", "amx"): ["ldtilecfg", "tileloadd", "tdpbf16ps", "tilestored", "tilerelease"],
+    ("packed", "amx"): [*TILES, "tdpbssd", "tdpbsud"],
+    ("dense", "amx"): [*TILES, "tdpbf16ps"],
 }
 
 

@@ -104,10 +104,11 @@ def test_the_greatest_codes_do_not_saturate(code: int) -> None:
 
 @pytest.mark.parametrize("code", [0, 127, 128, 255])
 def test_the_greatest_integers_do_not_saturate(code: int) -> None:
-    for layout in ("int8_g128", "int8_sym_g128"):
+    for layout in ("int8_g128", "int8_sym_g128", "w8a8", "w8a8_sym"):
         data = torch.full((16, 128), code, dtype=torch.uint8)
-        grids = [torch.full((16, 1), value).half() for value in (0.5, 128.0)]
-        grids = grids[: 1 if "_sym_" in layout else 2]
+        kind = torch.float32 if layout.startswith("w8a8") else torch.float16
+        grids = [torch.full((16, 1), value, dtype=kind) for value in (0.5, 128.0)]
+        grids = grids[: 1 if "_sym" in layout else 2]
         panels = PackedPanels(
             layout,
             (16, 128),
@@ -239,6 +240,16 @@ def test_x_that_is_not_contiguous_or_has_more_dimensions() -> None:
     assert torch.equal(m.panels.matmul(x_IT.T.reshape(2, 3, 64)), y_TO.reshape(2, 3, 20))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_row_has_the_same_product_in_any_company(layout: str) -> None:
+    """Few rows are multiplied by packed panels, many by unpacked ones or by tiles."""
+    m = matrix(layout, 37, 512)
+    x_TI = torch.from_numpy(activations(40, 512))
+    y_TO = m.panels.matmul(x_TI)
+    for count in (1, 3, 17):
+        assert torch.equal(m.panels.matmul(x_TI[5 : 5 + count]), y_TO[5 : 5 + count])
+
+
 def test_the_same_whatever_the_number_of_threads() -> None:
     m = matrix("q4_k", 1000, 512)
     x_TI = torch.from_numpy(activations(20, 512))
@@ -262,7 +273,7 @@ def test_a_stack_of_matrices_is_packed_one_after_the_other() -> None:
 def test_stays_packed(layout: str) -> None:
     m = matrix(layout, 64, 512)
     kind = LAYOUTS[layout]
-    grids = 0 if layout in GGML else 2 if "_sym_" in layout else 4
+    grids = 0 if layout in GGML or kind.head else 2 if "_sym_" in layout else 4
     loaded = 64 * 512 // kind.block * (kind.block_bytes + grids)
     assert (
         m.panels.nbytes

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from inferno.nn import Dense, Fp8Blocks, Weight
-from inferno_cpu import fp8, layouts, memory, packing, reserve
+from inferno.nn import Dense, Fp8Blocks, TableGroups, Weight
+from inferno_cpu import fp8, layouts, memory, packing, reserve, tables
 from inferno_cpu.dense import Panels
 from inferno_cpu.packed import PackedPanels, pack
 
@@ -39,7 +39,9 @@ def panels() -> dict[str, torch.Tensor]:
     }
     for layout, kind in layouts.LAYOUTS.items():
         grids: list[torch.Tensor] = []
-        if layout.startswith("int"):
+        if kind.head:
+            grids = [matrix(torch.float32, 40, 1)] * (1 if "_sym" in layout else 2)
+        elif layout.startswith("int"):
             count = 1 if "_sym_" in layout else 2
             grids = [matrix(torch.float16, 40, 512 // kind.block) for _ in range(count)]
         data = blocks(layout)
@@ -48,10 +50,14 @@ def panels() -> dict[str, torch.Tensor]:
     for block, grid in (((1, 512), (40, 1)), ((16, 128), (3, 4))):
         weight = Fp8Blocks(codes, matrix(torch.float32, *grid), block, torch.bfloat16)
         found[weight.layout] = fp8.pack(weight).panels
+    for layout, group in layouts.TABLE_GROUPS.items():
+        scales, table = matrix(torch.float32, 40, 512 // group), layout.partition("_")[0]
+        codes_OB = blocks("int4_g32")
+        found[layout] = tables.pack(TableGroups(codes_OB, scales, table, torch.bfloat16)).panels
     return found
 
 
-EXPECTED = 1, "8ac55b95e61a883d"
+EXPECTED = 2, "1aefb0edf8fa66b1"
 
 
 def test_another_arrangement_is_another_version(isa: str) -> None:

@@ -383,9 +383,12 @@ def test_a_checkpoint_gives_the_tokens_of_its_dense_twin(
     assert_same_tokens(twins, torch_only())
 
 
-def test_kernels_compute_int8(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("nf4", "nf4_g64"), ("fp4", "fp4_g64"), ("int8", "int8_sym_g64")]
+)
+def test_kernels_compute_it(kind: str, layout: str, tmp_path: Path) -> None:
     pytest.importorskip("inferno_llama")
-    assert_kernels(toy_checkpoints(tmp_path, LLAMA, "int8", nested=False), "int8_sym_g64")
+    assert_kernels(toy_checkpoints(tmp_path, LLAMA, kind, nested=False), layout)
 
 
 def test_a_contradiction_is_an_error_of_the_plan(tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ INL void tile_dot_int8() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(A), "i"(B));
 }
 
+template <int SUM, int A, int B>  // a is signed, b is not
+INL void tile_dot_unsigned() {
+  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUM), "i"(A), "i"(B));
+}
+
 #endif
 
 // Configuring takes longer than a product: the shapes stay until a thread needs others, or until it

@@ -84,6 +84,7 @@ INL B64 bits(B64 v, int n, uint8_t mask) {
                                   : v,
                           m);
 }
+INL B64 subtract(B64 a, uint8_t b) { return _mm512_sub_epi8(a, _mm512_set1_epi8(char(b))); }
 INL B64 either(B64 a, B64 b) { return _mm512_or_si512(a, b); }
 INL B64 look_up(const uint8_t* table, B64 v) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), v);

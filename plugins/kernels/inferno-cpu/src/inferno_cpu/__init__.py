@@ -31,9 +31,7 @@ def refuses(need: KernelNeed) -> str | None:
         return f"it does not quantize to {need.layout}"
     if need.op not in (LINEAR, GROUPED) or need.layout in layouts.DTYPE_NUMBERS:
         return None
-    if need.layout not in (*layouts.LAYOUTS, *layouts.SYMMETRIC) and not layouts.is_fp8(
-        need.layout
-    ):
+    if not layouts.known(need.layout):
         return f"it has no kernel for matrices stored as {need.layout}"
     return None if need.shape is None else layouts.refuses(need.layout, need.dtype, need.shape)
 

@@ -137,6 +137,16 @@ def dense_repack_fp8(
     K: int,
     /,
 ) -> bool: ...
+def dense_repack_table(
+    w_dtype: int,
+    weight: Address,
+    row_stride: int,
+    scales: Address,
+    panels: Address,
+    N: int,
+    K: int,
+    /,
+) -> None: ...
 def dense_matmul(
     w_dtype: int,
     x_dtype: int,

@@ -19,6 +19,8 @@ class Layout(NamedTuple):
     """Bytes of a block of one row in the checkpoint; of its codes only for integers in groups."""
     panel_bytes: int
     """Bytes of a block of the 16 rows of a panel."""
+    head: int = 0
+    """Bytes of a panel before its blocks: the scales of whole rows."""
 
 
 LAYOUTS = {
@@ -42,9 +44,13 @@ LAYOUTS = {
     "int8_g128": Layout(17, 128, 128, 2112),
     "int8_sym_g64": Layout(18, 64, 64, 1056),
     "int8_sym_g128": Layout(19, 128, 128, 2080),
+    "w8a8": Layout(20, 32, 32, 512, 128),
+    "w8a8_sym": Layout(21, 32, 32, 512, 128),
 }
 """ggml's block layouts by their lower-case names, and inferno's public layouts of integers, with a
-scale and a zero point, unless it is known, for each group of columns."""
+scale and a zero point, unless it is known, for each group of columns or, in w8a8, for each row."""
+MOST_COLUMNS = 1 << 16
+"""Of matrices whose rows have one scale: sums of 8-bit products over a row stay below 2^31."""
 
 SYMMETRIC = ("int8_sym_g32",)
 """Public layouts of 8-bit integers, whose values q8_0 blocks have too: multiplied as such."""
@@ -65,13 +71,16 @@ DTYPE_NUMBERS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Element types by name, with their values in native/dtype.hpp; `dtypes.DTYPES` is for torch."""
 
 FP8_ROWS, FP8_BLOCKS = "fp8_rows", "fp8_blocks"
-CODES = {FP8_ROWS: 3, FP8_BLOCKS: 4}
-"""How panels hold 8-bit floats, with a scale for each row or for each block of `FP8_BLOCK` columns
-that the rows of a panel share, and the numbers of these in native/dtype.hpp."""
 FP8_BLOCK = 128
+TABLE_GROUPS = {f"{table}_g{group}": group for table in ("nf4", "fp4") for group in (32, 64, 128)}
+"""Public layouts of codes that select one of 16 floats, with the columns of a group."""
+CODES = {name: number for number, name in enumerate((FP8_ROWS, FP8_BLOCKS, *TABLE_GROUPS), 3)}
+"""How panels hold codes that are decoded to floats, and the numbers of these in native/dtype.hpp:
+8-bit floats with a scale for each row or for each block of `FP8_BLOCK` columns that the rows of a
+panel share, and codes of a table."""
 
 PANEL_ROWS = 16
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Of all panels, plain and quantized ones: another arrangement of their bytes is another version,
 because packed weights are kept on disk."""
 
@@ -81,18 +90,23 @@ def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
     `dtype` is the type of the activations."""
     if layout in SYMMETRIC:
         return refuses("q8_0", dtype, shape)
-    if layout not in LAYOUTS and not is_fp8(layout):
+    if not known(layout):
         return f"no kernel for the layout {layout}"
     if dtype not in DTYPE_NUMBERS:
         return f"no kernel for activations in {dtype}"
     if len(shape) not in (2, 3) or min(shape) < 1:
         return f"a matrix has rows and columns, not the shape {shape}"
-    if not is_fp8(layout) and shape[-1] % LAYOUTS[layout].block:
-        return (
-            f"{shape[-1]} columns are not divisible into {layout}'s blocks of "
-            f"{LAYOUTS[layout].block}"
-        )
+    block = LAYOUTS[layout].block if layout in LAYOUTS else TABLE_GROUPS.get(layout, 1)
+    if shape[-1] % block:
+        return f"{shape[-1]} columns are not divisible into {layout}'s blocks of {block}"
+    if layout in LAYOUTS and LAYOUTS[layout].head and shape[-1] > MOST_COLUMNS:
+        return f"{shape[-1]} columns with one scale are more than {MOST_COLUMNS}"
     return None
+
+
+def known(layout: str) -> bool:
+    """Whether matrices in this layout have a kernel, if their shape allows it."""
+    return layout in (*LAYOUTS, *SYMMETRIC, *TABLE_GROUPS) or is_fp8(layout)
 
 
 def is_fp8(layout: str) -> bool:
@@ -105,8 +119,12 @@ def is_fp8(layout: str) -> bool:
 
 
 def codes_nbytes(layout: str, shape: tuple[int, int]) -> int:
-    """Bytes of a matrix of `CODES` in panels, each of scales and of codes padded to 64 bytes."""
+    """Bytes of a matrix of `CODES` in panels: of scales and of codes, each padded to 64 bytes, or
+    of both for each group of columns."""
     rows, columns = shape
+    if layout in TABLE_GROUPS:
+        group = TABLE_GROUPS[layout]
+        return -(-rows // PANEL_ROWS) * (columns // group) * PANEL_ROWS * (4 + group // 2)
     scales = 4 * (PANEL_ROWS if layout == FP8_ROWS else -(-columns // FP8_BLOCK))
     codes = PANEL_ROWS * (columns + columns % 2)
     return -(-rows // PANEL_ROWS) * (-(-scales // 64) + -(-codes // 64)) * 64
@@ -115,9 +133,6 @@ def codes_nbytes(layout: str, shape: tuple[int, int]) -> int:
 def nbytes(layout: str, shape: tuple[int, ...]) -> int:
     """Bytes of a matrix (O, I), or of a stack (E, O, I), in panels."""
     stack, (rows, columns) = prod(shape[:-2]), shape[-2:]
-    return (
-        stack
-        * -(-rows // PANEL_ROWS)
-        * (columns // LAYOUTS[layout].block)
-        * LAYOUTS[layout].panel_bytes
-    )
+    kind = LAYOUTS[layout]
+    panel_bytes = kind.head + columns // kind.block * kind.panel_bytes
+    return stack * -(-rows // PANEL_ROWS) * panel_bytes

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from inferno.nn import Dense, Fp8Blocks, Weight
-from inferno_cpu import fp8
+from inferno.nn import Dense, Fp8Blocks, TableGroups, Weight
+from inferno_cpu import fp8, tables
 from inferno_cpu.dense import Panels
 from inferno_cpu.layouts import PANEL_ROWS, refuses
 from inferno_cpu.packed import PackedPanels
@@ -21,7 +21,7 @@ def stack(*weights: Weight) -> Weight | None:
     """Stack `weights` along the rows into one weight; None if they cannot be concatenated, or have
     a shape that no kernel multiplies."""
     use_torch_threads()
-    # `Dense`, `Fp8Blocks`, or packed weights in a layout that this provider accepts.
+    # `Dense`, `Fp8Blocks`, `TableGroups`, or packed weights in a layout that this provider accepts.
     parts: tuple[Any, ...] = weights
     if any(weight.shape[0] % PANEL_ROWS for weight in weights[:-1]):
         whole = weights[0].concatenate(weights[1:])
@@ -35,4 +35,6 @@ def stack(*weights: Weight) -> Weight | None:
         return None
     if isinstance(parts[0], Fp8Blocks):
         return fp8.pack(*parts)
+    if isinstance(parts[0], TableGroups):
+        return tables.pack(*parts)
     return PackedPanels.of(*parts, dtype=dtype)

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from inferno.errors import InfernoError
-from inferno.nn import IntGroups, Weight
+from inferno.nn import W8A8, IntGroups, Weight
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import LAYOUTS, SYMMETRIC, nbytes, refuses
@@ -41,12 +41,12 @@ class Stored:
     zeros: Tensor | None = None
 
 
-def stored(weight: Blocks | IntGroups) -> Stored:
+def stored(weight: Blocks | IntGroups | W8A8) -> Stored:
     """Return the tensors of a packed weight. 8-bit integers in groups of 32 without zero points
     become q8_0."""
-    if not isinstance(weight, IntGroups):
+    if not isinstance(weight, IntGroups | W8A8):
         return Stored(weight.layout, weight.shape, weight.data)
-    if weight.layout not in SYMMETRIC:
+    if isinstance(weight, W8A8) or weight.layout not in SYMMETRIC:
         return Stored(weight.layout, weight.shape, weight.data, weight.scales, weight.zeros)
     rows, columns = weight.shape
     codes_OG32 = (weight.data ^ 128).view(rows, columns // Q8_COLUMNS, Q8_COLUMNS)
@@ -56,8 +56,8 @@ def stored(weight: Blocks | IntGroups) -> Stored:
 
 
 class PackedPanels(Weight):
-    """A quantized matrix, multiplied by rows of x rounded to int8 in groups of 32, or in those of
-    an `int8_sym` layout.
+    """A quantized matrix, multiplied by rows of x rounded to int8 in groups of 32, in those of an
+    `int8_sym` layout, or as a whole for `w8a8`.
 
     A row of x with an infinity or NaN gives a row of NaN.
     """
@@ -77,7 +77,7 @@ class PackedPanels(Weight):
         self._out, self._in = shape
 
     @classmethod
-    def of(cls, *weights: Blocks | IntGroups, dtype: torch.dtype) -> PackedPanels:
+    def of(cls, *weights: Blocks | IntGroups | W8A8, dtype: torch.dtype) -> PackedPanels:
         """Repack `weights` of one layout, stacked along the rows, for activations of `dtype`. The
         rows of all but the last must be divisible by 16. Raises InfernoError if `refuses` does."""
         parts = [stored(weight) for weight in weights]
@@ -198,8 +198,9 @@ def pack(
     contiguous sets.
 
     `data`, uint8 (..., O, B), holds ggml's blocks; for int8 a code per byte, for int4 two, the low
-    nibble first, with float16 `scales` and `zeros` (..., O, G): w = scale * (code - zero).
-    Symmetric layouts have no `zeros`. `panels` is the memory to write to, allocated if absent.
+    nibble first, with float16 `scales` and `zeros` (..., O, G): w = scale * (code - zero). For w8a8
+    these are float32 (..., O, 1). Symmetric layouts have no `zeros`. `panels` is the memory to
+    write to, allocated if absent.
     Raises InfernoError if `refuses` has a reason or a size is wrong.
     """
     reason = refuses(layout, str(dtype).removeprefix("torch."), shape) or _misfit(
@@ -241,20 +242,18 @@ def _misfit(
             f"{layout} of shape {shape} needs bytes of shape {expected}, got {data.dtype} "
             f"of {tuple(data.shape)}"
         )
-    in_groups, symmetric = layout.startswith("int"), "_sym_" in layout
+    in_rows = LAYOUTS[layout].head > 0
+    in_groups, symmetric = in_rows or layout.startswith("int"), "_sym" in layout
+    kind, grids = (torch.float32, 1) if in_rows else (torch.float16, blocks)
     for grid, wanted in ((scales, in_groups), (zeros, in_groups and not symmetric)):
         if not wanted:
             if grid is not None:
                 return (
                     f"{layout} has no {'zero points' if in_groups else 'scales beside its blocks'}"
                 )
-        elif (
-            grid is None
-            or grid.dtype != torch.float16
-            or tuple(grid.shape) != (*shape[:-1], blocks)
-        ):
+        elif grid is None or grid.dtype != kind or tuple(grid.shape) != (*shape[:-1], grids):
             return (
-                f"{layout} of shape {shape} needs scales and zero points in float16 of "
-                f"shape {(*shape[:-1], blocks)}"
+                f"{layout} of shape {shape} needs scales and zero points in {kind} of shape "
+                f"{(*shape[:-1], grids)}"
             )
     return None

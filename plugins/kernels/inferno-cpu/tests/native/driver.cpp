@@ -113,6 +113,7 @@ int64_t call(const std::string& name) {
   CALL("gather", chosen.elementwise->gather)
   CALL("dense_repack", chosen.dense->repack)
   CALL("dense_repack_fp8", chosen.dense->repack_fp8)
+  CALL("dense_repack_table", chosen.dense->repack_table)
   CALL("dense_matmul", chosen.dense->matmul)
   CALL("dense_grouped", chosen.dense->grouped)
   CALL("dense_argmax", chosen.dense->argmax)

@@ -12,6 +12,7 @@ from inferno.contracts import (
     IntLayout,
     QuantScheme,
     StoredMatrix,
+    W8A8Layout,
     Writer,
     fp8_layout,
     refusal_of,
@@ -26,7 +27,7 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     """Return the matrix in a public layout; with act-order, beside the order of its columns."""
     packing = Packing.of(stored)
     rows, columns, layout = packing.rows, packing.columns, packing.layout
-    if isinstance(layout, IntLayout):
+    if isinstance(layout, IntLayout | W8A8Layout):
         nbytes = layout.nbytes(rows, columns) + (8 * columns if packing.ordered else 0)
         return HeldMatrix(layout=layout.name, shape=(rows, columns), nbytes=nbytes)
     scales = -(-rows // layout[0]) * -(-columns // layout[1])

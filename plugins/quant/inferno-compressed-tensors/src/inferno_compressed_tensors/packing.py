@@ -15,12 +15,19 @@ from typing import Any
 
 from attrs import frozen
 
-from inferno.contracts import COMPUTE_DTYPES, IntLayout, Refused, StoredMatrix, TensorInfo
+from inferno.contracts import (
+    COMPUTE_DTYPES,
+    IntLayout,
+    Refused,
+    StoredMatrix,
+    TensorInfo,
+    W8A8Layout,
+)
 
 METHOD = "compressed-tensors"
 PACKED = {"weight_packed", "weight_scale", "weight_shape"}
 ACTIVATIONS = {"input_scale", "input_zero_point", "input_global_scale"}
-"""Of activations, which are rounded otherwise here, or not at all."""
+"""Of activations that are rounded with one scale for all tokens, which they are not here."""
 
 
 @frozen
@@ -37,12 +44,16 @@ class Packing:
     """Rows and columns with one scale, of a float8 matrix."""
     ordered: bool
     """Whether `weight_g_idx` assigns columns to groups in another order: act-order."""
+    tokens: bool = False
+    """Whether activations are rounded to int8 with a scale for each token."""
 
     @property
-    def layout(self) -> IntLayout | tuple[int, int]:
+    def layout(self) -> IntLayout | W8A8Layout | tuple[int, int]:
         """The layout in memory: of integers, or the block of floats."""
         if self.block is not None:
             return self.block
+        if self.tokens and self.bits == 8 and self.group == self.columns and not self.ordered:
+            return W8A8Layout(symmetric=self.symmetric)
         size = math.gcd(self.group, self.columns)
         return IntLayout.fitting(self.bits, size, symmetric=self.bits == 8 and self.symmetric)
 
@@ -84,31 +95,45 @@ class Packing:
         ordered = "weight_g_idx" in parts
         if ordered and parts["weight_g_idx"].shape != (columns,):
             raise Refused(f"weight_g_idx must have {columns} columns")
-        return cls(rows, columns, bits, packed, symmetric, group, None, ordered)
+        tokens = _by_token(described(stored.quant_config, stored.path, "input_activations"))
+        return cls(rows, columns, bits, packed, symmetric, group, None, ordered, tokens)
 
 
-def described(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+def described(config: Mapping[str, Any], path: str, part: str = "weights") -> Mapping[str, Any]:
     """Return what the config says of a module's weights: of the group with a target that is its
-    path, a pattern of it, or `Linear`. Raises Refused."""
+    path, a pattern of it, or `Linear`; or of another part of that group, empty if absent. Raises
+    Refused."""
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping):
         raise Refused("config_groups of quantization_config must be an object")
     held = list(_targets(groups))
     for wanted in (lambda target: _matches(target, path), lambda target: target == "Linear"):
-        for target, weights in held:
+        for target, group in held:
             if wanted(target):
-                if not isinstance(weights, Mapping):
+                if not isinstance(group.get("weights"), Mapping):
                     raise Refused(f"config_groups say by {target!r} that this is not quantized")
-                return weights
+                found = group.get(part) or {}
+                if not isinstance(found, Mapping):
+                    raise Refused(f"{part} of config_groups must be an object")
+                return found
     raise Refused("no target of config_groups matches this module")
 
 
-def _targets(groups: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _by_token(activations: Mapping[str, Any]) -> bool:
+    """Whether activations are rounded to int8, symmetric, with a scale for each token."""
+    return (
+        (activations.get("num_bits"), activations.get("type")) == (8, "int")
+        and (activations.get("strategy"), activations.get("dynamic")) == ("token", True)
+        and activations.get("symmetric", True) is True
+    )
+
+
+def _targets(groups: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for group in groups.values():
         if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
             raise Refused("each of config_groups must be an object with a list of targets")
         for target in group["targets"]:
-            yield str(target), group.get("weights")
+            yield str(target), group
 
 
 def _matches(target: str, path: str) -> bool:

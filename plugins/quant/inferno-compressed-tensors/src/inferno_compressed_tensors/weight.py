@@ -13,9 +13,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from inferno.contracts import IntLayout, StoredMatrix
+from inferno.contracts import StoredMatrix, W8A8Layout
 from inferno.errors import CheckpointError
 from inferno.nn import (
+    W8A8,
     Fp8Blocks,
     IntGroups,
     Permuted,
@@ -32,7 +33,7 @@ def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> 
     packing = Packing.of(stored)
     layout, rows, to = packing.layout, packing.rows, getattr(torch, dtype)
     scales = tensors["weight_scale"]
-    if not isinstance(layout, IntLayout):
+    if isinstance(layout, tuple):
         scales = scales.float()
         if layout[0] == 1:
             scales = scales.reshape(-1, 1).expand(rows, 1)
@@ -47,6 +48,13 @@ def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> 
     if packing.ordered:
         order_I = column_order(tensors["weight_g_idx"], packing.group)
     zeros_OG = None if layout.symmetric else zero_points(packing, tensors.get("weight_zero_point"))
+    if isinstance(layout, W8A8Layout):
+        return W8A8(
+            data(packing, tensors, None).contiguous(),
+            scales.float().reshape(-1, 1).expand(rows, 1).contiguous(),
+            None if zeros_OG is None else zeros_OG.float().expand(rows, 1).contiguous(),
+            to,
+        )
     groups = -(-packing.columns // packing.group)
     weight = IntGroups.of(
         data(packing, tensors, order_I),

@@ -1,0 +1,238 @@
+// Packed products with any number of rows of x: how these are quantized, which thread multiplies
+// what. packed_tile.hpp and packed_amx.hpp multiply the tiles.
+#pragma once
+#include <cstdlib>
+
+#include "packed_tile.hpp"
+#include "parallel.hpp"
+#include "problems.hpp"
+#if defined(INFERNO_AMX)
+#include "simd/amx.hpp"
+#endif
+
+namespace {
+
+// Rows of x per tile, with packed panels and with unpacked ones; unpacked panels per tile; and the
+// most rows for which panels stay packed.
+#if defined(INFERNO_AMX) && !defined(INFERNO_EMULATE)
+constexpr int kDirect = 8, kWide = 16, kWidePanels = 1, kDirectRows = 16;
+#elif defined(INFERNO_AMX)
+constexpr int kDirect = 2, kWide = 16, kWidePanels = 1, kDirectRows = 5;
+#elif defined(INFERNO_EMULATE)  // few of them: emulated instructions take minutes to compile
+constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5;
+#elif defined(INFERNO_AVX512)
+constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 16;
+#elif defined(INFERNO_AVX2)
+constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8;
+#elif defined(INFERNO_SVE256)
+constexpr int kDirect = 6, kWide = 6, kWidePanels = 1, kDirectRows = 12;
+#elif defined(INFERNO_NEON_DOT)
+constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8;
+#else
+constexpr int kDirect = 2, kWide = 2, kWidePanels = 1, kDirectRows = 2;
+#endif
+#if defined(INFERNO_AMX)
+constexpr bool kWideIsTiles = true;  // of AMX: packed_amx.hpp
+#else
+constexpr bool kWideIsTiles = false;
+#endif
+constexpr int64_t kChunkBytes = 256 * 1024;  // of panels in one task
+
+using Multiply = void (*)(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups,
+                          float* y);
+
+struct Kernel {
+  int head, groups, super_bytes;  // of a panel; of a superblock
+  int offset, halves, span, shared;
+  bool has_min, signed_codes;
+  int wide_head, wide_bytes, codes_at;  // of an unpacked panel; of a group of it
+  int64_t panel_bytes(int64_t count) const { return head + count / groups * super_bytes; }
+  int64_t unpacked_bytes(int64_t count) const { return wide_head + count * wide_bytes; }
+  void (*unpack)(const uint8_t* panel, uint8_t* to, int64_t groups);
+  Multiply direct[kDirect], wide_last[kWide];  // by rows - 1; for one panel
+  Multiply wide[kWide];                        // for kWidePanels panels
+};
+
+// Memory of a thread: grows, and is kept.
+struct Scratch {
+  uint8_t* memory = nullptr;
+  size_t size = 0;
+  ~Scratch() { free(memory); }
+  uint8_t* of(size_t n) {
+    if (n > size) {
+      free(memory);
+      size = (n + 4095) / 4096 * 4096;
+      memory = (uint8_t*)aligned_alloc(64, size);
+      if (!memory) abort();
+    }
+    return memory;
+  }
+};
+thread_local Scratch x_scratch, panel_scratch, problem_scratch;
+
+// ---- x ----
+
+// Quantize row t of a tile of T rows (see Activations; `by_rows`: for AMX). The scale of a span of
+// groups is its largest magnitude / 127. Magnitudes below 2^-100 become zero, since their reciprocal
+// may overflow; a span with an infinity or NaN gets the scale NaN.
+template <class X>
+void quantize_row(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, int T, int t,
+                  bool by_rows) {
+  int64_t span = k.span ? k.span : groups;
+  for (int64_t g = 0; g < groups; g += span) {
+    I32 most = splat(int32_t(0));
+    for (int64_t i = 0; i < 2 * span; i++) most = max_i32(most, magnitude_bits(load(x + 16 * i)));
+    int32_t bits = largest_i32(most), total = 0;
+    float magnitude, scale, inverse;
+    memcpy(&magnitude, &bits, 4);
+    scale = magnitude / 127.0f;
+    inverse = 127.0f / magnitude;
+    if (bits >= 0x7f800000) {
+      scale = __builtin_nanf("");
+      inverse = 0.0f;
+    } else if (bits < 0x0d800000) {
+      scale = inverse = 0.0f;
+    }
+    uint8_t* first = tile;
+    for (int64_t i = 0; i < span; i++, x += kColumns, tile += 44 * T) {
+      I32 qa = round_i32(load(x) * splat(inverse)), qb = round_i32(load(x + 16) * splat(inverse));
+      if (bits >= 0x7f800000) qa = qb = splat(int32_t(0));
+      int32_t sums[2] = {sum_i32(qa), sum_i32(qb)};
+      if (k.halves == 1) sums[0] += sums[1];
+      uint8_t q[kColumns];
+      store_int8(q, qa);
+      store_int8(q + 16, qb);
+      if (by_rows)
+        memcpy(tile + kColumns * t, q, kColumns);
+      else
+        UNROLL_FOR (int j = 0; j < kFours; j++) memcpy(tile + (j * T + t) * 4, q + 4 * j, 4);
+      memcpy(tile + kColumns * T + 4 * t, &scale, 4);
+      for (int h = 0; h < 2; h++) {
+        uint8_t* to = tile + (kColumns + 4 + 4 * h) * T + 4 * t;
+        float scaled = scale * float(sums[h]);
+        int32_t own = k.span == 1 ? -k.offset * sums[h] : 0;
+        memcpy(to, k.has_min && k.span == 1 ? (const void*)&scaled : (const void*)&own, 4);
+      }
+      total += sums[0];
+    }
+    if (k.span == 1) continue;
+    int32_t correction = -k.offset * total;
+    float sum = float(total);
+    uint8_t* to = first + (kColumns + 4) * T + 4 * t;
+    memcpy(to, &correction, 4);
+    if (k.span == 0) memcpy(to + 4 * T, &sum, 4);
+  }
+  if (k.shared == 1 || !k.has_min) return;
+  uint8_t* to = tile - 44 * T * groups + (kColumns + 4) * T + 4 * t;
+  for (int64_t g = 0; g < groups; g += k.shared, to += 44 * T * k.shared) {
+    float sum = 0.0f, one;
+    for (int i = 0; i < k.shared; i++) memcpy(&one, to + 44 * T * i, 4), sum += one;
+    memcpy(to, &sum, 4);
+  }
+}
+
+void quantize_tile(const Kernel& k, int dtype, const void* x, int64_t K, uint8_t* tile, int T,
+                   bool by_rows) {
+  with_type(dtype, [&](auto element) {
+    for (int t = 0; t < T; t++)
+      quantize_row(k, (const decltype(element)*)x + t * K, K / kColumns, tile, T, t, by_rows);
+  });
+}
+
+// ---- the product ----
+
+// One matrix times some rows of x.
+struct Problem {
+  const uint8_t* panels;
+  int64_t count, matrix;  // panels; index in the stack
+  int64_t token, M;       // first row of x, rows
+  int64_t tiles, chunk;   // tiles of rows of x; panels of a task
+  int64_t tile, task;     // first ones, counted through all problems
+  bool direct() const { return M <= kDirectRows; }
+  int64_t step() const { return direct() ? 1 : kWidePanels; }  // panels multiplied at once
+  int64_t task_count() const { return (count + chunk - 1) / chunk; }
+  int64_t begin(int64_t i) const { return M * i / tiles; }  // first row of a tile
+  int rows(int64_t i) const { return int(begin(i + 1) - begin(i)); }
+};
+
+// The problem after `before`, or the first of a product of `all` rows of x.
+Problem problem_of(const uint8_t* panels, int64_t count, int64_t panel_bytes, int64_t M,
+                   int64_t all, const Problem* before) {
+  Problem problem = {panels, count, 0, 0, M, 0, 0, 0, 0};
+  int64_t width = problem.direct() ? kDirect : kWide, step = problem.step();
+  problem.tiles = (M + width - 1) / width;
+  int64_t chunk = kChunkBytes / panel_bytes,
+          max_chunk = count * all / (4 * inferno_threads * M);  // enough tasks to balance the load
+  chunk = (chunk < max_chunk ? chunk : max_chunk) / step * step;
+  problem.chunk = chunk < step ? step : chunk;
+  if (before) {
+    problem.tile = before->tile + before->tiles;
+    problem.task = before->task + before->task_count();
+  }
+  return problem;
+}
+
+// Run one task: the panels [first, last) of a problem.
+template <class Sink>
+void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t last,
+              const uint8_t* xs, int64_t groups, Sink& sink) {
+  int64_t bytes = k.panel_bytes(groups), wide_bytes = k.unpacked_bytes(groups),
+          step = problem.step();
+  int64_t x_bytes = groups * Activations<1>::kBytes;
+  bool direct = problem.direct();
+  float y[(kDirect > kWidePanels * kWide ? kDirect : kWidePanels * kWide) * kRows];
+  uint8_t* unpacked = direct ? nullptr : panel_scratch.of(size_t(step * wide_bytes));
+  for (int64_t p = first; p < last;) {
+    int at_once = last - p >= step ? int(step) : 1;
+    if (!direct)
+      for (int r = 0; r < at_once; r++)
+        k.unpack(problem.panels + (p + r) * bytes, unpacked + r * wide_bytes, groups);
+    for (int64_t i = 0; i < problem.tiles; i++) {
+      int64_t t0 = problem.begin(i);
+      int T = problem.rows(i);
+      const uint8_t* x = xs + (problem.token + t0) * x_bytes;
+      if (!direct)
+        (at_once > 1 || kWidePanels == 1 ? k.wide : k.wide_last)[T - 1](unpacked, wide_bytes, x,
+                                                                        groups, y);
+      else
+        k.direct[T - 1](problem.panels + p * bytes, bytes, x, groups, y);
+      for (int r = 0; r < at_once; r++)
+        for (int t = 0; t < T; t++) sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
+    }
+    p += at_once;
+  }
+}
+
+// For each task of each problem: sink = make_sink(problem), then sink.take(n, t, values) for 16
+// rows of W from row n on and row t of x, then sink.done().
+template <class MakeSink>
+void product(const Kernel& k, int dtype, const void* x, int64_t K, const Problem* problems,
+             int64_t num_problems, const MakeSink& make_sink) {
+  int64_t groups = K / kColumns, x_bytes = groups * Activations<1>::kBytes,
+          x_size = dtype == kFloat32 ? 4 : 2;
+  const Problem& last = problems[num_problems - 1];
+  int64_t M = last.token + last.M, tiles = last.tile + last.tiles;
+  uint8_t* xs = x_scratch.of(size_t(M * x_bytes));
+  parallel_for(tiles, 1 + 32768 * tiles / (M * K), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const Problem& problem = problem_at(problems, num_problems, &Problem::tile, i);
+      int64_t t = problem.token + problem.begin(i - problem.tile);
+      quantize_tile(k, dtype, (const uint8_t*)x + t * K * x_size, K, xs + t * x_bytes,
+                    problem.rows(i - problem.tile), kWideIsTiles && !problem.direct());
+    }
+  });
+  parallel_chunks(last.task + last.task_count(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+#if defined(INFERNO_AMX)
+      TilesReleased released;
+#endif
+      const Problem& problem = problem_at(problems, num_problems, &Problem::task, i);
+      int64_t first = (i - problem.task) * problem.chunk, past = first + problem.chunk;
+      auto sink = make_sink(problem);
+      run_task(k, problem, first, past < problem.count ? past : problem.count, xs, groups, sink);
+      sink.done();
+    }
+  });
+}
+
+}  // namespace
