@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how-to" / "quality.md"
 PLAIN = ("safetensors", "f32", "f16", "bf16")
 """Writers of matrices that are not quantized."""
+WEIGHTED = ("q2_k_s",)
+"""Writers that need an importance matrix."""
 BEGIN, END = "<!-- benchmarks/quality.py -->", "<!-- end -->"
 HEAD = """\
 | weights | bits | perplexity | ratio | mean KL | 99% | same top token |
@@ -61,7 +63,7 @@ def written(folder: Path) -> Iterator[tuple[str, Path]]:
     prose.write_text("\n".join(page.read_text(encoding="utf-8") for page in pages))
     for offer in load_catalog().of("inferno_writers"):
         name = offer.item.name
-        if name not in PLAIN:
+        if name not in PLAIN + WEIGHTED:
             convert("demo", name, folder / name)
             yield f"`--to {name}`", folder / name
             if offer.item.calibrated:

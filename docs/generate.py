@@ -302,6 +302,12 @@ def index() -> str:
             if _is_ours(offer.distribution)
             for ref in offer.item.list()
         },
+        "size": {
+            size: offer.distribution
+            for offer in catalog.of("inferno_architectures")
+            if _is_ours(offer.distribution)
+            for size in offer.item.sizes
+        },
     }
     held = {kind: dict(sorted(names.items())) for kind, names in hints.items() if names}
     return json.dumps(held, indent=1) + "\n"

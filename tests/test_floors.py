@@ -19,7 +19,7 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"cli"},
     {"server"},
     {"testing"},
-    {"llm", "convert", "evaluation"},
+    {"llm", "convert", "evaluation", "gpu_report"},
     {"process"},
     {"core"},
     {"sampling"},

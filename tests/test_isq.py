@@ -6,6 +6,8 @@ import io
 import logging
 import os
 import struct
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from hypothesis import strategies as st
 from tests.test_packed_weights import folder, small_models_count, started
 from tests.test_replay import EXPERTS, UNTIED, made
 
+from inferno import loading
 from inferno.cli.render import explained
 from inferno.errors import OptionError
 from inferno.loading import build, fill
-from inferno.nn import Weight
+from inferno.nn import Stack, Weight
 from inferno.pairing import checkpoint_path
 from inferno.plan import (
     Options,
@@ -32,7 +35,7 @@ from inferno.plan import (
     resolve,
 )
 from inferno.plan.isq import described, spelled
-from inferno.quantizing import Progress
+from inferno.quantizing import Progress, Quantizing
 
 pytest.importorskip("inferno_gguf")
 __all__ = ["folder", "small_models_count"]  # fixtures
@@ -53,7 +56,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(WIDE, tmp_path_factory.mktemp("wide"))
 
 
-def options(isq: str, **more: Any) -> Options:
+def options(isq: str | None, **more: Any) -> Options:
     given = {"device": "cpu", "dtype": "bfloat16", "max_model_len": 64, "packed_cache": "none"}
     return Options(isq=isq, **{**given, **more})
 
@@ -63,7 +66,7 @@ def schemes_of(plan: Plan, *paths: str) -> list[str | None]:
     return [plan.isq.scheme_of(path) for path in paths]
 
 
-def loaded(path: Path, isq: str, **more: Any) -> dict[str, Weight]:
+def loaded(path: Path, isq: str | None, **more: Any) -> dict[str, Weight]:
     """The matrices of a loaded model, by path, before kernels repack them."""
     with open_model(str(path), options(isq, **more)) as opened:
         model = build(opened)
@@ -270,6 +273,43 @@ def test_a_plan_is_not_loaded_with_another_importance_matrix(wide: Path, tmp_pat
     os.remove(file)
     with reopen(plan) as opened, pytest.raises(OptionError, match="not the file"):
         fill(build(opened), opened)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_a_packed_matrix_is_freed_before_the_next_layer_is_repacked(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peak is the packed weights, and one layer of them a second time."""
+    pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
+    packed: list[weakref.ref[Weight]] = []
+    late: list[int] = []
+    quantize, stack_of = Quantizing.__call__, loading.stack_of
+
+    def noted(self: Quantizing, path: str, weight: Weight) -> Weight:
+        found = quantize(self, path, weight)
+        packed.append(weakref.ref(found))
+        return found
+
+    def counting(*given: Any) -> Stack:
+        stack, done = stack_of(*given), 0
+
+        def counted(weights: Sequence[Weight], **how: Any) -> Weight | None:
+            nonlocal done
+            late.append(done - sum(each() is None for each in packed))
+            done += len(weights)
+            return stack(weights, **how)
+
+        return counted
+
+    monkeypatch.setattr(Quantizing, "__call__", noted)
+    monkeypatch.setattr(loading, "stack_of", counting)
+    with open_model(str(wide), options("q4_k_m")) as opened:
+        loading.load_model(opened)
+    of_a_layer = 7
+    assert len(packed) == 4 * of_a_layer + 2 and len(late) > 8
+    assert max(late) <= of_a_layer
 
 
 # --- the cache ------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ converter writes it in F32, F16 and Q8_0 (`CHANGED` says what is fitted to it). 
 - *llama.cpp*: both with the F32 file, and inferno with the Q8_0 file beside llama.cpp with its
   values unpacked to F32.
 
-gpt-oss is converted with its experts in MXFP4, too. Exits with 1 if anything differs. Where
-llama.cpp itself differs from transformers, `LLAMA_CPP_DIFFERS` says why.
+gpt-oss is converted with its experts in MXFP4, too. `--written` compares instead the F32 files that
+`inferno convert` writes: llama.cpp's tokens with transformers'. Exits with 1 if anything differs.
+Where llama.cpp itself differs from transformers, `LLAMA_CPP_DIFFERS` says why.
 
 Suffixes: L tokens of a sequence, N generated tokens, V vocabulary.
 """
@@ -24,7 +25,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from inferno.catalog import load_catalog
+from inferno.convert import convert
 from inferno.errors import InfernoError
 from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve
 from inferno.testing import ArchitectureTests, transformers_model
+from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.tiny import MAX_MODEL_LEN, Toy, generate, ragged_prompts
 
 FAMILIES = ROOT / "plugins/models"
@@ -67,6 +70,7 @@ LENGTHS = (33, 40, 48, 49, 70)
 (transformers changes the rotary factors of longrope there, the engines have those of their longest
 context from the first token on)."""
 KINDS = ("F32", "F16", "Q8_0")
+WRITTEN = "llama.cpp with inferno's file, beside transformers"
 COLUMNS = (
     "transformers F32",
     "transformers F16",
@@ -340,6 +344,8 @@ class Row:
 
     @property
     def right(self) -> bool:
+        if WRITTEN in self.comparisons:
+            return self.comparisons[WRITTEN].right or str(self.case) in LLAMA_CPP_DIFFERS
         beside = [
             name
             for name in COLUMNS
@@ -382,16 +388,34 @@ def measure(case: Case, converter: LlamaCpp, llama: LlamaCpp, disable: frozenset
     return row
 
 
-def report(rows: list[Row]) -> Iterator[str]:
+def measure_written(case: Case, llama: LlamaCpp) -> Row:
+    """Compare what llama.cpp computes with a file of `inferno convert`."""
+    row = Row(case, "inferno")
+    with tempfile.TemporaryDirectory() as folder:
+        source, path = Path(folder, "toy"), Path(folder, "toy.gguf")
+        model = save(case, source)
+        (source / "tokenizer.json").write_bytes(tiny_tokenizer())
+        task = Task([], ragged_prompts(int(model.get_input_embeddings().weight.shape[0]), LENGTHS))
+        near = NEAR_GELU if "gelu" in str(model.config) else NEAR["F32"]
+        try:
+            convert(str(source), "f32", path)
+            answer = theirs(llama, str(path), task, NUM_TOKENS, MAX_MODEL_LEN)
+            row.comparisons[WRITTEN] = compare(answer, by_transformers(model, task), near)
+        except (InfernoError, Refused) as error:
+            row.missing["F32"] = str(error)
+    return row
+
+
+def report(rows: list[Row], columns: Sequence[str]) -> Iterator[str]:
     yield (
         f"Greedy tokens that are equal, of {len(LENGTHS)} x {NUM_TOKENS}, and the largest "
         f"difference between logits where the"
     )
     yield "contexts were equal, in standard deviations of the logits.\n"
-    yield "| family | config | converter | " + " | ".join(COLUMNS) + " |"
-    yield "|---|---|---|" + "---|" * len(COLUMNS)
+    yield "| family | config | converter | " + " | ".join(columns) + " |"
+    yield "|---|---|---|" + "---|" * len(columns)
     for row in rows:
-        cells = [row.comparisons.get(name) for name in COLUMNS]
+        cells = [row.comparisons.get(name) for name in columns]
         shown = [
             f"{c.equal}/{c.total} {c.furthest:.0e}{'' if c.right else ' DIFFERENT'}" if c else "-"
             for c in cells
@@ -414,6 +438,9 @@ def main() -> None:
         help="python of an environment with llama-cpp-python and gguf",
     )
     parser.add_argument("--families", nargs="+", help="only these: qwen3 gemma ...")
+    parser.add_argument(
+        "--written", action="store_true", help="compare the files that inferno writes instead"
+    )
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     converter, llama = (
@@ -426,7 +453,10 @@ def main() -> None:
         # Files of Mistral and Llama are one another's, and Llama's plugin reads both where it is
         # installed.
         unwanted = {NATIVE, "inferno-llama"} if case.family == "mistral" else {NATIVE}
-        rows.append(measure(case, converter, llama, frozenset(unwanted & installed)))
+        if args.written:
+            rows.append(measure_written(case, llama))
+        else:
+            rows.append(measure(case, converter, llama, frozenset(unwanted & installed)))
         print(
             f"{case}: {'as it should be' if rows[-1].right else 'DIFFERENT'}",
             file=sys.stderr,
@@ -434,7 +464,7 @@ def main() -> None:
         )
     converter.close()
     llama.close()
-    print("\n".join(report(rows)))
+    print("\n".join(report(rows, [WRITTEN] if args.written else COLUMNS)))
     if not all(row.right for row in rows):
         raise SystemExit(1)
 

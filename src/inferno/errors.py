@@ -19,6 +19,7 @@ MissingKind = Literal[
     "chat format",
     "model",
     "grammar",
+    "size",
 ]
 """Kinds of things that a distribution may provide."""
 

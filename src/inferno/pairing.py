@@ -45,10 +45,12 @@ def pair(model: nn.Module, modules: Mapping[str, Mapping[str, TensorInfo]]) -> l
     for path, module in model.named_modules():
         if isinstance(module, Layer):
             exact.update(f"{path}.{name}".lstrip(".") for name in module.keep_fp32)
-        kept = {n for n, _ in module.named_parameters(recurse=False) if join(path, n) in exact}
-        parts = stored.pop(checkpoint_path(path), {})
-        problems += _misfits(checkpoint_path(path), module, parts)
-        found.append(Stored(module, checkpoint_path(path), parts, frozenset(kept)))
+        own = dict(module.named_parameters(recurse=False))
+        kept = frozenset(name for name in own if join(path, name) in exact)
+        where = checkpoint_path(path)
+        parts = stored.pop(where, {})
+        problems += _misfits(where, module, own, parts)
+        found.append(Stored(module, where, parts, kept))
     problems += [
         f"{path}.{part} is stored, but the model has no such tensor"
         for path, p in stored.items()
@@ -75,11 +77,16 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> list[str]:
+def _misfits(
+    path: str,
+    module: nn.Module,
+    own: Mapping[str, nn.Parameter],
+    parts: Mapping[str, TensorInfo],
+) -> list[str]:
     """Describe tensors that are missing, unexpected or of the wrong shape."""
     problems = []
     wanted = getattr(module, "weight", None)
-    for part, param in module.named_parameters(recurse=False):
+    for part, param in own.items():
         if part not in parts:
             problems.append(f"{path}.{part} is missing")
         elif parts[part].shape != tuple(param.shape):
@@ -87,10 +94,9 @@ def _misfits(path: str, module: nn.Module, parts: Mapping[str, TensorInfo]) -> l
                 f"{path}.{part} is {parts[part].shape}, the model needs {tuple(param.shape)}"
             )
     if not isinstance(wanted, Unloaded):
-        own = {name for name, _ in module.named_parameters(recurse=False)}
         problems += [
             f"{path}.{part} is stored, but the model has no such tensor"
-            for part in parts.keys() - own
+            for part in parts.keys() - own.keys()
         ]
         return problems
     matrix = set(parts) - {"bias"}

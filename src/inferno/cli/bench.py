@@ -1,17 +1,33 @@
-"""`inferno bench`: prefill and decode speed of a model in this process. `benchmarks/` compares
-engines."""
+"""`inferno bench`: prefill and decode speed of a model in this process, or the report of what a
+device reaches. `benchmarks/` compares engines."""
 
 from __future__ import annotations
 
+import json
 import random
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from attrs import asdict, evolve, frozen
 
 from inferno.cli.options import declare, engine_options, ref_argument
+from inferno.errors import OptionError
 
 if TYPE_CHECKING:
     from inferno.cli.session import Run
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+@frozen
+class Speed:
+    """What some concurrent requests reached, in tokens per second of all."""
+
+    concurrent: int
+    prefill: float
+    decode: float
 
 
 @declare
@@ -28,6 +44,35 @@ if TYPE_CHECKING:
     help="Concurrent requests; may be repeated.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Rounds; the median is shown.")
+@click.option(
+    "--ragged",
+    type=click.IntRange(1),
+    metavar="COUNT",
+    help="Instead: as many requests at once as in nano-vllm's benchmark, whose prompts and outputs "
+    "have 100 to 1024 tokens, drawn with seed 0.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@click.option(
+    "--gpu-report",
+    is_flag=True,
+    help="Instead: measure what this GPU and the installed plugins reach, with random weights.",
+)
+@click.option(
+    "--budget", metavar="TIME", default="480s", help="Time for all sections of the report."
+)
+@click.option(
+    "--section",
+    "sections",
+    multiple=True,
+    metavar="NAME",
+    help="Only this section of the report; may be repeated.",
+)
+@click.option(
+    "--output",
+    metavar="FILE",
+    default="gpu-report.json",
+    help="The report's JSON file, which is complete after each section.",
+)
 @engine_options
 def command(
     ref: str | None,
@@ -35,27 +80,90 @@ def command(
     output_len: int,
     concurrency: tuple[int, ...],
     rounds: int,
+    ragged: int | None,
+    as_json: bool,
+    gpu_report: bool,
+    budget: str,
+    sections: tuple[str, ...],
+    output: str,
     **values: Any,
 ) -> None:
     """Benchmark REF on random tokens, without prefix cache hits or early stops."""
-    from statistics import median
-
+    if gpu_report:
+        if ref is not None:
+            raise OptionError(
+                "--gpu-report takes models of known sizes with random weights",
+                f"Leave {ref} out, or leave --gpu-report out to benchmark it.",
+            )
+        _report(values["device"], seconds_of(budget), sections, Path(output))
+        return
     from inferno.cli.session import opened
 
+    if ragged is not None:
+        values = {"max_num_seqs": max(ragged, 1), "max_num_batched_tokens": 16_384} | {
+            name: value for name, value in values.items() if value is not None
+        }
     with opened(ref, values) as run:
         _round(run, 1, input_len, 2)  # the first step of a process allocates and compiles
+        if ragged is not None:
+            _ragged(run, ragged, as_json)
+        else:
+            _uniform(run, input_len, output_len, concurrency, rounds, as_json)
+
+
+def _uniform(
+    run: Run,
+    input_len: int,
+    output_len: int,
+    concurrency: tuple[int, ...],
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Measure requests of equal lengths."""
+    from statistics import median
+
+    if not as_json:
         click.echo(f"{input_len} tokens in, {output_len} out, median of {rounds}")
         click.echo(
             f"{'concurrent':>10}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'per stream':>10}"
         )
-        for count in concurrency:
-            first = median(_round(run, count, input_len, 1) for _ in range(rounds))
-            total = median(_round(run, count, input_len, output_len) for _ in range(rounds))
-            decode = count * (output_len - 1) / max(total - first, 1e-9)
+    found = []
+    for count in concurrency:
+        first = median(_round(run, count, input_len, 1) for _ in range(rounds))
+        total = median(_round(run, count, input_len, output_len) for _ in range(rounds))
+        decode = count * (output_len - 1) / max(total - first, 1e-9)
+        speed = Speed(count, count * input_len / first, decode)
+        found.append(asdict(speed))
+        if not as_json:
             click.echo(
-                f"{count:>10}  {count * input_len / first:>13.1f}  {decode:>12.1f}  "
-                f"{decode / count:>10.1f}"
+                f"{count:>10}  {speed.prefill:>13.1f}  {decode:>12.1f}  {decode / count:>10.1f}"
             )
+    if as_json:
+        about = {"model": run.model_id, "input_len": input_len, "output_len": output_len}
+        click.echo(json.dumps({**about, "tokens_per_second": found}, indent=2))
+
+
+def _ragged(run: Run, count: int, as_json: bool) -> None:
+    """Measure requests of many lengths at once."""
+    from inferno.gpu_report.serving import ragged_load
+
+    load = ragged_load(count, vocab_size=run.vocab_size)
+    params = [
+        evolve(run.params(temperature=0.6, ignore_eos=True), max_tokens=length)
+        for length in load.output_lens
+    ]
+    prompts = [list(prompt) for prompt in load.prompts]
+    _, seconds = run.timed(lambda: run.llm.generate(prompts, params))
+    rate = load.output_tokens / seconds
+    if as_json:
+        about = {"model": run.model_id, "requests": count, "prompt_tokens": load.prompt_tokens}
+        more = {"output_tokens": load.output_tokens, "seconds": seconds}
+        click.echo(json.dumps({**about, **more, "output_tokens_per_second": rate}, indent=2))
+    else:
+        click.echo(
+            f"{count} requests, {load.prompt_tokens} tokens in, {load.output_tokens} out: "
+            f"{seconds:.1f} s, {rate:.1f} output tok/s"
+        )
 
 
 def _round(run: Run, count: int, input_len: int, output_len: int) -> float:
@@ -63,3 +171,19 @@ def _round(run: Run, count: int, input_len: int, output_len: int) -> float:
     prompts = [[random.randrange(run.vocab_size) for _ in range(input_len)] for _ in range(count)]
     params = run.params(max_tokens=output_len, temperature=0, ignore_eos=True)
     return run.timed(lambda: run.llm.generate(prompts, params))[1]
+
+
+def _report(device: str | None, budget: float, sections: tuple[str, ...], output: Path) -> None:
+    from inferno.gpu_report import make_report, plan_of, to_markdown
+
+    plan = plan_of(device, budget, output, sections)
+    report = make_report(evolve(plan, say=lambda line: click.echo(line, err=True)))
+    click.echo(to_markdown(report))
+
+
+def seconds_of(text: str) -> float:
+    """Parse a time such as 480s, 8m or 90. Raises OptionError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if found is None or not float(found[1]):
+        raise OptionError(f"{text!r} is not a time", "Write seconds, minutes or hours: 480s, 8m.")
+    return float(found[1]) * _UNITS[found[2]]

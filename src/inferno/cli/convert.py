@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Text by whose activations GPTQ and AWQ quantize. [default: round to nearest]",
 )
+@click.option(
+    "--imatrix",
+    metavar="FILE",
+    help="Importance matrix by which quantized types of GGUF weigh errors.",
+)
 @click.option("--dtype", type=click.Choice(list(DTYPES)), help="Type of what stays dense.")
 @click.option("--split-size", metavar="SIZE", help="The most bytes of a file, as 2GB.")
 @click.option("--group-size", type=int, help="Columns that share a scale; -1: a whole row.")
@@ -46,6 +51,7 @@ def command(
     to: str | None,
     output: str | None,
     calibrate: str | None,
+    imatrix: str | None,
     dtype: str | None,
     split_size: str | None,
     group_size: int | None,
@@ -88,6 +94,7 @@ def command(
             Path(output),
             options,
             calibrate=None if calibrate is None else Path(calibrate),
+            imatrix=None if imatrix is None else Path(imatrix),
             force=force,
             fetch=FetchOptions(revision=revision, offline=bool(offline), progress=True),
             catalog=catalog,

@@ -6,13 +6,14 @@ Suffixes: O rows (output features), I columns (input features).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
 from inferno.contracts import lazy
 from inferno.contracts.architectures import Architecture, ModelConfig
 from inferno.contracts.checkpoints import TensorInfo, TextAssets
+from inferno.contracts.mixes import DenseMatrices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +62,11 @@ class DenseCheckpoint(Protocol):
         """Headers of the tensors as they are read: a matrix of any scheme is one `weight`."""
         ...
 
+    @property
+    def mtp(self) -> frozenset[str]:
+        """Names of the tensors of multi-token-prediction layers, which a file may leave out."""
+        ...
+
     def text(self) -> TextAssets: ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
@@ -70,6 +76,17 @@ class DenseCheckpoint(Protocol):
 
     def weight(self, name: str) -> Weight | None:
         """Return a quantized matrix as its scheme holds it; None if the tensor is stored plain."""
+        ...
+
+    @property
+    def matrices(self) -> DenseMatrices:
+        """Every matrix, dense or dequantized, as mixes are asked about them."""
+        ...
+
+    @property
+    def importance(self) -> Mapping[str, Any] | None:
+        """How much the columns of matrices matter, by module path: float32 arrays of NumPy, (I,),
+        from the user's importance matrix. None without one."""
         ...
 
     def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
@@ -106,12 +123,15 @@ class Encoding(Protocol):
         """Quantize a matrix, float32, to its parts. `seen` are its inputs, if they are known."""
         ...
 
-    def scaled(
-        self, tensors: Mapping[str, Tensor], seen: Mapping[str, Seen]
-    ) -> Mapping[str, Tensor]:
-        """Return those tensors of a layer that are to be replaced before they are quantized, such
-        that the layer computes the same. Names are relative to the layer, and `seen` has module
-        paths. Empty: none."""
+
+@runtime_checkable
+class Scaling(Protocol):
+    """An `Encoding` that rounds some columns less: they are multiplied by factors, and what is in
+    front of the matrix is divided by them."""
+
+    def scale(self, readers: Sequence[tuple[Tensor, Seen]]) -> Tensor:
+        """Return the factor of each column, (I,) float32, for matrices that read the same output;
+        `readers` has their values, (O, I) float32, and inputs."""
         ...
 
 
@@ -181,4 +201,6 @@ class Writer:
     """The fields of WriteOptions that it understands, besides `dtype` and `split`."""
     calibrated: bool = False
     """Whether `encode` makes use of what calibration saw."""
+    weighted: bool = False
+    """Whether it quantizes by `DenseCheckpoint.importance`, if there is one."""
     api_version: int = 1

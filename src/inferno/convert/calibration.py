@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inferno.contracts import Encoding, Piece, Seen, StoredMatrix
+from inferno.contracts import Encoding, Piece, Scaling, Seen, StoredMatrix
 from inferno.convert.folder import Folder
-from inferno.convert.layers import WITHOUT, Layers, Sights
+from inferno.convert.layers import GRAMS, WITHOUT, Layers, Sights
+from inferno.convert.scaling import Scaler
 from inferno.errors import CheckpointError, OptionError, UnsupportedError
+from inferno.host import format_bytes
 from inferno.nn import Weight
 from inferno.text import Tokenizer
 
 LENGTH, MOST, LEAST = 512, 64, 16
 """Tokens of a sequence, the most sequences, and the fewest tokens of a text."""
-CHANGED = 1e-3
-"""The most by which a layer's output may change, relative to its size, when it is scaled."""
 
 
 def calibrated_pieces(
@@ -63,7 +63,7 @@ class Calibration:
     ) -> None:
         self._folder, self._encoding, self._notes = folder, encoding, notes
         self._sequences = sequences
-        self._unseen = self._unscaled = 0
+        self._unseen = self._too_large = self._unscaled = 0
 
     @cached_property
     def layers(self) -> Layers:
@@ -85,31 +85,41 @@ class Calibration:
 
     @torch.inference_mode()
     def _make(self, number: int) -> Iterator[tuple[str, Tensor]]:
-        layers, path = self.layers, self.layers.paths[number]
-        tensors, sights = layers.tensors(number), Sights()
-        layer, _ = layers.load(number, tensors, sights)
-        first = None
-        for output in layers.run(layer, number):
-            first = output if first is None else first
-        seen = sights.found()
-        tensors = self._scaled(number, tensors, seen, first)
+        path = self.layers.paths[number]
+        tensors, seen = self._calibrated(number)
         parts: dict[str, dict[str, Tensor]] = {}
         stored: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            full = f"{path}.{name}"
+        for name in list(tensors):
+            full, tensor = f"{path}.{name}", tensors.pop(name)  # freed when it is encoded
             encoded = self._folder.encoded.get(full)
             if encoded is None:
                 dtype = getattr(torch, self._folder.info(full).dtype)
                 stored[name] = tensor.to(dtype)
                 yield full, stored[name]
                 continue
-            self._unseen += encoded.path not in seen
             made = dict(self._encoding.encode(encoded.path, tensor, seen.get(encoded.path)))
             parts[encoded.path] = made
             yield from ((f"{encoded.path}.{part}", value) for part, value in made.items())
+        del tensor, seen
         self._advance(number, stored, parts)
-        if number + 1 == len(layers.layers):
+        if number + 1 == len(self.layers.layers):
             self._tell()
+
+    def _calibrated(self, number: int) -> tuple[dict[str, Tensor], Mapping[str, Seen]]:
+        """Run a layer. Returns its tensors by names in it, scaled if the encoding wants it, and the
+        inputs of its matrices by path."""
+        layers, sights = self.layers, Sights()
+        tensors = layers.tensors(number)
+        layer, watched = layers.load(number, tensors, sights)
+        outputs = layers.run(layer, number)
+        first = next(outputs)
+        for _ in outputs:
+            pass
+        seen = sights.found()
+        quantized = {e.path for e in self._folder.encoded.values() if e.path in watched}
+        self._too_large += len(quantized & sights.too_large)
+        self._unseen += len(quantized - seen.keys() - sights.too_large)
+        return self._scaled(number, tensors, seen, first), seen
 
     @torch.inference_mode()
     def _done(self, number: int, read: Callable[[str], memoryview]) -> None:
@@ -166,41 +176,29 @@ class Calibration:
         seen: Mapping[str, Seen],
         before: Any,
     ) -> dict[str, Tensor]:
-        """Return the layer's tensors, scaled if the encoding wants it and the layer stays the
-        same."""
+        """Return the layer's tensors, scaled if the encoding wants it."""
+        if not isinstance(self._encoding, Scaling):
+            return tensors
         start = f"{self.layers.paths[number]}."
         relative = {path.removeprefix(start): each for path, each in seen.items()}
-        changed = self._encoding.scaled(tensors, relative)
-        if not changed:
-            return tensors
-        scaled = {**tensors, **changed}
-        layer, _ = self.layers.load(number, scaled, None)
-        after = next(self.layers.run(layer, number))
-        if _distance(before, after) > CHANGED:
-            self._unscaled += 1
-            return tensors
-        return scaled
+        scaler = Scaler(self.layers, number, dict(tensors), before)
+        scaler.run(relative, self._encoding)
+        self._unscaled += len(relative.keys() - scaler.scaled)
+        return scaler.tensors
 
     def _tell(self) -> None:
         if self._unseen:
             self._notes.append(
-                f"{self._unseen} matrices were rounded to the nearest: calibration did not see "
-                f"their inputs"
+                f"{self._unseen} matrices were rounded to the nearest: calibration saw no input of "
+                f"theirs"
+            )
+        if self._too_large:
+            self._notes.append(
+                f"{self._too_large} matrices were rounded to the nearest: what calibration keeps "
+                f"of a layer's inputs would be larger than {format_bytes(GRAMS)}"
             )
         if self._unscaled:
             self._notes.append(
-                f"{self._unscaled} layers were not scaled: they would compute something else"
+                f"{self._unscaled} matrices were not scaled: no module in front of them can take "
+                f"the inverse"
             )
-
-
-def _distance(one: Any, other: Any) -> float:
-    """Return how far apart two outputs of a layer are, relative to the first's size. Outputs are
-    tensors, or several to be added."""
-    a, b = (_sum(each) for each in (one, other))
-    return float((a - b).norm() / a.norm().clamp(min=1e-12))
-
-
-def _sum(output: Any) -> Tensor:
-    if isinstance(output, Tensor):
-        return output.float()
-    return torch.stack([each.float() for each in output if isinstance(each, Tensor)]).sum(0)

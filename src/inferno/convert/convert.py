@@ -18,6 +18,7 @@ from inferno.convert.place import MANIFEST, Place
 from inferno.convert.source import Source
 from inferno.convert.writing import JOURNAL, Progress, write
 from inferno.errors import OptionError
+from inferno.plan import sha256_of
 
 _ALWAYS = frozenset({"dtype", "split"})
 """Options that every writer understands."""
@@ -44,37 +45,40 @@ def convert(
     options: WriteOptions | None = None,
     *,
     calibrate: Path | None = None,
+    imatrix: Path | None = None,
     force: bool = False,
     fetch: FetchOptions | None = None,
     catalog: Catalog | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
     """Write the model `ref` as the writer `to` does, at `path`: a file, or a folder if it writes
-    one. `calibrate` is a text file for writers that look at activations. Continues an interrupted
-    run with the same arguments. Raises an InfernoError."""
+    one. `calibrate` is a text file for writers that look at activations, `imatrix` an importance
+    matrix for those that weigh errors by it. Continues an interrupted run with the same arguments.
+    Raises an InfernoError."""
     options, catalog = options or WriteOptions(), catalog or load_catalog()
     offer = catalog.named(Writer, to)
     writer = offer.item
-    _check_options(writer, options, calibrate)
+    _check_options(writer, options, calibrate, imatrix)
     place = Place(path.absolute(), is_folder=writer.output is None)
     place.check([place.path.name], force=force)
     source = Source.open(ref, fetch or FetchOptions(), catalog)
     try:
         notes: list[str] = []
-        output = _output(source, writer, options, place, calibrate, notes)
+        if writer.output is not None:
+            output = writer.output(source.as_model(imatrix), options, place.path.name)
+        else:
+            output = _folder_output(source, writer, options, calibrate, notes)
         names = [file.name for file in output.files]
         place.check(names, force=force)
-        key = _key(source, offer, options, catalog, calibrate)
+        key = _key(offer, options, catalog, calibrate, imatrix)
         with place.locked():
             own = {**key, "source": [list(each) for each in source.state()]}
             hashes = write(output, place, own, progress or _silent)
             hashes |= {n: hashlib.sha256(text).hexdigest() for n, text in output.texts.items()}
             sizes = {file.name: file.nbytes for file in output.files}
             sizes |= {name: len(text) for name, text in output.texts.items()}
-            made = {n: {"nbytes": sizes[n], "sha256": hashes[n]} for n in sorted(hashes)}
-            manifest = json.dumps({"ref": ref, **key, "files": made}, indent=2).encode() + b"\n"
-            texts = {**output.texts, place.manifest.name: manifest}
-            place.finish(names, texts)
+            manifest = _manifest({"ref": ref, **key}, sizes, hashes)
+            place.finish(names, {**output.texts, place.manifest.name: manifest})
     finally:
         source.checkpoint.close()
     return Conversion(
@@ -86,17 +90,22 @@ def convert(
     )
 
 
-def _output(
+def _manifest(
+    about: Mapping[str, Any], sizes: Mapping[str, int], hashes: Mapping[str, str]
+) -> bytes:
+    """Return the description of a result."""
+    made = {n: {"nbytes": sizes[n], "sha256": hashes[n]} for n in sorted(hashes)}
+    return json.dumps({**about, "files": made}, indent=2).encode() + b"\n"
+
+
+def _folder_output(
     source: Source,
     writer: Writer,
     options: WriteOptions,
-    place: Place,
     calibrate: Path | None,
     notes: list[str],
 ) -> Output:
-    """Return what is to be written. The work may add to the `notes`."""
-    if writer.output is not None:
-        return writer.output(source.as_model(), options, place.path.name)
+    """Return the files of a Hugging Face folder. The work may add to the `notes`."""
     encoding = None if writer.encoding is None else writer.encoding(options)
     folder = Folder.of(source, options, encoding)
     if calibrate is None or encoding is None:
@@ -109,13 +118,17 @@ def _output(
     return folder.output(options, encoding, pieces)
 
 
-def _check_options(writer: Writer, options: WriteOptions, calibrate: Path | None) -> None:
+def _check_options(
+    writer: Writer, options: WriteOptions, calibrate: Path | None, imatrix: Path | None
+) -> None:
     """Raise OptionError for options that the writer would ignore."""
     for a in attrs.fields(WriteOptions):
         if a.name not in writer.options | _ALWAYS and getattr(options, a.name) != a.default:
             raise OptionError(f"{_FLAGS[a.name]} does not apply to {writer.name}", "Leave it out.")
     if calibrate is not None and not writer.calibrated:
         raise OptionError(f"{writer.name} needs no calibration", "Leave --calibrate out.")
+    if imatrix is not None and not writer.weighted:
+        raise OptionError(f"{writer.name} weighs no columns", "Leave --imatrix out.")
 
 
 def _text(calibrate: Path) -> str:
@@ -128,11 +141,11 @@ def _text(calibrate: Path) -> str:
 
 
 def _key(
-    source: Source,
     offer: Offer[Writer],
     options: WriteOptions,
     catalog: Catalog,
     calibrate: Path | None,
+    imatrix: Path | None,
 ) -> dict[str, Any]:
     """Return what the written bytes depend on."""
     import torch
@@ -144,6 +157,7 @@ def _key(
         "to": offer.item.name,
         "options": attrs.asdict(options),
         "calibration": text,
+        "importance": None if imatrix is None else sha256_of(imatrix),
         "versions": {**versions, "torch": torch.__version__},
     }
 

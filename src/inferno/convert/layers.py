@@ -70,10 +70,18 @@ class Table(Weight):
         return view.read(self._name)[ids_T].float()
 
 
+class Watching:
+    """What is told the inputs of a layer's matrices."""
+
+    def see(self, path: str, x_TI: Tensor) -> None:
+        """Note the input of the matrix at this path."""
+        raise NotImplementedError
+
+
 class Watched(Weight):
     """A matrix that notes what it is multiplied with."""
 
-    def __init__(self, path: str, weight_OI: Tensor, sights: Sights | None) -> None:
+    def __init__(self, path: str, weight_OI: Tensor, sights: Watching | None) -> None:
         super().__init__()
         self.shape = (weight_OI.shape[0], weight_OI.shape[1])
         self.path, self.data_OI, self.sights = path, weight_OI, sights
@@ -93,26 +101,38 @@ class Watched(Weight):
 
 
 @define(eq=False)
-class Sights:
+class Sights(Watching):
     """The inputs of a layer's matrices, summed up. Matrices that are multiplied with the same
-    tensor share their sums."""
+    tensor share their sums: those of an expert, too, which have its tokens' rows."""
 
+    too_large: set[str] = field(factory=set)
+    """Matrices whose inputs were not summed up, because the sums would be larger than `GRAMS`."""
     _sums: dict[str, tuple[Tensor, Tensor, int]] = field(factory=dict)
     """By the first matrix of those that share: the Gram matrix, the sum of |x|, the count."""
     _first: dict[str, str] = field(factory=dict)
-    _latest: tuple[Tensor | None, str] = (None, "")
+    _inputs: dict[tuple[object, ...], tuple[str, Tensor]] = field(factory=dict)
+    """The first matrix of each input of this run, by its place in memory, and the input: no other
+    tensor takes its place meanwhile."""
+    _run: set[str] = field(factory=set)
     _nbytes: int = 0
 
     def see(self, path: str, x_TI: Tensor) -> None:
-        latest, owner = self._latest
+        if path in self._run:  # the next sequence
+            self._inputs.clear()
+            self._run.clear()
+        self._run.add(path)
+        key = x_TI.data_ptr(), x_TI.shape, x_TI.stride()
+        other, _ = self._inputs.setdefault(key, (path, x_TI))
         if path not in self._first:
-            same = latest is x_TI
-            if not same and self._nbytes + 4 * x_TI.shape[-1] ** 2 > GRAMS:
+            if other == path and self._nbytes + 4 * x_TI.shape[-1] ** 2 > GRAMS:
+                self.too_large.add(path)
                 return
-            self._first[path] = owner if same else path
+            if other in self.too_large:
+                self.too_large.add(path)
+                return
+            self._first[path] = self._first.get(other, path)
         if self._first[path] != path:
             return
-        self._latest = x_TI, path
         x_NI = x_TI.reshape(-1, x_TI.shape[-1]).float()
         size = x_NI.shape[1]
         if path not in self._sums:
@@ -206,8 +226,18 @@ class Layers:
             if name.startswith(start)
         }
 
+    def modules(self, number: int) -> dict[str, nn.Module]:
+        """Return the modules of a layer, without their tensors, by the paths in it of what they
+        store."""
+        start = f"{self.paths[number]}."
+        return {
+            stored.path.removeprefix(start): stored.module
+            for stored in self.stored.values()
+            if stored.path.startswith(start)
+        }
+
     def load(
-        self, number: int, tensors: Mapping[str, Tensor], sights: Sights | None
+        self, number: int, tensors: Mapping[str, Tensor], sights: Watching | None
     ) -> tuple[nn.Module, dict[str, Watched]]:
         """Return a layer with these tensors, and its linear layers' matrices by path."""
         layer = deepcopy(self.layers[number])
@@ -253,7 +283,7 @@ class Layers:
             self.outputs = list(self.run(layer, number))
 
     def _fill(
-        self, root: nn.Module, path: str, tensors: Mapping[str, Tensor], sights: Sights | None
+        self, root: nn.Module, path: str, tensors: Mapping[str, Tensor], sights: Watching | None
     ) -> dict[str, Watched]:
         """Give the modules of a layer its tensors, by names relative to `path`; or the modules
         around the layers the checkpoint's, if it is empty. Heads stay empty then."""

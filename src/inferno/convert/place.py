@@ -75,7 +75,7 @@ class Place:
             os.close(descriptor)
 
     def check_room(self, nbytes: int) -> None:
-        """Raise WriteError unless the disk has room for so many more bytes."""
+        """Raise WriteError unless the disk has room for `nbytes` more."""
         free = shutil.disk_usage(self.part).free
         if nbytes + SPARE > free:
             raise WriteError(

@@ -15,6 +15,7 @@ from inferno.contracts import (
     QUANTIZE,
     Architecture,
     Checkpoint,
+    DenseMatrices,
     Device,
     FetchOptions,
     KernelNeed,
@@ -26,7 +27,8 @@ from inferno.contracts import (
 )
 from inferno.errors import UnsupportedError
 from inferno.pairing import join
-from inferno.plan import modules_of, unused_tensors
+from inferno.plan import modules_of, mtp_tensors
+from inferno.plan.isq import importance_of
 from inferno.plan.opened import model_config, text_assets
 from inferno.plan.stored import adapted, architecture_name, matrix_of
 
@@ -59,6 +61,8 @@ class DenseView:
     """By the name of the dense tensor: "model.layers.0.mlp.up_proj.weight"."""
     tensors: Mapping[str, TensorInfo]
     catalog: Catalog
+    importance: Mapping[str, Any] | None = None
+    mtp: frozenset[str] = frozenset()
     _held: dict[str, Weight] = field(factory=dict)
     """The matrix that was read last."""
 
@@ -103,6 +107,18 @@ class DenseView:
         found = dict(self.checkpoint.config)
         found.pop("quantization_config", None)
         return found
+
+    @property
+    def matrices(self) -> DenseMatrices:
+        return DenseMatrices(
+            shapes={
+                name.removesuffix(".weight"): (info.shape[0], info.shape[1])
+                for name, info in self.tensors.items()
+                if name.endswith(".weight") and len(info.shape) == 2
+            },
+            architecture=self.architecture,
+            config=self.config,
+        )
 
     def text(self) -> TextAssets:
         return text_assets(self.checkpoint, self.architecture)
@@ -175,10 +191,16 @@ class Source:
         """View every tensor, under the stored names."""
         return DenseView.of(self.checkpoint, self.architecture, self.model, self.catalog)
 
-    def as_model(self) -> DenseView:
-        """View the tensors that the model reads, under its names."""
-        unused = unused_tensors(self.model)
-        return DenseView.of(self.seen_by_model, self.architecture, self.model, self.catalog, unused)
+    def as_model(self, imatrix: Path | None = None) -> DenseView:
+        """View the tensors that the model and its multi-token-prediction layers read, under their
+        names, with the importance that a file gives to columns. Raises OptionError for a file of
+        another model."""
+        unused = getattr(self.model, "unused_tensors", ())
+        view = DenseView.of(self.seen_by_model, self.architecture, self.model, self.catalog, unused)
+        view.mtp = frozenset(mtp_tensors(view.tensors, self.model))
+        if imatrix is not None:
+            view.importance, _ = importance_of(self.catalog, str(imatrix), view.matrices)
+        return view
 
     def state(self) -> list[tuple[str, int, int]]:
         """Return what changes when the checkpoint does: its files' names, sizes and times."""

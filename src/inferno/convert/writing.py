@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 JOURNAL = "journal"
 SYNC_BYTES, SYNC_SECONDS = 256 << 20, 10.0
-"""Finished pieces are synced to disk after so many bytes or seconds: an interrupted run repeats no
-more than that."""
+"""Bytes or seconds after which finished pieces are synced to disk: an interrupted run repeats at
+most that."""
 _CHUNK = 1 << 24
 
 Progress = Callable[[int, int, str], None]

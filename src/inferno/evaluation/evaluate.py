@@ -51,15 +51,7 @@ def evaluate(
             f"{groups} groups by {by!r}", f"Give at least 1 group by {' or '.join(BY)}."
         )
     length = window if stride is None else window + stride // 2
-    model = evolve(
-        options or Options(),
-        max_model_len=max(1, length),
-        max_num_batched_tokens=max(1, length),
-        max_num_seqs=1,
-        cache_policy="none",
-        speculative=None,
-        num_speculative_tokens=None,
-    )
+    model = _one_window(options or Options(), max(1, length))
     plain = evolve(model, isq=None, imatrix=None, overrides=(), revision=None)
     asked = [(ref, model), *([(against, plain)] if against is not None else [])]
     token_ids, bos, vocab_size = _encoded(_read(Path(text)), asked, length)
@@ -82,13 +74,20 @@ def evaluate(
     with Spool.create(passage.num_tokens, vocab_size) as spool:
         reference = passage.through(against, plain, write=spool.write)
         found = passage.through(ref, model, compare=spool.reader())
-        apart, notes = groups_of(reference.modules, by, groups), list[str]()
+        apart, notes = groups_of(reference.modules, by, groups), tuple[str, ...]()
         if apart and model.overrides:
-            apart, notes = [], [_NOT_APART]
-        each = list[GroupReport]()
-        for group in apart:
-            swapped = _with_group(group, apart, ref, model, plain)
-            each.append(_measured(passage, group, against, swapped, reference, spool))
+            apart, notes = [], (_NOT_APART,)
+        measured = tuple(
+            _measured(
+                passage,
+                group,
+                against,
+                _with_group(group, apart, ref, model, plain),
+                reference,
+                spool,
+            )
+            for group in apart
+        )
         return report(
             reference=against,
             weights=found.weights,
@@ -96,12 +95,26 @@ def evaluate(
             reference_perplexity=reference.perplexity,
             divergence=found.divergence(reference),
             outside=float(np.mean(spool.outside)),
-            groups=tuple(each),
-            notes=tuple(notes),
+            groups=measured,
+            notes=notes,
         )
 
 
 _NOT_APART = "groups are not measured with --override: evaluate each override alone"
+
+
+def _one_window(options: Options, length: int) -> Options:
+    """Return the options of an engine that computes a window at a time, without what it keeps for
+    other requests."""
+    return evolve(
+        options,
+        max_model_len=length,
+        max_num_batched_tokens=length,
+        max_num_seqs=1,
+        cache_policy="none",
+        speculative=None,
+        num_speculative_tokens=None,
+    )
 
 
 def _with_group(

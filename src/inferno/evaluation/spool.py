@@ -42,7 +42,7 @@ class Spool:
 
     @classmethod
     def create(cls, positions: int, vocab_size: int) -> Self:
-        """Create a file for so many positions. Raises OptionError if the disk lacks the space."""
+        """Create a file for these positions. Raises OptionError if the disk lacks the space."""
         num_kept = min(vocab_size, KEPT)
         folder = tempfile.gettempdir()
         needed, free = positions * (8 * num_kept + 4), shutil.disk_usage(folder).free

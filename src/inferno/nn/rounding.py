@@ -97,7 +97,7 @@ def by_inputs(
     largest diagonal to the smallest."""
     weight_OI = weight_OI.float().clone()
     rows, columns = weight_OI.shape
-    gram_II = gram_II.double().clone()
+    gram_II = gram_II.to(torch.float64, copy=True)
     dead_I = gram_II.diagonal() == 0
     gram_II.diagonal()[dead_I] = 1.0
     weight_OI[:, dead_I] = 0.0
@@ -106,6 +106,7 @@ def by_inputs(
         order_I = gram_II.diagonal().argsort(descending=True, stable=True)
         weight_OI, gram_II = weight_OI[:, order_I], gram_II[order_I][:, order_I]
     inverse_II = _factor(gram_II, damping)
+    del gram_II
     codes_OI = torch.empty(rows, columns, dtype=torch.uint8)
     scales, zeros = list[Tensor](), list[Tensor]()
     for start in range(0, columns, BLOCK):
@@ -135,12 +136,16 @@ def _factor(gram_II: Tensor, damping: float) -> Tensor:
     """Return the upper Cholesky factor of the damped matrix's inverse, float32."""
     mean = gram_II.diagonal().mean()
     while True:
+        # Freed one by one: in float64, they are larger than the matrices of a layer.
         damped = gram_II.clone()
         damped.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
+        del damped
         if not failed:
             inverse = torch.cholesky_inverse(lower)
+            del lower
             upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            del inverse
             if not failed:
                 factor_II: Tensor = upper.float()
                 return factor_II

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
@@ -16,7 +17,6 @@ from inferno.catalog import Catalog, Offer
 from inferno.contracts import (
     Architecture,
     Checkpoint,
-    CheckpointFormat,
     DenseMatrices,
     HeldMatrix,
     QuantMix,
@@ -164,7 +164,7 @@ def choose_isq(
         f"memory is planned for the weights before they become {name}: less will be used"
         for name in sorted(unsized)
     ]
-    importance, format = _importance(catalog, imatrix, dense) if imatrix else (None, None)
+    importance, format = importance_of(catalog, imatrix, dense) if imatrix else (None, None)
     if importance is not None:
         without = [
             path for path, p in packed.items() if p.offer.item.weighted and path not in importance
@@ -278,33 +278,25 @@ def quantizable(
 
 
 def importance_of(
-    formats: Iterable[CheckpointFormat], file: Path, dense: DenseMatrices
-) -> tuple[Mapping[str, object], str] | None:
-    """Read an importance matrix: arrays by module path, and the name of its format. None if no
-    format knows it. Raises OptionError."""
-    for format in formats:
-        if format.importance is not None:
-            found = format.importance(file, dense)
-            if found is not None:
-                return found, format.name
-    return None
-
-
-def _importance(
     catalog: Catalog, imatrix: str, dense: DenseMatrices
-) -> tuple[Mapping[str, object], str]:
+) -> tuple[Mapping[str, Any], str]:
+    """Read an importance matrix: arrays by module path, and the name of the format that knows it.
+    Raises OptionError."""
     file = Path(imatrix)
     if not file.is_file():
         raise OptionError(f"imatrix {imatrix}: there is no such file", "Check its name.")
-    offers = catalog.of("inferno_checkpoint_formats")
-    found = importance_of((offer.item for offer in offers), file, dense)
-    if found is None:
-        able = [offer.item.name for offer in offers if offer.item.importance is not None]
-        raise OptionError(
-            f"imatrix {imatrix} is not an importance matrix that an installed format reads",
-            f"Formats that read some: {', '.join(able) or 'none is installed'}.",
-        )
-    return found
+    able = [
+        offer.item
+        for offer in catalog.of("inferno_checkpoint_formats")
+        if offer.item.importance is not None
+    ]
+    for format in able:
+        if (found := format.importance(file, dense)) is not None:
+            return found, format.name
+    raise OptionError(
+        f"imatrix {imatrix} is not an importance matrix that an installed format reads",
+        f"Formats that read some: {', '.join(f.name for f in able) or 'none is installed'}.",
+    )
 
 
 def sha256_of(file: Path) -> str:

@@ -7,7 +7,6 @@ step.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -18,13 +17,11 @@ from torch import Tensor
 
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed, Device
-from inferno.core.kvcache import KVCache
 from inferno.errors import UnsupportedError
-from inferno.nn.batch import Batch
+from inferno.gpu_report.paged_steps import STEPS, run_steps
 from inferno.plan import find_device
 from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.installed import Installed
-from inferno.testing.naive_attention import LONGEST, drawn, naive
 from inferno.testing.tiny import run_python
 
 HEADS = [(4, 4, 16), (6, 2, 32), (8, 1, 64)]
@@ -37,16 +34,6 @@ SPECIAL: Sequence[dict[str, Any]] = [
     {"num_heads": 4, "num_kv_heads": 1, "head_dim": 40, "latent_dim": 32},
 ]
 """Needs with rarer features."""
-STEPS: Sequence[Sequence[int]] = [
-    (7, 1, 0, 33),
-    (16, 1, 5, 1),
-    (1, 1, 1, 1),
-    (0, 30, 12, 1),
-    (1, 1, 1, 1),
-]
-"""Tokens that each of four sequences computes per step: prompts, prompt chunks and single tokens,
-mixed."""
-
 EIGHT_BITS = {"int8": 0.03, "fp8_e4m3": 0.12}
 """How far results may be from those of an exact cache, by dtype of the cache."""
 
@@ -116,7 +103,7 @@ class AttentionBackendTests(Installed):
         )
         for need, block_size in cases:
             if self._refusal(catalog, need) is None:
-                for ours_THC, theirs_THC in _run(item, need, block_size, STEPS):
+                for ours_THC, theirs_THC in run_steps(item, need, block_size, STEPS):
                     error_THC = (ours_THC.double().cpu() - theirs_THC).abs() / (
                         1 + theirs_THC.abs()
                     )
@@ -130,7 +117,7 @@ class AttentionBackendTests(Installed):
         for need, (kind, tolerance) in itertools.product((plain, latent), EIGHT_BITS.items()):
             need = attrs.evolve(need, cache_dtype=kind)  # type: ignore[arg-type]
             if self._refusal(catalog, need) is None:
-                for ours_THC, theirs_THC in _run(item, need, self.block_sizes[-1], STEPS):
+                for ours_THC, theirs_THC in run_steps(item, need, self.block_sizes[-1], STEPS):
                     error_THC = (ours_THC.double().cpu() - theirs_THC).abs()
                     assert (error_THC / (1 + theirs_THC.abs())).max() <= tolerance, f"{need}"
 
@@ -139,10 +126,10 @@ class AttentionBackendTests(Installed):
         alone = [[(count if i == 3 else 0) for i, count in enumerate(step)] for step in STEPS]
         together = [
             ours[-step[3] :]
-            for step, (ours, _) in zip(STEPS, _run(item, need, block_size, STEPS), strict=True)
+            for step, (ours, _) in zip(STEPS, run_steps(item, need, block_size, STEPS), strict=True)
         ]
         for ours_THC, (theirs_THC, _) in zip(
-            together, _run(item, need, block_size, alone), strict=True
+            together, run_steps(item, need, block_size, alone), strict=True
         ):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
 
@@ -160,12 +147,12 @@ class AttentionBackendTests(Installed):
             cache: dict[str, Tensor] = {}
             plain = [
                 (ours_THC, {name: tensor.clone() for name, tensor in cache.items()})
-                for ours_THC, _ in _run(item, need, block_size, STEPS, cache=cache)
+                for ours_THC, _ in run_steps(item, need, block_size, STEPS, cache=cache)
             ]
             both = need == every[0] or not self.sparse
             for captured in (False, True) if both else (True,):
                 cache = {}
-                padded = _run(
+                padded = run_steps(
                     item, need, block_size, steps, cache=cache, padding=True, captured=captured
                 )
                 for (theirs_THC, before), (ours_THC, _) in zip(plain, padded, strict=False):
@@ -260,116 +247,3 @@ def _pairwise(combinations: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ..
 def _assert_same_bits(cache: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     for name, tensor in cache.items():
         assert torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)), name
-
-
-def _run(
-    item: AttentionBackend,
-    need: AttentionNeed,
-    block_size: int,
-    steps: Sequence[Sequence[int]],
-    *,
-    cache: dict[str, Tensor] | None = None,
-    padding: bool = False,
-    captured: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each step's output, of the backend and of naive attention. `cache` is given the tensors that
-    it stores to. With `padding`, each step has three more rows, of padding, which are not returned;
-    if `captured`, steps of single tokens are as in a capture."""
-    device = need.device.torch_name
-    totals = [sum(counts) for counts in zip(*steps, strict=True)]
-    qkv, sinks_H = drawn(need, len(totals))
-    sinks = () if sinks_H is None else (sinks_H.to(device),)
-    assert max(totals) <= LONGEST, "as many tokens are drawn"
-    tables = _tables(len(totals), LONGEST // block_size + 1)
-    cache = {} if cache is None else cache
-    spare = 1 + max(map(max, tables))
-    cache |= KVCache.allocate([item.cache(need, block_size)], spare + 1, device).layers[0]
-    for tensor in cache.values():
-        if tensor.is_floating_point():
-            tensor.fill_(50.0)  # left by an earlier sequence
-            tensor[spare] = torch.nan  # where the tables of padding rows point
-    attend = item.build(need)
-    done = [0] * len(totals)
-    for counts in steps:
-        active = [i for i, count in enumerate(counts) if count]
-        spans = [(done[i], done[i] + counts[i]) for i in active]
-        q, k, v = (
-            torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)] or [x[:0]])
-            for j, x in enumerate(qkv[0])
-        )
-        rows: list[int | None] = list(range(len(active)))
-        if padding:
-            rows = [None, *rows[:1], None, *rows[1:], None]
-        batch = _batch(rows, active, spans, [*tables, [spare] * LONGEST], block_size, device)
-        real_T = batch.slots_T >= 0
-        q, k, v = (_among_padding(x, real_T.cpu()) for x in (q, k, v))
-        if captured and len(real_T) == len(rows):
-            longest = batch.blocks_SM.shape[1] * block_size
-            batch = attrs.evolve(batch, captured=True, context_lens=[longest] * len(rows))
-        if item.begin is not None:
-            item.begin(need, batch)
-        with torch.inference_mode():
-            ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *sinks)
-        theirs = [
-            naive(need, len(totals), i, totals[i])[a:b]
-            for i, (a, b) in zip(active, spans, strict=True)
-        ]
-        for i in active:
-            done[i] += counts[i]
-        assert ours.isfinite().all(), "padding rows included"
-        yield ours[real_T], torch.cat(theirs or [ours[:0].double().cpu()])
-
-
-def _among_padding(x_NHC: Tensor, real_T: Tensor) -> Tensor:
-    """The real rows of a step in their places, and large values in the others."""
-    x_THC = x_NHC.new_full((len(real_T), *x_NHC.shape[1:]), 100.0)
-    x_THC[real_T] = x_NHC
-    return x_THC
-
-
-def _tables(num_sequences: int, num_blocks: int) -> list[list[int]]:
-    """Block tables in random order, as from a pool in use."""
-    blocks = list(range(num_sequences * num_blocks))
-    random.Random(0).shuffle(blocks)
-    return [blocks[i::num_sequences] for i in range(num_sequences)]
-
-
-def _batch(
-    rows: Sequence[int | None],
-    active: Sequence[int],
-    spans: Sequence[tuple[int, int]],
-    tables: Sequence[Sequence[int]],
-    block_size: int,
-    device: str,
-) -> Batch:
-    """The step of these sequences: indices into `active` and `spans`. None: a padding row, with the
-    last table."""
-    positions, slots, counts = list[int](), list[int](), list[int]()
-    for row in rows:
-        first, stop = (0, 1) if row is None else spans[row]
-        table = tables[-1 if row is None else active[row]]
-        positions += range(first, stop)
-        counts.append(stop - first)
-        slots += [
-            -1 if row is None else table[p // block_size] * block_size + p % block_size
-            for p in range(first, stop)
-        ]
-    widest = max((-(-stop // block_size) for _, stop in spans), default=1)
-
-    def tensor(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    query_starts = [0, *itertools.accumulate(counts)]
-    context_lens = [0 if row is None else spans[row][1] for row in rows]
-    blocks = [list(tables[-1 if row is None else active[row]][:widest]) for row in rows]
-    return Batch(
-        token_ids_T=tensor([0] * len(positions)),
-        positions_T=tensor(positions),
-        slots_T=tensor(slots),
-        query_starts=query_starts,
-        context_lens=context_lens,
-        blocks_SM=tensor(blocks),
-        block_size=block_size,
-        query_starts_S1=tensor(query_starts, torch.int32),
-        context_lens_S=tensor(context_lens, torch.int32),
-    )

@@ -328,7 +328,7 @@ class KernelProviderTests(Installed):
         self, item: KernelProvider, dtype: DType, tokens: int, width: int, count: int, top: int
     ) -> None:
         experts_TX = random(tokens, count).topk(top).indices
-        if run := self._op(item, "dispatch", dtype):
+        if dtype == "float32" and (run := self._op(item, "dispatch", dtype)):
             for picked_TX in (experts_TX, experts_TX[::2], experts_TX.flip(1).T.contiguous().T):
                 for ours, theirs in zip(
                     run(picked_TX, count), ops.dispatch(picked_TX, count), strict=True

@@ -6,6 +6,7 @@ Suffixes: L tokens of a sequence, D hidden, V vocabulary.
 from __future__ import annotations
 
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,11 @@ from torch import Tensor
 from inferno.builtin.mtp import MTPDrafter
 from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, DraftRequest, Lookahead, TensorInfo
+from inferno.convert import convert
 from inferno.core.engine import Engine
 from inferno.drafts import Acceptance
 from inferno.errors import CheckpointError, UnsupportedError
-from inferno.loading import check, load_drafter, load_model
+from inferno.loading import build, check, load_drafter, load_model
 from inferno.plan import (
     Opened,
     Options,
@@ -38,6 +40,7 @@ from inferno.plan import (
 from inferno.requests import EngineOutput, Request
 from inferno.sampling_params import SamplingParams
 from inferno.testing.gguf import gguf_dialect, write_gguf
+from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.installed import Installed
 from inferno.testing.mtp_reference import MTPReference, layers
 from inferno.testing.tiny import assert_close, ragged_prompts, torch_only
@@ -97,6 +100,29 @@ class MTPTests(Installed):
         held = write_gguf(tmp_path / "toy.gguf", dialect, whole, tensors, "F16")
         twin = write(tmp_path / "twin", self.config, held)
         ours, theirs = (proposals(p, self.config) for p in (tmp_path / "toy.gguf", twin))
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token_ids == other.token_ids
+            assert_close(torch.stack(list(one.logits)), torch.stack(list(other.logits)))
+
+    def test_a_converted_gguf_file_keeps_the_layers_that_it_can_name(
+        self, checkpoint: Path, catalog: Catalog, tmp_path: Path
+    ) -> None:
+        """Else it is the model without them, and the summary says so."""
+        dialect = gguf_dialect(catalog, self.config["architectures"][0])
+        if dialect is None:
+            pytest.skip("GGUF files have no names for this architecture")
+        source, path = shutil.copytree(checkpoint, tmp_path / "source"), tmp_path / "toy.gguf"
+        (source / "tokenizer.json").write_bytes(tiny_tokenizer())
+        made = convert(str(source), "f32", path, catalog=catalog)
+        kept = "num_nextn_predict_layers" in dialect.fields
+        assert any("no multi-token-prediction layers" in note for note in made.notes) is not kept
+        if not kept:
+            _, opened = catalog.open(path)
+            config = catalog.architecture(self.config["architectures"][0]).item.config(self.config)
+            assert not mtp_tensors(opened.tensors, config)
+            opened.close()
+            return
+        ours, theirs = (proposals(p, self.config) for p in (path, checkpoint))
         for one, other in zip(ours, theirs, strict=True):
             assert one.token_ids == other.token_ids
             assert_close(torch.stack(list(one.logits)), torch.stack(list(other.logits)))
@@ -185,10 +211,11 @@ class MTPTests(Installed):
                     assert spy.names == read
 
     def test_a_missing_or_foreign_tensor_is_an_error_only_if_the_layers_are_used(
-        self, checkpoint: Path, catalog: Catalog
+        self, checkpoint: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with opened(checkpoint, catalog) as held:
-            model = load_model(held)
+            model, empty = load_model(held), build(held)
+            monkeypatch.setattr("inferno.loading.build", lambda _: empty)  # not for each damage
             tensors = held.checkpoint.tensors
             wanted = mtp_tensors(tensors, held.config)
             first = layers(self.config)[0]
@@ -202,6 +229,7 @@ class MTPTests(Installed):
                 with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
                     check(attrs.evolve(held, checkpoint=spy))
                 assert not spy.names
+        monkeypatch.undo()
         with opened(checkpoint, catalog, None) as held:
             load_model(attrs.evolve(held, checkpoint=Spy(held.checkpoint, damages[0][1])))
 

@@ -27,6 +27,7 @@ from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.runner.tables import StepArrays
 from inferno.core.types import Step
 from inferno.loading import check, load_model
+from inferno.nn import Attention, State
 from inferno.plan import Options, Plan, open_model
 from inferno.requests import EngineStats, Request
 from inferno.sampling_params import SamplingParams
@@ -82,9 +83,12 @@ class Recorder(ModelRunner):
         self.seen: dict[str, list[Tensor]] = {}
         self._owners: dict[int, str] = {}
         self._latest_SV = torch.empty(0)
+        self._layer = next((m for m in model.modules() if isinstance(m, Attention | State)), None)
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> LaunchedStep:
-        self.cache.bind(self._model)  # another engine of the same toy may have bound its cache
+        layer = self._layer
+        if layer is not None and layer.cache is not self.cache.layers[layer.layer_id]:
+            self.cache.bind(self._model)  # another engine of the same toy has bound its cache
         self._owners.update((a.row, a.request.id) for a in step.new_sequences)
         launched = super().launch(step, cut)
         rows = [s.row for s in step.slices if s.samples]

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from triton_interpreter import interpreted
-from triton_on_cpu import H200
+from triton_on_cpu import H200, on_cpu
 from triton_on_cpu import catalog as plugins
 
 from inferno.contracts import AttentionNeed, Device
@@ -33,7 +33,7 @@ class InterpretedTests(AttentionBackendTests):
 
     @pytest.fixture(autouse=True)
     def interpreter(self) -> Iterator[None]:
-        with interpreted(paged):
+        with on_cpu(CHIPS[self.chip]):
             yield
 
 

@@ -7,6 +7,7 @@ first run compiles for some minutes. An emulator on x86 shows no reordering of m
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -71,12 +72,15 @@ def build() -> Path:
     if ccache := shutil.which("ccache"):
         options["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
     defines = [f"-D{name}={value}" for name, value in options.items()]
-    for command in (
-        ["cmake", "-S", str(PLUGIN), "-B", str(BUILD), *defines],
-        ["cmake", "--build", str(BUILD), "-j", str(os.cpu_count() or 1)],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest may run tests of this file
+        for command in (
+            ["cmake", "-S", str(PLUGIN), "-B", str(BUILD), *defines],
+            ["cmake", "--build", str(BUILD), "-j", str(os.cpu_count() or 1)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
     return BUILD
 
 

@@ -3,6 +3,8 @@ threads."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -58,3 +60,20 @@ def test_a_view_is_read_in_its_order() -> None:
     weight_OI = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
     (ours,) = quantize("q4_k", weight_OI[:, ::2], None)
     assert torch.equal(ours, quantize("q4_k", weight_OI[:, ::2].contiguous(), None)[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads mappings as Linux has them")
+@pytest.mark.parametrize("layout", ["q4_k", "int4_g128"])
+def test_a_quantized_matrix_is_unmapped_when_it_is_freed(layout: str) -> None:
+    """A model's matrices are repacked one after the other: the system gets each one's memory."""
+    data, *_ = quantize(layout, torch.randn(64, 256), None)
+    address = data.data_ptr()
+
+    def mapped() -> bool:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        ranges = ([int(n, 16) for n in line.split()[0].split("-")] for line in lines)
+        return any(begin <= address < end for begin, end in ranges)
+
+    assert mapped()
+    del data
+    assert not mapped()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
@@ -41,6 +42,7 @@ QWEN3_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
 }
+VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
 ORDERS = {"gemm": (0, 2, 4, 6, 1, 3, 5, 7), "gemv": (0, 1, 2, 3, 4, 5, 6, 7)}
 
 
@@ -166,6 +168,16 @@ def test_unpacking_is_bit_exact(
             shape,
         )
     )
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(".")[0] for name in VECTORS}))
+def test_values_are_those_that_gptqmodel_unpacks(name: str) -> None:
+    parts = {n.partition(".")[2]: t for n, t in VECTORS.items() if n.partition(".")[0] == name}
+    version, group, _ = name.split("_")
+    values_OI = parts.pop("values")
+    weight = load(stored_matrix(parts, config(version, int(group))), parts, dtype="float32")
+    # It multiplies in float16.
+    assert torch.equal(weight.rows(torch.arange(len(values_OI))).half().float(), values_OI)
 
 
 def test_configs_of_old_writers_are_read() -> None:

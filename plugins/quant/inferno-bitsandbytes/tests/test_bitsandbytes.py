@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from inferno.contracts import QuantScheme, TextAssets
+from inferno.contracts import LINEAR, Device, KernelNeed, QuantScheme, TextAssets, lazy
 from inferno.errors import CheckpointError
 from inferno.testing import (
     TOY_MOE_SIZES,
@@ -29,6 +29,7 @@ from inferno.testing import (
     assert_refused,
     assert_same_tokens,
     change_quant_config,
+    load_catalog,
     stored_matrix,
     torch_only,
     write_twins,
@@ -216,6 +217,40 @@ def test_values_are_those_that_bitsandbytes_reads(name: str) -> None:
         assert (found / wanted - 1).nan_to_num(0).abs().max() <= 2**-11
     else:
         assert torch.equal(found, wanted)
+
+
+def llm_int8(x_TI: Tensor, codes_OI: Tensor, scb_O: Tensor, threshold: float = 6.0) -> Tensor:
+    """The products as bitsandbytes defines them: columns of x with an outlier in floats, the others
+    rounded to int8 row by row (arXiv:2208.07339)."""
+    outlier_I = (x_TI.abs() >= threshold).any(0)
+    scale_T1 = x_TI[:, ~outlier_I].abs().amax(1, keepdim=True) / 127
+    rounded_TI = (x_TI[:, ~outlier_I] / scale_T1).round() * scale_T1
+    weight_OI = codes_OI.double() * scb_O.double()[:, None] / 127
+    own = x_TI[:, outlier_I] @ weight_OI[:, outlier_I].T
+    found: Tensor = rounded_TI @ weight_OI[:, ~outlier_I].T + own
+    return found
+
+
+@pytest.mark.parametrize(("outliers", "most"), [(0, 0.01), (3, 0.03)])
+def test_int8_products_beside_bitsandbytes_own(outliers: int, most: float) -> None:
+    """torch's are nearer to those of the values. A kernel that rounds activations loses, in the
+    groups of an outlier, what the definition's split keeps: within a bound."""
+    random = torch.Generator().manual_seed(outliers)
+    codes_OI = torch.randint(-127, 128, (64, 256), generator=random, dtype=torch.int8)
+    parts = {"weight": codes_OI, "SCB": torch.rand(64, generator=random) + 0.5}
+    x_TI = torch.randn(16, 256, generator=random)
+    x_TI[:, torch.randperm(256, generator=random)[:outliers]] *= 20
+    x_TI = x_TI.bfloat16()
+    exact_TO = x_TI.double() @ values(parts).double().T
+    own = (llm_int8(x_TI.double(), codes_OI, parts["SCB"]) - exact_TO).norm()
+    weight = load(stored_matrix(parts, config("int8")), parts, dtype="bfloat16")
+    rounding = 2**-8 * exact_TO.norm()  # of results in bfloat16
+    assert (weight.matmul(x_TI) - exact_TO).norm() < own + rounding
+    need = KernelNeed(op=LINEAR, dtype="bfloat16", device=Device("cpu"), layout=weight.layout)
+    offer, _ = load_catalog().kernel(need)
+    if offer is not None:
+        kernel: Any = lazy.resolved(offer.item.ops[LINEAR])
+        assert (kernel(weight).matmul(x_TI) - exact_TO).norm() < most * exact_TO.norm() + rounding
 
 
 @settings(max_examples=60, deadline=None)

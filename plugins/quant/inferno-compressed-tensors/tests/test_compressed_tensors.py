@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
@@ -40,6 +41,7 @@ QWEN3_MOE = {
     "model_type": "qwen3_moe",
     "moe_intermediate_size": 64,
 }
+VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
 FORMATS: dict[str, dict[str, Any]] = {
     "int4-group": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True},
     "int4-zeros": {"num_bits": 4, "strategy": "group", "group_size": 64, "symmetric": False},
@@ -148,6 +150,18 @@ def _floats(
     data_OI = (weight_OI.float() / each_OI).to(torch.float8_e4m3fn)
     scale = scales_PQ[0] if form["strategy"] == "tensor" else scales_PQ
     return {"weight": data_OI, "weight_scale": scale}, data_OI.float() * each_OI
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(".")[0] for name in VECTORS}))
+def test_values_are_those_of_the_library(name: str) -> None:
+    parts = {n.partition(".")[2]: t for n, t in VECTORS.items() if n.partition(".")[0] == name}
+    bits, group, symmetric = (int(number) for number in name.split("_"))
+    weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": group}
+    whole = config("int4-group")
+    whole["config_groups"]["group_0"]["weights"] = {**weights, "symmetric": symmetric == 1}
+    values_OI = parts.pop("values")
+    weight = load(stored_matrix(parts, whole), parts, dtype="float32")
+    assert torch.equal(weight.rows(torch.arange(len(values_OI))), values_OI)
 
 
 class FormatTests(QuantSchemeTests):

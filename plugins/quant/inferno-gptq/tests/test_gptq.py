@@ -13,6 +13,7 @@ import torch
 from gptq_files import Format, decode, encode, toy_checkpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
@@ -50,6 +51,9 @@ FORMATS = [
         (-1, False, False, "gptq_v2"),
     )
 ]
+
+
+VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
 
 
 def loaded(parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Weight:
@@ -130,6 +134,23 @@ def test_a_borrow_of_the_first_version_is_undone(bits: int) -> None:
     parts, values_OI = encode(torch.rand(32, 64), form)
     assert not (values_OI < 0).any(), "all zero points are 0"
     assert torch.equal(loaded(parts, form.config).rows(torch.arange(32)), values_OI)
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(".")[0] for name in VECTORS}))
+def test_values_are_those_that_gptqmodel_unpacks(name: str) -> None:
+    stored = {n.partition(".")[2]: t for n, t in VECTORS.items() if n.partition(".")[0] == name}
+    bits, group, symmetric, act_order, version = name.split("_", 4)
+    form = Format(
+        bits=int(bits),
+        group=int(group),
+        symmetric=symmetric == "1",
+        act_order=act_order == "1",
+        version=version,
+    )
+    values_OI = stored.pop("values")
+    ours_OI = loaded(stored, form.config).rows(torch.arange(len(values_OI)))
+    # It multiplies in float16.
+    assert torch.equal(ours_OI.half().float(), values_OI)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Which tiles the attention kernel computes on which chip. Imports neither torch nor triton.
+"""Which tiles the kernels compute on which chip. Imports neither torch nor triton.
 
 The table holds what compiles without spilled registers and within the chip's shared memory, which
-the tests check for every entry. It was not measured: no entry comes from a run on a GPU yet.
+the tests check for every entry, on one of the chips that share it. It was not measured: no entry
+comes from a run on a GPU yet.
 """
 
 from __future__ import annotations

@@ -29,6 +29,13 @@ def pages(nbytes: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)[start : start + nbytes]
 
 
+def passing(nbytes: int) -> Tensor:
+    """Map memory (uint8) for a matrix that is soon repacked. It is unmapped when its last view is
+    freed: the allocator would keep it, in holes that the packed matrices do not fit."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
 def pieces(data: Tensor) -> Iterator[slice]:
     """Yield the rows of a matrix (rows, ...) in pieces that are packed one after the other. The
     pages of a finished piece are given back if they can be read again from a mapped file: a large

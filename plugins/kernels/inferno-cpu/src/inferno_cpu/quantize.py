@@ -11,7 +11,7 @@ from torch import Tensor
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import QUANTIZED
-from inferno_cpu.memory import pieces
+from inferno_cpu.memory import passing, pieces
 from inferno_cpu.threads import use_torch_threads
 
 
@@ -27,7 +27,7 @@ def quantize(layout: str, weight_OI: Tensor, importance_I: Tensor | None) -> tup
     rows, columns = weight_OI.shape
     assert columns % block == 0, "the plan asks for shapes that fit only"
     weight_OI = weight_OI.contiguous()
-    data_OB = torch.empty(rows, columns // block * nbytes, dtype=torch.uint8)
+    data_OB = passing(rows * columns // block * nbytes).view(rows, -1)
     grids = [torch.empty(rows, columns // block, dtype=torch.float16) for _ in range(2)]
     integers = layout.startswith("int")
     weighed = None if importance_I is None else importance_I.float().contiguous()

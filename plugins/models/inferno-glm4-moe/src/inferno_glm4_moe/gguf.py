@@ -16,6 +16,12 @@ def _glm4_moe(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "num_hidden_layers": fields["num_hidden_layers"] - further}
 
 
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Add them."""
+    further = config.get("num_nextn_predict_layers") or 0
+    return {"num_hidden_layers": config["num_hidden_layers"] + further}
+
+
 GLM4_MOE = Dialect(
     architecture="glm4moe",
     constants={"model_type": "glm4_moe"},
@@ -48,4 +54,5 @@ GLM4_MOE = Dialect(
     present={"attention_bias": "blk.0.attn_q.bias", "use_qk_norm": "blk.0.attn_q_norm.weight"},
     values={"scoring_func": {1: "softmax", 2: "sigmoid"}},
     config=_glm4_moe,
+    inverse=_fields,
 )

@@ -20,18 +20,11 @@ if TYPE_CHECKING:
 GROUP = 128
 RATIOS = tuple(number / 20 for number in range(20))
 """Exponents of the activations' means that are tried."""
-PAIRS = (
-    ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-    ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
-    ("mlp.up_proj", ("mlp.down_proj",)),
-)
-"""Modules of a layer, by the names of most families: whatever scales the rows of the first is
-undone by scaling the columns of the others. A layer with other names keeps its scales."""
 
 
 @frozen
 class AwqEncoding:
-    """See `contracts.Encoding`."""
+    """See `contracts.Encoding` and `contracts.Scaling`."""
 
     group: int
     """Columns with one scale; -1: all of a row."""
@@ -72,33 +65,17 @@ class AwqEncoding:
             "scales": rounded.scales_OG.T.half().contiguous(),
         }
 
-    def scaled(
-        self, tensors: Mapping[str, Tensor], seen: Mapping[str, Seen]
-    ) -> Mapping[str, Tensor]:
-        held = dict(tensors)
-        changed: dict[str, Tensor] = {}
-        for before, after in PAIRS:
-            names = [f"{path}.weight" for path in after]
-            first = f"{before}.weight"
-            if first not in held or any(n not in held or p not in seen for n, p in _both(after)):
-                continue
-            scale_I = self._scale([held[name] for name in names], seen[after[0]])
-            scales = dict.fromkeys((first, f"{before}.bias") if first in held else ())
-            for name in scales:
-                if name in held:
-                    shape = (-1, *[1] * (held[name].ndim - 1))
-                    changed[name] = held[name] = held[name] / scale_I.view(shape)
-            for name in names:
-                changed[name] = held[name] = held[name] * scale_I
-        return changed
-
-    def _scale(self, weights: Sequence[Tensor], seen: Seen) -> Tensor:
-        """Return the factor of each column with which the products change least."""
-        best_I, least = seen.mean_I.new_ones(len(seen.mean_I)), math.inf
+    def scale(self, readers: Sequence[tuple[Tensor, Seen]]) -> Tensor:
+        """Return the power of the inputs' mean sizes with which the products change least."""
+        count = sum(seen.count for _, seen in readers)
+        mean_I = readers[0][1].mean_I.new_zeros(readers[0][0].shape[1])
+        for _, seen in readers:
+            mean_I += seen.mean_I * (seen.count / count)
+        best_I, least = mean_I.new_ones(len(mean_I)), math.inf
         for ratio in RATIOS:
-            scale_I = seen.mean_I.pow(ratio).clamp(min=1e-4)
+            scale_I = mean_I.pow(ratio).clamp(min=1e-4)
             scale_I = scale_I / (scale_I.max() * scale_I.min()).sqrt()
-            loss = sum(self._loss(weight_OI, scale_I, seen) for weight_OI in weights)
+            loss = sum(self._loss(weight_OI, scale_I, seen) for weight_OI, seen in readers)
             if math.isfinite(loss) and loss < least:
                 best_I, least = scale_I, loss
         return best_I
@@ -118,10 +95,6 @@ class AwqEncoding:
         from inferno.nn import Grid
 
         return Grid(4, self._group(weight_OI.shape[1]), symmetric=False)
-
-
-def _both(paths: Sequence[str]) -> list[tuple[str, str]]:
-    return [(f"{path}.weight", path) for path in paths]
 
 
 def _words(codes_RO: Tensor) -> Tensor:

@@ -84,10 +84,5 @@ class PackedEncoding:
             "weight_shape": torch.tensor(weight_OI.shape),
         }
 
-    def scaled(
-        self, tensors: Mapping[str, Tensor], seen: Mapping[str, Seen]
-    ) -> Mapping[str, Tensor]:
-        return {}
-
     def _group(self, columns: int) -> int:
         return columns if self.group == -1 else self.group

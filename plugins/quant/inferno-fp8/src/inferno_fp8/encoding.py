@@ -58,8 +58,3 @@ class Fp8Encoding:
             "weight": scaled[:rows, :columns].clamp(-MOST, MOST).to(torch.float8_e4m3fn),
             "weight_scale_inv": scales_PQ,
         }
-
-    def scaled(
-        self, tensors: Mapping[str, Tensor], seen: Mapping[str, Seen]
-    ) -> Mapping[str, Tensor]:
-        return {}

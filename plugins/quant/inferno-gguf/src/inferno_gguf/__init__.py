@@ -10,7 +10,7 @@ from inferno import hookimpl
 from inferno.contracts import CheckpointFormat, QuantScheme, Writer
 from inferno_gguf.defaults import DEFAULTS
 from inferno_gguf.ggml import PACKABLE, PACKED, UNPACKED
-from inferno_gguf.kinds import TARGETS
+from inferno_gguf.kinds import PLAIN, TARGETS
 from inferno_gguf.mixes import mixes
 from inferno_gguf.sizes import holds, holds_dense, packs, refuses
 
@@ -77,7 +77,12 @@ def _packing(name: str) -> dict[str, Any]:
 def inferno_writers() -> list[Writer]:
     """One per type and mix, under llama.cpp's names."""
     return [
-        Writer(name=name, describe=f"a GGUF file in {name.upper()}", output=partial(_write, name))
+        Writer(
+            name=name,
+            describe=f"a GGUF file in {name.upper()}",
+            output=partial(_write, name),
+            weighted=name not in PLAIN,
+        )
         for name in TARGETS
     ]
 

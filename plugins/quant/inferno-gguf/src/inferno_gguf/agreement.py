@@ -25,15 +25,16 @@ OTHERWISE = "Convert to safetensors or to a scheme of it instead."
 
 def check(
     source: DenseCheckpoint,
+    names: Sequence[str],
     metadata: Mapping[str, Any],
     targets: Sequence[StoredTensor],
     tables: Mapping[str, Tensor],
     *,
     is_gguf: bool,
 ) -> None:
-    """Raise UnsupportedError unless the file has the source's model, tensors and tokenizer.
-    `tables` are the tensors that are configuration. If the source `is_gguf`, its tokenizer is
-    copied and not compared."""
+    """Raise UnsupportedError unless the file has the source's model, the tensors of these names,
+    and its tokenizer. `tables` are the tensors that are configuration. If the source `is_gguf`,
+    its tokenizer is copied and not compared."""
     plain = {key: value for key, value in metadata.items() if key != WHOLE}
     start, places, nbytes = header(plain, targets)
     try:
@@ -47,7 +48,7 @@ def check(
                 stream.truncate(nbytes)  # takes no room
             checkpoint = GgufCheckpoint.open(path, [source.architecture])
             model = source.architecture.config(checkpoint.config)
-            names = {module_pattern(name) for name in checkpoint.tensors}
+            found = {module_pattern(name) for name in checkpoint.tensors}
             written = checkpoint.text().tokenizer_json
             checkpoint.close()
     except InfernoError as error:
@@ -55,7 +56,7 @@ def check(
             f"a GGUF file of {source.architecture.name} would not be read: {error.cause}", OTHERWISE
         ) from error
     different = _different(source, model)
-    if not different and names != {module_pattern(name) for name in source.tensors}:
+    if not different and found != {module_pattern(name) for name in names}:
         different = ["names of tensors"]
     if different:
         raise UnsupportedError(

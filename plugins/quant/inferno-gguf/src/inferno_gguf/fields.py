@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def fields_of(source: DenseCheckpoint, dialect: Dialect) -> dict[str, Any]:
-    """Return the dialect's fields: as the architecture reads them, else as `config.json` has
-    them."""
+def fields_of(source: DenseCheckpoint, dialect: Dialect, *, mtp: bool) -> dict[str, Any]:
+    """Return the dialect's fields: as the architecture reads them, else as `config.json` has them.
+    `mtp`: the file has multi-token-prediction layers."""
     found: dict[str, Any] = {}
     for name in (*dialect.fields, "num_attention_heads", "hidden_size", "max_position_embeddings"):
         value = getattr(source.model, name, None)
         value = source.config.get(name) if value is None else value
         if value is not None:
             found[name] = list(value) if isinstance(value, tuple) else value
+    if not mtp and found.get("num_nextn_predict_layers"):
+        found["num_nextn_predict_layers"] = 0
     if dialect.inverse is not None:
         found |= dialect.inverse({**source.config, **found})
     return found

@@ -21,6 +21,7 @@ FILE_TYPES: Mapping[str, int] = {
     "q5_0": 8,
     "q5_1": 9,
     "q2_k": 10,
+    "q2_k_s": 21,
     "q3_k": 11,
     "q3_k_s": 11,
     "q3_k_m": 12,
@@ -37,18 +38,21 @@ FILE_TYPES: Mapping[str, int] = {
 }
 """`general.file_type` of each type and mix, by llama.cpp's numbers (`LLAMA_FTYPE`)."""
 
-TARGETS = (*PLAIN, *(name for name in MIXES if name != "q2_k_s"))
-"""What a model can be converted to. Q2_K_S needs the importance of columns."""
+TARGETS = (*PLAIN, *MIXES)
+"""What a model can be converted to."""
 
 
 def kinds_of(
     main: str,
     stored: Mapping[str, tuple[str, tuple[int, ...]]],
     matrices: DenseMatrices,
+    *,
+    weighted: bool,
 ) -> dict[str, str]:
     """Return the type of each stored tensor, by its name in the file. `stored` has the first of the
-    model's tensors that it holds, and its shape. `main` is a plain type or a mix."""
-    mixed = {} if main in PLAIN else choose(main, matrices, False)
+    model's tensors that it holds, and its shape. `main` is a plain type or a mix;
+    `weighted`: the importance of columns is known. Raises OptionError."""
+    mixed = {} if main in PLAIN else choose(main, matrices, weighted)
     found: dict[str, str] = {}
     for name, (ours, shape) in stored.items():
         if len(shape) < 2 or not name.endswith(".weight") or name.endswith("_norm.weight"):

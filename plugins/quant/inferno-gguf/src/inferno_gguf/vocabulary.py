@@ -63,7 +63,7 @@ def vocabulary_metadata(assets: TextAssets, rows: int) -> dict[str, Any]:
     model = document.get("model", {})
     kind = model.get("type", "BPE" if "merges" in model else None)
     if kind != "BPE":
-        raise _refused(f"of type {kind}")
+        raise _refused(f"of type {kind}, and only BPE (byte-level or SentencePiece's) is written")
     tokens, types = _tokens(document, rows)
     found: dict[str, Any] = {}
     if model.get("byte_fallback"):

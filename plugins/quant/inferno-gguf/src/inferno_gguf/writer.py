@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from attrs import frozen
 
 from inferno.contracts import (
     DenseCheckpoint,
-    DenseMatrices,
     Dialect,
     Output,
     Piece,
@@ -60,18 +60,22 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
     """Return the files of the model, with matrices of the type or mix `main`. Raises
     UnsupportedError, CheckpointError."""
     dialect = _dialect(source)
-    fields = fields_of(source, dialect)
+    names = _names(source, dialect)
+    dropped = len(names) < len(source.tensors)
+    fields = fields_of(source, dialect, mtp=bool(source.mtp) and not dropped)
     metadata = _metadata(source, dialect, fields, main, name)
     tables = rope_tensors(source, fields)
-    stacks = _stacks(source, dialect, main)
+    stacks = _stacks(source, dialect, main, names)
     targets = [StoredTensor(n, BY_NAME["f32"], tuple(t.shape)) for n, t in tables.items()]
     targets += [stack.target for stack in stacks]
     held = _original(source)
-    check(source, metadata, targets, tables, is_gguf=held is not None)
+    check(source, names, metadata, targets, tables, is_gguf=held is not None)
     pieces = [Piece(tensors=(n,), make=partial(_table, n, tensor)) for n, tensor in tables.items()]
     make = _Make(source, dialect, fields)
     pieces += [Piece(tensors=(s.target.name,), make=partial(make, s)) for s in stacks]
-    notes = _notes(stacks, main)
+    notes = (*_notes(stacks, main), *_unweighted(source, stacks))
+    if dropped:
+        notes += (f"files of {dialect.architecture} have no multi-token-prediction layers",)
     return Output(files=_files(metadata, targets, options, name), pieces=pieces, notes=notes)
 
 
@@ -116,12 +120,21 @@ def _retyped(key: str, value: Any) -> Any:
     return Typed("i32", value) if key.endswith(".token_type") else value
 
 
-def _stacks(source: DenseCheckpoint, dialect: Dialect, main: str) -> list[Stacked]:
-    """Return the stored tensors, in the order of the model's."""
+def _names(source: DenseCheckpoint, dialect: Dialect) -> list[str]:
+    """Return the names of the model's tensors that are written: with those of
+    multi-token-prediction layers, if the dialect names them."""
+    named = all(place_of(dialect, name) is not None for name in source.mtp)
+    return [name for name in source.tensors if named or name not in source.mtp]
+
+
+def _stacks(
+    source: DenseCheckpoint, dialect: Dialect, main: str, names: Sequence[str]
+) -> list[Stacked]:
+    """Return the stored tensors that hold these of the model, in their order."""
     found: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     stacked: set[str] = set()
     unnamed: list[str] = []
-    for name in source.tensors:
+    for name in names:
         place = place_of(dialect, name)
         if place is None:
             unnamed.append(name)
@@ -136,9 +149,9 @@ def _stacks(source: DenseCheckpoint, dialect: Dialect, main: str) -> list[Stacke
         )
     shapes: dict[str, tuple[int, ...]] = {}
     members: dict[str, list[list[str]]] = {}
-    for stored, names in found.items():
-        numbers = sorted({member for member, _ in names})
-        members[stored] = [[names[k] for k in sorted(names) if k[0] == m] for m in numbers]
+    for stored, held in found.items():
+        numbers = sorted({member for member, _ in held})
+        members[stored] = [[held[k] for k in sorted(held) if k[0] == m] for m in numbers]
         first = [source.tensors[name].shape for name in members[stored][0]]
         shape: tuple[int, ...] = (sum(s[0] for s in first), *first[0][1:])
         if stored in stacked:
@@ -147,24 +160,14 @@ def _stacks(source: DenseCheckpoint, dialect: Dialect, main: str) -> list[Stacke
             shape = shape[1:]
         shapes[stored] = shape
     first_of = {stored: (members[stored][0][0], shape) for stored, shape in shapes.items()}
-    types = kinds_of(main, first_of, _matrices(source))
+    written = {name.removesuffix(".weight") for name in names}
+    shapes_of = {path: s for path, s in source.matrices.shapes.items() if path in written}
+    matrices = attrs.evolve(source.matrices, shapes=shapes_of)
+    types = kinds_of(main, first_of, matrices, weighted=source.importance is not None)
     return [
         Stacked(StoredTensor(stored, BY_NAME[types[stored]], shapes[stored]), members[stored])
         for stored in found
     ]
-
-
-def _matrices(source: DenseCheckpoint) -> DenseMatrices:
-    """Return what mixes are asked about."""
-    return DenseMatrices(
-        shapes={
-            name.removesuffix(".weight"): (info.shape[0], info.shape[1])
-            for name, info in source.tensors.items()
-            if name.endswith(".weight") and len(info.shape) == 2
-        },
-        architecture=source.architecture,
-        config=source.config,
-    )
 
 
 def _table(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -204,19 +207,20 @@ class _Make:
             values = self.source.read(name, start, start + step)
             values = in_pairs(values, heads) if heads else values
             values = values.float() + added if added else values
-            yield _encoded(kind, values, target.name, self.source.quantizer(kind))
+            yield _encoded(self.source, kind, values, name)
 
 
-def _encoded(
-    kind: str, values: Tensor, name: str, quantize: Callable[..., tuple[Tensor, ...]] | None
-) -> Tensor:
+def _encoded(source: DenseCheckpoint, kind: str, values: Tensor, name: str) -> Tensor:
+    """Return rows of the model's tensor `name` as a type stores them."""
     import torch
 
     dtype = BY_NAME[kind].dtype
     if dtype is None:
         from inferno_gguf.quantize import pack
 
-        return pack(kind, values, quantize=quantize).data
+        column_I = (source.importance or {}).get(name.removesuffix(".weight"))
+        importance = None if column_I is None else torch.from_numpy(column_I)
+        return pack(kind, values, importance=importance, quantize=source.quantizer(kind)).data
     stored = values.to(getattr(torch, dtype))
     if kind == "f16" and not torch.equal(stored.isfinite(), values.isfinite()):
         raise CheckpointError(
@@ -263,3 +267,18 @@ def _notes(stacks: Sequence[Stacked], main: str) -> tuple[str, ...]:
     if set(counts) == {main}:
         return ()
     return (", ".join(f"{count} matrices of {kind}" for kind, count in counts.items()),)
+
+
+def _unweighted(source: DenseCheckpoint, stacks: Sequence[Stacked]) -> Iterator[str]:
+    """Say how many matrices the importance matrix does not cover, if there is one."""
+    if source.importance is None:
+        return
+    missing = sum(
+        name.removesuffix(".weight") not in source.importance
+        for stack in stacks
+        if stack.target.type.dtype is None
+        for names in stack.members
+        for name in names
+    )
+    if missing:
+        yield f"{missing} matrices were quantized without importance: the matrix has none for them"

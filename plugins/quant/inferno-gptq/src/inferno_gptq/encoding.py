@@ -87,8 +87,3 @@ class GptqEncoding:
             "scales": rounded.scales_OG.T.half().contiguous(),
             "g_idx": rounded.groups_I,
         }
-
-    def scaled(
-        self, tensors: Mapping[str, Tensor], seen: Mapping[str, Seen]
-    ) -> Mapping[str, Tensor]:
-        return {}

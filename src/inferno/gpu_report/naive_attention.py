@@ -5,6 +5,7 @@ Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -16,7 +17,9 @@ LONGEST = 64
 """Tokens that are drawn of each sequence."""
 
 
-def drawn(need: AttentionNeed, num_sequences: int) -> tuple[list[list[Tensor]], Tensor | None]:
+def drawn(
+    need: AttentionNeed, num_sequences: int, longest: int = LONGEST, device: str = "cpu"
+) -> tuple[list[list[Tensor]], Tensor | None]:
     """Queries, keys and values of each sequence, and the sinks. They are drawn for the longest
     sequence, so that leaving sequences out does not change the others' values."""
     dtype, generator = getattr(torch, need.dtype), torch.Generator().manual_seed(0)
@@ -26,25 +29,34 @@ def drawn(need: AttentionNeed, num_sequences: int) -> tuple[list[list[Tensor]], 
         (need.num_kv_heads, need.output_dim),
     ]
     qkv = [
-        [torch.randn(LONGEST, *shape, generator=generator).to(dtype) for shape in shapes]
+        [torch.randn(longest, *shape, generator=generator).to(device, dtype) for shape in shapes]
         for _ in range(num_sequences)
     ]
     if need.latent_dim is not None:
         qkv = [[q, k, k[..., : need.latent_dim]] for q, k, _ in qkv]
-    sinks_H = torch.randn(need.num_heads, generator=generator).to(dtype) if need.sinks else None
+    sinks_H = None
+    if need.sinks:
+        sinks_H = torch.randn(need.num_heads, generator=generator).to(device, dtype)
     return qkv, sinks_H
 
 
 @lru_cache(maxsize=256)
 def naive(need: AttentionNeed, num_sequences: int, sequence: int, length: int) -> Tensor:
-    """Attention of the first tokens of a drawn sequence, query by query, in float64. Cached: the
-    same for every backend, level and length of a block."""
+    """Attention of the first tokens of a drawn sequence. Cached: the same for every backend, level
+    and length of a block."""
     qkv, sinks_H = drawn(need, num_sequences)
-    q_LHC, k_LKC, v_LKC = qkv[sequence]
+    return exact(need, qkv[sequence], sinks_H, 0, length)
+
+
+def exact(
+    need: AttentionNeed, qkv: Sequence[Tensor], sinks_H: Tensor | None, first: int, stop: int
+) -> Tensor:
+    """Attention of the queries from `first` to `stop` of a sequence, one by one, in float64."""
+    q_LHC, k_LKC, v_LKC = qkv
     groups = need.num_heads // need.num_kv_heads
     k_LHC, v_LHC = (x.double().repeat_interleave(groups, dim=1) for x in (k_LKC, v_LKC))
     out = []
-    for position in range(length):
+    for position in range(first, stop):
         oldest = 0 if need.sliding_window is None else max(0, position + 1 - need.sliding_window)
         seen = slice(oldest, position + 1)
         scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1) * need.scale

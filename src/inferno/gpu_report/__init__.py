@@ -1,0 +1,21 @@
+"""The report of `inferno bench --gpu-report`: what the installed plugins reach on a device.
+
+Sections run one after the other, each in its process, and measure what plugins offer by their
+contracts: attention backends, kernel providers, quantization schemes, sizes of architectures.
+Imports no torch: the sections do.
+"""
+
+from inferno.gpu_report.parent import ReportPlan, make_report, plan_of, sections_of
+from inferno.gpu_report.report import GpuReport, Section, SectionResult, to_json, to_markdown
+
+__all__ = [
+    "ReportPlan",
+    "GpuReport",
+    "Section",
+    "SectionResult",
+    "make_report",
+    "plan_of",
+    "sections_of",
+    "to_json",
+    "to_markdown",
+]

@@ -1,0 +1,162 @@
+"""Steps of paged attention, of a backend and of naive attention in float64.
+
+Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence, T packed tokens of a
+step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from inferno.contracts import AttentionBackend, AttentionNeed
+from inferno.core.kvcache import KVCache
+from inferno.gpu_report.naive_attention import LONGEST, drawn, exact, naive
+from inferno.nn.batch import Batch
+
+STEPS: Sequence[Sequence[int]] = [
+    (7, 1, 0, 33),
+    (16, 1, 5, 1),
+    (1, 1, 1, 1),
+    (0, 30, 12, 1),
+    (1, 1, 1, 1),
+]
+"""Tokens that each of four sequences computes per step: prompts, prompt chunks and single tokens,
+mixed."""
+
+
+def run_steps(
+    item: AttentionBackend,
+    need: AttentionNeed,
+    block_size: int,
+    steps: Sequence[Sequence[int]],
+    *,
+    cache: dict[str, Tensor] | None = None,
+    padding: bool = False,
+    captured: bool = False,
+    longest: int = LONGEST,
+    compared: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each step's output, of the backend and of naive attention. `cache` is given the tensors that
+    it stores to. With `padding`, each step has three more rows, of padding, which are not returned;
+    if `captured`, steps of single tokens are as in a capture. No sequence may have more than
+    `longest` tokens. `compared`: only so many tokens of each sequence and step, its last, are
+    returned; naive attention then runs on the device too."""
+    device = need.device.torch_name
+    totals = [sum(counts) for counts in zip(*steps, strict=True)]
+    qkv, sinks_H = drawn(need, len(totals), longest, "cpu" if compared is None else device)
+    sinks = () if sinks_H is None else (sinks_H.to(device),)
+    assert max(totals) <= longest, "as many tokens are drawn"
+    tables = block_tables(len(totals), longest // block_size + 1)
+    cache = {} if cache is None else cache
+    spare = 1 + max(map(max, tables))
+    cache |= KVCache.allocate([item.cache(need, block_size)], spare + 1, device).layers[0]
+    for tensor in cache.values():
+        if tensor.is_floating_point():
+            tensor.fill_(50.0)  # left by an earlier sequence
+            tensor[spare] = torch.nan  # where the tables of padding rows point
+    attend = item.build(need)
+    done = [0] * len(totals)
+    for counts in steps:
+        active = [i for i, count in enumerate(counts) if count]
+        spans = [(done[i], done[i] + counts[i]) for i in active]
+        q, k, v = (
+            torch.cat([qkv[i][j][a:b] for i, (a, b) in zip(active, spans, strict=True)] or [x[:0]])
+            for j, x in enumerate(qkv[0])
+        )
+        rows: list[int | None] = list(range(len(active)))
+        if padding:
+            rows = [None, *rows[:1], None, *rows[1:], None]
+        batch = batch_of(rows, active, spans, [*tables, [spare] * longest], block_size, device)
+        real_T = batch.slots_T >= 0
+        q, k, v = (_among_padding(x, real_T.to(x.device)) for x in (q, k, v))
+        if captured and len(real_T) == len(rows):
+            bound = batch.blocks_SM.shape[1] * block_size
+            batch = attrs.evolve(batch, captured=True, context_lens=[bound] * len(rows))
+        if item.begin is not None:
+            item.begin(need, batch)
+        with torch.inference_mode():
+            ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *sinks)
+        if compared is None:
+            firsts = [a for a, _ in spans]
+            theirs = [
+                naive(need, len(totals), i, totals[i])[a:b]
+                for i, (a, b) in zip(active, spans, strict=True)
+            ]
+        else:
+            firsts = [max(a, b - compared) for a, b in spans]
+            theirs = [
+                exact(need, qkv[i], sinks_H, first, b)
+                for i, first, (_, b) in zip(active, firsts, spans, strict=True)
+            ]
+        kept = [
+            place >= first
+            for first, (a, b) in zip(firsts, spans, strict=True)
+            for place in range(a, b)
+        ]
+        for i in active:
+            done[i] += counts[i]
+        assert ours.isfinite().all(), "padding rows included"
+        ours = ours[real_T][torch.tensor(kept, dtype=torch.bool, device=device)]
+        yield ours, torch.cat(theirs or [ours[:0].double().cpu()])
+
+
+def _among_padding(x_NHC: Tensor, real_T: Tensor) -> Tensor:
+    """The real rows of a step in their places, and large values in the others."""
+    x_THC = x_NHC.new_full((len(real_T), *x_NHC.shape[1:]), 100.0)
+    x_THC[real_T] = x_NHC
+    return x_THC
+
+
+def block_tables(num_sequences: int, num_blocks: int) -> list[list[int]]:
+    """Block tables in random order, as from a pool in use."""
+    blocks = list(range(num_sequences * num_blocks))
+    random.Random(0).shuffle(blocks)
+    return [blocks[i::num_sequences] for i in range(num_sequences)]
+
+
+def batch_of(
+    rows: Sequence[int | None],
+    active: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    tables: Sequence[Sequence[int]],
+    block_size: int,
+    device: str,
+) -> Batch:
+    """The step of these sequences: indices into `active` and `spans`. None: a padding row, with the
+    last table."""
+    positions, slots, counts = list[int](), list[int](), list[int]()
+    for row in rows:
+        first, stop = (0, 1) if row is None else spans[row]
+        table = tables[-1 if row is None else active[row]]
+        positions += range(first, stop)
+        counts.append(stop - first)
+        slots += [
+            -1 if row is None else table[p // block_size] * block_size + p % block_size
+            for p in range(first, stop)
+        ]
+    widest = max((-(-stop // block_size) for _, stop in spans), default=1)
+
+    def tensor(values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    query_starts = [0, *itertools.accumulate(counts)]
+    context_lens = [0 if row is None else spans[row][1] for row in rows]
+    blocks = [list(tables[-1 if row is None else active[row]][:widest]) for row in rows]
+    return Batch(
+        token_ids_T=tensor([0] * len(positions)),
+        positions_T=tensor(positions),
+        slots_T=tensor(slots),
+        query_starts=query_starts,
+        context_lens=context_lens,
+        blocks_SM=tensor(blocks),
+        block_size=block_size,
+        query_starts_S1=tensor(query_starts, torch.int32),
+        context_lens_S=tensor(context_lens, torch.int32),
+    )
