@@ -96,7 +96,7 @@ def _measured(
         runner.capture_ahead(1)
         largest = free()
         left = runner.capture_ahead(1)
-        # The others use the memory of the largest one, and some of their own.
+        # The others use the memory of the largest one, and some more.
         captured = max(0, computed - largest) + max(0, largest - free()) * (1 + left)
     runner.forget_captures()
     used = before - computed - trial.kv_bytes

@@ -46,7 +46,7 @@ def run_steps(
     """Each step's output, of the backend and of naive attention. `cache` is given the tensors that
     it stores to. With `padding`, each step has three more rows, of padding, which are not returned;
     if `captured`, steps of single tokens are as in a capture. No sequence may have more than
-    `longest` tokens. `compared`: only so many tokens of each sequence and step, its last, are
+    `longest` tokens. `compared`: only the last `compared` tokens of each sequence and step are
     returned; naive attention then runs on the device too."""
     device = need.device.torch_name
     totals = [sum(counts) for counts in zip(*steps, strict=True)]

@@ -50,7 +50,7 @@ class Section:
     name: str
     title: str
     run: str
-    """`package.module:function`, called with a `Job` in a process of its own."""
+    """`package.module:function`, called with a `Job` in a new process."""
     weight: float
     """Its part of the budget: unused time goes to the sections after it."""
     tool: str = ""

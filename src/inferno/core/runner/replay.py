@@ -140,7 +140,7 @@ class Replays:
             self.begin(inputs.to_capture())
         if not self._shapes:  # creates values made on first use, such as a float32 bias
             self.compute(inputs.to_capture())
-        # A batch of its own for each run: what a backend keeps in `scratch` belongs to one.
+        # A new batch for each run: what a backend keeps in `scratch` belongs to one.
         return Shape(inputs, self.capture(lambda: self.compute(inputs.to_capture())))
 
 

@@ -27,7 +27,7 @@ _ELEMENTS: Mapping[int, torch.dtype] = {
     4: torch.int32,
     8: torch.int64,
 }
-"""What holds eight codes of so many bits."""
+"""Bits of a code -> the type that holds eight of them."""
 
 
 @frozen

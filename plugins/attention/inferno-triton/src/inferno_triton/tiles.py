@@ -57,7 +57,7 @@ class Chip:
     tiles: Mapping[tuple[Work, int], Tile]
     """(work, head dimension) -> tile of heads up to this dimension."""
     products: Mapping[int, Product]
-    """Tokens -> share of products with so many tokens or fewer; the last one with any more."""
+    """Most tokens of a product -> its share; the last one takes more as well."""
     grouped: Mapping[int, Product]
     """Likewise of plain matrices of experts, by the tokens of an expert."""
     rounded: Product = Product(128, 128, 8, 2, columns=128)
@@ -179,13 +179,13 @@ def tile_of(chip: Chip, work: Work, head_dim: int, itemsize: int, block_size: in
 
 
 def product_of(chip: Chip, tokens: int) -> Product:
-    """Return the chip's share of products of packed matrices with so many tokens."""
+    """Return the chip's share of products of packed matrices with this number of tokens."""
     return chip.products[_least(chip.products, tokens)]
 
 
 def grouped_of(chip: Chip, tokens: int, itemsize: int) -> Product:
     """Return the chip's share of products of plain matrices, of elements of `itemsize` bytes, with
-    so many tokens for each."""
+    this number of tokens for each."""
     found = chip.grouped[_least(chip.grouped, tokens)]
     if itemsize == 4:  # as in `tile_of`
         return Product(32, min(found.tokens, 32), 4, 1, columns=64)
@@ -193,7 +193,7 @@ def grouped_of(chip: Chip, tokens: int, itemsize: int) -> Product:
 
 
 def fp8_of(chip: Chip, tokens: int, *, rounded: bool) -> Product:
-    """Return the chip's share of products of 8-bit floats with so many tokens, whose activations
+    """Return the chip's share of products of 8-bit floats with `tokens`, whose activations
     have 8 bits if `rounded`."""
     if rounded:
         return chip.rounded
