@@ -159,12 +159,13 @@ ROUNDINGS = [Rounding(None), Rounding(0.03, 20.0), Rounding(0.002), Rounding(0.5
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_kernels_multiply_the_same_integers(rounding: Rounding, zeros: bool) -> None:
+@pytest.mark.parametrize("tokens", [7, 20])
+def test_kernels_multiply_the_same_integers(rounding: Rounding, zeros: bool, tokens: int) -> None:
     """Those beyond 127 too: magnitudes up to 255 occur."""
     codes_OI = torch.randint(0, 256, (12, 64), dtype=torch.uint8)
     zeros_O1 = torch.randint(0, 256, (12, 1)).float() if zeros else None
     plain = W8A8(codes_OI, torch.rand(12, 1), zeros_O1, torch.float32)
-    inner, x_TI = RoundedInputs.of(plain, rounding).inner, torch.randn(7, 64)
+    inner, x_TI = RoundedInputs.of(plain, rounding).inner, torch.randn(tokens, 64)
     x_TI[1], x_TI[2] = x_TI[1].abs(), 0.0
     x_TI[3, 5] = torch.inf
     assert isinstance(inner, W8A8)
@@ -172,7 +173,7 @@ def test_kernels_multiply_the_same_integers(rounding: Rounding, zeros: bool) -> 
     q_TI, scales_T1 = rounding.apply(x_TI)
     integers_OI = codes_OI.double() - (128 if zeros_O1 is None else zeros_O1.double())
     exact_TO = q_TI.double() @ integers_OI.T * scales_T1 * plain.scales[:, 0]
-    bias_O, starts_E1 = torch.randn(12), torch.tensor([0, 4, 4, 7], dtype=torch.int32)
+    bias_O, starts_E1 = torch.randn(12), torch.tensor([0, 4, 4, tokens], dtype=torch.int32)
     matrices = integers_OI.view(3, 4, 64) * plain.scales.view(3, 4, 1)
     grouped_NO = torch.cat([q_TI[:4].double() @ matrices[0].T, q_TI[4:].double() @ matrices[2].T])
     for weight in (by_torch, by_kernel):

@@ -18,6 +18,8 @@ from inferno_compressed_tensors.packing import ADDED
 
 _MOST = 127
 """The greatest magnitude of an integer that a kernel of `w8a8` multiplies."""
+_FEW = 8
+"""Up to this many tokens, reading the matrix is what a product costs."""
 
 
 @frozen
@@ -36,7 +38,7 @@ class Rounding:
         (T, 1). A token with an infinity or NaN gets the scale NaN."""
         x_TI = x_TI.float()
         finite_T1 = x_TI.isfinite().all(-1, keepdim=True)
-        x_TI = torch.where(finite_T1, x_TI, 0.0)
+        x_TI = x_TI.masked_fill(~finite_T1, 0.0)
         if self.scale is not None:
             scale_T1 = torch.full_like(x_TI[..., :1], self.scale)
             zero_T1 = torch.full_like(scale_T1, self.zero)
@@ -44,10 +46,10 @@ class Rounding:
             low_T1 = x_TI.amin(-1, keepdim=True).clamp(max=0)
             high_T1 = x_TI.amax(-1, keepdim=True).clamp(min=0)
             scale_T1 = (high_T1 - low_T1) / 255
-            scale_T1 = torch.where(scale_T1 == 0, torch.finfo(torch.float32).eps, scale_T1)
+            scale_T1 = scale_T1.masked_fill(scale_T1 == 0, torch.finfo(torch.float32).eps)
             zero_T1 = (-128 - low_T1 / scale_T1).clamp(-128, 127).round()
         q_TI = (x_TI / scale_T1 + zero_T1).round().clamp(-128, 127)
-        return q_TI - zero_T1, torch.where(finite_T1, scale_T1, torch.nan)
+        return q_TI - zero_T1, scale_T1.masked_fill(~finite_T1, torch.nan)
 
 
 class RoundedInputs(Wrapper):
@@ -77,16 +79,24 @@ class RoundedInputs(Wrapper):
         if isinstance(self.inner, W8A8):
             y_TO = self.inner.multiply(_padded(q_TI, 0), scales_T1)
         else:
-            flat_TI = q_TI.reshape(-1, q_TI.shape[-1])
-            first_TI = flat_TI.clamp(-_MOST, _MOST)
-            sums_TO = self.inner.matmul(_padded(first_TI, _MOST))
-            rest_TI = flat_TI - first_TI
-            while len(some_T := rest_TI.any(-1).nonzero()[:, 0]):
-                part_TI = rest_TI[some_T].clamp(-_MOST, _MOST)
-                sums_TO.index_add_(0, some_T, self.inner.matmul(_padded(part_TI, _MOST)))
-                rest_TI[some_T] -= part_TI
+            sums_TO = self._sums(q_TI.reshape(-1, q_TI.shape[-1]))
             y_TO = sums_TO.view(*q_TI.shape[:-1], -1) * scales_T1
         return (y_TO if bias_O is None else y_TO + bias_O).to(x_TI.dtype)
+
+    def _sums(self, q_TI: Tensor) -> Tensor:
+        """Return the inner product of integers of at most 255."""
+        part_TI = q_TI.clamp(-_MOST, _MOST)
+        if len(q_TI) <= _FEW:  # all products at once, whatever the values are: steps are replayed
+            second_TI = (q_TI - part_TI).clamp(-_MOST, _MOST)
+            parts = [part_TI, second_TI, q_TI - part_TI - second_TI]
+            sums_3TO = self.inner.matmul(_padded(torch.cat(parts), _MOST))
+            return sums_3TO.view(3, len(q_TI), -1).sum(0)
+        sums_TO, rest_TI = self.inner.matmul(_padded(part_TI, _MOST)), q_TI - part_TI
+        while len(some_T := rest_TI.any(-1).nonzero()[:, 0]):
+            part_TI = rest_TI[some_T].clamp(-_MOST, _MOST)
+            sums_TO.index_add_(0, some_T, self.inner.matmul(_padded(part_TI, _MOST)))
+            rest_TI[some_T] -= part_TI
+        return sums_TO
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
         q_NI, scales_N1 = self.rounding.apply(x_NI)
@@ -113,6 +123,4 @@ class RoundedInputs(Wrapper):
 
 def _padded(q_TI: Tensor, last: int) -> Tensor:
     """Add columns of zeros, but for the last one."""
-    q_TP = F.pad(q_TI, (0, ADDED))
-    q_TP[..., -1] = last
-    return q_TP
+    return torch.cat([F.pad(q_TI, (0, ADDED - 1)), torch.full_like(q_TI[..., :1], last)], -1)
