@@ -100,7 +100,9 @@ def command(
             catalog=catalog,
             progress=progress,
         )
-    click.echo(f"Wrote {made.path}: {format_bytes(made.nbytes)} in {len(made.files)} files.")
+    count = len(made.files)
+    size = f"{format_bytes(made.nbytes)} in {count} file{'s' * (count != 1)}"
+    click.echo(f"Wrote {made.path}: {size}.")
     for note in made.notes:
         click.echo(f"  {note}")
 

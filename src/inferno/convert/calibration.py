@@ -15,9 +15,9 @@ from torch import Tensor
 
 from inferno.contracts import Encoding, Piece, Scaling, Seen, StoredMatrix
 from inferno.convert.folder import Folder
-from inferno.convert.layers import GRAMS, WITHOUT, Layers, Sights
+from inferno.convert.layers import GRAMS, Layers, Sights
 from inferno.convert.scaling import Scaler
-from inferno.errors import CheckpointError, OptionError, UnsupportedError
+from inferno.errors import CheckpointError, OptionError
 from inferno.host import format_bytes
 from inferno.nn import Weight
 from inferno.text import Tokenizer
@@ -31,8 +31,6 @@ def calibrated_pieces(
 ) -> list[Piece]:
     """Return a piece for each layer. Raises OptionError for a text that is too short,
     CheckpointError without a tokenizer, UnsupportedError for models that cannot be calibrated."""
-    if folder.source.renamed:
-        raise UnsupportedError("the model's layers are stored under other names", WITHOUT)
     run = Calibration(folder, encoding, _sequences(folder, text), notes)
     return [run.piece(number) for number in range(len(run.layers.layers))]
 

@@ -182,14 +182,17 @@ class Source:
         """The checkpoint under the names of the model."""
         return adapted(self.checkpoint, self.architecture)
 
-    @property
-    def renamed(self) -> bool:
-        """Whether the model has other names than the checkpoint."""
-        return self.seen_by_model is not self.checkpoint
-
     def as_stored(self) -> DenseView:
         """View every tensor, under the stored names."""
         return DenseView.of(self.checkpoint, self.architecture, self.model, self.catalog)
+
+    def by_modules(self) -> DenseView:
+        """View the tensors under the model's names, if it has others than the checkpoint: those of
+        experts that are stored as one, each alone. Else every tensor."""
+        seen, stored = self.seen_by_model, self.checkpoint.tensors
+        if all(stored.get(name) == info for name, info in seen.tensors.items()):
+            return self.as_stored()
+        return DenseView.of(seen, self.architecture, self.model, self.catalog)
 
     def as_model(self, imatrix: Path | None = None) -> DenseView:
         """View the tensors that the model and its multi-token-prediction layers read, under their
