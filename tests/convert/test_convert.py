@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,9 +18,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from inferno.catalog import Catalog, Offer, load_catalog
+from inferno.cli import cli
 from inferno.contracts import DenseCheckpoint, Output, Piece, WriteOptions, Writer
 from inferno.convert import MANIFEST, convert
 from inferno.errors import InfernoError, OptionError, WriteError
@@ -253,11 +256,27 @@ def test_a_folder_that_is_no_conversion_is_never_replaced(model: Path, tmp_path:
     assert (out / "letter.txt").read_text() == "dear"
 
 
+def test_targets_are_spelled_as_for_isq(model: Path, tmp_path: Path) -> None:
+    convert(str(model), "GPTQ_int4", tmp_path / "out", WriteOptions(group=32))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "gptq"
+
+
+@pytest.mark.parametrize("size", ["foo", "60%", "0"])
+def test_an_invalid_size_of_files_is_refused_by_its_option(model: Path, size: str) -> None:
+    given = ["convert", str(model), "--to", "safetensors", "-o", "out", "--split-size", size]
+    done = CliRunner().invoke(cli, given)
+    assert done.exit_code != 0 and f"invalid --split-size {size!r}" in done.output
+
+
 def test_unknown_targets_and_options_that_do_not_apply(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "gptq-int4" in refused(lambda: convert(str(model), "gptq-int5", out), OptionError)
     said = refused(lambda: convert(str(model), "fp8", out, WriteOptions(group=64)), OptionError)
     assert "--group-size does not apply to fp8" in said
+    for wrong in (WriteOptions(group=0), WriteOptions(group=-2), WriteOptions(damping=math.nan)):
+        said = refused(lambda own=wrong: convert(str(model), "gptq-int4", out, own), OptionError)
+        assert "at least 1" in said or "a damping of nan" in said
     text = tmp_path / "text.txt"
     text.write_text("x")
     said = refused(lambda: convert(str(model), "fp8", out, calibrate=text), OptionError)
@@ -271,7 +290,8 @@ def test_a_disk_without_room(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     said = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
-    assert "Free some space" in said and not (tmp_path / "out").exists()
+    assert "Free some space" in said and "16.0 MiB to spare" in said
+    assert not list(tmp_path.glob("*out*")) + list(tmp_path.glob(".*")), "nothing to continue with"
 
 
 def test_a_disk_that_fills_up_keeps_what_is_written(

@@ -68,7 +68,7 @@ def command(
     run."""
     from inferno.catalog import load_catalog
     from inferno.contracts import FetchOptions, WriteOptions
-    from inferno.host import format_bytes, parse_memory
+    from inferno.host import format_bytes, parse_size
 
     catalog = load_catalog(disable=disable, only=only)
     if listed:
@@ -82,7 +82,7 @@ def command(
 
     options = WriteOptions(
         dtype=None if dtype is None else DTYPES[dtype],
-        split=None if split_size is None else parse_memory(split_size, 0),
+        split=None if split_size is None else parse_size(split_size, "--split-size"),
         group=group_size,
         act_order=act_order,
         damping=damping,

@@ -18,7 +18,7 @@ from inferno.convert.folder import Folder
 from inferno.convert.layers import GRAMS, Layers, Sights
 from inferno.convert.scaling import Scaler
 from inferno.errors import CheckpointError, OptionError
-from inferno.host import format_bytes
+from inferno.host import format_bytes, release_memory
 from inferno.nn import Weight
 from inferno.text import Tokenizer
 
@@ -100,6 +100,7 @@ class Calibration:
             yield from ((f"{encoded.path}.{part}", value) for part, value in made.items())
         del tensor, seen
         self._advance(number, stored, parts)
+        release_memory()
         if number + 1 == len(self.layers.layers):
             self._tell()
 

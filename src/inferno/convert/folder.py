@@ -159,6 +159,9 @@ class _Written(CheckpointView):
     def config(self) -> Mapping[str, Any]:
         return self.written
 
+    def read(self, name: str) -> Tensor:
+        raise AssertionError(f"names follow from headers, not from the values of {name}")
+
 
 def _check_names(
     source: Source, headers: Mapping[str, TensorInfo], config: Mapping[str, Any]

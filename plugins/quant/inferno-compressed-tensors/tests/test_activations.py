@@ -179,7 +179,7 @@ def test_kernels_multiply_the_same_integers(rounding: Rounding, zeros: bool, tok
     for weight in (by_torch, by_kernel):
         y_TO = weight.matmul(x_TI, bias_O)
         assert y_TO[3].isnan().all() and torch.equal(y_TO[2], bias_O)
-        close = {"rtol": 1e-5, "atol": 1e-3, "equal_nan": True}
+        close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-3, "equal_nan": True}
         torch.testing.assert_close(y_TO.double(), exact_TO + bias_O, **close)
         y_NO = weight.grouped(x_TI, starts_E1)
         torch.testing.assert_close(y_NO.double(), grouped_NO * scales_T1, **close)

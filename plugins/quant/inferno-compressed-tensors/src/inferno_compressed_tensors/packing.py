@@ -80,21 +80,8 @@ class Packing:
         if stored.quant_config.get("quant_method") != METHOD:
             raise Refused(f"it reads checkpoints whose quant_method is {METHOD}")
         packed = "weight_packed" in parts
-        needed = PACKED if packed else {"weight", "weight_scale"}
-        others = {"weight_zero_point", "weight_g_idx"} if packed else {"weight_zero_point"}
-        if not needed <= set(parts) <= needed | others:
-            raise Refused(
-                "it reads matrices stored as weight_packed, weight_scale and weight_shape, or as "
-                "weight and weight_scale"
-            )
-        name = "weight_packed" if packed else "weight"
-        kind, scale = parts[name].dtype, parts["weight_scale"]
-        if kind not in (("int32",) if packed else ("int8", "float8_e4m3fn")):
-            raise Refused(f"it reads packed codes in int32, and int8 and float8_e4m3fn, not {kind}")
-        if len(parts[name].shape) != 2 or 0 in parts[name].shape:
-            raise Refused("it reads matrices, of two dimensions")
-        if scale.dtype not in COMPUTE_DTYPES:
-            raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {scale.dtype}")
+        _check_parts(parts, packed=packed)
+        name, scale = "weight_packed" if packed else "weight", parts["weight_scale"]
         weights = described(stored.quant_config, stored.path)
         bits, symmetric = weights.get("num_bits"), weights.get("symmetric", True)
         if type(bits) is not int or bits not in ((4, 8) if packed else (8,)):
@@ -103,7 +90,7 @@ class Packing:
             raise Refused("symmetric of quantization_config must be true or false")
         rows, columns = parts[name].shape
         columns = columns * 32 // bits if packed else columns
-        if kind == "float8_e4m3fn":
+        if parts[name].dtype == "float8_e4m3fn":
             block = _block(weights, scale, rows, columns)
             return cls(rows, columns, 8, False, True, columns, block, False)
         group = _group(weights, scale, rows, columns)
@@ -115,6 +102,26 @@ class Packing:
         if bits == 8 and group == columns and not ordered:  # one scale for each row
             activations = _activations(stored)
         return cls(rows, columns, bits, packed, symmetric, group, None, ordered, activations)
+
+
+def _check_parts(parts: Mapping[str, TensorInfo], *, packed: bool) -> None:
+    """Raise Refused for tensors of other names, types or dimensions."""
+    needed = PACKED if packed else {"weight", "weight_scale"}
+    others = {"weight_zero_point", "weight_g_idx"} if packed else {"weight_zero_point"}
+    if not needed <= set(parts) <= needed | others:
+        raise Refused(
+            "it reads matrices stored as weight_packed, weight_scale and weight_shape, or as "
+            "weight and weight_scale"
+        )
+    codes, scale = parts["weight_packed" if packed else "weight"], parts["weight_scale"]
+    if codes.dtype not in (("int32",) if packed else ("int8", "float8_e4m3fn")):
+        raise Refused(
+            f"it reads packed codes in int32, and int8 and float8_e4m3fn, not {codes.dtype}"
+        )
+    if len(codes.shape) != 2 or 0 in codes.shape:
+        raise Refused("it reads matrices, of two dimensions")
+    if scale.dtype not in COMPUTE_DTYPES:
+        raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {scale.dtype}")
 
 
 def described(config: Mapping[str, Any], path: str, part: str = "weights") -> Mapping[str, Any]:
