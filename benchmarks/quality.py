@@ -70,6 +70,10 @@ class Model:
     """make(folder) -> its reference, and what it is quantized to while it is loaded."""
 
 
+def _given(ref: str, isq: str | None, folder: Path) -> tuple[str, str | None]:
+    return ref, isq
+
+
 def models(also: Mapping[str, str], prose: Path) -> Iterator[Model]:
     """Yield all but the reference."""
     catalog = with_writers(load_catalog())
@@ -88,9 +92,9 @@ def models(also: Mapping[str, str], prose: Path) -> Iterator[Model]:
     for offer in catalog.of("inferno_quant_schemes"):
         if offer.item.pack is not None:
             isq = offer.item.name
-            yield Model(f"`--isq {isq}`", lambda _, isq=isq: ("demo", isq))
+            yield Model(f"`--isq {isq}`", partial(_given, "demo", isq))
     for name, ref in also.items():
-        yield Model(name, lambda _, ref=ref: (ref, None))
+        yield Model(name, partial(_given, ref, None))
 
 
 def rows(text: Path, also: Mapping[str, str], limit: int | None, only: str) -> Iterator[Row]:

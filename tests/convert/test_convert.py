@@ -275,7 +275,7 @@ def test_unknown_targets_and_options_that_do_not_apply(model: Path, tmp_path: Pa
     said = refused(lambda: convert(str(model), "fp8", out, WriteOptions(group=64)), OptionError)
     assert "--group-size does not apply to fp8" in said
     for wrong in (WriteOptions(group=0), WriteOptions(group=-2), WriteOptions(damping=math.nan)):
-        said = refused(lambda own=wrong: convert(str(model), "gptq-int4", out, own), OptionError)
+        said = refused(partial(convert, str(model), "gptq-int4", out, wrong), OptionError)
         assert "at least 1" in said or "a damping of nan" in said
     text = tmp_path / "text.txt"
     text.write_text("x")

@@ -115,7 +115,7 @@ def test_products_are_those_of_the_declared_rounding(
     assert weight.shape == (rows, columns)
     torch.testing.assert_close(weight.rows(torch.arange(rows)), values_OI)
     # A tie may be rounded either way, if the step differs in its last bit.
-    step = x_TI.abs().amax() / 100 * values_OI.abs().amax() if dynamic else 0.0
+    step = float(x_TI.abs().amax() / 100 * values_OI.abs().amax()) if dynamic else 0.0
     torch.testing.assert_close(weight.matmul(x_TI), wanted_TO, rtol=1e-4, atol=1e-4 + step)
     torch.testing.assert_close(
         weight.matmul(x_TI.bfloat16(), bias_O.bfloat16()).float(),
