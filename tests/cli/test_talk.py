@@ -63,8 +63,11 @@ class FakeLLM:
                 self.interrupt = False
                 raise KeyboardInterrupt
 
-    def generate(self, prompts: Sequence[Any], params: SamplingParams) -> list[RequestOutput]:
-        self.asked += [(prompt, params) for prompt in prompts]
+    def generate(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        self.asked += zip(prompts, each, strict=True)
         answer = [
             CompletionOutput(index=0, text=f"[{prompt}]", token_ids=(1, 2)) for prompt in prompts
         ]

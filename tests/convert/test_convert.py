@@ -26,7 +26,13 @@ from inferno.cli import cli
 from inferno.contracts import DenseCheckpoint, Output, Piece, WriteOptions, Writer
 from inferno.convert import MANIFEST, convert
 from inferno.errors import InfernoError, OptionError, WriteError
-from inferno.testing import TOY_SIZES, random_tensors, run_python
+from inferno.testing import (
+    TOY_SIZES,
+    assert_same_tokens,
+    random_tensors,
+    run_python,
+    torch_only,
+)
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -254,6 +260,41 @@ def test_a_folder_that_is_no_conversion_is_never_replaced(model: Path, tmp_path:
     said = refused(lambda: convert(str(model), "fp8", out, force=True), OptionError)
     assert "not written by a conversion" in said
     assert (out / "letter.txt").read_text() == "dear"
+
+
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+    "sliding_window": 16,
+}
+
+
+def test_experts_that_are_quantized_as_one_tensor_are_written_one_by_one(tmp_path: Path) -> None:
+    """Which is said: under such names, other libraries may not find them."""
+    tensors = random_tensors(GPT_OSS, tmp_path / "source")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(118, 122, shape, dtype=torch.uint8)
+    packed, values = tmp_path / "packed", tmp_path / "values"
+    packed.mkdir()
+    save_file(tensors, packed / "model.safetensors")
+    config = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}, "dtype": "float32"}
+    (packed / "config.json").write_text(json.dumps(config))
+    made = convert(str(packed), "safetensors", values, WriteOptions(dtype="float32"))
+    assert any("one by one" in note for note in made.notes)
+    assert_same_tokens((packed, values), torch_only())
 
 
 def test_targets_are_spelled_as_for_isq(model: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Folder:
     @classmethod
     def of(cls, source: Source, options: WriteOptions, encoding: Encoding | None) -> Folder:
         """Decide how each tensor is stored. Raises UnsupportedError."""
-        view = source.as_stored() if encoding is None else source.by_modules()
+        view = _view(source, encoding)
         encoded, dense = ({}, {}) if encoding is None else _divided(source, view, encoding)
         made = cls(
             source=source,
@@ -76,7 +76,7 @@ class Folder:
             dense=(*dense, *source_heads(source)),
             notes=tuple(_notes(source, view, dense)),
         )
-        if encoding is not None:
+        if view.checkpoint is not source.checkpoint:
             _check_names(source, made.headers(), made.config(encoding))
         return made
 
@@ -146,6 +146,18 @@ class Folder:
                 rest.append(Piece(tensors=(name,), make=partial(self.read, name)))
         texts = text_files(self.source.path, self.view.text(), self.config(encoding))
         return Output(files=files, pieces=[*rest, *own], texts=texts | index, notes=self.notes)
+
+
+def _view(source: Source, encoding: Encoding | None) -> DenseView:
+    """Return the tensors as they are stored, if that can be read and written. Raises
+    UnsupportedError."""
+    if encoding is None:
+        try:
+            return source.as_stored()
+        except UnsupportedError:  # experts that are quantized as one tensor
+            if source.seen_by_model is source.checkpoint:
+                raise
+    return source.by_modules()
 
 
 @frozen(eq=False)
