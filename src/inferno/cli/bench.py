@@ -97,6 +97,8 @@ def command(
             )
         _report(values["device"], seconds_of(budget), sections, Path(output))
         return
+    if sections:
+        raise OptionError("--section names a part of the report", "Add --gpu-report.")
     from inferno.cli.session import opened
 
     if ragged is not None:

@@ -82,7 +82,7 @@ def command(
 
     options = WriteOptions(
         dtype=None if dtype is None else DTYPES[dtype],
-        split=None if split_size is None else parse_memory(split_size, 0),
+        split=None if split_size is None else parse_memory(split_size, 0, "--split-size"),
         group=group_size,
         act_order=act_order,
         damping=damping,
@@ -90,7 +90,7 @@ def command(
     with _shown() as progress:
         made = convert(
             ref,
-            to,
+            _writer(catalog, to),
             Path(output),
             options,
             calibrate=None if calibrate is None else Path(calibrate),
@@ -100,9 +100,19 @@ def command(
             catalog=catalog,
             progress=progress,
         )
-    click.echo(f"Wrote {made.path}: {format_bytes(made.nbytes)} in {len(made.files)} files.")
+    files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
+    click.echo(f"Wrote {made.path}: {format_bytes(made.nbytes)} in {files}.")
     for note in made.notes:
         click.echo(f"  {note}")
+
+
+def _writer(catalog: Catalog, to: str) -> str:
+    """Return the name of the writer that `to` names: case, hyphens and underscores do not matter,
+    as for --isq."""
+    from inferno.plan.isq import spelled
+
+    names = {spelled(o.item.name): o.item.name for o in catalog.of("inferno_writers")}
+    return names.get(spelled(to), to)
 
 
 def _list(catalog: Catalog) -> None:
