@@ -112,7 +112,9 @@ def _writer(catalog: Catalog, to: str) -> str:
     as for --isq."""
     from inferno.plan.isq import spelled
 
-    names = {spelled(o.item.name): o.item.name for o in catalog.of("inferno_writers")}
+    names: dict[str, str] = {
+        spelled(o.item.name): o.item.name for o in catalog.of("inferno_writers")
+    }
     return names.get(spelled(to), to)
 
 
