@@ -297,12 +297,6 @@ def test_experts_that_are_quantized_as_one_tensor_are_written_one_by_one(tmp_pat
     assert_same_tokens((packed, values), torch_only())
 
 
-def test_targets_are_spelled_as_for_isq(model: Path, tmp_path: Path) -> None:
-    convert(str(model), "GPTQ_int4", tmp_path / "out", WriteOptions(group=32))
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["quantization_config"]["quant_method"] == "gptq"
-
-
 @pytest.mark.parametrize("size", ["foo", "60%", "0"])
 def test_an_invalid_size_of_files_is_refused_by_its_option(model: Path, size: str) -> None:
     given = ["convert", str(model), "--to", "safetensors", "-o", "out", "--split-size", size]

@@ -57,7 +57,7 @@ def convert(
     matrix for those that weigh errors by it. Continues an interrupted run with the same arguments.
     Raises an InfernoError."""
     options, catalog = options or WriteOptions(), catalog or load_catalog()
-    offer = catalog.named(Writer, _name_of(to, catalog))
+    offer = catalog.named(Writer, to)
     writer = offer.item
     _check_options(writer, options, calibrate, imatrix)
     place = Place(path.absolute(), is_folder=writer.output is None)
@@ -82,17 +82,6 @@ def convert(
         calibrated=calibrate is not None,
         notes=(*output.notes, *notes),
     )
-
-
-def _name_of(to: str, catalog: Catalog) -> str:
-    """Return the writer's name: case, hyphens and underscores do not matter, as for `--isq`."""
-
-    def plain(name: str) -> str:
-        return name.lower().replace("-", "").replace("_", "")
-
-    names = {offer.item.name for offer in catalog.of("inferno_writers")}
-    found = [name for name in names if plain(name) == plain(to)]
-    return found[0] if to not in names and len(found) == 1 else to
 
 
 def _written(
