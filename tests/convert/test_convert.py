@@ -276,6 +276,15 @@ GPT_OSS = {
     "num_experts_per_tok": 2,
     "max_position_embeddings": 256,
     "sliding_window": 16,
+    "rope_theta": 150_000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    },
 }
 
 
