@@ -1,9 +1,9 @@
-"""The engine process: `python -m inferno.process PARENT PIPE BEAT ENDPOINT`.
+"""The engine process: `python -m inferno.process PARENT PIPE BEAT`.
 
-Begins to import torch, and reads a line from its input: the name of the file with its plan. It then
-runs the plan for the client at the endpoint (`Worker`), and sends a sign of life to the pipe every
-BEAT seconds. It ends as the worker does, after reporting a fatal error, or when its input ends
-without a plan.
+Begins to import torch, and reads a line from its input: a folder with the file of its plan. It then
+runs the plan for the client at the endpoint in that folder (`Worker`), and sends a sign of life to
+the pipe every BEAT seconds. It ends as the worker does, after reporting a fatal error, or when its
+input ends without a plan.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ def main() -> None:
 
     from inferno.process import protocol
     from inferno.process.heartbeat import Heart
+    from inferno.process.launch import ENDPOINT, PLAN
     from inferno.process.worker import ToClient, Worker
 
     parent, pipe, beat = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    plan = Path(os.fsdecode(line.removesuffix(b"\n")))
+    folder = Path(os.fsdecode(line.removesuffix(b"\n")))
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 2000)
     socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms: the client may open the endpoint later
-    socket.connect(sys.argv[4])
+    socket.connect(f"ipc://{folder / ENDPOINT}")
     logging.getLogger("inferno").addHandler(ToClient(socket))
     logging.getLogger("inferno").setLevel(logging.INFO)
     try:
-        Worker(socket, parent, Heart(pipe, beat)).run(plan)
+        Worker(socket, parent, Heart(pipe, beat)).run(folder / PLAN)
     except Exception as error:
         socket.setsockopt(zmq.LINGER, 30_000)
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])

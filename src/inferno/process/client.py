@@ -14,8 +14,9 @@ from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.grammar_check import GrammarChecker
-from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT
+from inferno.process.heartbeat import BEAT_SECONDS
 from inferno.process.supervisor import Supervisor
+from inferno.process.watchdog import ENGINE_TIMEOUT
 from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
 
 

@@ -16,8 +16,9 @@ from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.connection import Connection
-from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT, Watchdog
+from inferno.process.heartbeat import BEAT_SECONDS
 from inferno.process.launch import EngineProcess, launch
+from inferno.process.watchdog import ENGINE_TIMEOUT, Watchdog
 
 log = logging.getLogger("inferno.process")
 
