@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threading import Thread
 
 UNITS = {
     "": 1,
@@ -110,14 +114,16 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def load_torch_library() -> None:
-    """Begin to load torch's largest library in a thread, unless torch is imported already.
+def load_torch_library() -> Thread | None:
+    """Begin to load torch's largest library in a thread, and return the thread; None if torch is
+    imported already.
 
     That takes a quarter of torch's import. The library is C++ and needs no interpreter, so it loads
-    beside whatever is done before torch is imported, which then finds it loaded.
+    beside whatever is done before torch is imported, which then finds it loaded. Only imports of
+    extension modules wait for it: the system's loader loads one library at a time.
     """
     if "torch" in sys.modules or not sys.platform.startswith("linux"):
-        return
+        return None
     import ctypes
     from importlib.util import find_spec
     from threading import Thread
@@ -129,7 +135,10 @@ def load_torch_library() -> None:
             path = os.fsencode(library), os.RTLD_NOW | os.RTLD_LOCAL
             # A foreign call: unlike `ctypes.CDLL`, it lets other threads run.
             load = ctypes.CDLL(None).dlopen
-            Thread(target=load, args=path, name="inferno torch library", daemon=True).start()
+            thread = Thread(target=load, args=path, name="inferno torch library", daemon=True)
+            thread.start()
+            return thread
+    return None
 
 
 def sleep_at_barriers() -> None:

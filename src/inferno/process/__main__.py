@@ -14,8 +14,46 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from inferno.host import load_torch_library, sleep_at_barriers
+
+if TYPE_CHECKING:
+    from inferno.catalog import Catalog
+
+EXTENSIONS = (
+    "_bisect",
+    "_blake2",
+    "_bz2",
+    "_csv",
+    "_ctypes",
+    "_datetime",
+    "_decimal",
+    "_hashlib",
+    "_heapq",
+    "_json",
+    "_lzma",
+    "_opcode",
+    "_posixsubprocess",
+    "_random",
+    "_sha512",
+    "_socket",
+    "_struct",
+    "_typing",
+    "_uuid",
+    "array",
+    "binascii",
+    "fcntl",
+    "math",
+    "mmap",
+    "msgspec._core",
+    "select",
+    "unicodedata",
+    "zlib",
+)
+"""The extension modules that `import_python` needs. A few milliseconds; while torch's library is
+loaded, the first of them would wait for it."""
 
 
 def main() -> None:
@@ -25,8 +63,8 @@ def main() -> None:
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     gc.disable()  # loading makes a million objects, and they stay
-    load_torch_library()
-    threading.Thread(target=_import_engine, name="inferno imports").start()
+    imports = _Imports(name="inferno imports")
+    imports.start()
     line = sys.stdin.buffer.readline()
     if not line:  # the parent ended before it had a plan
         os._exit(0)  # whatever the thread is doing
@@ -51,7 +89,7 @@ def main() -> None:
     logging.getLogger("inferno").addHandler(ToClient(socket))
     logging.getLogger("inferno").setLevel(logging.INFO)
     try:
-        Worker(socket, parent, Heart(pipe, beat)).run(folder / PLAN)
+        Worker(socket, parent, Heart(pipe, beat)).run(folder / PLAN, imports.catalog)
     except Exception as error:
         socket.setsockopt(zmq.LINGER, 30_000)
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
@@ -60,14 +98,44 @@ def main() -> None:
         context.term()
 
 
-def _import_engine() -> None:
-    """Import what runs any plan, torch included. If that fails, the worker fails in the same
+class _Imports(threading.Thread):
+    """Imports what runs any plan, torch included. If that fails, the worker fails in the same
     way."""
-    with suppress(Exception):
-        import inferno.core.engine
-        import inferno.core.measure
-        import inferno.core.runner
-        import inferno.loading  # noqa: F401
+
+    catalog: Catalog | None = None
+    """The installed plugins, once they are imported."""
+
+    def run(self) -> None:
+        with suppress(Exception):
+            for name in EXTENSIONS:
+                with suppress(ImportError):  # built into the interpreter, or of another version
+                    import_module(name)
+            library = load_torch_library()
+            self.catalog = import_python()
+            if library is not None:
+                library.join()
+            import inferno.process.worker  # noqa: F401  # zmq
+
+            import_engine()
+
+
+def import_python() -> Catalog:
+    """Import what needs neither torch nor numpy, and the plugins."""
+    import inferno.core.scheduler
+    import inferno.packing
+    import inferno.process.prepare
+    import inferno.process.protocol  # noqa: F401
+    from inferno.catalog import load_catalog
+
+    return load_catalog()
+
+
+def import_engine() -> None:
+    """Import the rest."""
+    import inferno.core.engine
+    import inferno.core.measure
+    import inferno.core.runner
+    import inferno.loading  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ class Supervisor:
 
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == protocol.READY and self._ready is not None and not self._ready.done():
-            self.plan = protocol.decode_plan(body)
+            self.plan = protocol.decode_plan(body) if body else self.plan
             self._ready.set_result(None)
         elif kind == protocol.FAILED:
             failure: protocol.Failure = protocol.decode_failure(body)
