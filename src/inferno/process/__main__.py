@@ -37,6 +37,7 @@ EXTENSIONS = (
     "_opcode",
     "_posixsubprocess",
     "_random",
+    "_sha2",
     "_sha512",
     "_socket",
     "_struct",
@@ -52,8 +53,8 @@ EXTENSIONS = (
     "unicodedata",
     "zlib",
 )
-"""The extension modules that `import_python` needs. A few milliseconds; while torch's library is
-loaded, the first of them would wait for it."""
+"""The extension modules that `import_python` needs, of every supported Python. They take
+milliseconds, but each would wait for torch's library, and hold the interpreter."""
 
 
 def main() -> None:
@@ -108,7 +109,7 @@ class _Imports(threading.Thread):
     def run(self) -> None:
         with suppress(Exception):
             for name in EXTENSIONS:
-                with suppress(ImportError):  # built into the interpreter, or of another version
+                with suppress(ImportError):  # of another Python
                     import_module(name)
             library = load_torch_library()
             self.catalog = import_python()
