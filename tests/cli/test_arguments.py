@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
@@ -25,10 +23,3 @@ def test_a_wrong_value_is_named_with_its_option(args: str, message: str) -> None
     assert result.exit_code == 2
     assert message in result.stderr
     assert "inferno 1" not in result.stderr  # what a loaded model begins with
-
-
-def test_the_spelling_of_a_conversion_does_not_matter(tmp_path: Path) -> None:
-    path = tmp_path / "demo.gguf"
-    result = CliRunner().invoke(cli, ["convert", "demo", "--to", "Q8-0", "-o", str(path)])
-    assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith(f"Wrote {path}: ") and "in 1 file.\n" in result.stdout
