@@ -98,9 +98,10 @@ def _ask(
                         f"{hook} returned {item!r}",
                         f"It must return a list of contracts.{kind.__name__}.",
                     )
-                if not isinstance(item.name, str) or not item.name:
+                name = getattr(item, "name", None)
+                if not isinstance(name, str) or not name:
                     raise PluginError(
-                        f"{hook} returned a declaration with the name {item.name!r}",
+                        f"{hook} returned a declaration with the name {name!r}",
                         "A name is a string, and not empty.",
                     )
                 other = _of_another_version(hook, item)
