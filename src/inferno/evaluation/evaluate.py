@@ -143,7 +143,7 @@ def _measured(
     reference: Pass,
     spool: Spool,
 ) -> GroupReport:
-    """Measure the reference with one group of modules taken from the model."""
+    """Measure the reference with one group of modules from the model."""
     try:
         found = passage.through(against, options, compare=spool.reader(), name=group.name)
     except (CheckpointError, OptionError) as error:
