@@ -91,7 +91,7 @@ def command(
     with _shown() as progress:
         made = convert(
             ref,
-            _writer(catalog, to),
+            to,
             Path(output),
             options,
             calibrate=None if calibrate is None else Path(calibrate),
@@ -101,21 +101,11 @@ def command(
             catalog=catalog,
             progress=progress,
         )
-    files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
-    click.echo(f"Wrote {made.path}: {format_bytes(made.nbytes)} in {files}.")
+    count = len(made.files)
+    size = f"{format_bytes(made.nbytes)} in {count} file{'s' * (count != 1)}"
+    click.echo(f"Wrote {made.path}: {size}.")
     for note in made.notes:
         click.echo(f"  {note}")
-
-
-def _writer(catalog: Catalog, to: str) -> str:
-    """Return the name of the writer that `to` names: case, hyphens and underscores do not matter,
-    as for --isq."""
-    from inferno.plan.isq import spelled
-
-    names: dict[str, str] = {
-        spelled(o.item.name): o.item.name for o in catalog.of("inferno_writers")
-    }
-    return names.get(spelled(to), to)
 
 
 def _list(catalog: Catalog) -> None:
