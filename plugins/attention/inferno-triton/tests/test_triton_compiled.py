@@ -17,9 +17,11 @@ from triton_compiler import Launch, compiled, launches
 from inferno.contracts import AttentionNeed, Device
 from inferno.nn import Dense, Fp8Blocks
 from inferno.nn.batch import Batch
+from inferno.nn.draws import Biases, DrawParams, Penalties
 from inferno_triton import (
     attention,
     chips,
+    draws,
     experts,
     float8,
     fp8,
@@ -29,6 +31,7 @@ from inferno_triton import (
     packed,
     paged,
     rows,
+    tokens,
 )
 from inferno_triton.attend import TritonAttend
 from inferno_triton.planes import Form, Planes
@@ -252,4 +255,25 @@ def test_small_operators(chip: str) -> None:
         experts.combine(meta(64, 2048), places, chosen[1])
     assert len(found) == 5 and len(more) == 3
     for launch in (*found, *more):
+        check(launch, chip)
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_draws(chip: str) -> None:
+    """Of a real vocabulary; the best tokens of adjusted logits on one chip."""
+    B, V, float32, int64 = 8, 151_936, torch.float32, torch.int64
+    floats, integers = [meta(B, dtype=float32)] * 3, [meta(B, dtype=int64)] * 3
+    counts_RV = meta(64, V, dtype=torch.int32)
+    with chips.using(CHIPS[chip]), launches(draws) as found:
+        tokens.draw(meta(B, V), DrawParams(*floats[:2], *integers))
+        if chip == "sm_90":
+            tokens.draw(meta(B, V, dtype=float32), None, meta(B, V))
+            tokens.adjust(
+                meta(B, V),
+                Penalties(integers[0], counts_RV, counts_RV, *floats),
+                Biases(*integers[:2], floats[0]),
+                meta(B, V // 32, dtype=torch.int32),
+            )
+    assert len(found) == (8 if chip == "sm_90" else 4)
+    for launch in found:
         check(launch, chip)

@@ -119,7 +119,7 @@ class ModelRunner:
             plan.max_num_seqs,
             plan.vocab_size,
             device=self._device,
-            argmax=ops.argmax,
+            ops=ops,
             processors=processors,
         )
         self._wants_prompt: dict[int, PromptLogprobs] = {}
