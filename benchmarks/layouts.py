@@ -4,9 +4,9 @@ the memory's speed a decode step reaches, and what share of its instruction's pe
     python layouts.py [--layouts q8_0 ...] [--shape 4096x4096] [--rounds 7] [--batches 8 512]
 
 Prints a Markdown table. Decode multiplies copies of one matrix in turn, more than any cache holds,
-by one row in bfloat16, in turns with plain reads of memory; so do batches of up to 32 rows. On as
-many threads as torch has. A round during which other processes used the processor is repeated, up
-to three times as many.
+by one row in bfloat16, in turns with plain reads of memory; so do batches of up to 32 rows, whose
+floor is the longer of reading the matrix and of the multiplications. On as many threads as torch
+has. A round during which other processes used the processor is repeated, up to three times as many.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ def measured(
     speeds: list[float] = []
     rates: dict[int, list[float]] = {batch: [] for batch in batches}
     peaks: list[float] = []
+    floors: dict[int, list[float]] = {batch: [] for batch in batches}
     for x in (one, *many):
         each(layout.copies, x)
     left = 3 * rounds
@@ -184,9 +185,12 @@ def measured(
         if neighbours.clean or left < rounds - len(speeds):
             read_speeds.append(memory.nbytes / read)
             speeds.append(layout.nbytes / took)
-            for x, taken in zip(many, took_by, strict=True):
-                rates[len(x)].append(2 * len(x) * rows * columns / taken)
             peaks.append(peak)
+            for x, taken in zip(many, took_by, strict=True):
+                work = 2 * len(x) * rows * columns
+                rates[len(x)].append(work / taken)
+                reading = layout.nbytes * read / memory.nbytes if len(x) <= FEW else 0.0
+                floors[len(x)].append(work / max(reading, work / peak))
     yield layout.name
     yield f"{8 * layout.nbytes / rows / columns:.2f}"
     yield f"{statistics.median(speeds) / 1e9:.1f}"
@@ -194,6 +198,8 @@ def measured(
     for batch in batches:
         yield f"{statistics.median(rates[batch]) / 1e9:.0f}"
         yield f"{share(rates[batch], peaks):.0%} of {layout.peak}"
+        if batch <= FEW:
+            yield f"{share(rates[batch], floors[batch]):.0%}"
 
 
 def seconds_of(layout: Layout, x: Tensor) -> float:
@@ -222,9 +228,13 @@ def main() -> None:
         _native.select(arguments.level)
     rows, columns = map(int, arguments.shape.split("x"))
     print(f"{arguments.shape}, {_native.selected()}, {_native.threads()} threads\n")
-    heads = [f"{batch} rows, GFLOP/s | of peak" for batch in arguments.batches]
+    heads = [
+        f"{batch} rows, GFLOP/s | of peak{' | of the floor' if batch <= FEW else ''}"
+        for batch in arguments.batches
+    ]
     print(f"| {' | '.join(['layout | bits a weight | decode, GB/s | of a plain read', *heads])} |")
-    print(f"|{' --- |' * (4 + 2 * len(heads))}")
+    columns_of_batches = sum(3 if batch <= FEW else 2 for batch in arguments.batches)
+    print(f"|{' --- |' * (4 + columns_of_batches)}")
     for name in arguments.layouts:
         try:
             layout = PEERS[name](rows, columns) if name in PEERS else ours(name, rows, columns)
