@@ -125,7 +125,7 @@ def draw(logits_BV: Tensor, params: DrawParams | None, own_BV: Tensor | None = N
     model's logits if the others are adjusted: then a row whose best logit is not finite takes the
     best token of these, instead of token 0.
     """
-    x_BV = replace_nonfinite(logits_BV) if own_BV is None else logits_BV
+    x_BV = replace_nonfinite(logits_BV) if own_BV is None else logits_BV.float()
     ids_B = x_BV.argmax(-1)
     if params is not None:
         full_B = (params.top_k_B >= x_BV.shape[1]) & (params.top_p_B >= 1 << UNIFORM_BITS)

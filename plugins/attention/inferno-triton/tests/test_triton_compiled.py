@@ -25,6 +25,7 @@ from inferno_triton import (
     experts,
     float8,
     fp8,
+    int8,
     linear,
     mixture,
     ops,
@@ -32,6 +33,7 @@ from inferno_triton import (
     paged,
     rows,
     tokens,
+    w8a8,
 )
 from inferno_triton.attend import TritonAttend
 from inferno_triton.planes import Form, Planes
@@ -74,8 +76,8 @@ LOADS = r"LDGSTS\S*\.128|LDG\S*\.128|(buffer|global)_load_(dwordx4|b128)"
 """Loads of 16 bytes: to shared memory or to registers; AMD's."""
 BYTE_LOADS = r"LDG\S*\.[US]8|LDGSTS\S*\.[US]8|load_[us]byte"
 
-MATRIX = {"sm_90": "[HQ]GMMA", "sm_100": r"UTC\w*MMA", "gfx942": "v_mfma"}
-"""Instructions that multiply matrices; those of other chips are HMMA and QMMA."""
+MATRIX = {"sm_90": "[HQI]GMMA", "sm_100": r"UTC\w*MMA|IMMA", "gfx942": "v_mfma"}
+"""Instructions that multiply matrices; those of other chips are HMMA, QMMA and IMMA."""
 
 ALIKE = {"sm_80": "sm_86"}
 """Chips whose kernels beside attention have the same tiles and instructions."""
@@ -146,7 +148,7 @@ def check(launch: Launch, chip: str) -> None:
     if large:
         assert machine.count(LOADS) > 0, f"{name}: it loads in small pieces"
     if kernel in ("many", "grouped", "product"):
-        assert machine.count(MATRIX.get(chip, "[HQ]MMA")) > 0, f"{name}: not on tensor cores"
+        assert machine.count(MATRIX.get(chip, "[HQI]MMA")) > 0, f"{name}: not on tensor cores"
     if kernel in ("few", "many", "product"):
         assert machine.count(BYTE_LOADS) == 0, f"{name}: it loads bytes"
 
@@ -235,6 +237,19 @@ def test_products_of_8_bit_floats(chip: str) -> None:
         if CHIPS[chip].fp8:
             weight.matmul(meta(1024, 4096))
     assert len(found) == (3 if CHIPS[chip].fp8 else 1)
+    for launch in found:
+        check(launch, chip)
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_products_with_rounded_activations(chip: str) -> None:
+    data = meta(4096, 4096, dtype=torch.int8)
+    scales, zeros = (meta(4096, 1, dtype=torch.float32) for _ in range(2))
+    with chips.using(CHIPS[chip]), launches(int8) as found:
+        w8a8.Int8(data, scales, None, torch.bfloat16).matmul(meta(1024, 4096))
+        if chip == "sm_90":
+            w8a8.Int8(data, scales, zeros, torch.bfloat16).matmul(meta(16, 4096))
+    assert len(found) == (4 if chip == "sm_90" else 2)
     for launch in found:
         check(launch, chip)
 

@@ -47,7 +47,7 @@ class Form:
     kind: Literal["single", "half", "byte", "exponent"] = "half"
     """What the words of scales and of `mins` contain."""
     table: Literal["", "e2m1", "values"] = ""
-    """What codes mean, if not themselves: MXFP4's floats, or those of a table."""
+    """What codes mean, if not themselves: MXFP4's floats, or those of a table (`Planes.table`)."""
 
 
 @frozen(eq=False)
