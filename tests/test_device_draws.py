@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -17,6 +18,7 @@ from inferno.nn.ranks import Ranks
 from inferno.requests import Request
 from inferno.sampling import Sampler
 from inferno.sampling.draw import sort_best
+from inferno.sampling.sampler import Drawn
 from inferno.testing.lint import Lint
 
 TOGETHER = evolve(TORCH, draw=lambda *given: draw(*given), adjust=lambda *given: adjust(*given))
@@ -36,6 +38,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+def mask_of(share: float, seed: int) -> np.ndarray:
+    """The words of a mask that allows about this share of the tokens, at least one."""
+    allowed = np.random.default_rng(seed).random(-(-VOCAB // 32) * 32) < share
+    allowed[seed % VOCAB], allowed[VOCAB:] = True, False
+    return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
 def waiting(request: Request) -> bool:
     params = request.params
     limited = params.repetition_penalty != 1 and params.repeat_last_n > 0
@@ -48,9 +57,10 @@ def waiting(request: Request) -> bool:
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     spoiled=st.sampled_from([None, None, float("nan"), float("inf"), -float("inf")]),
     ops=st.sampled_from([TORCH, TOGETHER]),
+    masked=st.sampled_from([0.0, 0.0, 0.01, 0.6]),
 )
 def test_a_batch_gives_what_the_sampler_gives(
-    batch: list[Request], dtype: torch.dtype, spoiled: float | None, ops: Ops
+    batch: list[Request], dtype: torch.dtype, spoiled: float | None, ops: Ops, masked: float
 ) -> None:
     """Where logits are broken as well. Some of a row's tokens are drawn by either."""
     usual, device = Sampler(8, VOCAB), Sampler(8, VOCAB, ops=ops)
@@ -70,8 +80,12 @@ def test_a_batch_gives_what_the_sampler_gives(
             logits[0, 5:] = spoiled
             logits[-1] = spoiled
         before, at = logits.clone(), [rows[i] for i in some]
-        expected = usual.sample(logits, at).token_ids
-        found = device.sample(logits, at).token_ids if step == 3 else device.start(logits, at)[0]
+        # Few or many tokens are allowed, in every second row.
+        masks = {row: mask_of(masked, row + step) for row in at[::2]} if masked else {}
+        expected = usual.sample(logits, at, masks).token_ids
+        draw_on = device.sample if step == 3 else device.start
+        drawn = draw_on(logits, at, masks)
+        found = drawn.token_ids if isinstance(drawn, Drawn) else drawn[0]
         assert torch.equal(logits.nan_to_num(), before.nan_to_num())
         assert list(map(int, found)) == expected
         for i, token_id in zip(some, expected, strict=True):

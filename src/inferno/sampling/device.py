@@ -11,7 +11,7 @@ Suffixes: S logits rows of a step, B those drawn together, V vocabulary, R resid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from inferno.device.staging import HostBuffers, sent
+from inferno.device.staging import HostBuffers, host_buffer, sent
 from inferno.nn.draws import BEST, Biases, DrawParams, Penalties
 from inferno.nn.masses import draw_full, replace_nonfinite
 from inferno.nn.ops import TORCH, Ops
@@ -64,16 +64,22 @@ class DeviceDraws:
         self._sent = torch.empty(count, dtype=torch.int64, device=self.device)
 
     def draw(
-        self, logits_SV: Tensor, rows: Sequence[int], states: Sequence[RowState]
+        self,
+        logits_SV: Tensor,
+        rows: Sequence[int],
+        states: Sequence[RowState],
+        masks: Mapping[int, Any],
     ) -> tuple[Tensor, Tensor]:
-        """Return token ids, (S,), and the rows, on the device, and count the tokens. No state may
-        want what only the host can give (`RowState.waits`)."""
+        """Return token ids, (S,), and the rows, on the device, and count the tokens. `masks` has
+        the words of allowed tokens (W,) of some rows. No state may want what only the host can give
+        (`RowState.waits`)."""
         together = self.ops.draw is not TORCH.draw
         most = max(1, _AT_ONCE // self.vocab_size)
         groups = [[*range(len(states))]] if together else _groups(states, most)
         order = [i for members in groups for i in members]
         uniforms = [BEST if s.strategy is Strategy.GREEDY else s.uniform(0) for s in states]
         rows_S, uniform_S, order_S = self._send(rows, uniforms, order)
+        words_SW = self._words(rows, masks) if masks else None
         ids_S = torch.empty_like(rows_S)
         first = 0
         for members in groups:
@@ -82,7 +88,8 @@ class DeviceDraws:
                 at = slice(None)  # in order: nothing is copied
             first += len(members)
             rows_B, some = rows_S[at], [states[i] for i in members]
-            ids_S[at] = self._draw(logits_SV[at], rows_B, uniform_S[at], some)
+            words_BW = None if words_SW is None else words_SW[at]
+            ids_S[at] = self._draw(logits_SV[at], rows_B, uniform_S[at], some, words_BW)
             if any(state.counts_tokens for state in some):
                 self.resident.generated.add_drawn(rows_B, ids_S[at])
                 self.resident.recent.add_drawn(rows_B, ids_S[at])
@@ -101,12 +108,32 @@ class DeviceDraws:
         self._buffers.send(self._sent[:total], host[:total])
         return list(self._sent[:total].view(len(numbers), size).unbind())
 
+    def _words(self, rows: Sequence[int], masks: Mapping[int, Any]) -> Tensor:
+        """Copy masks to the device, (S, W). Rows without one allow every token."""
+        words = max(mask_W.size for mask_W in masks.values())
+        host = host_buffer(4 * words * len(rows), str(self.device))
+        words_SW = host.view(torch.int32).view(len(rows), words)
+        held = words_SW.numpy()
+        for i, row in enumerate(rows):
+            held[i] = masks.get(row, -1)
+        return words_SW.to(self.device, non_blocking=True)
+
     def _draw(
-        self, logits_BV: Tensor, rows_B: Tensor, uniform_B: Tensor, states: Sequence[RowState]
+        self,
+        logits_BV: Tensor,
+        rows_B: Tensor,
+        uniform_B: Tensor,
+        states: Sequence[RowState],
+        words_BW: Tensor | None,
     ) -> Tensor:
         x_BV, own_BV = logits_BV, None
-        if any(state.adjusts_logits for state in states):
-            x_BV, own_BV = self._adjusted(logits_BV, rows_B, states), logits_BV
+        if words_BW is not None or any(state.adjusts_logits for state in states):
+            x_BV, own_BV = self._adjusted(logits_BV, rows_B, states, words_BW), logits_BV
+        if words_BW is not None:
+            # A token that the mask allows, although the model or a bias excludes it.
+            least = torch.finfo(torch.float32).min
+            finite_BV = logits_BV.float().nan_to_num(least, neginf=least)
+            own_BV = self.ops.adjust(finite_BV, None, None, words_BW)
         if all(state.strategy is Strategy.GREEDY for state in states):
             return self.ops.draw(x_BV, None, own_BV)
         resident = self.resident
@@ -116,7 +143,7 @@ class DeviceDraws:
         if self.ops.draw is not TORCH.draw:
             params = DrawParams(temperature_B, min_p_B, top_k_B, top_p_B, uniform_B)
             return self.ops.draw(x_BV, params, own_BV)
-        own_B = replace_nonfinite(logits_BV).argmax(-1)
+        own_B = replace_nonfinite(logits_BV if own_BV is None else own_BV).argmax(-1)
         if own_BV is None:
             x_BV = replace_nonfinite(x_BV)
         columns = temperature_B[:, None], min_p_B[:, None]
@@ -126,16 +153,22 @@ class DeviceDraws:
             ids_B = draw_best(x_BV, *columns, top_k_B, top_p_B, uniform_B)
         return torch.where(x_BV.amax(-1).isfinite(), ids_B, own_B)
 
-    def _adjusted(self, logits_BV: Tensor, rows_B: Tensor, states: Sequence[RowState]) -> Tensor:
-        """Apply penalties, biases and `min_tokens`. Rows without penalties have some that change
-        nothing."""
+    def _adjusted(
+        self,
+        logits_BV: Tensor,
+        rows_B: Tensor,
+        states: Sequence[RowState],
+        words_BW: Tensor | None,
+    ) -> Tensor:
+        """Apply penalties, biases, `min_tokens` and masks. Rows without penalties have some that
+        change nothing."""
         resident, penalties = self.resident, None
         if any(state.counts_tokens for state in states):
             floats_BP = resident.floats_RP[rows_B]
             columns = [floats_BP[:, which] for which in (REPETITION, FREQUENCY, PRESENCE)]
             counts = resident.recent.all, resident.generated.all
             penalties = Penalties(rows_B, *counts, *columns)
-        return self.ops.adjust(logits_BV, penalties, self._biases(states), None)
+        return self.ops.adjust(logits_BV, penalties, self._biases(states), words_BW)
 
     def _biases(self, states: Sequence[RowState]) -> Biases | None:
         found = {i: state.bias for i, state in enumerate(states) if state.bias is not None}

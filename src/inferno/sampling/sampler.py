@@ -171,14 +171,16 @@ class Sampler:
         return any(self._rows[row].waits for row in rows)
 
     @torch.inference_mode()
-    def start(self, logits_SV: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def start(
+        self, logits_SV: Tensor, rows: Sequence[int], masks: Mapping[int, Any] = NO_MASKS
+    ) -> tuple[Tensor, Tensor]:
         """Draw what `sample` draws, for rows that do not wait. Returns the token ids, (S,), and the
         rows, both on the device: no call waits for it."""
         if self._draws is None:
             counts = self._generated, self._recent
             resident = Resident(self._floats_RP, self._top_k_R, self._top_p_R, *counts)
             self._draws = DeviceDraws(resident, self._device, self._vocab_size, self._ops)
-        return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows])
+        return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows], masks)
 
     def failures(self, rows: Sequence[int]) -> dict[str, str]:
         """Return the errors of these rows' logits processors, by request id."""

@@ -295,10 +295,10 @@ class ModelRunner:
                 moved=moved,
             )
         rows, verified = arrays.sampling_rows, dict[int, Verified]()
-        if self.overlaps and arrays.drafts is None and not (masks or self._sampler.waits(rows)):
-            return self._started(launched, arrays, logits_LV, moved)
+        first = {row: mask_NW[0] for row, mask_NW in masks.items()}
+        if self.overlaps and arrays.drafts is None and not self._sampler.waits(rows):
+            return self._started(launched, arrays, logits_LV, first, moved)
         if arrays.drafts is None:
-            first = {row: mask_NW[0] for row, mask_NW in masks.items()}
             drawn = self._sampler.sample(logits_LV, rows, first)
             self._tables.append(arrays, drawn.token_ids)
             token_ids, logprobs = drawn.token_ids, drawn.logprobs
@@ -322,10 +322,15 @@ class ModelRunner:
         )
 
     def _started(
-        self, launched: LaunchedStep, arrays: StepArrays, logits_SV: Tensor, moved: tuple[int, ...]
+        self,
+        launched: LaunchedStep,
+        arrays: StepArrays,
+        logits_SV: Tensor,
+        masks: Mapping[int, Any],
+        moved: tuple[int, ...],
     ) -> Callable[[], Sampled]:
         """Draw on the device, keep the tokens there for the next step, and start to copy them."""
-        ids_S, rows_S = self._sampler.start(logits_SV, arrays.sampling_rows)
+        ids_S, rows_S = self._sampler.start(logits_SV, arrays.sampling_rows, masks)
         assert self._input_spec.last_tokens_R is not None, "made for steps that overlap"
         self._input_spec.last_tokens_R[rows_S] = ids_S
         arriving = Arriving.of(ids_S)
