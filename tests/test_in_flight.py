@@ -207,8 +207,40 @@ def test_masks_hold_at_any_lag(
     assert not {3, 5} & set(ids(found["held5"])), "the mask is applied after the bias"
 
 
-def test_a_mask_that_leaves_one_impossible_token_draws_it(checkpoint: Path) -> None:
-    engine = load(checkpoint)
+def test_steps_with_masks_are_launched_before_tokens_are_known(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draw of a token waits for the one before it, as its mask does; the model does not."""
+    requests = [
+        Request(id=str(i), token_ids=prompt_of(i, 12), params=params)
+        for i, params in enumerate(PARAMS)
+        if params.logprobs is None
+    ]
+    engine, late = load(checkpoint), load(checkpoint, 1, overlaps=True)
+    engine._constrain = late._constrain = lambda request: Cycle(CLASSES)
+    expected = run(engine, requests)
+    events, arriving, launch = list[str](), Arriving.values, ModelRunner.launch
+
+    def waited(values: Arriving) -> list[int]:
+        events.append("wait")
+        return arriving(values)
+
+    def launched(runner: ModelRunner, *given: Any) -> LaunchedStep:
+        events.append("launch")
+        return launch(runner, *given)
+
+    monkeypatch.setattr(Arriving, "values", waited)
+    monkeypatch.setattr(ModelRunner, "launch", launched)
+    found = run(late, requests)
+    assert {name: ids(outputs) for name, outputs in found.items()} == {
+        name: ids(outputs) for name, outputs in expected.items()
+    }
+    assert events[:5] == ["launch", "launch", "wait", "launch", "wait"]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_mask_that_leaves_one_impossible_token_draws_it(checkpoint: Path, overlaps: bool) -> None:
+    engine = load(checkpoint, int(overlaps), overlaps=overlaps)
     engine._constrain = lambda request: Cycle([[9]])
     params = SamplingParams(temperature=1.0, logit_bias={9: -100.0}, max_tokens=3)
     assert ids(run(engine, [Request(id="a", token_ids=(1, 2), params=params)])["a"]) == [9, 9, 9]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from inferno.constraints import Drafts
@@ -71,6 +71,16 @@ class LaunchedStep:
         """Draw its tokens, with masks by row (`engine.Mask`)."""
         self.sampled = self.runner.draw(self, masks)
         self.logits_LV = None
+
+    def sampled_of(self, token_ids: list[int]) -> Sampled:
+        """Return its results with these tokens."""
+        moved = tuple(dict.fromkeys(move.key for move in self.step.moves))
+        return Sampled(
+            token_ids,
+            prompt_logprobs=self.prompt_logprobs,
+            embeddings=self.embeddings,
+            moved=moved,
+        )
 
     def result(self) -> Sampled:
         """Wait for the results."""
@@ -285,19 +295,13 @@ class ModelRunner:
         self, launched: LaunchedStep, masks: Mapping[int, Any]
     ) -> Sampled | Callable[[], Sampled]:
         """Draw the tokens of a launched step. Returns its results, or what waits for them."""
-        step, arrays, logits_LV = launched.step, launched.arrays, launched.logits_LV
-        moved = tuple(dict.fromkeys(move.key for move in step.moves))
+        arrays, logits_LV = launched.arrays, launched.logits_LV
         if arrays is None or logits_LV is None:
-            return Sampled(
-                [],
-                prompt_logprobs=launched.prompt_logprobs,
-                embeddings=launched.embeddings,
-                moved=moved,
-            )
+            return launched.sampled_of([])
         rows, verified = arrays.sampling_rows, dict[int, Verified]()
         first = {row: mask_NW[0] for row, mask_NW in masks.items()}
         if self.overlaps and arrays.drafts is None and not self._sampler.waits(rows):
-            return self._started(launched, arrays, logits_LV, first, moved)
+            return self._started(launched, first)
         if arrays.drafts is None:
             drawn = self._sampler.sample(logits_LV, rows, first)
             self._tables.append(arrays, drawn.token_ids)
@@ -311,25 +315,17 @@ class ModelRunner:
                 for row, drafts, ids in zip(rows, arrays.drafts, found, strict=True)
                 if len(drafts)
             }
-        return Sampled(
-            token_ids,
-            verified,
-            logprobs,
-            launched.prompt_logprobs,
-            launched.embeddings,
-            moved,
-            self._sampler.failures(rows),
+        return evolve(
+            launched.sampled_of(token_ids),
+            verified=verified,
+            logprobs=logprobs,
+            failed=self._sampler.failures(rows),
         )
 
-    def _started(
-        self,
-        launched: LaunchedStep,
-        arrays: StepArrays,
-        logits_SV: Tensor,
-        masks: Mapping[int, Any],
-        moved: tuple[int, ...],
-    ) -> Callable[[], Sampled]:
+    def _started(self, launched: LaunchedStep, masks: Mapping[int, Any]) -> Callable[[], Sampled]:
         """Draw on the device, keep the tokens there for the next step, and start to copy them."""
+        arrays, logits_SV = launched.arrays, launched.logits_LV
+        assert arrays is not None and logits_SV is not None, "it has rows to draw"
         ids_S, rows_S = self._sampler.start(logits_SV, arrays.sampling_rows, masks)
         assert self._input_spec.last_tokens_R is not None, "made for steps that overlap"
         self._input_spec.last_tokens_R[rows_S] = ids_S
@@ -339,12 +335,7 @@ class ModelRunner:
         def results() -> Sampled:
             token_ids = arriving.values()
             self._tables.learn(arrays, owners, token_ids)
-            return Sampled(
-                token_ids,
-                prompt_logprobs=launched.prompt_logprobs,
-                embeddings=launched.embeddings,
-                moved=moved,
-            )
+            return launched.sampled_of(token_ids)
 
         return results
 
