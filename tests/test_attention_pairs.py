@@ -153,9 +153,8 @@ def test_backends_of_different_layouts_are_refused_with_both_named() -> None:
     other = evolve(torchs(), name="other", layout="")
     with pytest.raises(UnsupportedError) as caught:
         planned("prompts=torch,tokens=other", with_backends(other))
-    assert (
-        "other (their-other): it keeps keys and values in a layout of its own, torch in token-major"
-        in caught.value.remedy
+    assert caught.value.remedy == (  # and nothing about backends that were not asked for
+        "other (their-other): it keeps keys and values in a private layout, torch in token-major"
     )
 
 

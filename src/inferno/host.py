@@ -43,19 +43,20 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def parse_memory(text: str, total: int) -> int:
-    """Parse `8GiB`, `500MB` or `60%` (of `total`) into bytes. Raises OptionError."""
+def parse_memory(text: str, total: int, option: str = "--memory") -> int:
+    """Parse `8GiB`, `500MB` or `60%` (of `total`) into bytes. Raises OptionError, which names the
+    option."""
     if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
         share = float(match[1]) / 100
         if not 0 < share <= 1:
-            raise OptionError(f"invalid --memory {text}", "Give more than 0% and at most 100%.")
+            raise OptionError(f"invalid {option} {text}", "Give more than 0% and at most 100%.")
         return int(total * share)
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
     if match is None:
-        raise OptionError(f"invalid --memory {text!r}", "Write it as 8GiB, 500MB or 60%.")
+        raise OptionError(f"invalid {option} {text!r}", "Write it as 8GiB, 500MB or 60%.")
     nbytes = int(float(match[1]) * UNITS[match[2]]) if match[2] in UNITS else 0
     if nbytes <= 0:
-        raise OptionError(f"invalid --memory {text!r}", "Write it as 8GiB, 500MB or 60%.")
+        raise OptionError(f"invalid {option} {text!r}", "Write it as 8GiB, 500MB or 60%.")
     return nbytes
 
 

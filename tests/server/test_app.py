@@ -57,6 +57,20 @@ def test_a_broken_body_is_a_400(client: Any, body: bytes) -> None:
     assert error(answer, 400)["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "message", "param"),
+    [
+        ("POST", CHAT, "the body is empty. Send one JSON object.", None),
+        ("GET", "/v1/batches?limit=x", "limit: Expected `int`, got `str`. Correct it.", "limit"),
+    ],
+)
+def test_what_a_request_lacks_is_named(
+    client: Any, method: str, path: str, message: str, param: str | None
+) -> None:
+    answer = error(client().request(method, path), 400)
+    assert (answer["message"], answer["param"]) == (message, param)
+
+
 def test_a_body_too_large_is_a_413(client: Any) -> None:
     assert error(client(max_body_bytes=100).post(CHAT, json={"messages": MESSAGES * 50}), 413)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from tests.server.server_fakes import FakeLLM
 
-from inferno.errors import OptionError
+from inferno.errors import OptionError, WriteError
 from inferno.server import create_app
 from inferno.server.batch import Done, Summary, read_lines, resume, run, started
 
@@ -113,6 +114,29 @@ def test_another_kind_of_file_is_not_overwritten(tmp_path: Path) -> None:
             resume(output)
         assert output.read_text() == content
     assert resume(tmp_path / "none") == Done()
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="no/out.jsonl cannot be written: No such file"):
+        resume(tmp_path / "no" / "out.jsonl")
+
+
+def test_a_full_disk_is_one_error_for_all_requests() -> None:
+    class Full(io.BytesIO):
+        name = "out.jsonl"
+
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    app = create_app(FakeLLM(), max_waiting=None, page=False)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        async with started(app):
+            lines = read_lines([request("a"), request("b")], Done())
+            await run(app, lines, Full(), Summary(), concurrency=2)
+
+    with pytest.raises(WriteError, match="out.jsonl cannot be written: No space left"):
+        asyncio.run(work())
 
 
 def test_as_many_run_at_once_as_wished() -> None:

@@ -128,7 +128,7 @@ def test_what_is_not_given_is_the_checkpoints_own(client: Any) -> None:
         ({"n": 0}, "n"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"stop": ""}, "stop"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),

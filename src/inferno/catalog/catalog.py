@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from attrs import evolve, frozen
 
-from inferno.catalog.choice import choose, single, weigh
+from inferno.catalog.choice import choose, none_serves, single, weigh
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
 from inferno.contracts import (
     Architecture,
@@ -258,13 +258,16 @@ class Catalog:
                 )
             if beside is not None and not _share(offer.item, beside):
                 return (
-                    f"it keeps keys and values in {offer.item.layout or 'a layout of its own'}, "
-                    f"{beside.name} in {beside.layout or 'one of its own'}"
+                    f"it keeps keys and values in {offer.item.layout or 'a private layout'}, "
+                    f"{beside.name} in {beside.layout or 'a private layout'}"
                 )
             return offer.item.refuses(need)
 
         what = f"attention over {need.num_heads} heads of {need.head_dim}, {need.dtype}"
-        return choose(offers, what, refuses)
+        offer, refusals = weigh(offers, what, refuses)
+        if offer is None:
+            raise none_serves(what, [r for r in refusals if name in ("auto", r.name)])
+        return Choice(offer, refusals)
 
     def cache_policy(self, name: str = "auto") -> Choice[CachePolicy]:
         offers = self.of("inferno_cache_policies")

@@ -20,9 +20,14 @@ def choose(
     refuse."""
     offer, refusals = weigh(offers, what, refuses)
     if offer is None:
-        told = "; ".join(f"{r.name} ({r.distribution}): {r.reason}" for r in refusals)
-        raise UnsupportedError(f"nothing installed serves {what}", told or "none is installed")
+        raise none_serves(what, refusals)
     return Choice(offer, refusals)
+
+
+def none_serves(what: str, refusals: Iterable[Refusal]) -> UnsupportedError:
+    """The error when every offer refuses: it lists the reasons."""
+    told = "; ".join(f"{r.name} ({r.distribution}): {r.reason}" for r in refusals)
+    return UnsupportedError(f"nothing installed serves {what}", told or "none is installed")
 
 
 def weigh(

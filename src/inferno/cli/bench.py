@@ -1,5 +1,5 @@
-"""`inferno bench`: prefill and decode speed of a model in this process, or the report of what a
-device reaches. `benchmarks/` compares engines."""
+"""`inferno bench`: prefill and decode speed of a model in this process, or a report on a device.
+`benchmarks/` compares engines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 @frozen
 class Speed:
-    """What some concurrent requests reached, in tokens per second of all."""
+    """Speed of some concurrent requests, in tokens per second of all together."""
 
     concurrent: int
     prefill: float
@@ -48,14 +48,15 @@ class Speed:
     "--ragged",
     type=click.IntRange(1),
     metavar="COUNT",
-    help="Instead: as many requests at once as in nano-vllm's benchmark, whose prompts and outputs "
-    "have 100 to 1024 tokens, drawn with seed 0.",
+    help="Instead: run nano-vllm's workload with this number of requests at once: prompts and "
+    "outputs of 100 to 1024 tokens, drawn with seed 0.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option(
     "--gpu-report",
     is_flag=True,
-    help="Instead: measure what this GPU and the installed plugins reach, with random weights.",
+    help="Instead: measure speed and errors of this GPU with the installed plugins. Takes no REF: "
+    "weights are random.",
 )
 @click.option(
     "--budget", metavar="TIME", default="480s", help="Time for all sections of the report."
@@ -71,7 +72,7 @@ class Speed:
     "--output",
     metavar="FILE",
     default="gpu-report.json",
-    help="The report's JSON file, which is complete after each section.",
+    help="JSON file of the report, rewritten after each section.",
 )
 @engine_options
 def command(
@@ -92,11 +93,13 @@ def command(
     if gpu_report:
         if ref is not None:
             raise OptionError(
-                "--gpu-report takes models of known sizes with random weights",
+                "--gpu-report takes no model: it makes some with random weights",
                 f"Leave {ref} out, or leave --gpu-report out to benchmark it.",
             )
         _report(values["device"], seconds_of(budget), sections, Path(output))
         return
+    if sections:
+        raise OptionError("--section names a part of the report", "Add --gpu-report.")
     from inferno.cli.session import opened
 
     if ragged is not None:

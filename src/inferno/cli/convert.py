@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 @declare
 @click.argument("ref", required=False)
-@click.option("--to", metavar="NAME", help="What to write; --list shows the names.")
+@click.option("--to", metavar="NAME", help="Format or scheme to write; --list shows the names.")
 @click.option(
     "--output", "-o", metavar="PATH", help="The file or folder to write; it must not exist."
 )
 @click.option(
     "--calibrate",
     metavar="FILE",
-    help="Text by whose activations GPTQ and AWQ quantize. [default: round to nearest]",
+    help="Text file for the activations that GPTQ, AWQ and compressed-tensors use. "
+    "[default: round to nearest]",
 )
 @click.option(
     "--imatrix",
     metavar="FILE",
-    help="Importance matrix by which quantized types of GGUF weigh errors.",
+    help="Importance matrix that weights the errors of GGUF's quantized types.",
 )
-@click.option("--dtype", type=click.Choice(list(DTYPES)), help="Type of what stays dense.")
-@click.option("--split-size", metavar="SIZE", help="The most bytes of a file, as 2GB.")
+@click.option("--dtype", type=click.Choice(list(DTYPES)), help="Type of tensors that stay dense.")
+@click.option("--split-size", metavar="SIZE", help="Maximum size of a file: 2GB.")
 @click.option("--group-size", type=int, help="Columns that share a scale; -1: a whole row.")
 @click.option(
     "--act-order", is_flag=True, help="GPTQ: begin with the columns of the largest activations."
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     "--damping", type=click.FloatRange(0, 1, min_open=True), help="GPTQ: damping of the Hessian."
 )
 @click.option("--force", is_flag=True, help="Replace an earlier result.")
-@click.option("--list", "listed", is_flag=True, help="Show what can be written, and stop.")
+@click.option("--list", "listed", is_flag=True, help="List the names for --to, and stop.")
 @source_options
 @plugin_options
 @debug_option
@@ -64,8 +65,8 @@ def command(
     disable: tuple[str, ...],
     only: tuple[str, ...],
 ) -> None:
-    """Write REF as --to says, at --output. Run the same command again to continue an interrupted
-    run."""
+    """Write REF in another format or quantization scheme (--to) at --output. Run the same command
+    again to continue an interrupted run."""
     from inferno.catalog import load_catalog
     from inferno.contracts import FetchOptions, WriteOptions
     from inferno.host import format_bytes, parse_memory
@@ -82,7 +83,7 @@ def command(
 
     options = WriteOptions(
         dtype=None if dtype is None else DTYPES[dtype],
-        split=None if split_size is None else parse_memory(split_size, 0),
+        split=None if split_size is None else parse_memory(split_size, 0, "--split-size"),
         group=group_size,
         act_order=act_order,
         damping=damping,
@@ -90,7 +91,7 @@ def command(
     with _shown() as progress:
         made = convert(
             ref,
-            to,
+            _writer(catalog, to),
             Path(output),
             options,
             calibrate=None if calibrate is None else Path(calibrate),
@@ -100,9 +101,21 @@ def command(
             catalog=catalog,
             progress=progress,
         )
-    click.echo(f"Wrote {made.path}: {format_bytes(made.nbytes)} in {len(made.files)} files.")
+    files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
+    click.echo(f"Wrote {made.path}: {format_bytes(made.nbytes)} in {files}.")
     for note in made.notes:
         click.echo(f"  {note}")
+
+
+def _writer(catalog: Catalog, to: str) -> str:
+    """Return the name of the writer that `to` names: case, hyphens and underscores do not matter,
+    as for --isq."""
+    from inferno.plan.isq import spelled
+
+    names: dict[str, str] = {
+        spelled(o.item.name): o.item.name for o in catalog.of("inferno_writers")
+    }
+    return names.get(spelled(to), to)
 
 
 def _list(catalog: Catalog) -> None:

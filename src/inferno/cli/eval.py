@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--against",
     metavar="REF",
-    help="The reference that REF is compared with: what it was quantized from.",
+    help="Reference to compare REF with: the model that it was quantized from.",
 )
 @click.option("--window", type=int, default=512, help="Tokens that the model sees at once.")
 @click.option(
@@ -31,14 +31,18 @@ if TYPE_CHECKING:
     help="Distance in tokens from one window to the next; the last tokens of each are scored. "
     "[default: windows follow each other, and their second halves are scored]",
 )
-@click.option("--limit", type=click.IntRange(1), help="Most windows. [default: the whole text]")
+@click.option(
+    "--limit", type=click.IntRange(1), help="Maximum number of windows. [default: the whole text]"
+)
 @click.option(
     "--by",
     type=click.Choice(("layers", "modules", "none")),
     default="layers",
-    help="Measure groups of modules apart: consecutive layers, or the modules of one name.",
+    help="Measure groups of modules separately: consecutive layers, or all modules of one name.",
 )
-@click.option("--groups", type=click.IntRange(1), default=4, help="Most groups of layers.")
+@click.option(
+    "--groups", type=click.IntRange(1), default=4, help="Maximum number of groups of layers."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--plot", "plotted", metavar="FILE", help="Write a chart of the groups, as SVG.")
 @engine_options
@@ -55,16 +59,18 @@ def command(
     plotted: str | None,
     **values: Any,
 ) -> None:
-    """Compute REF's perplexity of a text, as llama-perplexity does, and how far its predictions are
-    from those of another model. --isq, --override and --revision are REF's only."""
+    """Compute REF's perplexity on a text, as llama-perplexity does, and how far its predictions are
+    from those of another model. --isq, --override and --revision apply to REF only."""
     from inferno.evaluation import evaluate, plot, report_to_json
 
     if text is None:
-        raise OptionError("no text is named", "Give a file: --text FILE.")
+        raise OptionError("--text is missing", "Name a file: --text FILE.")
     if plotted is not None and against is None:
-        raise OptionError("--plot shows how far two models are", "Name the other one: --against.")
+        raise OptionError(
+            "--plot draws a comparison of two models", "Name the other one: --against REF."
+        )
     if plotted is not None and not Path(plotted).absolute().parent.is_dir():
-        raise OptionError(f"{plotted} is in no folder", "Make the folder first.")
+        raise OptionError(f"the folder of {plotted} does not exist", "Make the folder first.")
     report = evaluate(
         chosen(ref),
         text=text,

@@ -24,8 +24,8 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 )
 @engine_options
 def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **values: Any) -> None:
-    """Show which plugins would run REF, in how much memory, and why. --memory may be another
-    machine's."""
+    """Show which plugins would run REF, in how much memory, and why. --memory may be that of
+    another machine."""
     from inferno.cli import lock, render
     from inferno.plan import Machine, open_model, plan_to_json
 

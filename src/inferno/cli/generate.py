@@ -10,6 +10,7 @@ import rich_click as click
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
 from inferno.cli.sampling import sampling_options, take_sampling
 from inferno.cli.structured import structured_options, take_structured
+from inferno.sampling_params import SamplingParams
 
 
 @declare
@@ -51,13 +52,14 @@ def command(
     **values: Any,
 ) -> None:
     """Answer prompts with REF: a directory, a file or a hub id."""
+    sampling = take_sampling(values) | take_structured(values)
+    SamplingParams(**{"max_tokens": None} | sampling)  # wrong values are errors before a load
     from inferno.process.launch import launch_early
 
     launch_early()
     from inferno.cli.session import opened, speed
 
     texts = _texts(given, prompts) * batch
-    sampling = take_sampling(values) | take_structured(values)
     with opened(ref, values, chat_template) as run:
         inputs = [run.prompt(text, system=system, thinking=thinking, raw=raw) for text in texts]
         params = run.params(**sampling)

@@ -62,7 +62,7 @@ operation_options = together(
             "--log-level",
             type=click.Choice(["debug", "info", "warning", "error"]),
             default="info",
-            help="Least level of what is logged; info has a line for each request.",
+            help="Lowest level that is logged; info has a line for each request.",
         ),
         _watch("--log-prompts", is_flag=True, help="Log the prompts of requests as well."),
         _watch(

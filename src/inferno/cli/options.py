@@ -165,7 +165,7 @@ engine_options = together(
         _engine(
             "--num-speculative-tokens",
             type=int,
-            help="Most draft tokens per step. [default: the proposer's]",
+            help="Maximum number of draft tokens per step. [default: the proposer's]",
         ),
         _engine(
             "--chat-format",
@@ -189,7 +189,7 @@ engine_options = together(
         _engine(
             "--imatrix",
             metavar="FILE",
-            help="Importance matrix, which --isq weighs errors by.",
+            help="Importance matrix that weights the errors of --isq.",
         ),
         _engine(
             "--packed-cache",

@@ -1,9 +1,9 @@
-"""Moves factors between the modules of a layer, so that columns with large inputs are rounded less.
+"""Moves factors between the modules of a layer, so that columns with large inputs lose less.
 
 Rows of a norm or a matrix are divided by factors, and the columns of the matrices that read its
-output are multiplied by them. Which matrices those are follows from no names: the rows are
-multiplied by random numbers, and the inputs that change by exactly these belong to its readers.
-That the layer still computes the same is checked, too.
+output are multiplied by them. These readers are found by trial, not by names: the rows are
+multiplied by random numbers, and the matrices whose inputs change by exactly these numbers are the
+readers. The layer's output is compared before a factor is kept.
 
 Suffixes: N inputs, I columns, D rows of what scales and columns of what reads it.
 """
@@ -23,16 +23,16 @@ from inferno.contracts import Scaling, Seen
 from inferno.convert.layers import Layers, Watching
 
 CHANGED = 1e-3
-"""The most by which a layer's output may change, relative to its size."""
+"""Maximum change of a layer's output, relative to its norm."""
 _FACTORS = 0.5, 2.0
-"""The least and the largest random number."""
+"""Range of the random numbers."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 """A module's index in a list."""
 
 
 @frozen
 class Pair:
-    """A norm or a matrix, and the matrices that read its output. Paths in the layer."""
+    """A norm or a matrix, and the matrices that read its output, as paths in the layer."""
 
     source: str
     readers: tuple[str, ...]
@@ -55,15 +55,15 @@ class Scaler:
     layers: Layers
     number: int
     tensors: dict[str, Tensor]
-    """By names in the layer. Replaced by scaled ones."""
+    """The layer's tensors, by their names in it. Scaled ones replace them."""
     before: Any
     """The layer's output for the first sequence."""
     scaled: set[str] = field(factory=set)
-    """Paths in the layer of matrices whose columns are scaled."""
+    """Paths of the matrices whose columns are scaled."""
 
     def run(self, seen: Mapping[str, Seen], encoding: Scaling) -> None:
-        """Scale what can be scaled. `seen` has the matrices that are quantized, by path in the
-        layer."""
+        """Scale every pair that can be scaled. `seen` has the matrices that are quantized, by path
+        in the layer."""
         inputs, _ = self._run(self.tensors)
         for group in list(self._sources(inputs)):
             for others in self._others(group, inputs):
@@ -76,7 +76,7 @@ class Scaler:
     def _scale(
         self, pair: Pair, others: Sequence[str], seen: Mapping[str, Seen], encoding: Scaling
     ) -> bool:
-        """Scale a pair. Returns whether the layer stays the same; else nothing is changed."""
+        """Scale a pair if the layer's output stays the same. Returns whether it does."""
         readers = [path for path in pair.readers if path in seen]
         if not readers or self.scaled.intersection(pair.readers):
             return False
@@ -91,7 +91,7 @@ class Scaler:
         return True
 
     def _run(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-        """Return the inputs of the matrices and the output, of the first sequence."""
+        """Return the inputs of the matrices and the layer's output, for the first sequence."""
         inputs = Inputs()
         layer, _ = self.layers.load(self.number, tensors, inputs)
         output = next(self.layers.run(layer, self.number))
@@ -99,8 +99,8 @@ class Scaler:
         return {path.removeprefix(start): x for path, x in inputs.found.items()}, output
 
     def _sources(self, inputs: Mapping[str, Tensor]) -> Iterator[list[str]]:
-        """Yield what may have readers: norms and matrices with as many rows as a matrix has
-        columns. Members of a list of modules come together."""
+        """Yield the norms and matrices that may have readers: those with as many rows as some
+        matrix has columns. Members of a list of modules are one group."""
         columns = {x_NI.shape[1] for x_NI in inputs.values()}
         groups: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
         for name, tensor in self.tensors.items():
@@ -113,8 +113,8 @@ class Scaler:
     def _others(
         self, group: Sequence[str], inputs: Mapping[str, Tensor]
     ) -> Iterator[tuple[str, ...]]:
-        """Yield the tensors that may read a source beside the matrices that the sequence reached:
-        none; or a router, with the experts that it did not choose."""
+        """Yield the further tensors that may read a source, beside the matrices that the sequence
+        reached: first none, then a router with the experts that it did not choose."""
         yield ()
         size = len(self.tensors[f"{group[0]}.weight"])
         matrices = (name for name, tensor in self.tensors.items() if tensor.ndim == 2)
@@ -173,8 +173,8 @@ def _readers(
 
 
 def distance(one: Any, other: Any) -> float:
-    """Return how far apart two outputs of a layer are, relative to the first's size. Outputs are
-    tensors, or several to be added."""
+    """Return the distance of two outputs of a layer, relative to the norm of the first. An output
+    is a tensor, or several whose sum counts."""
     a, b = (_sum(each) for each in (one, other))
     return float((a - b).norm() / a.norm().clamp(min=1e-12))
 

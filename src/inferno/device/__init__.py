@@ -1,4 +1,4 @@
-"""What only devices other than the CPU need: their check, their errors, copies to them."""
+"""Support for devices other than the CPU: checks, errors, copies, CUDA graphs."""
 
 from inferno.device.check import check_device
 from inferno.device.failures import device_errors

@@ -13,14 +13,14 @@ from inferno.errors import DeviceError
 
 
 def check_device(device: Device) -> None:
-    """Make the device the current one of this thread. Raises DeviceError unless torch finds it, and
-    finds the same one under its number, with kernels for it."""
+    """Make the device the current one of this thread. Raises DeviceError if torch does not find it,
+    finds another one under its number, or has no kernels for it."""
     if device.kind == "cpu":
         return
     count = torch.get_device_module(device.kind).device_count()
     if device.kind == "cuda" and torch.version.cuda and not count:
         with device_errors(device):
-            torch.cuda.init()  # says why there is none
+            torch.cuda.init()  # its error says why there is none
     if device.index >= count:
         raise DeviceError(
             f"the plan is for {device}, but torch {torch.__version__} finds no such device",
@@ -44,9 +44,9 @@ def check_device(device: Device) -> None:
 
 
 def runs_on(capability: tuple[int, int], built: Iterable[str]) -> bool:
-    """Whether code for one of `built` ("sm_80", "sm_90a", "compute_120") runs on a chip: machine
-    code does on later chips of the same major version, `compute` code is compiled for any later
-    one. True if nothing is known."""
+    """Whether code for one of `built` ("sm_80", "sm_90a", "compute_120") runs on a chip. Machine
+    code runs on later chips of the same major version; `compute` code is compiled for any later
+    chip. True if no entry is known."""
     found = [re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", name) for name in built]
     known = [m for m in found if m is not None]
     if not known:

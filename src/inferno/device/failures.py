@@ -1,7 +1,7 @@
 """Turns torch's errors about a device into errors that say what to do next.
 
-Torch raises RuntimeError for most of them, so their messages decide. An error that is not known
-here stays as it is.
+torch raises RuntimeError for most of them, so they are recognized by their messages. An unknown
+error stays as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REMEDIES = {
     "capture its decode steps": "Lower --max-num-seqs or --memory, or stop what else uses the "
     "device.",
 }
-"""By what the memory was for: what frees some."""
+"""Remedies for a lack of memory, by what the memory was for."""
 
 REMEDY = (
     "Lower --max-num-batched-tokens or --max-num-seqs, choose a smaller or a quantized model, or "
@@ -44,11 +44,10 @@ def device_errors(device: Device, purpose: str = "") -> Iterator[None]:
 
 
 def told(error: BaseException, device: Device, purpose: str = "") -> InfernoError | None:
-    """Return what an error of torch means for the user, or None if it is no error about the
-    device."""
+    """Translate an error of torch for the user. None if it is not about the device."""
     message = str(error)
     if _is_lack_of_memory(error, message):
-        # What follows the first two sentences is about the allocator's settings.
+        # The sentences after the first two are about the allocator's settings.
         why = ". ".join(re.split(r"\.\s", message)[:2]).partition("\n")[0]
         room = f" to {purpose}" if purpose else ""
         return OutOfMemoryError(
@@ -63,7 +62,7 @@ def told(error: BaseException, device: Device, purpose: str = "") -> InfernoErro
 
 
 def no_kernels(device: Device) -> tuple[str, str]:
-    """Say that the device's capability is not among those that a library was built for."""
+    """Return cause and remedy if a library was not built for the device's capability."""
     major, minor = device.capability or (0, 0)
     chip = f" (sm_{major}{minor})" if device.capability else ""
     built = ", ".join(torch.cuda.get_arch_list())
@@ -123,7 +122,7 @@ def _unusable(device: Device) -> tuple[str, str]:
 
 def _busy(device: Device) -> tuple[str, str]:
     return (
-        f"{device} is busy: another process has it for itself, or its compute mode forbids CUDA",
+        f"{device} is busy: another process uses it exclusively, or its compute mode forbids CUDA",
         "Stop that process (`nvidia-smi` lists it), or name another device with --device.",
     )
 
@@ -145,4 +144,4 @@ _MEANINGS: tuple[tuple[str, Callable[[Device], tuple[str, str]]], ...] = (
     (r"no CUDA GPUs are available|no CUDA-capable device|invalid device ordinal", _gone),
     (r"CUDA unknown error|CUDA driver initialization failed|initialization error", _unusable),
 )
-"""Parts of torch's and CUDA's messages, and what they mean."""
+"""Patterns of torch's and CUDA's messages, with functions that return cause and remedy."""

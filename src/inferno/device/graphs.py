@@ -31,11 +31,11 @@ class Graph:
 
 @define(eq=False)
 class GraphCapture:
-    """Captures a model's computations (`contracts.Capture`). Their memory is one pool, as only one
-    runs at a time: capture the largest first, and the others need no more than it.
+    """Captures a model's computations (`contracts.Capture`). Only one graph runs at a time, so all
+    share one memory pool: capture the largest first, and the others fit into its memory.
 
-    A smaller result is copied to the beginning of the largest one, so that the pool need not hold
-    each result for itself.
+    Each graph copies its result to the beginning of the largest one, so that the pool does not hold
+    a result for each size.
     """
 
     _pool: Any = None
@@ -60,14 +60,14 @@ class GraphCapture:
         return Graph(output, graph)
 
     def _placed(self, output: Tensor) -> Tensor:
-        """Copy a result to where all results are, if there is room."""
+        """Copy a result to the beginning of the largest one, if it fits."""
         largest = self._largest
         if largest is None or len(output) > len(largest):
             return output
         return largest[: len(output)].copy_(output)
 
     def _warm_up(self, compute: Callable[[], Tensor]) -> None:
-        """Run it on the stream of the capture, so that what is made on first use exists."""
+        """Run on the capture's stream, so that kernels and buffers made on first use exist."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -78,8 +78,8 @@ class GraphCapture:
 
 
 def _reason(error: BaseException) -> str:
-    """Say what cannot be captured, and which module's method called it. An error in a capture makes
-    its end fail as well: the first one counts."""
+    """Name what cannot be captured, and the module's method that called it. An error inside a
+    capture also makes the end of the capture fail: the first error is reported."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     what = str(error).partition("\n")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Memory on the host from which, and to which, a device copies while the host goes on."""
+"""Host buffers for copies to and from a device that do not block the host."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Fence(Protocol):
-    """A point in a device's work: `torch.cuda.Event` and its like."""
+    """A point in a device's queue of work, such as a `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Set the point behind all work so far."""
+        """Set the point after all work enqueued so far."""
         ...
 
     def synchronize(self) -> None:
@@ -23,7 +23,7 @@ class Fence(Protocol):
 
 
 class NoFence:
-    """The fence of a CPU, which has done its work when a call returns."""
+    """The fence of a CPU, whose work is done when a call returns."""
 
     def record(self) -> None: ...
 
@@ -55,14 +55,14 @@ def sent(
 
 @frozen(eq=False)
 class Arriving:
-    """Integers on their way from a device."""
+    """Integers that are being copied from a device to the host."""
 
     host: Tensor
     fence: Fence
 
     @classmethod
     def of(cls, values: Tensor) -> Arriving:
-        """Start to copy a tensor of int64 to the host."""
+        """Start the copy of an int64 tensor to the host."""
         device = str(values.device)
         host = host_buffer(values.nbytes, device).view(torch.int64)
         host.copy_(values, non_blocking=True)
@@ -71,7 +71,7 @@ class Arriving:
         return cls(host, behind)
 
     def values(self) -> list[int]:
-        """Wait for the device, and return them."""
+        """Wait for the copy, and return the integers."""
         self.fence.synchronize()
         found: list[int] = self.host.tolist()
         return found
@@ -79,11 +79,11 @@ class Arriving:
 
 @define(eq=False)
 class HostBuffers:
-    """Buffers on the host that take turns, so that one can be written while the device still copies
-    from another."""
+    """Host buffers that are used in turn: the host writes to one while the device still copies from
+    another."""
 
     nbytes: int
-    """Of each."""
+    """Size of each buffer."""
     device: str
     count: int = 2
     buffers: list[Tensor] = field(init=False)
@@ -100,12 +100,12 @@ class HostBuffers:
         return self.buffers[self._turn]
 
     def next(self) -> int:
-        """Return the index of the next buffer, once the device has finished copying from it."""
+        """Wait until the device has copied the next buffer, and return its index."""
         self._turn = (self._turn + 1) % self.count
         self._fences[self._turn].synchronize()
         return self._turn
 
     def send(self, target: Tensor, source: Tensor) -> None:
-        """Start a copy to the device from the current buffer, of which `source` is a part."""
+        """Start a copy to the device from `source`, a part of the current buffer."""
         target.copy_(source, non_blocking=True)
         self._fences[self._turn].record()

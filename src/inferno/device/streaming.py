@@ -1,5 +1,5 @@
-"""Copies stored tensors to a device: from the pages of a mapped file through two buffers, one of
-which is filled while the device copies the other. No tensor is on the host as a whole."""
+"""Copies stored tensors from a mapped file to a device through two page-locked buffers: the host
+fills one while the device copies the other. No tensor is on the host as a whole."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor, empty
 from inferno.device.staging import HostBuffers
 
 CHUNK = 64 << 20
-"""Bytes of a buffer: large enough that starting a copy costs nothing."""
+"""Size of a buffer in bytes: large enough that the cost of starting a copy is negligible."""
 
 
 @define(eq=False)
 class WeightStream:
-    """Copies tensors to one device. On the CPU they stay where they are, in the file's pages."""
+    """Copies tensors to one device. For the CPU, tensors stay in the file's pages."""
 
     device: str
-    """Torch's name of it."""
+    """torch's name of the device."""
     chunk: int = CHUNK
     apart: bool = False
-    """Whether to copy even on the CPU, as to other devices: for tests."""
+    """Whether to copy on the CPU too, as for other devices. For tests."""
     _buffers: HostBuffers | None = field(init=False, default=None)
 
     def __call__(self, stored: Tensor) -> Tensor:
         """Return the tensor on the device: contiguous, unless it is the CPU. The last copy may
-        still run; the device's later work waits for it, and `stored` may be dropped."""
+        still be running. Later work on the device waits for it, and `stored` may be freed."""
         if self.device == "cpu" and not self.apart:
             return stored
         made = empty(stored.shape, dtype=stored.dtype, device=self.device)

@@ -1,4 +1,4 @@
-"""How good a model is: its perplexity of a text, and how far it is from another model.
+"""The quality of a model: its perplexity on a text, and its divergence from another model.
 
 Both are computed as they are served: with the plan's weights, kernels and paged cache. Imports no
 torch.

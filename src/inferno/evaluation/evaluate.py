@@ -104,8 +104,7 @@ _NOT_APART = "groups are not measured with --override: evaluate each override al
 
 
 def _one_window(options: Options, length: int) -> Options:
-    """Return the options of an engine that computes a window at a time, without what it keeps for
-    other requests."""
+    """Return the options of an engine that computes one window at a time and caches nothing."""
     return evolve(
         options,
         max_model_len=length,
@@ -120,8 +119,8 @@ def _one_window(options: Options, length: int) -> Options:
 def _with_group(
     group: Group, apart: Sequence[Group], ref: str, model: Options, plain: Options
 ) -> Options:
-    """Return the options by which the reference gets one group of modules from the model, as the
-    model's own options quantize it."""
+    """Return the options with which the reference takes one group of modules from the model,
+    quantized as in the model."""
     options = evolve(
         plain,
         overrides=tuple(f"{pattern}={ref}" for pattern in group.patterns),
@@ -144,7 +143,7 @@ def _measured(
     reference: Pass,
     spool: Spool,
 ) -> GroupReport:
-    """Measure the reference with one group of modules from the model."""
+    """Measure the reference with one group of modules taken from the model."""
     try:
         found = passage.through(against, options, compare=spool.reader(), name=group.name)
     except (CheckpointError, OptionError) as error:
@@ -159,7 +158,7 @@ def _measured(
 
 
 def _read(path: Path) -> str:
-    """Return a text, as llama.cpp reads one: without a newline at its end. Raises OptionError."""
+    """Read a text without a newline at its end, as llama.cpp does. Raises OptionError."""
     try:
         return path.read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -38,7 +38,7 @@ class Scored:
 
 
 class _Shown(nn.Module):
-    """The model, which shows the hidden states of every step to `show`."""
+    """The model, wrapped to pass the hidden states of every step to `show`."""
 
     def __init__(self, model: nn.Module, show: Callable[[Tensor], None]) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class Scorer:
     """A loaded model that scores windows, one after the other. Its cache holds one window."""
 
     def __init__(self, opened: Opened, packed: PackedWeights | None = None) -> None:
-        """Load the model. The plan must be for one sequence at a time, and steps of a whole
-        window. Raises what loading does."""
+        """Load the model. The plan must be for one sequence at a time, with steps that hold a whole
+        window. Raises the errors of loading."""
         with device_errors(opened.plan.device):
             plan = trial_plan(opened.plan)
             self._hidden: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Groups of a model's modules, whose part in the divergence is measured apart."""
+"""Groups of a model's modules, whose share in the divergence is measured separately."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from attrs import frozen
 
 BY = ("layers", "modules", "none")
-"""What groups are made of: consecutive layers, all modules of one name, or nothing."""
+"""Kinds of groups: consecutive layers, all modules of one name, or none."""
 
 
 @frozen

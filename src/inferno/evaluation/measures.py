@@ -1,4 +1,4 @@
-"""Numbers over all scored positions, as llama.cpp computes them.
+"""Statistics over all scored positions, as llama.cpp computes them.
 
 Suffix: P scored positions.
 """
@@ -55,7 +55,7 @@ class Divergence:
     perplexity_ratio: float
     """The model's perplexity over the reference's."""
     ratio_error: float
-    """Its standard error, which is small where both err on the same tokens."""
+    """Its standard error. It is small if both models err on the same tokens."""
 
     @classmethod
     def of(

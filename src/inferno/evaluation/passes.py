@@ -26,12 +26,12 @@ Progress = Callable[[str, int, int], None]
 
 @frozen(eq=False)
 class Pass:
-    """What a model predicted at each scored position."""
+    """A model's predictions at the scored positions."""
 
     modules: tuple[str, ...]
     """Paths of the model's matrices."""
     weights: int
-    """Bytes that its weights take, as planned."""
+    """Planned bytes of its weights."""
     nll_P: Array
     best_P: Array
     target_P: Array

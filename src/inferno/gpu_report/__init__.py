@@ -1,8 +1,8 @@
-"""The report of `inferno bench --gpu-report`: what the installed plugins reach on a device.
+"""The report of `inferno bench --gpu-report`: speed and errors of installed plugins on a device.
 
-Sections run one after the other, each in its process, and measure what plugins offer by their
-contracts: attention backends, kernel providers, quantization schemes, sizes of architectures.
-Imports no torch: the sections do.
+Sections run one after the other, each in its own process. They measure what plugins declare:
+attention backends, kernel providers, quantization schemes, sizes of architectures. This module
+imports no torch: the sections do.
 """
 
 from inferno.gpu_report.parent import ReportPlan, make_report, plan_of, sections_of

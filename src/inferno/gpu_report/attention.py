@@ -1,4 +1,4 @@
-"""Attention of single tokens: the bandwidth at which each backend reads keys and values.
+"""Attention in decode: the bandwidth at which each backend reads keys and values.
 
 Suffixes: T tokens, H query heads, K key/value heads, C head dim.
 """
@@ -21,16 +21,16 @@ from inferno.gpu_report.timing import timed
 from inferno.nn.batch import Batch
 
 _COLD = 256 << 20
-"""Bytes of all layers' keys and values: more than a device's caches hold."""
+"""Total bytes of keys and values in all layers: more than fits in a device's caches."""
 _PAGES = (16, 64, 256)
 _MEAN = 840
 """Mean context of nano-vllm's benchmark, in tokens."""
 
 
 def decode(job: Job) -> None:
-    """Report the bandwidth of each willing backend by page size and number of sequences, then the
-    variants that a backend offers for tuning. Contexts are ragged, between half and one and a half
-    of the mean."""
+    """Report the bandwidth of each compatible backend by page size and number of sequences, then
+    that of its variants for tuning. Contexts are ragged: between half and one and a half times the
+    mean."""
     need = AttentionNeed(
         num_heads=4 if job.small else 16,
         num_kv_heads=2 if job.small else 8,
@@ -75,7 +75,7 @@ def _measure(
     page: int,
     builds: Mapping[str, Callable[[], Attend]],
 ) -> None:
-    """Report the bandwidth of one step of several layers, for each way to build their attention."""
+    """Report the bandwidth of one step over several layers, for each way to build attention."""
     mean, device = (40 if job.small else _MEAN), job.device.torch_name
     draw = random.Random(count)
     contexts = [draw.randint(mean // 2, mean + mean // 2) for _ in range(count)]
@@ -117,7 +117,7 @@ def _report(job: Job, label: str, step: Callable[[], None], layers: int, nbytes:
 
 
 def _step(contexts: Sequence[int], page: int, device: str) -> Batch:
-    """Return a step of one token of each sequence, whose blocks are scattered."""
+    """Return a step with one token of each sequence; the sequences' blocks are scattered."""
     tables = block_tables(len(contexts), max(contexts) // page + 1)
     spans = [(length - 1, length) for length in contexts]
     every = list(range(len(contexts)))

@@ -22,13 +22,14 @@ from inferno.nn.draws import DrawParams, Penalties
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 EIGHT_BITS = {"int8": 0.03, "fp8_e4m3": 0.12}
-"""As the conformance kit's: shares of 1 + the exact value."""
+"""Tolerances by dtype, as in the conformance kit: shares of 1 + the exact value."""
 PRODUCT = 0.02
-"""Of a packed product: share of the product of the norms, for kernels that round activations."""
+"""Tolerance of a packed product, as a share of the product of the norms. Kernels may round
+activations."""
 
 
 def small(job: Job) -> None:
-    """Check every op, product and willing attention backend."""
+    """Check every op, matrix product and compatible attention backend."""
     _ops(job)
     _products(job, rows=256, columns=256, tokens=(1, 33))
     for backend, need in _attention(job, list(_small_needs(job))):
@@ -36,8 +37,8 @@ def small(job: Job) -> None:
 
 
 def sanitized(job: Job) -> None:
-    """Run what plugins compute once: the tool that watches the kernels is slow, and torch's own are
-    not what it is to check."""
+    """Run each kernel of the plugins once. compute-sanitizer is slow, so torch's own kernels are
+    left out."""
     _ops(job)
     for matrix in matrices(job, rows=256, columns=256):
         if matrix.has_kernel:

@@ -1,4 +1,4 @@
-"""What a section is given: the device, its time, the machine's limits, and where figures go."""
+"""The context of a section: device, time, the machine's limits, and output for figures."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from inferno.gpu_report.report import ERROR, Figure, Status
 from inferno.plan import find_device
 
 COPY, MATMUL, FP8_MATMUL = "copy on the device", "matrix product, bfloat16", "matrix product, fp8"
-"""Figures of the section on the machine that are floors of others: GB/s, TFLOP/s."""
+"""Figures of the section `machine` from which floors are computed: GB/s, TFLOP/s."""
 
 
 _ATTEMPT, _LEAST_ATTEMPT = 0.4, 4.0
-"""Share of a section's remaining time that one attempt may take, and the least, in seconds."""
+"""Share of a section's remaining time that one attempt may take, and its minimum in seconds."""
 
 
 class NotInstalled(Exception):
-    """What a section needs is not installed. The message says how to install it."""
+    """A package that a section needs is not installed. The message says how to install it."""
 
 
 @frozen
 class Limits:
-    """What the machine reaches, as measured; None: not measured."""
+    """Measured limits of the machine. None: not measured."""
 
     gigabytes: float | None = None
-    """Bytes that a copy reads and writes, per second, in 10^9."""
+    """Bytes that a copy reads and writes, in 10^9 per second."""
     teraflops: float | None = None
-    """Of a bfloat16 product."""
+    """Rate of bfloat16 matrix products, in 10^12 operations per second."""
 
     @classmethod
     def of(cls, figures: Mapping[str, float]) -> Limits:
         return cls(figures.get(COPY), figures.get(MATMUL))
 
     def seconds(self, nbytes: float, flops: float = 0.0) -> float | None:
-        """Return the least time to move these bytes and compute these operations."""
+        """Return the minimum time to move these bytes and compute these operations."""
         if self.gigabytes is None or (flops and self.teraflops is None):
             return None
         computing = flops / (self.teraflops * 1e12) if flops and self.teraflops else 0.0
@@ -55,18 +55,18 @@ class Limits:
 
 @define(slots=False)
 class Job:
-    """One section's work."""
+    """The work of one section."""
 
     device: Device
     small: bool
     """Tiny sizes, on a CPU."""
     end: float
-    """When its time is over, as `time.monotonic` counts."""
+    """When its time ends, by `time.monotonic`."""
     folder: Path
     """For temporary files."""
     limits: Limits
     write: Callable[[str], object]
-    """Takes one line of JSON for each figure, fact and note."""
+    """Writes one line of JSON: a figure, a fact or a note."""
 
     @property
     def left(self) -> float:
@@ -87,20 +87,20 @@ class Job:
         lower: bool = False,
         detail: str = "",
     ) -> None:
-        """Report a value, at once."""
+        """Report a value immediately."""
         figure = Figure(name, float(value), unit, floor, lower, detail)
         self._send("figure", attrs.asdict(figure))
 
     def error(self, name: str, value: float, tolerance: float, detail: str = "") -> None:
-        """Report how far a result is from the exact one. One beyond the tolerance fails the
-        section in the end."""
+        """Report the error of a result. An error beyond the tolerance fails the section at its
+        end."""
         self.figure(name, value, ERROR, tolerance, lower=True, detail=detail)
         if not value <= tolerance:  # also if it is not a number
             self.wrong.append(name)
 
     @cached_property
     def wrong(self) -> list[str]:
-        """Names of results that are beyond their tolerance."""
+        """Names of results whose errors exceed their tolerance."""
         return []
 
     def fact(self, name: str, value: object) -> None:
@@ -110,9 +110,9 @@ class Job:
         self._send("note", text)
 
     def attempt(self, what: str, call: Callable[[], object], of: str = "") -> None:
-        """Call, and report an error as a note, so that one candidate does not end the section. One
-        that takes too much of the section's time is interrupted, and later attempts `of` the same
-        thing are left out."""
+        """Call a function, and report an exception as a note, so that one candidate does not end
+        the section. A call that takes too much of the section's time is interrupted, and later
+        attempts with the same `of` are skipped."""
         if of and of in self._slow:
             return
         limit = max(_LEAST_ATTEMPT, _ATTEMPT * self.left)
@@ -136,7 +136,7 @@ class Job:
         return set()
 
     def attention_backends(self) -> list[AttentionBackend]:
-        """Return those that are installed, the preferred one first."""
+        """Return the installed attention backends, the preferred one first."""
         found = [offer.item for offer in self.catalog.of("inferno_attention_backends")]
         return sorted(found, key=lambda backend: -backend.priority)
 
@@ -146,7 +146,7 @@ class Job:
         raise NotInstalled(f"no plugin has the {kind} {name}. {hint}")
 
     def mention_missing(self, kind: MissingKind) -> None:
-        """Note what the index knows of that kind and no installed plugin provides."""
+        """Note each thing of that kind that an index lists and no installed plugin provides."""
         for hint in self.catalog.of("inferno_hints"):
             if hint.item.kind == kind and hint.item.distribution:
                 if text := self.catalog.missing_hint(kind, hint.item.name):
@@ -174,7 +174,7 @@ class Job:
         self._send("status", status)
 
     def check_time(self, what: str) -> None:
-        """Raise TimeoutError if time is over: what is measured so far is kept."""
+        """Raise TimeoutError if the time is over. Figures so far are kept."""
         if self.left <= 0:
             raise TimeoutError(f"time was over before {what}")
 

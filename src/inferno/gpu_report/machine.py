@@ -1,4 +1,4 @@
-"""The machine's own limits: what the other sections' figures are shares of."""
+"""Limits of the machine, from which other sections compute their floors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _FP8_CAPABILITY = (8, 9)
 
 
 def measure(job: Job) -> None:
-    """Report the versions, the bandwidth of copies, the rate of matrix products, and what a launch
-    costs."""
+    """Report versions, copy bandwidth, the rate of matrix products, and the cost of a launch."""
     device = job.device
     job.fact("device", device)
     job.fact("memory", f"{device.free / 1e9:.1f} of {device.total / 1e9:.1f} GB free")

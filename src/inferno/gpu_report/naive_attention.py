@@ -1,4 +1,4 @@
-"""What attention backends are compared with: attention over drawn sequences, in float64.
+"""The reference for attention backends: attention over random sequences, in float64.
 
 Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence.
 """
@@ -14,14 +14,14 @@ from torch import Tensor
 from inferno.contracts import AttentionNeed
 
 LONGEST = 64
-"""Tokens that are drawn of each sequence."""
+"""Random tokens of each sequence."""
 
 
 def drawn(
     need: AttentionNeed, num_sequences: int, longest: int = LONGEST, device: str = "cpu"
 ) -> tuple[list[list[Tensor]], Tensor | None]:
-    """Queries, keys and values of each sequence, and the sinks. They are drawn for the longest
-    sequence, so that leaving sequences out does not change the others' values."""
+    """Return random queries, keys and values of each sequence, and the sinks. All are drawn for the
+    longest length, so that leaving sequences out does not change the values of others."""
     dtype, generator = getattr(torch, need.dtype), torch.Generator().manual_seed(0)
     shapes = [
         (need.num_heads, need.head_dim),
@@ -42,8 +42,8 @@ def drawn(
 
 @lru_cache(maxsize=256)
 def naive(need: AttentionNeed, num_sequences: int, sequence: int, length: int) -> Tensor:
-    """Attention of the first tokens of a drawn sequence. Cached: the same for every backend, level
-    and length of a block."""
+    """Return the attention of the first tokens of a random sequence. Cached: it is the same for
+    every backend, level and block size."""
     qkv, sinks_H = drawn(need, num_sequences)
     return exact(need, qkv[sequence], sinks_H, 0, length)
 
@@ -51,7 +51,7 @@ def naive(need: AttentionNeed, num_sequences: int, sequence: int, length: int) -
 def exact(
     need: AttentionNeed, qkv: Sequence[Tensor], sinks_H: Tensor | None, first: int, stop: int
 ) -> Tensor:
-    """Attention of the queries from `first` to `stop` of a sequence, one by one, in float64."""
+    """Return the attention of the queries from `first` to `stop`, one by one, in float64."""
     q_LHC, k_LKC, v_LKC = qkv
     groups = need.num_heads // need.num_kv_heads
     k_LHC, v_LHC = (x.double().repeat_interleave(groups, dim=1) for x in (k_LKC, v_LKC))

@@ -1,4 +1,4 @@
-"""Steps of paged attention, of a backend and of naive attention in float64.
+"""Steps of paged attention: the outputs of a backend, and of naive attention in float64.
 
 Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence, T packed tokens of a
 step.
@@ -27,8 +27,7 @@ STEPS: Sequence[Sequence[int]] = [
     (0, 30, 12, 1),
     (1, 1, 1, 1),
 ]
-"""Tokens that each of four sequences computes per step: prompts, prompt chunks and single tokens,
-mixed."""
+"""Tokens per step of each of four sequences: prompts, prompt chunks and single tokens, mixed."""
 
 
 def run_steps(
@@ -43,16 +42,16 @@ def run_steps(
     longest: int = LONGEST,
     compared: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each step's output, of the backend and of naive attention. `cache` is given the tensors that
-    it stores to. With `padding`, each step has three more rows, of padding, which are not returned;
-    if `captured`, steps of single tokens are as in a capture. No sequence may have more than
-    `longest` tokens. `compared`: only the last `compared` tokens of each sequence and step are
-    returned; naive attention then runs on the device too."""
+    """Yield each step's output, of the backend and of naive attention. `cache` receives the cache's
+    tensors. With `padding`, each step has three padding rows, which are not returned. With
+    `captured`, steps of single tokens are as in a capture. No sequence may have more than `longest`
+    tokens. With `compared`, only the last `compared` tokens of each sequence and step are returned,
+    and naive attention runs on the device too."""
     device = need.device.torch_name
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
     qkv, sinks_H = drawn(need, len(totals), longest, "cpu" if compared is None else device)
     sinks = () if sinks_H is None else (sinks_H.to(device),)
-    assert max(totals) <= longest, "as many tokens are drawn"
+    assert max(totals) <= longest, "no more tokens are drawn"
     tables = block_tables(len(totals), longest // block_size + 1)
     cache = {} if cache is None else cache
     spare = 1 + max(map(max, tables))
@@ -108,14 +107,14 @@ def run_steps(
 
 
 def _among_padding(x_NHC: Tensor, real_T: Tensor) -> Tensor:
-    """The real rows of a step in their places, and large values in the others."""
+    """Return the real rows of a step in their places, and large values in padding rows."""
     x_THC = x_NHC.new_full((len(real_T), *x_NHC.shape[1:]), 100.0)
     x_THC[real_T] = x_NHC
     return x_THC
 
 
 def block_tables(num_sequences: int, num_blocks: int) -> list[list[int]]:
-    """Block tables in random order, as from a pool in use."""
+    """Return block tables in random order, as from a pool in use."""
     blocks = list(range(num_sequences * num_blocks))
     random.Random(0).shuffle(blocks)
     return [blocks[i::num_sequences] for i in range(num_sequences)]
@@ -129,8 +128,8 @@ def batch_of(
     block_size: int,
     device: str,
 ) -> Batch:
-    """The step of these sequences: indices into `active` and `spans`. None: a padding row, with the
-    last table."""
+    """Return the step of these sequences, given as indices into `active` and `spans`. None is a
+    padding row, with the last table."""
     positions, slots, counts = list[int](), list[int](), list[int]()
     for row in rows:
         first, stop = (0, 1) if row is None else spans[row]

@@ -22,13 +22,13 @@ from inferno.plan import find_device
 
 SANITIZER = "compute-sanitizer"
 MEMORY_FAULT = 86
-"""Exit code of the sanitizer if it found a fault."""
+"""Exit code of compute-sanitizer if it found a fault."""
 _FAULTS = ("Invalid __", "Race reported", "hazard", "Program hit")
-"""Words of its lines on faults."""
+"""Words in its lines about faults."""
 _LEAST = 2.0
-"""Seconds below which no section is started: importing torch takes some."""
+"""A section is not started with fewer seconds than this: importing torch takes some."""
 GRACE = 5.0
-"""Seconds that a section may exceed its budget, to write what it has."""
+"""Seconds that a section may exceed its budget, to write its figures."""
 _TAIL = 4
 """Lines of a failed section's output that the report keeps."""
 
@@ -46,19 +46,19 @@ def _sections() -> tuple[Section, ...]:
         section("memcheck", 5, "The same under memcheck", "checks:sanitized", "memcheck"),
         section("racecheck", 5, "The same under racecheck", "checks:sanitized", "racecheck"),
         section("numerics", 4, "Kernels at real sizes, against float64", "checks:real"),
-        section("decode-attention", 8, "Attention of single tokens", "attention:decode"),
-        section("products", 8, "Products with matrices, by layout", "products:measure"),
+        section("decode-attention", 8, "Attention in decode", "attention:decode"),
+        section("products", 8, "Matrix products, by layout", "products:measure"),
         section("steps", 8, "Decode steps", "serving:steps"),
-        section("ragged", 14, "256 ragged requests", "serving:ragged"),
+        section("ragged", 14, "Ragged requests, as in nano-vllm's benchmark", "serving:ragged"),
         section("single-stream", 12, "One stream", "serving:single_stream"),
-        section("kv-cache", 8, "A cache of 8 bits", "serving:kv_cache"),
+        section("kv-cache", 8, "An 8-bit cache", "serving:kv_cache"),
         section("peers", 14, "Other programs", "peers:measure"),
     )
 
 
 @frozen(kw_only=True)
 class ReportPlan:
-    """What a report is made of, and where."""
+    """The sections of a report, its device and its file."""
 
     device: Device
     budget: float
@@ -69,12 +69,12 @@ class ReportPlan:
     """Tiny sizes, to show that every section runs."""
     sections: Sequence[Section] = field(factory=_sections)
     say: Callable[[str], None] = lambda line: None
-    """Is told of each section."""
+    """Called with one line for each section."""
 
 
 def sections_of(names: Sequence[str]) -> tuple[Section, ...]:
-    """Return the sections of these names in the report's order; all of them if none is named.
-    Raises OptionError for an unknown one."""
+    """Return the named sections in the report's order, or all if no name is given. Raises
+    OptionError for an unknown name."""
     known = _sections()
     if unknown := set(names) - {section.name for section in known}:
         raise OptionError(
@@ -87,11 +87,11 @@ def sections_of(names: Sequence[str]) -> tuple[Section, ...]:
 def plan_of(
     device: str | None, budget: float, output: Path, names: Sequence[str] = ()
 ) -> ReportPlan:
-    """Choose the device. Raises OptionError where there is no GPU, unless `device` is cpu."""
+    """Choose the device. Raises OptionError if there is no GPU, unless `device` is cpu."""
     found = find_device(device or "auto")
     if found.kind == "cpu" and device != "cpu":
         raise OptionError(
-            "no GPU was found: `--device cpu` runs every section on the CPU with tiny sizes"
+            "no GPU was found", "--device cpu runs every section on the CPU with tiny sizes."
         )
     if not output.absolute().parent.is_dir():
         raise OptionError(f"{output} is in no folder", "Make the folder first.")
@@ -105,8 +105,8 @@ def plan_of(
 
 
 def make_report(plan: ReportPlan) -> GpuReport:
-    """Run the sections, and write the JSON file before the first and after each. What a section
-    measured before it failed or ran out of time is kept."""
+    """Run the sections, and write the JSON file before the first one and after each. If a section
+    fails or runs out of time, its figures so far are kept."""
     end = time.monotonic() + plan.budget
     results = [SectionResult(section.name, section.title) for section in plan.sections]
     report = GpuReport(
@@ -140,7 +140,7 @@ def _line(result: SectionResult) -> str:
 
 
 def _limits(report: GpuReport) -> dict[str, float]:
-    """Return the machine's own figures, by name: the floors of the other sections."""
+    """Return the figures of the section `machine`, from which floors are computed."""
     measured = [each for each in report.sections if each.name == "machine"]
     return {figure.name: figure.value for each in measured for figure in each.figures}
 
@@ -199,7 +199,7 @@ def _ended(code: int) -> str:
 
 
 def _wait(command: Sequence[str], output: int, seconds: float) -> int | None:
-    """Run a process and what it starts for at most so long. Returns its exit code; None if its
+    """Run a process and its children for at most this time. Returns its exit code, or None if the
     time was over."""
     process = subprocess.Popen(
         command,
@@ -221,7 +221,7 @@ def _wait(command: Sequence[str], output: int, seconds: float) -> int | None:
 
 
 def _sanitizer(tool: str, device: Device) -> tuple[list[str], str]:
-    """Return the beginning of a command that runs under the sanitizer; else why there is none."""
+    """Return the beginning of a command that runs compute-sanitizer, and why it cannot run."""
     if device.kind != "cuda":
         return [], f"{SANITIZER} checks kernels on NVIDIA's GPUs"
     program = shutil.which(SANITIZER) or shutil.which(SANITIZER, path="/usr/local/cuda/bin")

@@ -28,7 +28,7 @@ _EPS = 1e-6
 
 
 def measure(job: Job) -> None:
-    """Report each one's speed. A program that is not installed is noted."""
+    """Report the speed of each program. One that is not installed becomes a note."""
     large, small = size_of(job, LARGE_SIZE), size_of(job, SMALL_SIZE)
     job.attempt("plain torch", partial(_plain_torch, job, *large))
     for program, run in (("transformers", _transformers), ("vllm", _vllm)):
@@ -41,9 +41,9 @@ def measure(job: Job) -> None:
 
 @define
 class _PlainDecoder:
-    """A decoder's matrices and dense caches, and one step of one sequence: what torch reaches
-    without an engine. No rotation of positions, and a fixed context: neither changes the time by
-    much."""
+    """A decoder's matrices and dense caches, and one step of one sequence: the speed of torch
+    without an engine. It leaves out rotary embeddings and has a fixed context: neither changes the
+    time by much."""
 
     config: Mapping[str, Any]
     device: str
@@ -124,7 +124,7 @@ def _load(job: Job, config: Mapping[str, Any], count: int) -> Load:
 
 
 def _transformers(job: Job, name: str, config: Mapping[str, Any]) -> None:
-    """Generate one stream, and 32 that end at the same length."""
+    """Generate one stream, and 32 streams of the same length."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     given = {key: value for key, value in config.items() if key != "architectures"}

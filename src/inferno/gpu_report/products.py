@@ -1,4 +1,4 @@
-"""Products of few rows with matrices, in every layout that an installed scheme packs.
+"""Products of few rows of activations with matrices, in every layout that a scheme packs.
 
 Suffixes: T tokens, O rows, I columns.
 """
@@ -18,9 +18,9 @@ from inferno.nn import Dense, Weight
 
 TOKENS = (1, 4, 16, 64)
 _PACKED_ROWS = 64
-"""Rows that are quantized; the others repeat them, which changes no time."""
+"""Rows that are quantized. The others repeat them, which does not change the time."""
 _COLD = 256 << 20
-"""Bytes of all copies of a matrix: more than a device's caches hold."""
+"""Total bytes of all copies of a matrix: more than fits in a device's caches."""
 
 
 def packed(scheme: QuantScheme, rows: int, columns: int, device: str) -> Weight:
@@ -37,7 +37,7 @@ def packed(scheme: QuantScheme, rows: int, columns: int, device: str) -> Weight:
 
 @define(eq=False)
 class Matrix:
-    """A matrix in one layout, and what multiplies by it."""
+    """A matrix in one layout, and the kernel that multiplies by it."""
 
     name: str
     job: Job
@@ -64,7 +64,7 @@ class Matrix:
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a provider multiplies by it: else torch does."""
+        """Whether a provider multiplies by it. Otherwise torch does."""
         return self._offer(self.name if self.scheme is None else self.scheme.layout) is not None
 
     def _offer(self, layout: str) -> Offer[KernelProvider] | None:
@@ -73,7 +73,7 @@ class Matrix:
         return self.job.catalog.kernel(need)[0]
 
     def bound(self, weight: Weight) -> Weight:
-        """Return the matrix as the chosen kernel takes it, or torch's if every one refuses."""
+        """Return the matrix bound to the chosen kernel, or as it is if every provider refuses."""
         if (offer := self._offer(weight.layout)) is not None:
             built: Weight | None = lazy.resolved(offer.item.ops[LINEAR])(weight)
             if built is not None:

@@ -67,20 +67,20 @@ class RandomCheckpoint:
 
 
 def size_of(job: Job, size: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the config of an installed architecture of that size, tiny in a run on a
-    CPU. Raises NotInstalled."""
+    """Return a name and the config of an installed architecture of that size. In a run on a CPU the
+    model is tiny, and its name says so. Raises NotInstalled."""
     for offer in job.catalog.of("inferno_architectures"):
         architecture: Architecture = offer.item
         if (config := architecture.sizes.get(size)) is not None:
             if job.small:
-                config = {**config, **_TINY}
+                return f"{architecture.name} (tiny, not {size})", {**config, **_TINY}
             return f"{architecture.name} {size}", config
     job.need("size", size)
     raise AssertionError("need always raises")
 
 
 def opened(job: Job, config: Mapping[str, Any], options: Options) -> Opened:
-    """Plan a model of this config with random weights, as any other. The caller closes it."""
+    """Plan a model of this config with random weights. The caller closes it."""
     folder = job.folder / f"random-{abs(hash(json.dumps(config, sort_keys=True)))}"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -89,8 +89,8 @@ def opened(job: Job, config: Mapping[str, Any], options: Options) -> Opened:
 
 
 def _catalog(job: Job) -> Catalog:
-    """The installed plugins, with the format of random weights, and schemes that quantize a few
-    rows and repeat them: in-situ quantization of a large model then takes seconds."""
+    """Return the installed plugins' catalog with a format of random weights, and with schemes that
+    quantize a few rows and repeat them: in-situ quantization of a large model takes seconds."""
     device = job.device.torch_name
     format = CheckpointFormat(
         name="random weights",

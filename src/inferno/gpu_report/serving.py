@@ -1,5 +1,4 @@
-"""Models with random weights through the engine: steps, a ragged load, one stream, a cache of 8
-bits."""
+"""Models with random weights in the engine: steps, ragged requests, one stream, an 8-bit cache."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ SMALL_SIZE, LARGE_SIZE = "0.6B", "8B"
 RAGGED_REQUESTS = 256
 _SHORTEST, _LONGEST = 100, 1024
 _PROFILED = 10
-"""Steps that the profiler watches."""
+"""Steps that are profiled."""
 
 
 @frozen
@@ -73,13 +72,13 @@ def ragged_load(count: int = RAGGED_REQUESTS, scale: int = 1, vocab_size: int = 
 
 @frozen
 class Served:
-    """How a load went."""
+    """The result of a workload."""
 
     seconds: float
     steps: int
     output_tokens: int
     complete: bool
-    """Whether it ended in time."""
+    """Whether all requests ended in time."""
 
 
 def serve(engine: Engine, load: Load, end: float) -> Served:
@@ -102,14 +101,14 @@ def serve(engine: Engine, load: Load, end: float) -> Served:
 
 @frozen
 class Floor:
-    """What a model must read and compute, by its plan."""
+    """What a model must at least read and compute, by its plan."""
 
     weight_bytes: int
-    """Of the weights that a step multiplies by."""
+    """Bytes of the weights that a step multiplies by."""
     weights: float
-    """Their number: a token takes two operations for each."""
+    """Number of weights of the layers: a token takes two operations for each."""
     kv_bytes: float
-    """Of a token of context."""
+    """Bytes of keys and values of one token."""
 
     @classmethod
     def of(cls, plan: Plan) -> Floor:
@@ -121,8 +120,8 @@ class Floor:
         return cls(held - looked_up, weights, plan.kv_bytes_per_token)
 
     def seconds(self, job: Job, load: Load) -> float | None:
-        """Return the least time for a load whose requests all run at once: a step for each token
-        of the longest output, each token's context read once, and the prompts' operations."""
+        """Return the minimum time for a workload whose requests all run at once: a step for each
+        token of the longest output, one read of each token's context, and the prompts' products."""
         pairs = zip(load.prompts, load.output_lens, strict=True)
         contexts = sum(len(p) * n + n * (n - 1) // 2 for p, n in pairs)
         read = max(load.output_lens) * self.weight_bytes + contexts * self.kv_bytes
@@ -130,13 +129,13 @@ class Floor:
 
 
 def _table_bytes(plan: Plan, elements: int) -> int:
-    """Bytes of the table of embeddings, which a step looks up and does not multiply by."""
+    """Return the bytes of the embedding, which a step does not read as a whole."""
     layouts = {use.layout for use in plan.schemes if "embed_tokens" in use.classes}
     return 2 * elements if layouts <= {"bfloat16"} else 0
 
 
 def _number_of_weights(config: Mapping[str, Any]) -> float:
-    """Weights of the layers that multiply a token, without the head."""
+    """Return the number of weights in the layers' matrices, without the head."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"] * config["head_dim"]
     kv_heads = config["num_key_value_heads"] * config["head_dim"]
     attention = 2 * hidden * heads + 2 * hidden * kv_heads
@@ -147,7 +146,7 @@ def _number_of_weights(config: Mapping[str, Any]) -> float:
 
 @contextmanager
 def engine_of(job: Job, config: Mapping[str, Any], **options: Any) -> Iterator[Engine]:
-    """Load a model with random weights; its memory is free afterwards."""
+    """Context with an engine of random weights, whose memory is freed at the end."""
     few = {"max_num_seqs": 8, "max_num_batched_tokens": 256, "max_model_len": 256}
     usual = {"max_num_seqs": 256, "max_num_batched_tokens": 16_384, "max_model_len": 2_304}
     given = {**(few | {"memory": "1GiB"} if job.small else usual), **options}
@@ -167,7 +166,7 @@ def engine_of(job: Job, config: Mapping[str, Any], **options: Any) -> Iterator[E
 
 
 def ragged(job: Job) -> None:
-    """Report nano-vllm's workload on a model of its size, and its share of the floor."""
+    """Report the speed of nano-vllm's workload on a model of the same size."""
     name, config = size_of(job, SMALL_SIZE)
     load = ragged_load(12, 20, config["vocab_size"]) if job.small else ragged_load()
     with engine_of(job, config) as engine:
@@ -194,7 +193,7 @@ def ragged(job: Job) -> None:
 
 
 def _short(load: Load) -> Load:
-    """A few tokens of each request, so that kernels are compiled and steps captured."""
+    """Shorten the outputs to a warm-up: kernels are compiled, and steps are captured."""
     return Load(load.prompts, [2] * len(load.prompts), load.params)
 
 
@@ -207,7 +206,7 @@ def _tell_plan(job: Job, plan: Plan) -> None:
 
 
 def single_stream(job: Job) -> None:
-    """Report one stream's tokens per second, dense and quantized, and the share of the floor."""
+    """Report one stream's tokens per second, dense and quantized."""
     name, config = size_of(job, LARGE_SIZE)
     output = 8 if job.small else 128
     draw = random.Random(0)
@@ -242,7 +241,7 @@ def _stream(
 
 
 def kv_cache(job: Job) -> None:
-    """Report a ragged load with keys and values in the compute type and in 8 bits."""
+    """Report ragged requests with keys and values in the compute type and in 8 bits."""
     name, config = size_of(job, SMALL_SIZE)
     whole = ragged_load(8, 20, config["vocab_size"]) if job.small else ragged_load()
     load = Load(whole.prompts, [min(n, 4 if job.small else 96) for n in whole.output_lens])
@@ -309,7 +308,7 @@ class _TimedRunner:
 
 
 def steps(job: Job) -> None:
-    """Report what a decode step takes at 1, 32 and 256 sequences, on the host and on the device."""
+    """Report the time of a decode step of 1, 32 and 256 sequences, on the host and the device."""
     name, config = size_of(job, SMALL_SIZE)
     with engine_of(job, config) as engine:
         _tell_plan(job, engine.plan)
@@ -361,8 +360,8 @@ def _synchronize(job: Job) -> None:
 
 
 def _profile(job: Job, engine: Engine, count: int, step: float) -> None:
-    """Report how long the device computes in a step, by the profiler: kernels of a replayed graph
-    too."""
+    """Report how long the device computes in a step, by torch's profiler. It sees the kernels of a
+    replayed graph too."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -14,7 +14,7 @@ import msgspec
 from attrs import define, field, frozen
 from litestar.types import ASGIApp
 
-from inferno.errors import OptionError
+from inferno.errors import OptionError, WriteError
 
 URLS = (
     "/v1/chat/completions",
@@ -122,11 +122,14 @@ def _line(number: int, raw: bytes) -> Line:
 
 
 def resume(output: Path) -> Done:
-    """Return what an output file has answers for, and cut off an incomplete last line. Raises
-    OptionError if it is another kind of file."""
+    """Return what an output file has answers for, and cut off an incomplete last line. Creates the
+    file if there is none. Raises WriteError if it cannot be written, OptionError if it is another
+    kind of file."""
     done = Done()
-    if not output.exists():
-        return done
+    try:
+        output.open("ab").close()
+    except OSError as error:
+        raise _unwritable(str(output), error) from error
     complete = 0
     with output.open("rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -149,6 +152,13 @@ def resume(output: Path) -> Done:
     return done
 
 
+def _unwritable(path: str, error: OSError) -> WriteError:
+    return WriteError(
+        f"{path} cannot be written: {error.strerror or error}",
+        "Make room on its disk, or name another file. The same command continues.",
+    )
+
+
 async def run(
     app: ASGIApp,
     lines: Iterable[Line | None],
@@ -159,7 +169,8 @@ async def run(
     progress: Callable[[Summary], object] = lambda summary: None,
 ) -> None:
     """Send the requests, at most `concurrency` at once, and write each answer when it is complete.
-    Counts them in `summary`, and calls `progress` after each."""
+    Counts them in `summary`, and calls `progress` after each. Raises WriteError if the output
+    cannot be written; it is then closed."""
     waiting = iter(lines)
 
     async def work() -> None:
@@ -168,8 +179,13 @@ async def run(
                 summary.skipped += 1
             else:
                 found = await answer(app, line)
-                output.write(found.content + b"\n")
-                output.flush()
+                try:
+                    output.write(found.content + b"\n")
+                    output.flush()
+                except OSError as error:
+                    with contextlib.suppress(OSError):
+                        output.close()  # tries to write once more
+                    raise _unwritable(output.name, error) from error
                 summary.count(found)
             progress(summary)
 
@@ -271,6 +287,12 @@ async def post(
 
 @contextlib.asynccontextmanager
 async def started(app: Any) -> AsyncIterator[None]:
-    """Run a Litestar app's lifespan."""
-    async with app.lifespan():
-        yield
+    """Run a Litestar app's lifespan. Task groups wrap an error of the body: it is raised alone."""
+    try:
+        async with app.lifespan():
+            yield
+    except ExceptionGroup as failed:
+        error: Exception = failed
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None

@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 from inferno.contracts import Delta, OutputParser
 from inferno.errors import RequestError
 from inferno.llm import TextDelta
-from inferno.sampling_params import SamplingParams
+from inferno.sampling_params import MAX_LOGPROBS, SamplingParams
 from inferno.server.generation import Prepared
 from inferno.server.model import ChatPrompt, ServedModel
 from inferno.server.parsing import Parsed
@@ -129,6 +129,12 @@ def _params(data: ChatRequest, model: ServedModel, *, keeps_special: bool) -> Sa
     if data.top_logprobs and not data.logprobs:
         raise RequestError(
             "top_logprobs needs logprobs", "Set logprobs to true.", param="top_logprobs"
+        )
+    if not 0 <= (data.top_logprobs or 0) <= MAX_LOGPROBS:
+        raise RequestError(
+            f"top_logprobs is {data.top_logprobs}",
+            f"It must be between 0 and {MAX_LOGPROBS}.",
+            param="top_logprobs",
         )
     values: dict[str, Any] = {"max_tokens": None, **sampling_values(data)}
     if keeps_special:

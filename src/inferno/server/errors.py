@@ -13,6 +13,7 @@ from litestar.exceptions import (
     InternalServerException,
     MethodNotAllowedException,
     NotFoundException,
+    ValidationException,
 )
 
 from inferno.errors import InfernoError, RequestError
@@ -84,6 +85,8 @@ def error_response(request: Request[Any, Any, Any], error: Exception) -> Respons
         return Response(b"", status_code=CLIENT_LEFT, media_type="application/json")
     if isinstance(error, NotFoundException | MethodNotAllowedException):
         error = _no_route(request, error)
+    elif isinstance(error, ValidationException):
+        error = _invalid(error)
     status, content = body(error)
     if status >= 500 and not isinstance(error, InfernoError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -106,6 +109,17 @@ def _no_route(request: Request[Any, Any, Any], error: HTTPException) -> HTTPExce
         remedy = f"Did you mean {' or '.join(near)}?" if near else "See /schema for all paths."
         error.detail = f"There is no {path} here. {remedy}"
     return error
+
+
+def _invalid(error: ValidationException) -> Exception:
+    """Name what Litestar could not read: the body, if there is none, or a parameter."""
+    found = error.extra[0] if isinstance(error.extra, list) and error.extra else None
+    if not isinstance(found, dict) or "key" not in found:
+        return error
+    if found.get("source") == "body":  # other faults of a body are found by `parsing.decode`
+        return RequestError("the body is empty", "Send one JSON object.")
+    name = str(found["key"])
+    return RequestError(f"{name}: {found['message']}", "Correct it.", param=name)
 
 
 def _has_left(error: Exception) -> bool:

@@ -1,5 +1,5 @@
-"""The operators of routed experts, as `inferno.nn.ops` defines them, and their plain matrices. None
-takes a value back to the host.
+"""The ops of routed experts, as `inferno.nn.ops` defines them, and products with dense experts. No
+value returns to the host.
 
 Suffixes: T tokens, D any width, E experts, K experts of a token, N pairs of a token and one of its
 experts, I columns, O rows of a matrix.
@@ -22,7 +22,7 @@ _TOKENS = 8
 _PAIRS = 1024
 """Pairs that a program sorts at once."""
 _WIDTH = 1024
-"""Elements of a row that a program sums, at most."""
+"""Maximum number of elements of a row that a program sums."""
 
 
 def route(
@@ -35,8 +35,8 @@ def route(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's experts, best first and the lower first among equals, and their weights:
-    (T, K) int64 and float32."""
+    """Return each token's experts and their weights, (T, K), int64 and float32. The best expert is
+    first; among equals, the lower id."""
     logits_TE = F.linear(x_TD.float(), weight_ED, bias_E)
     T, E = logits_TE.shape
     experts_TK = logits_TE.new_empty(T, top_k, dtype=torch.int64)
@@ -102,7 +102,7 @@ def combine(y_ND: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
 
 
 class DenseExperts(Weight):
-    """Plain matrices of equal shape, stacked."""
+    """Dense matrices of equal shape, stacked."""
 
     def __init__(self, inner: Dense) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class DenseExperts(Weight):
 
 
 def stack(*weights: Weight) -> Weight | None:
-    """Stack the matrices of experts; None if they do not stack, or have no kernel."""
+    """Stack the matrices of experts. None if they cannot be stacked or have no kernel."""
     if not isinstance(weights[0], Dense):
         return linear.stack(*weights)
     first, *others = weights

@@ -1,9 +1,9 @@
 """Kernels of matrices of 8-bit floats (e4m3), with a scale for each block of rows and columns, or
 for each row.
 
-KIND says what is multiplied: "fp8", activations of 8 bits too, with a scale for each token and 128
-columns; "wide", values that the chip converts to the activations' type; "fp8_bits", by integer
-operations, for chips without FP8.
+KIND says how: "fp8" multiplies 8-bit activations, with a scale for each token and 128 columns;
+"wide" converts values to the activations' type; "fp8_bits" does so by integer operations, for chips
+without FP8.
 
 Suffixes of tiles: O rows of the matrix, T tokens, C columns.
 """

@@ -1,5 +1,5 @@
-"""Matrices of 8-bit floats: few tokens are multiplied by their exact values; more, on chips with
-FP8, with activations rounded to 8 bits, which is what such checkpoints are made for.
+"""Products with matrices of 8-bit floats. Few tokens are multiplied by the exact values. For more
+tokens, chips with FP8 round activations to 8 bits too, as such checkpoints expect.
 
 Suffixes: O rows (output features), I columns (input features), T tokens, E experts, N rows of x
 that are sorted by expert.
@@ -19,11 +19,12 @@ from inferno_triton import chips, float8
 from inferno_triton.tiles import fp8_of
 
 GROUP = 128
-"""Columns whose activations share a scale, and of an iteration: blocks have whole ones."""
+"""Columns whose activations share a scale, and columns of an iteration. Blocks of the matrix have a
+multiple of it."""
 _NAN = 0x7F
-"""The code of what is not a number, without its sign."""
+"""The code of NaN, without its sign."""
 _AT_ONCE = 1 << 24
-"""Values that are converted at once, for many tokens on chips without FP8."""
+"""Values that are converted at once for many tokens, on chips without FP8."""
 
 
 class Float8(Weight):
@@ -56,7 +57,8 @@ class Float8(Weight):
         return f"{self.layout}, {self.shape}"
 
     def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
-        """Return (N, outputs), float32 if the columns are split. `tokens`: of a matrix, about."""
+        """Return (N, outputs), float32 if the columns are split. `tokens` is their approximate
+        number per matrix."""
         x = x if x.stride(1) == 1 else x.contiguous()
         (N, columns), chip, dtype = x.shape, chips.chip_at(x.device), x.dtype
         if N == 0:
@@ -102,7 +104,7 @@ class Float8(Weight):
         return out[0] if splits == 1 else out.sum(0)
 
     def _converted(self, x: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Multiply by the values, converted to the type of x."""
+        """Multiply by the matrix's values in the type of x."""
         O, I = self.shape  # noqa: E741
         y_TO, step = x.new_empty(len(x), O), max(1, _AT_ONCE // I)
         for at in range(0, O, step):
@@ -125,10 +127,10 @@ def quantized(x_TI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stack(weight: Fp8Blocks) -> Float8:
-    """Return the matrix with its kernels. Raises CheckpointError if a value is not a number."""
+    """Return the matrix with its kernels. Raises CheckpointError if a value is NaN."""
     if (weight.data.view(torch.uint8) & _NAN == _NAN).any():
         raise CheckpointError(
-            "a matrix of float8 has a value that is not a number",
+            "a float8 matrix contains NaN",
             "The checkpoint is damaged: download it again.",
         )
     return Float8(weight)

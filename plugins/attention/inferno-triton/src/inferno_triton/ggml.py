@@ -17,15 +17,15 @@ from inferno_triton.planes import Form, Parts
 
 @frozen
 class Ggml:
-    """How a block layout is read."""
+    """How to read a block layout."""
 
     values: int
     """Columns of a block."""
     nbytes: int
     form: Form
     read: Callable[[Tensor], tuple[Tensor, ...]]
-    """(N, B) bytes -> codes (N, values), scales (N, groups), then what the form says there is:
-    minima (N, groups), steps (N), steps of the minima (N)."""
+    """(N, B) bytes -> codes (N, values), scales (N, groups), and, if the form has them, minima
+    (N, groups), steps (N), steps of the minima (N)."""
 
 
 def parts(layout: str, data_OB: Tensor) -> Parts:
@@ -39,12 +39,12 @@ def parts(layout: str, data_OB: Tensor) -> Parts:
 
 
 def _half(data_NB: Tensor, at: int) -> Tensor:
-    """The float16 at that byte, (N, 1)."""
+    """Return the float16 at that byte, (N, 1)."""
     return data_NB[:, at : at + 2].contiguous().view(torch.float16)
 
 
 def _fields(data: Tensor, bits: int) -> Tensor:
-    """The fields of each byte, the lowest first, as a new second last dimension."""
+    """Return the fields of each byte, lowest bits first, in a new second-to-last dimension."""
     shifts = range(0, 8, bits)
     return torch.stack([data >> shift & (1 << bits) - 1 for shift in shifts], -2)
 
@@ -91,7 +91,7 @@ def _q3_k(data: Tensor) -> tuple[Tensor, ...]:
 
 
 def _six_bits(data: Tensor) -> tuple[Tensor, Tensor]:
-    """The 8 scales and 8 minima of q4_k and q5_k."""
+    """Return the 8 scales and 8 minima of q4_k and q5_k."""
     low, high, rest = data[:, :4], data[:, 4:8], data[:, 8:]
     return (
         torch.cat([low & 63, (rest & 15) | (low >> 2 & 48)], -1),

@@ -1,5 +1,5 @@
-"""The provider's `linear` and `grouped`: packed matrices stay packed (`planes`), and few tokens are
-multiplied by the packed values.
+"""The provider's `linear` and `grouped`. Packed matrices stay packed (`planes`); up to 64 tokens
+are multiplied by the packed values, more by unpacked ones.
 
 Suffixes: O rows (output features), I columns (input features), T tokens, P splits of the columns, E
 experts, N rows of x that are sorted by expert.
@@ -21,19 +21,19 @@ from inferno_triton.planes import Form, Parts, Planes
 from inferno_triton.tiles import product_of
 
 _UNPACKED = 1 << 26
-"""Values that are unpacked at once, for more tokens."""
+"""Values that are unpacked at once, for products of many tokens."""
 _UNPACK_ROWS = 16
-"""Rows of a program that unpacks."""
+"""Rows that a program unpacks."""
 _FEW = 4
 """Rows of x that are multiplied without tensor cores."""
 
 
 class PackedPlanes(Weight):
-    """A packed matrix, or several of equal shape, stacked. Values are rounded to the type of the
-    activations, except for few tokens, and sums are float32."""
+    """A packed matrix, or several of equal shape, stacked. Values are rounded to the activations'
+    type, except in products of few tokens. Sums are float32."""
 
     def __init__(self, planes: Planes, layout: str, dtype: torch.dtype) -> None:
-        """`dtype` is the type of the result of `rows`."""
+        """`dtype` is the type of what `rows` returns."""
         super().__init__()
         self.planes, self.shape, self.layout, self.dtype = planes, planes.shape, layout, dtype
         for name, tensor in planes.tensors.items():
@@ -62,7 +62,8 @@ class PackedPlanes(Weight):
         return self._values(ids_N, len(ids_N), self.dtype).view(*ids_T.shape, -1)
 
     def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
-        """Return (N, outputs), float32 if the columns are split. `tokens`: of a matrix, about."""
+        """Return (N, outputs), float32 if the columns are split. `tokens` is their approximate
+        number per matrix."""
         N, columns = x.shape
         if N == 0:
             return x.new_empty(0, outputs)
@@ -105,7 +106,7 @@ class PackedPlanes(Weight):
         return out[0] if splits == 1 else out.sum(0)
 
     def _unpacked(self, x: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Multiply by the values, which are unpacked to the type of x."""
+        """Unpack the matrix to the type of x, some rows at a time, and multiply."""
         O, I = self.shape  # noqa: E741
         step = max(1, _UNPACKED // I)
         if O <= step:
@@ -118,7 +119,7 @@ class PackedPlanes(Weight):
         return y_TO
 
     def _values(self, ids: Tensor | int, count: int, dtype: torch.dtype) -> Tensor:
-        """Return the values of these rows, or of `count` rows from this one on."""
+        """Return the values of the given rows, or of `count` rows from the given one on."""
         planes, columns = self.planes, self.shape[1]
         out = planes.low.new_empty(count, columns, dtype=dtype)
         if count:
@@ -158,7 +159,7 @@ class PackedPlanes(Weight):
 
 
 def stack(*weights: Weight) -> Weight | None:
-    """Stack matrices along the rows; None if they do not stack, or have no kernel."""
+    """Stack matrices along the rows. None if they cannot be stacked or have no kernel."""
     first, *others = weights
     whole = first.concatenate(others) if others else first
     if whole is None:
@@ -172,13 +173,13 @@ def stack(*weights: Weight) -> Weight | None:
 
 
 def dtype_of(weight: Any) -> torch.dtype:
-    """The compute type, which all packed weights name."""
+    """Return the compute type, which every packed weight names."""
     dtype: torch.dtype = weight.dtype
     return dtype
 
 
 def planes_of(weight: Weight) -> Planes | None:
-    """Return the planes of a packed matrix; None if it has a scale that its form cannot hold."""
+    """Return the planes of a packed matrix. None if its form cannot hold one of its scales."""
     if isinstance(weight, IntGroups):
         return _of_ints(weight)
     if isinstance(weight, TableGroups):
@@ -192,8 +193,8 @@ def planes_of(weight: Weight) -> Planes | None:
 
 
 def _grouping(group: int) -> tuple[Literal[32, 64], int] | None:
-    """Return the columns that share a scale in a plane, and how often it is repeated for those of a
-    layout's group; None if none divide these."""
+    """Return the number of columns that share a scale in the planes, and how often a group's scale
+    is repeated for its columns. None if neither 64 nor 32 divides the group."""
     if group % 64 == 0:
         return 64, group // 64
     return (32, group // 32) if group % 32 == 0 else None

@@ -1,4 +1,4 @@
-"""Kernels of routed experts: selection, sorting by expert, products of plain matrices, and sums.
+"""Kernels of routed experts: selection, sorting by expert, products with dense matrices, sums.
 
 Suffixes of tiles: E experts, K experts of a token, N pairs of a token and one of its experts, D
 elements of a row, O rows of a matrix, T rows of x, C columns.
@@ -17,8 +17,8 @@ def select(
     E: tl.constexpr, EP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BT: tl.constexpr,
     SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, CORRECTION: tl.constexpr,
 ):  # fmt: skip
-    """Select each token's experts, best first and the lower first among equals, and weigh them.
-    Grid: (blocks of tokens,). A score that is not a number is selected last."""
+    """Select each token's experts and compute their weights. The best expert is first; among
+    equals, the lower id. NaN is selected last. Grid: (blocks of tokens,)."""
     t = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     e, k = tl.arange(0, EP), tl.arange(0, KP)
     mask_TE = (t < tokens)[:, None] & (e < E)[None, :]
@@ -54,8 +54,8 @@ def select(
 
 @triton.jit
 def sort(experts, tokens, starts, places, count, top, BN: tl.constexpr):
-    """Sort pairs by expert, then by token. Grid: (experts,): each program counts the pairs of lower
-    experts, then finds its own."""
+    """Sort pairs by expert, then by token. Grid: (experts,). Each program counts the pairs of lower
+    experts, then finds the pairs of its expert."""
     expert, n = tl.program_id(0), tl.arange(0, BN)
     below_N = tl.zeros([BN], tl.int32)
     for at in range(0, count, BN):
@@ -76,7 +76,7 @@ def sort(experts, tokens, starts, places, count, top, BN: tl.constexpr):
 
 @triton.jit
 def combine(y, places, weights, out, width, y_n, K: tl.constexpr, BD: tl.constexpr):
-    """Sum a token's rows, weighted, in float32. Grid: (tokens, blocks of elements)."""
+    """Compute a token's weighted sum in float32. Grid: (tokens, blocks of elements)."""
     token = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
     sum_D = tl.zeros([BD], tl.float32)
@@ -90,9 +90,9 @@ def combine(y, places, weights, out, width, y_n, K: tl.constexpr, BD: tl.constex
 
 @triton.jit
 def expert_of(starts, block, E: tl.constexpr, EP: tl.constexpr, BT: tl.constexpr):
-    """Return the expert of a block of at most BT rows, its first row and the one after its last:
-    blocks of an expert follow each other. The last is not above the first if there is no such
-    block."""
+    """Return the expert of a block of at most BT rows, the block's first row, and the row after its
+    last one. The blocks of an expert are consecutive. If there is no such block, the range is
+    empty."""
     e = tl.arange(0, EP)
     first_E = tl.load(starts + e, mask=e < E, other=0)
     stop_E = tl.load(starts + e + 1, mask=e < E, other=0)

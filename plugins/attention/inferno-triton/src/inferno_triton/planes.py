@@ -1,4 +1,4 @@
-"""Packed matrices in planes of bits: the form of all layouts, which `packed` multiplies.
+"""Packed matrices in planes of bits, the one form that `packed` multiplies.
 
 Suffixes: O rows, I columns, G groups of columns, B blocks of 256 columns, W words, E experts, T
 tokens, N rows of x that are sorted by expert.
@@ -15,11 +15,11 @@ from attrs import frozen
 from torch import Tensor
 
 BLOCK = 256
-"""Columns of a block. Others are filled up with zeros."""
+"""Columns of a block. The last block of a row is padded with zeros."""
 PIECE = 32
 PIECES = BLOCK // PIECE
 _AT_ONCE = 1 << 22
-"""Codes that are packed at once: their words take eight times the memory."""
+"""Codes that are packed at once: their temporary words take eight times the memory."""
 _INTEGERS: Mapping[int, torch.dtype] = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
 _ELEMENTS: Mapping[int, torch.dtype] = {
     1: torch.uint8,
@@ -32,28 +32,28 @@ _ELEMENTS: Mapping[int, torch.dtype] = {
 
 @frozen
 class Form:
-    """How the values of a matrix follow from its planes: see `packed`."""
+    """How values are computed from planes: see `packed`."""
 
     low: Literal[2, 4, 8]
-    """Bits of the first plane."""
+    """Bits of a code in the first plane."""
     high: Literal[0, 1, 2] = 0
-    """Bits above, in a second plane."""
+    """Bits above these, in a second plane."""
     group: Literal[16, 32, 64] = 32
     """Columns that share a scale."""
     offset: int = 0
-    """What every code is less."""
+    """Subtracted from every code."""
     mins: Literal["", "zeros", "minima"] = ""
-    """What else is less: of the code, or of the product with the scale."""
+    """A second subtrahend: "zeros" of the code, "minima" of the product with the scale."""
     kind: Literal["single", "half", "byte", "exponent"] = "half"
-    """What the words of scales and of `mins` contain."""
+    """Content of the words of scales and of `mins`."""
     table: Literal["", "e2m1", "values"] = ""
-    """What codes mean, if not themselves: MXFP4's floats, or those of a table (`Planes.table`)."""
+    """Meaning of codes that are not integers: MXFP4's floats, or the values of a table."""
 
 
 @frozen(eq=False)
 class Parts:
-    """Some rows before they are packed. Scales and minima are float16 or float32, or bytes with a
-    step in float16 for each block."""
+    """Some rows of a matrix, before packing. Scales and minima are float16 or float32, or bytes
+    with a float16 step for each block."""
 
     codes_OI: Tensor
     scales_OG: Tensor
@@ -64,7 +64,7 @@ class Parts:
 
 @frozen(eq=False)
 class Planes:
-    """The tensors of a packed matrix. What a form does not have is None."""
+    """The tensors of a packed matrix. Those that its form lacks are None."""
 
     form: Form
     shape: tuple[int, int]
@@ -88,7 +88,7 @@ class Planes:
         parts: Callable[[slice], Parts],
         table: Tensor | None = None,
     ) -> Planes:
-        """Pack a matrix, whose rows `parts` returns."""
+        """Pack a matrix. `parts` returns a slice of its rows."""
         step = max(1, _AT_ONCE // max(1, shape[1]))
         packed = [
             _packed(form, parts(slice(at, at + step))) for at in range(0, max(1, shape[0]), step)
@@ -108,14 +108,14 @@ class Planes:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All that there are, by their names."""
+        """The tensors that exist, by name."""
         names = ("low", "high", "scales", "mins", "steps", "least", "table")
         every = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in every.items() if tensor is not None}
 
 
 def _packed(form: Form, rows: Parts) -> tuple[Tensor | None, ...]:
-    """Return the rows' low and high plane, and (O, ...) words of scales and minima and steps."""
+    """Return the rows' low and high planes, and their scales, minima and steps, (O, ...)."""
     codes_OI = F.pad(rows.codes_OI, (0, -rows.codes_OI.shape[1] % BLOCK))
     blocks = codes_OI.shape[1] // BLOCK
     return (

@@ -1,8 +1,7 @@
-"""Which tiles the kernels compute on which chip. Imports neither torch nor triton.
+"""Tiles of the kernels, by chip. Imports neither torch nor triton.
 
-The table holds what compiles without spilled registers and within the chip's shared memory, which
-the tests check for every entry, on one of the chips that share it. It was not measured: no entry
-comes from a run on a GPU yet.
+Every entry of the table compiles without spilled registers and within the chip's shared memory. The
+tests check this, for one of the chips that share the entry. No entry was measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal
 from attrs import frozen
 
 Work = Literal["tokens", "prompts", "latent"]
-"""Single queries; several of a sequence; either in latent attention."""
+"""Single queries, several queries of a sequence, and the same in latent attention."""
 
 
 @frozen
@@ -21,13 +20,13 @@ class Tile:
     """A program's share of the work, and how it is compiled."""
 
     rows: int
-    """Queries x query heads of a key/value head, at most."""
+    """Maximum of queries x query heads of a key/value head."""
     keys: int
     """Keys per iteration. Fewer if a block of the cache has fewer."""
     warps: int
     stages: int
-    """As Triton counts them: keys are found through the block table, so it takes two for each
-    further iteration whose loads are in flight."""
+    """Triton's pipeline stages. Keys are found through the block table, so each further iteration
+    in flight takes two stages."""
 
 
 @frozen
@@ -37,12 +36,12 @@ class Product:
     outputs: int
     """Rows of the matrix."""
     tokens: int
-    """At most."""
+    """Maximum number of tokens."""
     warps: int
     stages: int
-    """As Triton counts them; for few tokens, blocks of columns that are loaded at once."""
+    """Triton's pipeline stages. For few tokens: blocks of columns that are loaded at once."""
     columns: int = 256
-    """Per iteration. A block of packed matrices."""
+    """Columns per iteration. For packed matrices: a block."""
 
 
 @frozen
@@ -50,20 +49,20 @@ class Chip:
     """Limits of a chip, and its tiles by work and head dimension."""
 
     shared_memory: int
-    """Bytes of a thread block."""
+    """Bytes that a thread block can use."""
     processors: int
-    """Multiprocessors of its largest model: contexts are split until there are two programs for
-    each."""
+    """Multiprocessors of its largest model. Contexts are split until there are two programs for
+    each of them."""
     tiles: Mapping[tuple[Work, int], Tile]
     """(work, head dimension) -> tile of heads up to this dimension."""
     products: Mapping[int, Product]
-    """Most tokens of a product -> its share; the last one takes more as well."""
+    """Maximum number of tokens -> share. The last entry serves larger products too."""
     grouped: Mapping[int, Product]
-    """Likewise of plain matrices of experts, by the tokens of an expert."""
+    """The same for dense experts, by the tokens of an expert."""
     rounded: Product = Product(128, 128, 8, 2, columns=128)
-    """Of products of 8-bit floats with activations of 8 bits, if it has FP8."""
+    """For products of 8-bit floats with 8-bit activations, if the chip has FP8."""
     fp8: bool = True
-    """Whether it converts FP8 numbers."""
+    """Whether the chip converts FP8."""
 
 
 _SMALL: Mapping[tuple[Work, int], Tile] = {
@@ -147,8 +146,8 @@ CHIPS: Mapping[str, Chip] = {
 
 
 def chip_of(capability: tuple[int, int], shared_memory: int | None = None) -> Chip:
-    """Return the table's chip of this compute capability; of one that is not in the table, the
-    newest older one whose thread blocks have no more shared memory."""
+    """Return the table's chip of this compute capability. For an unknown one, return the newest
+    older chip whose thread blocks do not have more shared memory."""
     if (9, 4) == capability:
         return CHIPS["gfx942"]  # torch calls AMD's devices CUDA devices, too
     known = {

@@ -1,8 +1,8 @@
 """Measures tiles on this machine's GPU and keeps the fastest: `python -m inferno_triton.tune`.
 
-Each entry of the chip's table is measured at one size, beside tiles near it: neighbours of the best
-so far in one number, until none is faster. A tile that does not fit into shared memory, or does not
-compile, cannot win.
+Each entry of the chip's table is measured at one problem size. Then tiles that differ from the best
+one in one number are measured, until none of them is faster. Tiles that do not fit into shared
+memory or do not compile are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Measure = Callable[[Callable[[], object]], float | None]
 """Returns the seconds that a call takes, or None if it cannot run."""
 
 GAIN = 0.97
-"""Share of the time that another tile must take to replace one."""
+"""A tile replaces the best one if it takes less than this share of its time."""
 
 RANGES: Mapping[str, tuple[int, int]] = {
     "rows": (16, 128),
@@ -40,12 +40,12 @@ RANGES: Mapping[str, tuple[int, int]] = {
     "warps": (1, 8),
     "stages": (1, 5),
 }
-"""The least and the greatest value of each number of a tile that is tuned. Stages are consecutive,
-others double. A product's tokens are its place in the table."""
+"""Minimum and maximum of each number that is tuned. Stages change by one, other numbers by a factor
+of two. The tokens of a product are its key in the table, and are not tuned."""
 
 
 def neighbours(entry: Entry, fixed: tuple[str, ...] = ()) -> Iterator[Entry]:
-    """Yield the tiles that differ in one number, but not in one of `fixed`."""
+    """Yield the tiles that differ in one number, except those in `fixed`."""
     for name, (least, greatest) in RANGES.items():
         if not hasattr(entry, name) or name in fixed:
             continue
@@ -65,8 +65,9 @@ def best(
     until: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Entry, float | None]:
-    """Return the fastest tile found from this one on, and its seconds; the tile itself if it cannot
-    run. `run(tile)` returns the call to measure. Stops at the time `until`."""
+    """Search from a tile, and return the fastest one and its seconds. A tile that cannot run is
+    returned as it is. `run(tile)` returns the call to measure. The search stops at the time
+    `until`."""
     fastest = measure(run(entry))
     known = {entry}
     found = fastest is not None
@@ -84,7 +85,7 @@ def best(
 
 
 class Runs(Protocol):
-    """What is measured for each entry of a chip's tables."""
+    """The measurement for each entry of a chip's tables."""
 
     def attention(self, work: Work, dim: int) -> Callable[[Tile], Callable[[], object]]: ...
 
@@ -102,7 +103,8 @@ def tune(
     say: Callable[[str], object] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> Chip:
-    """Return the chip with the fastest tiles found, in `budget` seconds, shared by its entries."""
+    """Return the chip with the fastest tiles that were found in `budget` seconds for all
+    entries."""
     end, tiles, products, grouped = clock() + budget, dict(chip.tiles), {}, {}
     left = len(chip.tiles) + len(chip.products) + len(chip.grouped)
 
@@ -136,14 +138,14 @@ def tune(
 
 @attrs.frozen
 class Cases:
-    """What is measured: steps of ordinary sizes, in bfloat16."""
+    """Measurements of steps of ordinary sizes, in bfloat16."""
 
     chip: Chip
     device: torch.device
     capability: tuple[int, int]
 
     def attention(self, work: Work, dim: int) -> Callable[[Tile], Callable[[], object]]:
-        """64 sequences of 2,048 tokens, or four prompts of 1,024."""
+        """Measure 64 sequences of 2,048 tokens, or four prompts of 1,024."""
         latent = {"latent_dim": 512, "num_heads": 128, "num_kv_heads": 1} if dim > 256 else {}
         heads: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, **latent}
         device = Device("cuda", self.device.index or 0, capability=self.capability)
@@ -191,7 +193,7 @@ class Cases:
         return run
 
     def product(self, tokens: int) -> Callable[[Product], Callable[[], object]]:
-        """A matrix of 4,096 x 4,096 in 4 bits."""
+        """Measure a matrix of 4,096 x 4,096 in 4 bits."""
         size = 4096
         data = torch.randint(0, 256, (size, size // 2), dtype=torch.uint8, device=self.device)
         scales = torch.rand(size, size // 128, device=self.device).half()
@@ -201,7 +203,7 @@ class Cases:
         return self._with("products", tokens, lambda: weight.matmul(x))
 
     def grouped(self, tokens: int) -> Callable[[Product], Callable[[], object]]:
-        """16 matrices of 1,536 x 2,048."""
+        """Measure 16 matrices of 1,536 x 2,048."""
         weight = experts.stack(Dense(self._random(16 * 1536, 2048)))
         x, each = self._random(16 * tokens, 2048), torch.arange(17, device=self.device)
         assert weight is not None, "plain matrices stack"
@@ -227,8 +229,8 @@ class Cases:
 
 
 def on_device(call: Callable[[], object]) -> float | None:
-    """Measure a call on the current CUDA device: the median of some, after it has been compiled;
-    None if it does not fit or compile."""
+    """Return the median time of a call on the current CUDA device, after compilation. None if it
+    does not fit or does not compile."""
     from triton.errors import TritonError
     from triton.testing import do_bench
 

@@ -1,5 +1,5 @@
-"""Tiles that `python -m inferno_triton.tune` measured, kept in a file for each device, and read
-before the built-in table. Imports neither torch nor triton."""
+"""Tiles that `python -m inferno_triton.tune` measured. They are kept in a file for each device and
+override the built-in table. Imports neither torch nor triton."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import attrs
 from inferno_triton.tiles import Chip, Product, Tile
 
 VERSION = 1
-"""Of the file, and of the kernels that were measured: tiles for others are worth nothing."""
+"""Version of the file and of the kernels: tiles of other kernels are not used."""
 
 _MOST = 1024
-"""No number of a tile is larger."""
+"""Upper limit of a tile's numbers, to detect damaged files."""
 
 
 class DamagedFileError(Exception):

@@ -42,7 +42,7 @@ def pack(*parts: Fp8Blocks) -> Panels:
             )
             if not numbers:
                 raise CheckpointError(
-                    "a matrix of float8 has a value that is not a number",
+                    "a float8 matrix contains NaN",
                     "The checkpoint is damaged: download it again.",
                 )
             to += len(codes) // PANEL_ROWS * panel_bytes

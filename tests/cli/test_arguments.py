@@ -1,0 +1,33 @@
+"""Wrong values of options: errors that name the option, before a model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from inferno.cli import cli
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("explain demo --packed-cache-size lots", "invalid --packed-cache-size 'lots'"),
+        ("convert demo --to q8_0 -o x.gguf --split-size 1X", "invalid --split-size '1X'"),
+        ("bench demo --section machine", "Add --gpu-report."),
+        ("generate demo -p hi --temperature -1", "temperature is -1.0"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_option(args: str, message: str) -> None:
+    result = CliRunner().invoke(cli, args.split())
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "inferno 1" not in result.stderr  # what a loaded model begins with
+
+
+def test_the_spelling_of_a_conversion_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "demo.gguf"
+    result = CliRunner().invoke(cli, ["convert", "demo", "--to", "Q8-0", "-o", str(path)])
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith(f"Wrote {path}: ") and "in 1 file.\n" in result.stdout
