@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.test_sampler import VOCAB, logits_at, make_request, requests, some_logits
 
+from inferno.nn.draws import adjust, draw
+from inferno.nn.ops import TORCH, Ops
+from inferno.nn.ranks import Ranks
 from inferno.requests import Request
 from inferno.sampling import Sampler
 from inferno.sampling.draw import sort_best
-from inferno.sampling.select import _Ranks
+from inferno.sampling.sampler import Drawn
 from inferno.testing.lint import Lint
+
+TOGETHER = evolve(TORCH, draw=lambda *given: draw(*given), adjust=lambda *given: adjust(*given))
+"""As a kernel provider offers them: every row of a step is drawn by one call."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -30,6 +38,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+def mask_of(share: float, seed: int) -> np.ndarray:
+    """The words of a mask that allows about this share of the tokens, at least one."""
+    allowed = np.random.default_rng(seed).random(-(-VOCAB // 32) * 32) < share
+    allowed[seed % VOCAB], allowed[VOCAB:] = True, False
+    return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
 def waiting(request: Request) -> bool:
     params = request.params
     limited = params.repetition_penalty != 1 and params.repeat_last_n > 0
@@ -41,12 +56,14 @@ def waiting(request: Request) -> bool:
     batch=st.lists(requests(), min_size=1, max_size=6),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     spoiled=st.sampled_from([None, None, float("nan"), float("inf"), -float("inf")]),
+    ops=st.sampled_from([TORCH, TOGETHER]),
+    masked=st.sampled_from([0.0, 0.0, 0.01, 0.6]),
 )
 def test_a_batch_gives_what_the_sampler_gives(
-    batch: list[Request], dtype: torch.dtype, spoiled: float | None
+    batch: list[Request], dtype: torch.dtype, spoiled: float | None, ops: Ops, masked: float
 ) -> None:
     """Where logits are broken as well. Some of a row's tokens are drawn by either."""
-    usual, device = Sampler(8, VOCAB), Sampler(8, VOCAB)
+    usual, device = Sampler(8, VOCAB), Sampler(8, VOCAB, ops=ops)
     known = [list(request.token_ids) for request in batch]
     rows = [7 - i for i in range(len(batch))]
     for sampler in (usual, device):
@@ -63,19 +80,24 @@ def test_a_batch_gives_what_the_sampler_gives(
             logits[0, 5:] = spoiled
             logits[-1] = spoiled
         before, at = logits.clone(), [rows[i] for i in some]
-        expected = usual.sample(logits, at).token_ids
-        found = device.sample(logits, at).token_ids if step == 3 else device.start(logits, at)[0]
+        # Few or many tokens are allowed, in every second row.
+        masks = {row: mask_of(masked, row + step) for row in at[::2]} if masked else {}
+        expected = usual.sample(logits, at, masks).token_ids
+        draw_on = device.sample if step == 3 else device.start
+        drawn = draw_on(logits, at, masks)
+        found = drawn.token_ids if isinstance(drawn, Drawn) else drawn[0]
         assert torch.equal(logits.nan_to_num(), before.nan_to_num())
         assert list(map(int, found)) == expected
         for i, token_id in zip(some, expected, strict=True):
             known[i].append(token_id)
 
 
+@pytest.mark.parametrize("ops", [TORCH, TOGETHER], ids=["by kind", "together"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_no_draw_exchanges_values_with_the_host(kind: str) -> None:
+def test_no_draw_exchanges_values_with_the_host(kind: str, ops: Ops) -> None:
     """Beside greedy rows, and after a token whose counts matter."""
-    sampler, lint = Sampler(6, 4096), Lint()
+    sampler, lint = Sampler(6, 4096, ops=ops), Lint()
     for row in range(6):
         params = KINDS[kind] if row % 3 else {"temperature": 0}
         sampler.admit(row, make_request(seed=row, **params), (1, 2, 3))
@@ -105,7 +127,7 @@ def test_ranks_are_a_stable_sort(scale: float) -> None:
     x_BV = some_logits(3, rows=3) * scale
     x_BV[0, :9] = torch.tensor([0.0, -0.0, 0.0, float("-inf"), 1e-42, -1e-42, 3e38, -3e38, 1.0])
     _, order_BV = sort_best(x_BV, VOCAB)
-    ranks = _Ranks.of(x_BV)
+    ranks = Ranks.of(x_BV)
     ones_BV = torch.ones_like(order_BV)
     for place in (0, 1, 5, 350, VOCAB - 1):
         ids_B = ranks.token(ones_BV, torch.full((3,), place))
@@ -118,3 +140,17 @@ def test_a_rows_kind_is_known_before_a_draw() -> None:
     for row, params in enumerate(kinds):
         sampler.admit(row, make_request(temperature=0, **params), (1, 2))
     assert [sampler.waits([row]) for row in range(3)] == [False, True, False]
+
+
+def test_a_row_forgets_the_penalties_of_an_earlier_request() -> None:
+    """Although its counts stay, beside a row whose counts matter."""
+    sampler = Sampler(2, VOCAB, ops=TOGETHER)
+    logits = some_logits(0, rows=2)
+    best = int(logits[0].argmax())
+    for kind in ({"frequency_penalty": 2.0, "repetition_penalty": 3.0}, {"logit_bias": {0: 0.5}}):
+        request = make_request(prompt=[best] * 3, temperature=0, **kind)
+        sampler.admit(0, request, request.token_ids)
+        other = make_request(temperature=0, presence_penalty=1.0)
+        sampler.admit(1, other, other.token_ids)
+        drawn = [int(sampler.start(logits, [0, 1])[0][0]) for _ in range(2)]
+        assert (drawn == [best, best]) == ("logit_bias" in kind)

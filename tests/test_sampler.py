@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from inferno.core.validation import validate_request
 from inferno.errors import RequestError
+from inferno.nn.masses import floor_share
 from inferno.requests import Request
 from inferno.sampling import Sampler, logprobs_of
-from inferno.sampling.draw import floor_share
 from inferno.sampling.state import RowState, TokenCounts, uniform
 from inferno.sampling_params import SamplingParams
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from inferno.nn import Dense, Finalize, MergedLinear, finalize, weight
 from inferno.nn.weight import OneDNN
+from inferno.testing.lint import Lint
 
 
 def _reorder(data_OI: Tensor, rows: int) -> Tensor:
@@ -51,3 +52,18 @@ def test_merged_linears_are_finalized_once_and_compute_the_same(packs: bool) -> 
     x_TI = torch.randn(3, 16).bfloat16()
     for y_TO, data_OI in zip(merged(x_TI), data.values(), strict=True):
         torch.testing.assert_close(y_TO, F.linear(x_TI, data_OI))
+
+
+@pytest.mark.parametrize("counts", [[40], [0, 33, 1, 0, 16, 0], [7] * 9])
+def test_products_by_group_in_tiles_wait_for_nothing(
+    counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix without rows, rows for one matrix alone, and tiles in several parts."""
+    monkeypatch.setattr(weight, "_TILE_VALUES", 3 * 8 * 16)
+    data_OI, x_NI = torch.randn(8 * len(counts), 16), torch.randn(sum(counts), 16)
+    starts_E1 = torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)
+    with Lint() as lint:
+        y_NO = weight.in_tiles(Dense(data_OI), x_NI, starts_E1)
+    assert lint.found == [] and lint.count > 10
+    parts = zip(x_NI.split(counts), data_OI.chunk(len(counts)), strict=True)
+    torch.testing.assert_close(y_NO, torch.cat([x @ own_OI.T for x, own_OI in parts]))

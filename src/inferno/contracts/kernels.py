@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LINEAR, GROUPED, QUANTIZE = "linear", "grouped", "quantize"
-OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax")
+OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax", "adjust", "draw")
 """Ops that a provider may implement besides `linear`; `inferno.nn.ops` defines each in torch."""
 EXPERT_OPS = ("route", "dispatch", "combine")
 """Ops that only models with routed experts need, besides `grouped`."""

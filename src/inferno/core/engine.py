@@ -139,9 +139,13 @@ class Engine:
         self._compiling.pop(request_id, None)
 
     def step(self) -> list[EngineOutput]:
-        """Launch the next step, and return the outputs of the one `lag` steps before it."""
+        """Launch the next step, and return the outputs of the one `lag` steps before it. Raises
+        OutOfMemoryError and DeviceError."""
+        from inferno.device.failures import device_errors
+
         try:
-            return self._step()
+            with device_errors(self.plan.device, "compute a step"):
+                return self._step()
         except BaseException:  # its owner may go on: with Ctrl-C, or after an error
             self._constraints.settle()
             self._in_flight.clear()

@@ -18,6 +18,8 @@ from inferno.errors import DeviceError, InfernoError, OutOfMemoryError
 REMEDIES = {
     "load the weights": "Choose a smaller or a quantized model, or stop what else uses the device.",
     "allocate its cache": "Lower --memory, or stop what else uses the device.",
+    "compute a step": "Lower --max-num-batched-tokens, --max-num-seqs or --memory, or stop what "
+    "else uses the device.",
     "capture its decode steps": "Lower --max-num-seqs or --memory, or stop what else uses the "
     "device.",
 }

@@ -18,6 +18,7 @@ from inferno.gpu_report.job import Job
 from inferno.gpu_report.paged_steps import STEPS, run_steps
 from inferno.gpu_report.products import Matrix, matrices
 from inferno.nn import ops as reference
+from inferno.nn.draws import DrawParams, Penalties
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 EIGHT_BITS = {"int8": 0.03, "fp8_e4m3": 0.12}
@@ -149,6 +150,8 @@ def _ops(job: Job) -> None:
         "silu_mul": (random(5, 1536), random(5, 1536)),
         "gather": (random(40, 256), torch.arange(0, 40, 3, device=device)),
         "argmax": (random(5, 5000),),
+        "adjust": (random(3, 5000), _penalties(device)),
+        "draw": (random(3, 5000) * 4, _draws(device)),
     }
     for offer in job.catalog.of("inferno_kernels"):
         for op in OPS:
@@ -157,6 +160,22 @@ def _ops(job: Job) -> None:
                 run = lazy.resolved(offer.item.ops[op])
                 name = f"{offer.item.name}: {op}"
                 job.attempt(name, partial(_op, job, name, run, op, inputs[op]))
+
+
+def _penalties(device: str) -> Penalties:
+    counts_RV = torch.arange(4 * 5000, device=device, dtype=torch.int32).view(4, 5000) % 3
+    floats = (torch.tensor(each, device=device) for each in ([1.5] * 3, [0.5] * 3, [0.25] * 3))
+    return Penalties(torch.tensor([2, 0, 3], device=device), counts_RV, counts_RV, *floats)
+
+
+def _draws(device: str) -> DrawParams:
+    """From all tokens, from the best 40, and from the likely ones."""
+    floats = (torch.tensor(each, device=device) for each in ([1.0, 0.8, 2.0], [0.01, 0.0, 0.0]))
+    integers = (
+        torch.tensor(each, device=device)
+        for each in ([5000, 40, 5000], [2**31, 2**31, 2**31 * 9 // 10], [10**9, 2 * 10**9, 7])
+    )
+    return DrawParams(*floats, *integers)
 
 
 def _op(job: Job, name: str, run: Any, op: str, given: tuple[Any, ...]) -> None:

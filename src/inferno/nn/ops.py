@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
+from inferno.nn.draws import DrawParams, adjust, draw
+
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / rms(x) · weight over the last dimension, computed in float32 (arXiv:1910.07467). The
@@ -161,6 +163,8 @@ class Ops:
     silu_mul: Callable[[Tensor, Tensor], Tensor] = silu_mul
     gather: Callable[[Tensor, Tensor], Tensor] = gather
     argmax: Callable[[Tensor], Tensor] = argmax
+    adjust: Callable[..., Tensor] = adjust
+    draw: Callable[[Tensor, DrawParams | None, Tensor | None], Tensor] = draw
     route: Callable[..., tuple[Tensor, Tensor]] = route
     dispatch: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = dispatch
     combine: Callable[[Tensor, Tensor, Tensor], Tensor] = combine

@@ -1,6 +1,7 @@
 """A matrix as layers see it: they multiply by it and look up its rows.
 
-Suffixes: O rows (output features), I columns (input features), T tokens.
+Suffixes: O rows (output features), I columns (input features), T tokens, E stacked matrices, N rows
+of x that are sorted by matrix, K tiles, R rows of x in a tile.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class Weight(nn.Module):
         """Multiply by E stacked matrices of O / E rows each: rows starts[e] to starts[e + 1] of x
         (int32; from 0 to N) by matrix e, plus its part of the bias. Returns (N, O / E).
 
-        The default looks up the rows of the matrices in use: all at once for few rows of x, matrix
-        by matrix for many."""
+        The default looks up the rows of the matrices in use: for few rows of x all at once; for
+        many, matrix by matrix on a CPU, and on other devices by `in_tiles`, which waits for
+        nothing."""
         num_experts, num_rows = len(starts_E1) - 1, self.shape[0] // (len(starts_E1) - 1)
         rows_O = torch.arange(num_rows, device=x_NI.device)
         if len(x_NI) <= _UNPACK_ROWS:
@@ -52,6 +54,8 @@ class Weight(nn.Module):
             )
             y_NO = torch.bmm(weight_NOI.to(x_NI.dtype), x_NI[..., None])[..., 0]
             return with_biases(y_NO, starts_E1, bias_O)
+        if x_NI.device.type != "cpu":
+            return with_biases(in_tiles(self, x_NI, starts_E1), starts_E1, bias_O)
         y_NO = x_NI.new_empty(len(x_NI), num_rows)
         starts = starts_E1.tolist()
         for expert, (start, stop) in enumerate(itertools.pairwise(starts)):
@@ -74,6 +78,33 @@ class Weight(nn.Module):
 
 _UNPACK_ROWS = 32
 """Up to this many rows of x, one matrix per row is unpacked."""
+_TILE_VALUES = 1 << 26
+"""Values of matrices that are looked up at once."""
+
+
+def in_tiles(weight: Weight, x_NI: Tensor, starts_E1: Tensor) -> Tensor:
+    """Multiply as `Weight.grouped`, without a value that the host must know: in tiles of equal
+    size, each of rows of one matrix. As many as the mean matrix has rows are in a tile, so there
+    are at most twice as many tiles as matrices, and rows of zeros in some."""
+    (N, columns), experts = x_NI.shape, len(starts_E1) - 1
+    outputs, device = weight.shape[0] // experts, x_NI.device
+    size = -(-N // experts)
+    tiles_E = (starts_E1.diff() + size - 1) // size
+    past_E = tiles_E.cumsum(0)
+    rows_R, rows_O = torch.arange(size, device=device), torch.arange(outputs, device=device)
+    y_NO = x_NI.new_empty(N + 1, outputs)  # the last one takes what no row wants
+    step, count = max(1, _TILE_VALUES // (outputs * columns)), N // size + experts
+    for at in range(0, count, step):
+        tile_K = torch.arange(at, min(at + step, count), device=device)
+        own_K = torch.searchsorted(past_E, tile_K, right=True).clamp_(max=experts - 1)
+        first_K = starts_E1[own_K] + (tile_K - past_E[own_K] + tiles_E[own_K]) * size
+        row_KR = first_K[:, None] + rows_R
+        known_KR = row_KR < starts_E1[own_K + 1][:, None]
+        weight_KOI = weight.rows((own_K[:, None] * outputs + rows_O).flatten())
+        weight_KOI = weight_KOI.view(len(tile_K), outputs, columns).to(x_NI.dtype)
+        y_KRO = torch.bmm(x_NI[row_KR.clamp(max=N - 1)], weight_KOI.transpose(1, 2))
+        y_NO[torch.where(known_KR, row_KR, N)] = y_KRO
+    return y_NO[:N]
 
 
 def with_biases(y_NO: Tensor, starts_E1: Tensor, bias_O: Tensor | None) -> Tensor:

@@ -155,8 +155,8 @@ class Supervisor:
             words, ending = self._last_words, watchdog.verdict or _ending(process)
             cause = words.cause if words else f"the engine process {ending}"
             log.error("%s: %s; starting another", self.plan.model_id, cause)
-            if words and words.detail:
-                log.error("%s", words.detail)
+            if words and (words.remedy or words.detail):
+                log.error("%s", words.remedy or words.detail)  # a remedy says more than a traceback
             self._on_end(
                 EngineDeadError(cause, "It is being restarted: send the request again in a moment.")
             )

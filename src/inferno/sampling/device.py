@@ -2,15 +2,16 @@
 token ids stay there.
 
 The tokens are those of `Sampler.sample`. Where that tries a few candidates first and looks at the
-result, this draws from all tokens at once (`select`), and chooses between the drawn token and the
-model's own on the device.
+result, this draws from all tokens at once, and chooses between the drawn token and the model's own
+on the device. A kernel provider's `draw` takes the rows of a step together; torch's operators take
+those that are drawn alike.
 
 Suffixes: S logits rows of a step, B those drawn together, V vocabulary, R resident rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from inferno.device.staging import HostBuffers
-from inferno.sampling.draw import draw_full, replace_nonfinite
-from inferno.sampling.select import draw_best
+from inferno.device.staging import HostBuffers, host_buffer, sent
+from inferno.nn.draws import BEST, Biases, DrawParams, Penalties
+from inferno.nn.masses import draw_full, replace_nonfinite
+from inferno.nn.ops import TORCH, Ops
+from inferno.nn.ranks import draw_best
 from inferno.sampling.state import RowState, Strategy, TokenCounts
 
 TEMPERATURE, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(5)
@@ -49,6 +52,7 @@ class DeviceDraws:
     resident: Resident
     device: torch.device
     vocab_size: int
+    ops: Ops = TORCH
     _buffers: HostBuffers = field(init=False)
     _numbers: list[np.ndarray[Any, Any]] = field(init=False)
     _sent: Tensor = field(init=False)
@@ -60,25 +64,35 @@ class DeviceDraws:
         self._sent = torch.empty(count, dtype=torch.int64, device=self.device)
 
     def draw(
-        self, logits_SV: Tensor, rows: Sequence[int], states: Sequence[RowState]
+        self,
+        logits_SV: Tensor,
+        rows: Sequence[int],
+        states: Sequence[RowState],
+        masks: Mapping[int, Any],
     ) -> tuple[Tensor, Tensor]:
-        """Return token ids, (S,), and the rows, on the device, and count the tokens. No state may
-        want what only the host can give (`RowState.waits`)."""
-        groups = _groups(states, max(1, _AT_ONCE // self.vocab_size))
+        """Return token ids, (S,), and the rows, on the device, and count the tokens. `masks` has
+        the words of allowed tokens (W,) of some rows. No state may want what only the host can give
+        (`RowState.waits`)."""
+        together = self.ops.draw is not TORCH.draw
+        most = max(1, _AT_ONCE // self.vocab_size)
+        groups = [[*range(len(states))]] if together else _groups(states, most)
         order = [i for members in groups for i in members]
-        uniforms = [state.uniform(0) for state in states]
+        uniforms = [BEST if s.strategy is Strategy.GREEDY else s.uniform(0) for s in states]
         rows_S, uniform_S, order_S = self._send(rows, uniforms, order)
+        words_SW = self._words(rows, masks) if masks else None
         ids_S = torch.empty_like(rows_S)
         first = 0
         for members in groups:
-            at_B = order_S[first : first + len(members)]
+            at: Tensor | slice = order_S[first : first + len(members)]
+            if len(groups) == 1:
+                at = slice(None)  # in order: nothing is copied
             first += len(members)
-            rows_B, some = rows_S[at_B], [states[i] for i in members]
-            logits_BV = logits_SV if len(groups) == 1 else logits_SV[at_B]
-            ids_S[at_B] = self._draw(logits_BV, rows_B, uniform_S[at_B], some)
-            if some[0].counts_tokens:
-                self.resident.generated.add_drawn(rows_B, ids_S[at_B])
-                self.resident.recent.add_drawn(rows_B, ids_S[at_B])
+            rows_B, some = rows_S[at], [states[i] for i in members]
+            words_BW = None if words_SW is None else words_SW[at]
+            ids_S[at] = self._draw(logits_SV[at], rows_B, uniform_S[at], some, words_BW)
+            if any(state.counts_tokens for state in some):
+                self.resident.generated.add_drawn(rows_B, ids_S[at])
+                self.resident.recent.add_drawn(rows_B, ids_S[at])
         for state in states:
             if not state.is_argmax:
                 state.advance()
@@ -94,49 +108,78 @@ class DeviceDraws:
         self._buffers.send(self._sent[:total], host[:total])
         return list(self._sent[:total].view(len(numbers), size).unbind())
 
+    def _words(self, rows: Sequence[int], masks: Mapping[int, Any]) -> Tensor:
+        """Copy masks to the device, (S, W). Rows without one allow every token."""
+        words = max(mask_W.size for mask_W in masks.values())
+        host = host_buffer(4 * words * len(rows), str(self.device))
+        words_SW = host.view(torch.int32).view(len(rows), words)
+        held = words_SW.numpy()
+        for i, row in enumerate(rows):
+            held[i] = masks.get(row, -1)
+        return words_SW.to(self.device, non_blocking=True)
+
     def _draw(
-        self, logits_BV: Tensor, rows_B: Tensor, uniform_B: Tensor, states: Sequence[RowState]
+        self,
+        logits_BV: Tensor,
+        rows_B: Tensor,
+        uniform_B: Tensor,
+        states: Sequence[RowState],
+        words_BW: Tensor | None,
     ) -> Tensor:
+        x_BV, own_BV = logits_BV, None
+        if words_BW is not None or any(state.adjusts_logits for state in states):
+            x_BV, own_BV = self._adjusted(logits_BV, rows_B, states, words_BW), logits_BV
+        if words_BW is not None:
+            # A token that the mask allows, although the model or a bias excludes it.
+            least = torch.finfo(torch.float32).min
+            finite_BV = logits_BV.float().nan_to_num(least, neginf=least)
+            own_BV = self.ops.adjust(finite_BV, None, None, words_BW)
+        if all(state.strategy is Strategy.GREEDY for state in states):
+            return self.ops.draw(x_BV, None, own_BV)
         resident = self.resident
-        x_BV = replace_nonfinite(logits_BV)
-        own_B = x_BV.argmax(-1)
-        if states[0].is_argmax:
-            return own_B
-        x_BV = self._adjusted(x_BV, rows_B, states)
         floats_BP = resident.floats_RP[rows_B]
-        strategy = states[0].strategy
-        if strategy is Strategy.GREEDY:
-            ids_B = x_BV.argmax(-1)
-        elif strategy is Strategy.FULL:
-            temperature_B1, min_p_B1 = floats_BP[:, TEMPERATURE, None], floats_BP[:, MIN_P, None]
-            ids_B = draw_full(x_BV, temperature_B1, min_p_B1, uniform_B)
+        temperature_B, min_p_B = floats_BP[:, TEMPERATURE], floats_BP[:, MIN_P]
+        top_k_B, top_p_B = resident.top_k_R[rows_B], resident.top_p_R[rows_B]
+        if self.ops.draw is not TORCH.draw:
+            params = DrawParams(temperature_B, min_p_B, top_k_B, top_p_B, uniform_B)
+            return self.ops.draw(x_BV, params, own_BV)
+        own_B = replace_nonfinite(logits_BV if own_BV is None else own_BV).argmax(-1)
+        if own_BV is None:
+            x_BV = replace_nonfinite(x_BV)
+        columns = temperature_B[:, None], min_p_B[:, None]
+        if states[0].strategy is Strategy.FULL:
+            ids_B = draw_full(x_BV, *columns, uniform_B)
         else:
-            ids_B = draw_best(
-                x_BV,
-                floats_BP[:, TEMPERATURE, None],
-                floats_BP[:, MIN_P, None],
-                resident.top_k_R[rows_B],
-                resident.top_p_R[rows_B],
-                uniform_B,
-            )
+            ids_B = draw_best(x_BV, *columns, top_k_B, top_p_B, uniform_B)
         return torch.where(x_BV.amax(-1).isfinite(), ids_B, own_B)
 
-    def _adjusted(self, x_BV: Tensor, rows_B: Tensor, states: Sequence[RowState]) -> Tensor:
-        """Apply penalties, bias and `min_tokens`. Penalties of rows without any change nothing."""
-        if states[0].counts_tokens:
-            floats_BP = self.resident.floats_RP[rows_B]
-            penalty_B1 = floats_BP[:, REPETITION, None]
-            if (recent_BV := self.resident.recent.held(rows_B)) is not None:
-                penalised_BV = torch.where(x_BV > 0, x_BV / penalty_B1, x_BV * penalty_B1)
-                x_BV = torch.where(recent_BV > 0, penalised_BV, x_BV)
-            if (count_BV := self.resident.generated.held(rows_B)) is not None:
-                x_BV = x_BV - (
-                    count_BV * floats_BP[:, FREQUENCY, None]
-                    + (count_BV > 0) * floats_BP[:, PRESENCE, None]
-                )
-        for x_V, state in zip(x_BV.unbind(), states, strict=True):
-            state.exclude(x_V)
-        return x_BV
+    def _adjusted(
+        self,
+        logits_BV: Tensor,
+        rows_B: Tensor,
+        states: Sequence[RowState],
+        words_BW: Tensor | None,
+    ) -> Tensor:
+        """Apply penalties, biases, `min_tokens` and masks. Rows without penalties have some that
+        change nothing."""
+        resident, penalties = self.resident, None
+        if any(state.counts_tokens for state in states):
+            floats_BP = resident.floats_RP[rows_B]
+            columns = [floats_BP[:, which] for which in (REPETITION, FREQUENCY, PRESENCE)]
+            counts = resident.recent.all, resident.generated.all
+            penalties = Penalties(rows_B, *counts, *columns)
+        return self.ops.adjust(logits_BV, penalties, self._biases(states), words_BW)
+
+    def _biases(self, states: Sequence[RowState]) -> Biases | None:
+        found = {i: state.bias for i, state in enumerate(states) if state.bias is not None}
+        if not found:
+            return None
+        ids, values = zip(*found.values(), strict=True)
+        counts = sent([len(each) for each in ids], self.device)
+        at_N = sent(list(found), self.device).repeat_interleave(
+            counts, output_size=sum(map(len, ids))
+        )
+        return Biases(at_N, torch.cat(ids), torch.cat(values))
 
 
 def _groups(states: Sequence[RowState], most: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,7 +28,14 @@ from torch import Tensor
 from inferno.constraints.rules import LogitsRules, apply_masks, few_allowed, processed
 from inferno.contracts import LogitsProcessor
 from inferno.device.staging import sent
-from inferno.nn import ops
+from inferno.nn.masses import (
+    UNDECIDED,
+    UNIFORM_BITS,
+    draw_full,
+    integer_masses,
+    replace_nonfinite,
+)
+from inferno.nn.ops import TORCH, Ops
 from inferno.requests import Logprobs, Request
 from inferno.sampling.device import (
     FREQUENCY,
@@ -39,18 +46,9 @@ from inferno.sampling.device import (
     DeviceDraws,
     Resident,
 )
-from inferno.sampling.draw import (
-    UNDECIDED,
-    draw_full,
-    draw_truncated,
-    index_of,
-    integer_masses,
-    replace_nonfinite,
-    sort_best,
-    truncate,
-)
+from inferno.sampling.draw import draw_truncated, index_of, sort_best, truncate
 from inferno.sampling.logprobs import wanted_logprobs
-from inferno.sampling.state import UNIFORM_BITS, RowState, Strategy, TokenCounts
+from inferno.sampling.state import RowState, Strategy, TokenCounts
 from inferno.sampling_params import SamplingParams
 
 _SECOND_LOOK = 4096
@@ -78,15 +76,15 @@ class Sampler:
         vocab_size: int,
         *,
         device: torch.device | str = "cpu",
-        argmax: Callable[[Tensor], Tensor] = ops.argmax,
+        ops: Ops = TORCH,
         processors: Mapping[str, LogitsProcessor] | None = None,
     ) -> None:
         self._processors = processors or {}
         self._vocab_size = vocab_size
         self._device = torch.device(device)
-        self._argmax = argmax
+        self._ops, self._argmax = ops, ops.argmax
         self._rows: dict[int, RowState] = {}
-        self._floats_RP = torch.ones(num_rows, 5, device=self._device)
+        self._floats_RP = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0]).repeat(num_rows, 1).to(device)
         self._top_k_R = torch.zeros(num_rows, dtype=torch.int64, device=self._device)
         self._top_p_R = torch.zeros(num_rows, dtype=torch.int64, device=self._device)
         self._generated = TokenCounts(num_rows, vocab_size, self._device)
@@ -94,6 +92,8 @@ class Sampler:
         # On a CPU, temporaries that leave its caches cost more than the arithmetic on them (6
         # times, measured).
         self._rows_at_once = max(1, 2 ** (20 if self._device.type == "cpu" else 24) // vocab_size)
+        self._written = set[int]()
+        """Rows whose parameters are not the neutral ones of the beginning."""
         self._draws: DeviceDraws | None = None
 
     @torch.inference_mode()
@@ -116,7 +116,9 @@ class Sampler:
             recent = token_ids if state.penalty_window < 0 else token_ids[-state.penalty_window :]
             state.recent.extend(recent if state.penalty_window > 0 else ())
             self._recent.fill(row, recent)
-        if state.strategy is not Strategy.GREEDY or state.counts_output or state.penalty_window:
+        # What an earlier request left in a row must not change this one's logits.
+        if not state.is_plain or row in self._written:
+            self._written.add(row)
             self._write(row, params)
 
     def _write(self, row: int, params: SamplingParams) -> None:
@@ -169,14 +171,16 @@ class Sampler:
         return any(self._rows[row].waits for row in rows)
 
     @torch.inference_mode()
-    def start(self, logits_SV: Tensor, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def start(
+        self, logits_SV: Tensor, rows: Sequence[int], masks: Mapping[int, Any] = NO_MASKS
+    ) -> tuple[Tensor, Tensor]:
         """Draw what `sample` draws, for rows that do not wait. Returns the token ids, (S,), and the
         rows, both on the device: no call waits for it."""
         if self._draws is None:
             counts = self._generated, self._recent
             resident = Resident(self._floats_RP, self._top_k_R, self._top_p_R, *counts)
-            self._draws = DeviceDraws(resident, self._device, self._vocab_size)
-        return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows])
+            self._draws = DeviceDraws(resident, self._device, self._vocab_size, self._ops)
+        return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows], masks)
 
     def failures(self, rows: Sequence[int]) -> dict[str, str]:
         """Return the errors of these rows' logits processors, by request id."""

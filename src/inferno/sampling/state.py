@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import define
@@ -16,11 +16,10 @@ from torch import Tensor
 
 from inferno.constraints.rules import LogitsRules
 from inferno.device.staging import sent
+from inferno.nn.masses import UNIFORM_BITS
 from inferno.requests import Request
 from inferno.sampling_params import SamplingParams
 
-UNIFORM_BITS = 31
-"""Bits of a uniform number. `floor_share` multiplies it by masses of up to 63 bits, exactly."""
 _TOP_P_WIDTH = 512
 """Candidates of the first attempt for `top_p`: mostly enough."""
 
@@ -55,8 +54,10 @@ class RowState:
     recent: deque[int]
     """Those tokens, if the window is limited."""
     bias: tuple[Tensor, Tensor] | None
-    forbidden: Tensor | None
-    """End and stop tokens, until `min_tokens` are generated."""
+    """Token ids and what is added to their logits: until `min_tokens` are generated, -inf for end
+    and stop tokens."""
+    later_bias: tuple[Tensor, Tensor] | None
+    """After that."""
     logprobs: int | None
     logprob_ids: tuple[int, ...]
     request_id: str
@@ -64,7 +65,7 @@ class RowState:
     is_argmax: bool = False
     """Whether the next draw is an argmax of the logits as they are."""
     adjusts_logits: bool = False
-    """Whether the next draw applies penalties, bias or `forbidden`."""
+    """Whether the next draw applies penalties, biases or rules."""
 
     @classmethod
     def of(
@@ -81,6 +82,12 @@ class RowState:
         stops = sorted(
             {i for i in (*request.eos_token_ids, *params.stop_token_ids) if 0 <= i < vocab_size}
         )
+        bias = {
+            token_id: -math.inf if b <= -100 else b
+            for token_id, b in params.logit_bias.items()
+            if b
+        }
+        later, early = _sent(bias, device), generated < params.min_tokens
         row = cls(
             strategy=strategy,
             width=width,
@@ -91,8 +98,8 @@ class RowState:
             counts_output=bool(params.presence_penalty or params.frequency_penalty),
             penalty_window=params.repeat_last_n if params.repetition_penalty != 1 else 0,
             recent=deque(),
-            bias=_bias(params, device),
-            forbidden=sent(stops, device) if stops else None,
+            bias=_sent({**bias, **dict.fromkeys(stops, -math.inf)}, device) if early else later,
+            later_bias=later,
             logprobs=params.logprobs,
             request_id=request.id,
             rules=rules,
@@ -112,14 +119,17 @@ class RowState:
         """Whether any penalty counts tokens."""
         return self.counts_output or self.penalty_window != 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is greedy and no penalty counts its tokens."""
+        return self.strategy is Strategy.GREEDY and not self.counts_tokens
+
     def exclude(self, x_V: Tensor) -> None:
-        """Apply bias, rules and `min_tokens` to its logits."""
+        """Apply biases and rules to its logits."""
         if self.bias is not None:
             x_V.index_add_(0, *self.bias)
         if self.rules is not None:
             self.rules.exclude(x_V)
-        if self.forbidden is not None:  # last, so that no bias can allow an end token again
-            x_V.index_fill_(0, self.forbidden, -math.inf)
 
     def uniform(self, offset: int) -> int:
         """Return the uniform number of the next draw, or of one `offset` positions after it."""
@@ -135,13 +145,9 @@ class RowState:
     def _plan_draws(self) -> None:
         """Decide what the draws from here on need, until `min_tokens` are reached."""
         if self.generated >= self.min_tokens:
-            self.forbidden = None
+            self.bias = self.later_bias
         self.adjusts_logits = bool(
-            self.counts_output
-            or self.penalty_window
-            or self.bias
-            or self.forbidden is not None
-            or self.rules
+            self.counts_output or self.penalty_window or self.bias or self.rules
         )
         self.is_argmax = (
             self.strategy is Strategy.GREEDY and self.logprobs is None and not self.adjusts_logits
@@ -159,11 +165,8 @@ def _strategy(params: SamplingParams, vocab_size: int) -> tuple[Strategy, int]:
     return (Strategy.TOP_P, _TOP_P_WIDTH) if params.top_p < 1 else (Strategy.FULL, 0)
 
 
-def _bias(params: SamplingParams, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """Return the biased token ids and their biases."""
-    bias = {
-        token_id: -math.inf if b <= -100 else b for token_id, b in params.logit_bias.items() if b
-    }
+def _sent(bias: Mapping[int, float], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Return token ids and their biases on the device, or None if there are none."""
     if not bias:
         return None
     return sent(list(bias), device), sent(list(bias.values()), device, torch.float32)
@@ -195,9 +198,10 @@ class TokenCounts:
         if self._count_RV is not None:
             self._count_RV[rows_B, ids_B] = self._count_RV[rows_B, ids_B] + 1
 
-    def held(self, rows_B: Tensor) -> Tensor | None:
-        """Return the counts of these rows, (B, V), a copy; None if no row ever needed any."""
-        return None if self._count_RV is None else self._count_RV[rows_B]
+    @property
+    def all(self) -> Tensor | None:
+        """The counts of every row, (R, V); None if no row ever needed any."""
+        return self._count_RV
 
     def of(self, rows_B: Tensor) -> Tensor:
         """Return the counts of these rows, (B, V), a copy."""

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferno.catalog import Catalog
 from inferno.contracts import (
     COMPUTE_DTYPES,
     EXPERT_OPS,
@@ -30,13 +29,11 @@ from inferno.contracts import (
     IntLayout,
     KernelNeed,
     KernelProvider,
-    lazy,
 )
 from inferno.contracts.layouts import GROUPS
 from inferno.nn import Dense, IntGroups, Weight, ops
-from inferno.plan import find_device
 from inferno.testing.devices import STRANGE, UNKNOWN
-from inferno.testing.installed import Installed
+from inferno.testing.draws import DrawTests, random
 
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
 """Largest difference, relative to the result's largest value: the last bit of each type, and the
@@ -62,21 +59,13 @@ def random_ints(layout: IntLayout, rows: int, columns: int, dtype: torch.dtype) 
     return IntGroups(data, scales, None if layout.symmetric else zeros, layout.bits, dtype)
 
 
-class KernelProviderTests(Installed):
+class KernelProviderTests(DrawTests):
     """Set `provider` to its registered name. Override `weights` if its `linear` takes other layouts
     than dense matrices and the public ones."""
 
-    provider: ClassVar[str]
-    device: ClassVar[str] = "cpu"
-    """As in `--device`."""
     linear_tolerance: ClassVar[float] = 1.0
     """Tolerance of packed layouts, whose activations may be rounded: in units of bfloat16's
     TOLERANCE, relative to the size of a product of random vectors."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def item(cls, catalog: Catalog) -> KernelProvider:
-        return catalog.named(KernelProvider, cls.provider).item
 
     def weights(self, rows: int, columns: int, dtype: torch.dtype) -> Iterable[Weight]:
         """Weights of that shape in every layout, to test `linear` with."""
@@ -365,23 +354,6 @@ class KernelProviderTests(Installed):
                 other.replay()
                 captured.replay()
                 assert_close(captured.output, compute(x_TD), "float32")
-
-    def _refused(self, item: KernelProvider, op: str, dtype: DType, layout: str = "") -> bool:
-        return (
-            item.refuses(
-                KernelNeed(op=op, dtype=dtype, device=find_device(self.device), layout=layout)
-            )
-            is not None
-        )
-
-    def _op(self, item: KernelProvider, op: str, dtype: DType):  # type: ignore[no-untyped-def]  # each op its own signature
-        if op not in item.ops or self._refused(item, op, dtype):
-            return None
-        return lazy.resolved(item.ops[op])
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def assert_close(ours: Tensor, theirs: Tensor, dtype: str, ulps: float = 1) -> None:

@@ -24,8 +24,9 @@ from inferno.contracts import QuantScheme, StoredMatrix, TensorInfo
 from inferno.errors import InfernoError
 from inferno.nn import Weight
 from inferno.testing.damage import changed, damages
+from inferno.testing.draws import random
 from inferno.testing.installed import Installed
-from inferno.testing.kernels import assert_close, random
+from inferno.testing.kernels import assert_close
 from inferno.testing.tiny import run_python
 
 Parts = Mapping[str, Tensor]

@@ -17,18 +17,23 @@ from triton_compiler import Launch, compiled, launches
 from inferno.contracts import AttentionNeed, Device
 from inferno.nn import Dense, Fp8Blocks
 from inferno.nn.batch import Batch
+from inferno.nn.draws import Biases, DrawParams, Penalties
 from inferno_triton import (
     attention,
     chips,
+    draws,
     experts,
     float8,
     fp8,
+    int8,
     linear,
     mixture,
     ops,
     packed,
     paged,
     rows,
+    tokens,
+    w8a8,
 )
 from inferno_triton.attend import TritonAttend
 from inferno_triton.planes import Form, Planes
@@ -71,8 +76,8 @@ LOADS = r"LDGSTS\S*\.128|LDG\S*\.128|(buffer|global)_load_(dwordx4|b128)"
 """Loads of 16 bytes: to shared memory or to registers; AMD's."""
 BYTE_LOADS = r"LDG\S*\.[US]8|LDGSTS\S*\.[US]8|load_[us]byte"
 
-MATRIX = {"sm_90": "[HQ]GMMA", "sm_100": r"UTC\w*MMA", "gfx942": "v_mfma"}
-"""Instructions that multiply matrices; those of other chips are HMMA and QMMA."""
+MATRIX = {"sm_90": "[HQI]GMMA", "sm_100": r"UTC\w*MMA|IMMA", "gfx942": "v_mfma"}
+"""Instructions that multiply matrices; those of other chips are HMMA, QMMA and IMMA."""
 
 ALIKE = {"sm_80": "sm_86"}
 """Chips whose kernels beside attention have the same tiles and instructions."""
@@ -143,7 +148,7 @@ def check(launch: Launch, chip: str) -> None:
     if large:
         assert machine.count(LOADS) > 0, f"{name}: it loads in small pieces"
     if kernel in ("many", "grouped", "product"):
-        assert machine.count(MATRIX.get(chip, "[HQ]MMA")) > 0, f"{name}: not on tensor cores"
+        assert machine.count(MATRIX.get(chip, "[HQI]MMA")) > 0, f"{name}: not on tensor cores"
     if kernel in ("few", "many", "product"):
         assert machine.count(BYTE_LOADS) == 0, f"{name}: it loads bytes"
 
@@ -236,6 +241,19 @@ def test_products_of_8_bit_floats(chip: str) -> None:
         check(launch, chip)
 
 
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_products_with_rounded_activations(chip: str) -> None:
+    data = meta(4096, 4096, dtype=torch.int8)
+    scales, zeros = (meta(4096, 1, dtype=torch.float32) for _ in range(2))
+    with chips.using(CHIPS[chip]), launches(int8) as found:
+        w8a8.Int8(data, scales, None, torch.bfloat16).matmul(meta(1024, 4096))
+        if chip == "sm_90":
+            w8a8.Int8(data, scales, zeros, torch.bfloat16).matmul(meta(16, 4096))
+    assert len(found) == (4 if chip == "sm_90" else 2)
+    for launch in found:
+        check(launch, chip)
+
+
 @pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
 def test_small_operators(chip: str) -> None:
     with launches(rows) as found, launches(mixture) as more:
@@ -252,4 +270,25 @@ def test_small_operators(chip: str) -> None:
         experts.combine(meta(64, 2048), places, chosen[1])
     assert len(found) == 5 and len(more) == 3
     for launch in (*found, *more):
+        check(launch, chip)
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_100", "gfx942"])
+def test_draws(chip: str) -> None:
+    """Of a real vocabulary; the best tokens of adjusted logits on one chip."""
+    B, V, float32, int64 = 8, 151_936, torch.float32, torch.int64
+    floats, integers = [meta(B, dtype=float32)] * 3, [meta(B, dtype=int64)] * 3
+    counts_RV = meta(64, V, dtype=torch.int32)
+    with chips.using(CHIPS[chip]), launches(draws) as found:
+        tokens.draw(meta(B, V), DrawParams(*floats[:2], *integers))
+        if chip == "sm_90":
+            tokens.draw(meta(B, V, dtype=float32), None, meta(B, V))
+            tokens.adjust(
+                meta(B, V),
+                Penalties(integers[0], counts_RV, counts_RV, *floats),
+                Biases(*integers[:2], floats[0]),
+                meta(B, V // 32, dtype=torch.int32),
+            )
+    assert len(found) == (8 if chip == "sm_90" else 4)
+    for launch in found:
         check(launch, chip)

@@ -16,10 +16,11 @@ from triton_on_cpu import H200, on_cpu, provider
 
 from inferno.contracts import Device, IntLayout, KernelNeed, KernelProvider, TableLayout
 from inferno.errors import CheckpointError
-from inferno.nn import Dense, Fp8Blocks, IntGroups, TableGroups, Weight
+from inferno.nn import W8A8, Dense, Fp8Blocks, IntGroups, TableGroups, Weight
 from inferno.nn import ops as reference
+from inferno.nn.w8a8 import rounded_tokens
 from inferno.testing import Catalog, KernelProviderTests
-from inferno_triton import kernels, linear, ops
+from inferno_triton import kernels, linear, ops, w8a8
 from inferno_triton.ggml import FORMS
 from inferno_triton.tiles import CHIPS
 
@@ -138,6 +139,39 @@ def test_products_of_8_bit_floats(block: tuple[int, int], chip: str) -> None:
             torch.testing.assert_close(found_NO, wanted_NO, rtol=2**-7, atol=0.05)
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+def test_products_with_rounded_activations(zeros: bool) -> None:
+    """Activations are rounded as the definition does it, to the last bit; sums are exact. Tokens of
+    zeros, and one that is not finite; columns that are no whole tiles."""
+    rows, columns = 96, 320
+    generator = torch.Generator().manual_seed(0)
+    codes_OI = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, generator=generator)
+    scales_O1 = torch.rand(rows, 1, generator=generator) / 100
+    zeros_O1 = torch.randint(100, 150, (rows, 1), generator=generator).float() if zeros else None
+    weight = W8A8(codes_OI, scales_O1, zeros_O1, torch.bfloat16)
+    ids_T, bias_O = torch.tensor([3, 95, 3]), torch.randn(rows, generator=generator).bfloat16()
+    starts_E1 = torch.tensor([0, 5, 5, 9], dtype=torch.int32)
+    with on_cpu():
+        ours = linear.stack(weight)
+        assert ours is not None
+        assert torch.equal(ours.rows(ids_T), weight.rows(ids_T))
+        assert ours.matmul(torch.empty(0, columns, dtype=torch.bfloat16)).shape == (0, rows)
+        for tokens in (3, 70):
+            x_TI = torch.randn(tokens, 2 * columns, generator=generator).bfloat16()[:, columns:]
+            x_TI[1], x_TI[2, 5] = 0, torch.nan if tokens == 3 else 1e-38
+            q_TI, scales_T, sums_T = w8a8.quantized(x_TI)
+            wanted_TI, wanted_T1 = rounded_tokens(x_TI)
+            assert torch.equal(q_TI, wanted_TI.to(torch.int8))
+            torch.testing.assert_close(scales_T, wanted_T1[:, 0], rtol=0, atol=0, equal_nan=True)
+            assert sums_T.tolist() == wanted_TI.sum(1).tolist()
+            integers_OI = codes_OI.double() - (128 if zeros_O1 is None else zeros_O1)
+            exact_TO = wanted_TI.double() @ integers_OI.T * wanted_T1 * scales_O1[:, 0] + bias_O
+            found_TO = ours.matmul(x_TI, bias_O)
+            torch.testing.assert_close(found_TO, exact_TO.bfloat16(), equal_nan=True)
+        found_NO = ours.grouped(x_TI[:9], starts_E1, bias_O)
+        torch.testing.assert_close(found_NO, weight.grouped(x_TI[:9], starts_E1, bias_O))
+
+
 def test_a_float8_that_is_not_a_number_is_an_error() -> None:
     data_OI = torch.zeros(2, 128).to(torch.float8_e4m3fn)
     data_OI.view(torch.uint8)[1, 5] = 0xFF
@@ -182,9 +216,10 @@ def test_what_it_refuses() -> None:
     assert kernels.refuses(attrs.evolve(need, layout="q4_k", op="grouped")) is None
     assert kernels.refuses(attrs.evolve(need, layout="bfloat16", op="grouped")) is None
     assert kernels.refuses(attrs.evolve(need, layout="fp8_128x128")) is None
+    assert kernels.refuses(attrs.evolve(need, layout="w8a8_sym", op="grouped")) is None
     assert "fp8_64x64" in str(kernels.refuses(attrs.evolve(need, layout="fp8_64x64")))
-    assert kernels.refuses(attrs.evolve(need, layout="iq4_nl")) == (
-        "it has no kernel for matrices stored as iq4_nl"
+    assert kernels.refuses(attrs.evolve(need, layout="iq4_xs")) == (
+        "it has no kernel for matrices stored as iq4_xs"
     )
     assert "float32" in str(kernels.refuses(attrs.evolve(need, dtype="float32")))
     assert "it runs on CUDA devices" in str(

@@ -19,7 +19,19 @@ from inferno.contracts import (
     KernelProvider,
 )
 from inferno.testing import Catalog, load_catalog
-from inferno_triton import attend, attention, chips, float8, kernels, mixture, packed, paged, rows
+from inferno_triton import (
+    attend,
+    attention,
+    chips,
+    draws,
+    float8,
+    int8,
+    kernels,
+    mixture,
+    packed,
+    paged,
+    rows,
+)
 from inferno_triton.tiles import CHIPS, Chip
 
 H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), shared_memory=232_448)
@@ -28,7 +40,7 @@ H200 = Device("cuda", name="NVIDIA H200", capability=(9, 0), shared_memory=232_4
 @contextmanager
 def on_cpu(chip: Chip = CHIPS["sm_90"]) -> Iterator[None]:
     """Interpret every kernel, with the tiles of a chip. Memory is NaN until it is written."""
-    modules = (paged, rows, packed, mixture, float8)
+    modules = (paged, rows, packed, mixture, float8, int8, draws)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
     try:

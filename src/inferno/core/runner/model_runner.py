@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from inferno.constraints import Drafts
@@ -72,6 +72,16 @@ class LaunchedStep:
         self.sampled = self.runner.draw(self, masks)
         self.logits_LV = None
 
+    def sampled_of(self, token_ids: list[int]) -> Sampled:
+        """Return its results with these tokens."""
+        moved = tuple(dict.fromkeys(move.key for move in self.step.moves))
+        return Sampled(
+            token_ids,
+            prompt_logprobs=self.prompt_logprobs,
+            embeddings=self.embeddings,
+            moved=moved,
+        )
+
     def result(self) -> Sampled:
         """Wait for the results."""
         assert self.sampled is not None, "a step is drawn before its result is taken"
@@ -119,7 +129,7 @@ class ModelRunner:
             plan.max_num_seqs,
             plan.vocab_size,
             device=self._device,
-            argmax=ops.argmax,
+            ops=ops,
             processors=processors,
         )
         self._wants_prompt: dict[int, PromptLogprobs] = {}
@@ -285,20 +295,14 @@ class ModelRunner:
         self, launched: LaunchedStep, masks: Mapping[int, Any]
     ) -> Sampled | Callable[[], Sampled]:
         """Draw the tokens of a launched step. Returns its results, or what waits for them."""
-        step, arrays, logits_LV = launched.step, launched.arrays, launched.logits_LV
-        moved = tuple(dict.fromkeys(move.key for move in step.moves))
+        arrays, logits_LV = launched.arrays, launched.logits_LV
         if arrays is None or logits_LV is None:
-            return Sampled(
-                [],
-                prompt_logprobs=launched.prompt_logprobs,
-                embeddings=launched.embeddings,
-                moved=moved,
-            )
+            return launched.sampled_of([])
         rows, verified = arrays.sampling_rows, dict[int, Verified]()
-        if self.overlaps and arrays.drafts is None and not (masks or self._sampler.waits(rows)):
-            return self._started(launched, arrays, logits_LV, moved)
+        first = {row: mask_NW[0] for row, mask_NW in masks.items()}
+        if self.overlaps and arrays.drafts is None and not self._sampler.waits(rows):
+            return self._started(launched, first)
         if arrays.drafts is None:
-            first = {row: mask_NW[0] for row, mask_NW in masks.items()}
             drawn = self._sampler.sample(logits_LV, rows, first)
             self._tables.append(arrays, drawn.token_ids)
             token_ids, logprobs = drawn.token_ids, drawn.logprobs
@@ -311,21 +315,18 @@ class ModelRunner:
                 for row, drafts, ids in zip(rows, arrays.drafts, found, strict=True)
                 if len(drafts)
             }
-        return Sampled(
-            token_ids,
-            verified,
-            logprobs,
-            launched.prompt_logprobs,
-            launched.embeddings,
-            moved,
-            self._sampler.failures(rows),
+        return evolve(
+            launched.sampled_of(token_ids),
+            verified=verified,
+            logprobs=logprobs,
+            failed=self._sampler.failures(rows),
         )
 
-    def _started(
-        self, launched: LaunchedStep, arrays: StepArrays, logits_SV: Tensor, moved: tuple[int, ...]
-    ) -> Callable[[], Sampled]:
+    def _started(self, launched: LaunchedStep, masks: Mapping[int, Any]) -> Callable[[], Sampled]:
         """Draw on the device, keep the tokens there for the next step, and start to copy them."""
-        ids_S, rows_S = self._sampler.start(logits_SV, arrays.sampling_rows)
+        arrays, logits_SV = launched.arrays, launched.logits_LV
+        assert arrays is not None and logits_SV is not None, "it has rows to draw"
+        ids_S, rows_S = self._sampler.start(logits_SV, arrays.sampling_rows, masks)
         assert self._input_spec.last_tokens_R is not None, "made for steps that overlap"
         self._input_spec.last_tokens_R[rows_S] = ids_S
         arriving = Arriving.of(ids_S)
@@ -334,12 +335,7 @@ class ModelRunner:
         def results() -> Sampled:
             token_ids = arriving.values()
             self._tables.learn(arrays, owners, token_ids)
-            return Sampled(
-                token_ids,
-                prompt_logprobs=launched.prompt_logprobs,
-                embeddings=launched.embeddings,
-                moved=moved,
-            )
+            return launched.sampled_of(token_ids)
 
         return results
 

@@ -44,6 +44,8 @@ def inferno_kernels() -> list[KernelProvider]:
                 "norm_rope": "inferno_triton.ops:norm_rope",
                 "silu_mul": "inferno_triton.ops:silu_mul",
                 "argmax": "inferno_triton.ops:argmax",
+                "adjust": "inferno_triton.tokens:adjust",
+                "draw": "inferno_triton.tokens:draw",
             },
             priority=10,
         )

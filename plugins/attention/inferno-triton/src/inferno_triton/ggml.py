@@ -120,6 +120,12 @@ def _mxfp4(data: Tensor) -> tuple[Tensor, ...]:
     return _nibbles(data[:, 1:]), data[:, :1]
 
 
+CURVE = (
+    *(-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0),
+    *(1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0),
+)
+"""The values of iq4_nl's codes."""
+
 FORMS: Mapping[str, Ggml] = {
     "q4_0": Ggml(32, 18, Form(4, group=32, offset=8), _q4_0),
     "q4_1": Ggml(32, 20, Form(4, group=32, mins="minima"), _q4_1),
@@ -131,5 +137,6 @@ FORMS: Mapping[str, Ggml] = {
     "q4_k": Ggml(256, 144, Form(4, group=32, mins="minima", kind="byte"), _q4_k),
     "q5_k": Ggml(256, 176, Form(4, 1, group=32, mins="minima", kind="byte"), _q5_k),
     "q6_k": Ggml(256, 210, Form(4, 2, group=16, offset=32, kind="byte"), _q6_k),
+    "iq4_nl": Ggml(32, 18, Form(4, group=32, table="values"), _q4_0),
     "mxfp4": Ggml(32, 17, Form(4, group=32, kind="exponent", table="e2m1"), _mxfp4),
 }

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import re
 
-from inferno.contracts import GROUPED, LINEAR, TABLES, IntLayout, KernelNeed, TableLayout
+from inferno.contracts import (
+    GROUPED,
+    LINEAR,
+    TABLES,
+    IntLayout,
+    KernelNeed,
+    TableLayout,
+    W8A8Layout,
+)
 from inferno.contracts.layouts import GROUPS, fp8_layout
 from inferno_triton.attention import refuses_device
 
-BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
+BLOCKS = (
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"),
+    *("iq4_nl", "mxfp4"),
+)
 """ggml's layouts that have a kernel."""
 
 LAYOUTS = frozenset(
     {
         *BLOCKS,
+        *(W8A8Layout(symmetric=symmetric).name for symmetric in (False, True)),
         *(TableLayout(table=table, group=group).name for table in TABLES for group in GROUPS),
         *(
             IntLayout(bits=bits, group=group, symmetric=symmetric).name

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from inferno.nn import Fp8Blocks, IntGroups, TableGroups, Weight
+from inferno.nn import W8A8, Fp8Blocks, IntGroups, TableGroups, Weight
 from inferno.nn.weight import with_biases
-from inferno_triton import chips, fp8, ggml, packed
+from inferno_triton import chips, fp8, ggml, packed, w8a8
 from inferno_triton.planes import Form, Parts, Planes
 from inferno_triton.tiles import product_of
 
@@ -166,6 +166,8 @@ def stack(*weights: Weight) -> Weight | None:
         return None
     if isinstance(whole, Fp8Blocks):
         return fp8.stack(whole)
+    if isinstance(whole, W8A8):
+        return w8a8.stack(whole)
     found = planes_of(whole)
     return None if found is None else PackedPlanes(found, whole.layout, dtype_of(whole))
 
@@ -185,7 +187,8 @@ def planes_of(weight: Weight) -> Planes | None:
     if weight.layout in ggml.FORMS:
         data_OB: Any = weight.data
         form, layout = ggml.FORMS[weight.layout].form, weight.layout
-        return Planes.of(form, weight.shape, lambda rows: ggml.parts(layout, data_OB[rows]))
+        table = torch.tensor(ggml.CURVE, device=data_OB.device) if form.table == "values" else None
+        return Planes.of(form, weight.shape, lambda rows: ggml.parts(layout, data_OB[rows]), table)
     return None
 
 

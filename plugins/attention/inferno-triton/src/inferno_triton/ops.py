@@ -24,7 +24,7 @@ _HEADS = 16
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Return x / rms(x) · weight over the last dimension."""
-    x_TD, out = _rows(x), x.new_empty(x.shape)
+    x_TD, out = as_rows(x), x.new_empty(x.shape)
     _norm(x_TD, x_TD, weight_D, out, out, eps, add=False)
     return out
 
@@ -34,7 +34,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return x + delta and its norm."""
     sum_TD, out_TD = x_TD.new_empty(x_TD.shape), x_TD.new_empty(x_TD.shape)
-    _norm(_rows(x_TD), _rows(delta_TD), weight_D, sum_TD, out_TD, eps, add=True)
+    _norm(as_rows(x_TD), as_rows(delta_TD), weight_D, sum_TD, out_TD, eps, add=True)
     return sum_TD, out_TD
 
 
@@ -105,7 +105,7 @@ def norm_rope(
 
 def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
     """Return silu(gate) · up."""
-    gate_TI, up_TI = _rows(gate_TI), _rows(up_TI)
+    gate_TI, up_TI = as_rows(gate_TI), as_rows(up_TI)
     T, width = gate_TI.shape
     out_TI = gate_TI.new_empty(gate_TI.shape)
     if T:
@@ -118,7 +118,7 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
 
 def argmax(logits_TV: Tensor) -> Tensor:
     """Return each row's best token, the lowest id among equals; -1 if that is not finite."""
-    logits_TV = _rows(logits_TV)
+    logits_TV = as_rows(logits_TV)
     T, width = logits_TV.shape
     ids_T = logits_TV.new_empty(T, dtype=torch.int64)
     if T:
@@ -129,7 +129,7 @@ def argmax(logits_TV: Tensor) -> Tensor:
     return ids_T
 
 
-def _rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """Return x as rows, copied only if they are not contiguous."""
     if x.ndim == 2 and x.stride(1) == 1:
         return x

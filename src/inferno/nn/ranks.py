@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.sampling.draw import floor_share, integer_masses, relative_probabilities
+from inferno.nn.masses import floor_share, integer_masses, relative_probabilities
 
 _BITS = 16
 _BUCKETS = 1 << _BITS
@@ -28,12 +28,12 @@ def draw_best(
     top_p_B: Tensor,
     uniform_B: Tensor,
 ) -> Tensor:
-    """Return token ids, (B,): those that `draw.truncate` and `draw.draw_truncated` find with all
-    tokens as candidates. `x_BV` is float32 and not NaN; a row whose best logit is infinite gets
+    """Return a token id of each row, (B,): the one drawn from what `top_k`, then `top_p` (of the
+    rest), then `min_p` keep. `x_BV` is float32 and not NaN; a row whose best logit is infinite gets
     some id."""
     best_B1 = x_BV.amax(-1, keepdim=True)
     mass_BV = integer_masses(x_BV, best_B1, temperature_B1).clamp_(min=0)
-    ranks = _Ranks.of(x_BV)
+    ranks = Ranks.of(x_BV)
     counts = ranks.find(torch.ones_like(mass_BV), top_k_B - 1)
     each_B = ranks.equal_to(counts, mass_BV)
     total_B = ranks.before(counts, mass_BV) + (top_k_B - counts.before_B) * each_B
@@ -55,14 +55,14 @@ class _Place:
 
 
 @frozen(eq=False)
-class _Ranks:
+class Ranks:
     """The order of the logits, the greatest first, as two numbers of 16 bits."""
 
     high_BV: Tensor
     low_BV: Tensor
 
     @classmethod
-    def of(cls, x_BV: Tensor) -> _Ranks:
+    def of(cls, x_BV: Tensor) -> Ranks:
         bits_BV = (x_BV + 0.0).view(torch.int32)  # -0.0 is 0.0
         # As integers, negative floats are in reverse order.
         key_BV = torch.where(bits_BV < 0, bits_BV ^ 0x7FFFFFFF, bits_BV).long()
