@@ -65,7 +65,7 @@ class LaunchedStep:
     prompt_logprobs: Mapping[int, tuple[Logprobs | None, ...]] = field(factory=dict)
     embeddings: Mapping[int, tuple[float, ...]] = field(factory=dict)
     sampled: Sampled | Callable[[], Sampled] | None = None
-    """The results, or a function that waits for them."""
+    """The results, or what waits for them."""
 
     def draw(self, masks: Mapping[int, Any]) -> None:
         """Draw its tokens, with masks by row (`engine.Mask`)."""
@@ -284,8 +284,7 @@ class ModelRunner:
     def draw(
         self, launched: LaunchedStep, masks: Mapping[int, Any]
     ) -> Sampled | Callable[[], Sampled]:
-        """Draw the tokens of a launched step. Returns its results, or a function that waits for
-        them."""
+        """Draw the tokens of a launched step. Returns its results, or what waits for them."""
         step, arrays, logits_LV = launched.step, launched.arrays, launched.logits_LV
         moved = tuple(dict.fromkeys(move.key for move in step.moves))
         if arrays is None or logits_LV is None:
@@ -325,8 +324,7 @@ class ModelRunner:
     def _started(
         self, launched: LaunchedStep, arrays: StepArrays, logits_SV: Tensor, moved: tuple[int, ...]
     ) -> Callable[[], Sampled]:
-        """Draw on the device, keep the tokens there for the next step, and start their copy to the
-        host."""
+        """Draw on the device, keep the tokens there for the next step, and start to copy them."""
         ids_S, rows_S = self._sampler.start(logits_SV, arrays.sampling_rows)
         assert self._input_spec.last_tokens_R is not None, "made for steps that overlap"
         self._input_spec.last_tokens_R[rows_S] = ids_S
