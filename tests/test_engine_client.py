@@ -22,8 +22,8 @@ from inferno.errors import CheckpointError, EngineDeadError, PluginError
 from inferno.plan import Chosen, Options, Plan, resolve
 from inferno.process import launch
 from inferno.process.client import EngineClient
-from inferno.process.heartbeat import Watchdog
 from inferno.process.supervisor import Supervisor
+from inferno.process.watchdog import Watchdog
 from inferno.process.worker import ToClient
 from inferno.requests import EngineOutput, FinishReason, Request
 from inferno.sampling_params import SamplingParams

@@ -53,14 +53,14 @@ def gone(process: launch.EngineProcess | int) -> bool:
 def test_a_command_runs_the_process_that_was_launched_first_and_imports_no_torch() -> None:
     line = run("""
         import subprocess, sys
-        from inferno.cli import main
+        from inferno.__main__ import main
         from inferno.process import launch
 
         pids, real = [], subprocess.Popen
         class Counted(real):
             def __init__(self, *args, **kwargs):
                 super().__init__(*args, **kwargs)
-                pids.append((self.pid, "inferno.plan" in sys.modules))
+                pids.append((self.pid, "inferno.cli" in sys.modules))
         subprocess.Popen = Counted
         launch.usable_cores = lambda: 2
         sys.argv = ["inferno", "generate", "demo", "-p", "import", "--max-tokens", "2"]
@@ -71,6 +71,48 @@ def test_a_command_runs_the_process_that_was_launched_first_and_imports_no_torch
         print(len(pids), pids[0][1], "torch" in sys.modules)
     """)
     assert line == "1 False False"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--help"],
+        ["chat", "--url=http://127.0.0.1:1"],
+        ["serve", "--print-config"],
+        ["explain", "demo"],
+        [],
+    ],
+)
+def test_a_command_without_an_engine_launches_none(words: list[str]) -> None:
+    line = run(f"""
+        import inferno.cli, sys
+        from inferno.__main__ import main
+        from inferno.process import launch
+        launch.usable_cores = lambda: 2
+        inferno.cli.main = lambda: None
+        sys.argv = ["inferno", *{words}]
+        main()
+        print(launch._early)
+    """)
+    assert line == "None"
+
+
+def test_a_server_of_several_models_keeps_no_process_for_the_first(tmp_path: Path) -> None:
+    line = run(f"""
+        import sys
+        from inferno.__main__ import main
+        from inferno.process import launch
+        launched, real = [], launch.EngineProcess
+        launch.EngineProcess = lambda *args: launched.append(real(*args)) or launched[-1]
+        launch.usable_cores = lambda: 2
+        sys.argv = ["inferno", "serve", "{tmp_path}/one", "{tmp_path}/two", "--locked"]
+        try:
+            main()
+        except SystemExit as end:
+            assert end.code, "--locked is for one model"
+        print(len(launched), launched[0]._child.wait({SECONDS}), launch._early)
+    """)
+    assert line == "1 -9 None"
 
 
 def test_on_one_core_the_engine_runs_in_the_same_process() -> None:
@@ -196,3 +238,26 @@ def test_an_engine_that_ends_fails_the_wait() -> None:
         while True:
             engine.step()
     engine.close()
+
+
+def test_nothing_that_is_imported_beside_torchs_library_waits_for_it() -> None:
+    """The system's loader loads one library at a time, and an import that waits for it holds the
+    interpreter."""
+    line = run("""
+        import sys
+        from contextlib import suppress
+        from importlib import import_module
+        from inferno.process.__main__ import EXTENSIONS, import_python
+
+        def libraries():
+            files = [getattr(module, "__file__", None) for module in sys.modules.values()]
+            return {file for file in files if file and file.endswith((".so", ".pyd"))}
+
+        for name in EXTENSIONS:
+            with suppress(ImportError):
+                import_module(name)
+        before = libraries()
+        import_python()
+        print(libraries() - before, {"torch", "numpy"} & set(sys.modules))
+    """)
+    assert line == "set() set()"

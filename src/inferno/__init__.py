@@ -3,21 +3,15 @@ plugin."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
-
-import pluggy
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inferno.errors import InfernoError
-    from inferno.hookspecs import HookImpl
+    from inferno.hookspecs import hookimpl
     from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
     from inferno.sampling_params import SamplingParams
 
 __version__ = "1.0.0"
-
-hookimpl = cast("HookImpl", pluggy.HookimplMarker("inferno"))
-"""Marks a plugin's function as an implementation of the hook of its name (`inferno.hookspecs`), or
-of the hook that `specname` names."""
 
 _LAZY = {
     "SamplingParams": "inferno.sampling_params",
@@ -26,11 +20,13 @@ _LAZY = {
     "RequestOutput": "inferno.llm",
     "CompletionOutput": "inferno.llm",
     "InfernoError": "inferno.errors",
+    "hookimpl": "inferno.hookspecs",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: `import inferno` costs milliseconds, the Python API needs torch.
+    # Imported on first use: commands launch their engine process before they import anything else,
+    # and the Python API needs torch.
     if name not in _LAZY:
         raise AttributeError(f"module 'inferno' has no attribute {name!r}")
     from importlib import import_module

@@ -12,7 +12,7 @@ With `plugin: ProvidesSources = inferno_mine` in a test, a type checker finds a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast, overload
 
 import pluggy
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     )
 
 hookspec = pluggy.HookspecMarker("inferno")
+hookimpl = cast("HookImpl", pluggy.HookimplMarker("inferno"))
+"""Marks a plugin's function as an implementation of the hook of its name, or of the hook that
+`specname` names. Plugins import it as `inferno.hookimpl`."""
 
 API_VERSIONS: dict[str, tuple[int, int]] = {
     "inferno_architectures": (1, 1),

@@ -1,14 +1,14 @@
-"""The machine: its memory, its cores, its threads. Imports no torch."""
+"""The machine: its memory, its cores, its threads. Imports no torch, and little else: it is the
+first import of a command and of the engine process."""
 
 from __future__ import annotations
 
 import os
-import platform
-import re
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from inferno.errors import OptionError
+if TYPE_CHECKING:
+    from threading import Thread
 
 UNITS = {
     "": 1,
@@ -45,6 +45,10 @@ def format_bytes(nbytes: float) -> str:
 
 def parse_memory(text: str, total: int) -> int:
     """Parse `8GiB`, `500MB` or `60%` (of `total`) into bytes. Raises OptionError."""
+    import re
+
+    from inferno.errors import OptionError
+
     if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
         share = float(match[1]) / 100
         if not 0 < share <= 1:
@@ -55,6 +59,10 @@ def parse_memory(text: str, total: int) -> int:
 
 def parse_size(text: str, option: str, also: str = " or 500MB") -> int:
     """Parse `8GiB` or `500MB` into bytes. Raises OptionError with the option's name."""
+    import re
+
+    from inferno.errors import OptionError
+
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
     nbytes = 0 if match is None else int(float(match[1]) * UNITS.get(match[2], 0))
     if nbytes <= 0:
@@ -62,47 +70,50 @@ def parse_size(text: str, option: str, also: str = " or 500MB") -> int:
     return nbytes
 
 
-def memory(root: Path = Path("/")) -> tuple[int, int]:
+def memory(root: str | os.PathLike[str] = "/") -> tuple[int, int]:
     """Return the bytes of memory that this process may use, and of them those that are free or hold
     cached files, under its cgroup's limit. `root` is the folder with `proc` and `sys`."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = _field(root / "proc/meminfo", "MemAvailable:") * 1024 or total
+    free = _field(os.path.join(root, "proc/meminfo"), "MemAvailable:") * 1024 or total
     for folder, limit, used, cached in CGROUPS:
-        if (most := _number(root / folder / limit)) is None:  # no such cgroup, or "max"
+        if (most := _number(os.path.join(root, folder, limit))) is None:  # no such cgroup, or "max"
             continue
-        held = _number(root / folder / used) or 0
+        held = _number(os.path.join(root, folder, used)) or 0
         total = min(total, most)
-        free = min(free, most - held + _field(root / folder / "memory.stat", cached))
+        free = min(free, most - held + _field(os.path.join(root, folder, "memory.stat"), cached))
     return total, max(0, min(free, total))
 
 
-def cpu_name(root: Path = Path("/")) -> str:
+def cpu_name(root: str | os.PathLike[str] = "/") -> str:
     """Return the processor's model, or its architecture where the system does not say."""
     try:
-        with (root / "proc/cpuinfo").open(encoding="utf-8") as lines:
+        with open(os.path.join(root, "proc/cpuinfo"), encoding="utf-8") as lines:
             for line in lines:
                 name, _, value = line.partition(":")
                 if name.strip() == "model name":
                     return value.strip()
     except OSError:
         pass
+    import platform
+
     return platform.machine()
 
 
-def _number(file: Path) -> int | None:
+def _number(file: str) -> int | None:
     try:
-        return int(file.read_text())
+        with open(file) as text:
+            return int(text.read())
     except (OSError, ValueError):
         return None
 
 
-def _field(file: Path, name: str) -> int:
+def _field(file: str, name: str) -> int:
     """Return the number after `name` in a file of such lines, or 0."""
     try:
-        lines = file.read_text().splitlines()
+        with open(file) as lines:
+            return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
 
 
 def usable_cores() -> int:
@@ -110,26 +121,31 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def load_torch_library() -> None:
-    """Begin to load torch's largest library in a thread, unless torch is imported already.
+def load_torch_library() -> Thread | None:
+    """Begin to load torch's largest library in a thread, and return the thread; None if torch is
+    imported already.
 
     That takes a quarter of torch's import. The library is C++ and needs no interpreter, so it loads
-    beside whatever is done before torch is imported, which then finds it loaded.
+    beside whatever is done before torch is imported, which then finds it loaded. Only imports of
+    extension modules wait for it: the system's loader loads one library at a time.
     """
     if "torch" in sys.modules or not sys.platform.startswith("linux"):
-        return
+        return None
     import ctypes
     from importlib.util import find_spec
     from threading import Thread
 
     found = find_spec("torch")
     for folder in (found and found.submodule_search_locations) or ():
-        library = Path(folder) / "lib" / "libtorch_cpu.so"
-        if library.exists():
+        library = os.path.join(folder, "lib", "libtorch_cpu.so")
+        if os.path.exists(library):
             path = os.fsencode(library), os.RTLD_NOW | os.RTLD_LOCAL
             # A foreign call: unlike `ctypes.CDLL`, it lets other threads run.
             load = ctypes.CDLL(None).dlopen
-            Thread(target=load, args=path, name="inferno torch library", daemon=True).start()
+            thread = Thread(target=load, args=path, name="inferno torch library", daemon=True)
+            thread.start()
+            return thread
+    return None
 
 
 def sleep_at_barriers() -> None:

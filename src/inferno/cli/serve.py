@@ -130,11 +130,13 @@ def command(
 ) -> None:
     """Serve REF with OpenAI's API at http://HOST:PORT/v1. Several models are loaded on demand, by
     the name in the request."""
-    from inferno.process.launch import begin_early, launch_early
+    from inferno.process.launch import begin_early, discard_early, launch_early
 
     is_one = len(refs) < 2 and not named and not print_config
     if is_one:  # unless a configuration file says otherwise
         launch_early()
+    else:
+        discard_early()
     from inferno.cli import lock, render
     from inferno.cli.config import from_file, printed
     from inferno.cli.session import Clock

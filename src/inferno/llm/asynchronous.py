@@ -99,7 +99,7 @@ class AsyncLLM:
         expect_grammars: bool,
     ) -> None:
         from inferno.process.client import EngineClient
-        from inferno.process.heartbeat import ENGINE_TIMEOUT
+        from inferno.process.watchdog import ENGINE_TIMEOUT
 
         timeout = ENGINE_TIMEOUT if engine_timeout is None else engine_timeout
         self._client: _Client = EngineClient(

@@ -132,8 +132,11 @@ class Preprocessor:
     def check_characters(self, count: int, param: str, least: int = 0) -> None:
         """Raise RequestError for a string of so many characters that it exceeds the context
         whatever they are: encoding takes a second per million. `least` are always allowed."""
-        longest = self._tokenizer(param).longest_token
-        if count > max(self.max_model_len * longest, least):
+        tokenizer = self._tokenizer(param)
+        if count <= max(self.max_model_len, least):
+            return
+        longest = tokenizer.longest_token  # looks at the whole vocabulary
+        if count > self.max_model_len * longest:
             raise RequestError(
                 f"{param} has {count} characters, but the context holds {self.max_model_len} "
                 f"tokens, each of at most {longest} characters",

@@ -1,9 +1,9 @@
-"""The engine process: `python -m inferno.process PARENT PIPE BEAT ENDPOINT`.
+"""The engine process: `python -m inferno.process PARENT PIPE BEAT`.
 
-Begins to import torch, and reads a line from its input: the name of the file with its plan. It then
-runs the plan for the client at the endpoint (`Worker`), and sends a sign of life to the pipe every
-BEAT seconds. It ends as the worker does, after reporting a fatal error, or when its input ends
-without a plan.
+Begins to import torch, and reads a line from its input: a folder with the file of its plan. It then
+runs the plan for the client at the endpoint in that folder (`Worker`), and sends a sign of life to
+the pipe every BEAT seconds. It ends as the worker does, after reporting a fatal error, or when its
+input ends without a plan.
 """
 
 from __future__ import annotations
@@ -14,8 +14,47 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from inferno.host import load_torch_library, sleep_at_barriers
+
+if TYPE_CHECKING:
+    from inferno.catalog import Catalog
+
+EXTENSIONS = (
+    "_bisect",
+    "_blake2",
+    "_bz2",
+    "_csv",
+    "_ctypes",
+    "_datetime",
+    "_decimal",
+    "_hashlib",
+    "_heapq",
+    "_json",
+    "_lzma",
+    "_opcode",
+    "_posixsubprocess",
+    "_random",
+    "_sha2",
+    "_sha512",
+    "_socket",
+    "_struct",
+    "_typing",
+    "_uuid",
+    "array",
+    "binascii",
+    "fcntl",
+    "math",
+    "mmap",
+    "msgspec._core",
+    "select",
+    "unicodedata",
+    "zlib",
+)
+"""The extension modules that `import_python` needs, of every supported Python. They take
+milliseconds, but each would wait for torch's library, and hold the interpreter."""
 
 
 def main() -> None:
@@ -25,8 +64,8 @@ def main() -> None:
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     gc.disable()  # loading makes a million objects, and they stay
-    load_torch_library()
-    threading.Thread(target=_import_engine, name="inferno imports").start()
+    imports = _Imports(name="inferno imports")
+    imports.start()
     line = sys.stdin.buffer.readline()
     if not line:  # the parent ended before it had a plan
         os._exit(0)  # whatever the thread is doing
@@ -37,20 +76,21 @@ def main() -> None:
 
     from inferno.process import protocol
     from inferno.process.heartbeat import Heart
+    from inferno.process.launch import ENDPOINT, PLAN
     from inferno.process.worker import ToClient, Worker
 
     parent, pipe, beat = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    plan = Path(os.fsdecode(line.removesuffix(b"\n")))
+    folder = Path(os.fsdecode(line.removesuffix(b"\n")))
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 2000)
     socket.setsockopt(zmq.RECONNECT_IVL, 5)  # ms: the client may open the endpoint later
-    socket.connect(sys.argv[4])
+    socket.connect(f"ipc://{folder / ENDPOINT}")
     logging.getLogger("inferno").addHandler(ToClient(socket))
     logging.getLogger("inferno").setLevel(logging.INFO)
     try:
-        Worker(socket, parent, Heart(pipe, beat)).run(plan)
+        Worker(socket, parent, Heart(pipe, beat)).run(folder / PLAN, imports.catalog)
     except Exception as error:
         socket.setsockopt(zmq.LINGER, 30_000)
         socket.send_multipart([protocol.FAILED, protocol.encode(protocol.Failure.of(error))])
@@ -59,14 +99,44 @@ def main() -> None:
         context.term()
 
 
-def _import_engine() -> None:
-    """Import what runs any plan, torch included. If that fails, the worker fails in the same
+class _Imports(threading.Thread):
+    """Imports what runs any plan, torch included. If that fails, the worker fails in the same
     way."""
-    with suppress(Exception):
-        import inferno.core.engine
-        import inferno.core.measure
-        import inferno.core.runner
-        import inferno.loading  # noqa: F401
+
+    catalog: Catalog | None = None
+    """The installed plugins, once they are imported."""
+
+    def run(self) -> None:
+        with suppress(Exception):
+            for name in EXTENSIONS:
+                with suppress(ImportError):  # of another Python
+                    import_module(name)
+            library = load_torch_library()
+            self.catalog = import_python()
+            if library is not None:
+                library.join()
+            import inferno.process.worker  # noqa: F401  # zmq
+
+            import_engine()
+
+
+def import_python() -> Catalog:
+    """Import what needs neither torch nor numpy, and the plugins."""
+    import inferno.core.scheduler
+    import inferno.packing
+    import inferno.process.prepare
+    import inferno.process.protocol  # noqa: F401
+    from inferno.catalog import load_catalog
+
+    return load_catalog()
+
+
+def import_engine() -> None:
+    """Import the rest."""
+    import inferno.core.engine
+    import inferno.core.measure
+    import inferno.core.runner
+    import inferno.loading  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ from typing import Self
 
 from attrs import define, field
 
-from inferno.constraints import hint_for, uncompiled
 from inferno.contracts import GrammarSpec
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.grammar_check import GrammarChecker
-from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT
+from inferno.process.heartbeat import BEAT_SECONDS
 from inferno.process.supervisor import Supervisor
+from inferno.process.watchdog import ENGINE_TIMEOUT
 from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
 
 
@@ -128,6 +128,8 @@ class EngineClient:
         """Raise GrammarError if a grammar cannot be compiled, in another process than the
         engine's."""
         if all(use.kind != spec.kind for use in self.plan.grammars):
+            from inferno.constraints import hint_for, uncompiled  # numpy, for the engine's masks
+
             hint = await asyncio.to_thread(hint_for, self.plan, spec.kind)
             raise uncompiled(spec.kind, hint)
         await self._checker.check(spec)

@@ -1,25 +1,26 @@
 """Launches engine processes. One can be launched before anything else: torch is imported there
-while the model is opened here."""
+while the model is opened here. Until then this module imports next to nothing."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import threading
-from concurrent.futures import Future
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from inferno.host import usable_cores
 from inferno.process.heartbeat import BEAT_SECONDS
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from tempfile import TemporaryDirectory
+
     from inferno.plan import Plan
 
+PLAN, ENDPOINT = "plan.json", "engine"
+"""The files in the folder that an engine process is given."""
 _COMMAND = (sys.executable, "-m", "inferno.process")
 _early: EngineProcess | None = None
 
@@ -36,10 +37,10 @@ class EngineProcess:
         self.beat = beat
         self.beats, end = os.pipe()
         """The pipe from which its signs of life are read; the reader closes it."""
+        self._folder: TemporaryDirectory[str] | None = None
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="inferno-")
             self._child = subprocess.Popen(
-                [*_COMMAND, str(os.getpid()), str(end), str(beat), self.endpoint],
+                [*_COMMAND, str(os.getpid()), str(end), str(beat)],
                 stdin=subprocess.PIPE,
                 stdout=_stderr(),
                 pass_fds=(end,),
@@ -53,8 +54,9 @@ class EngineProcess:
 
     @property
     def endpoint(self) -> str:
-        """The socket to which it connects, and which may be opened later."""
-        return f"ipc://{self._folder.name}/engine"
+        """The socket to which it connects once it has its plan, and which may be opened later."""
+        assert self._folder is not None, "`begin` makes it"
+        return f"ipc://{self._folder.name}/{ENDPOINT}"
 
     @property
     def pid(self) -> int:
@@ -67,19 +69,22 @@ class EngineProcess:
 
     def begin(self, plan: Plan) -> None:
         """Make it run a plan. Does nothing if the process has ended."""
+        from tempfile import TemporaryDirectory
+
         from inferno.plan import plan_to_json
 
-        self.plan = plan
+        self.plan, self._folder = plan, TemporaryDirectory(prefix="inferno-")
         # A file, because a pipe takes no plan at once.
-        file = Path(self._folder.name) / "plan.json"
-        file.write_text(plan_to_json(plan), encoding="utf-8")
+        with open(os.path.join(self._folder.name, PLAN), "w", encoding="utf-8") as file:
+            file.write(plan_to_json(plan))
         with contextlib.suppress(BrokenPipeError):
-            self._input.write(os.fsencode(file) + b"\n")
+            self._input.write(os.fsencode(self._folder.name) + b"\n")
             self._input.flush()
 
     def remove_files(self) -> None:
         """Remove the plan and the endpoint: they are not needed once the engine is ready."""
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def discard(self) -> None:
         """Kill it, before anything reads its signs of life."""
@@ -92,6 +97,9 @@ class EngineProcess:
 
     async def wait(self) -> int:
         """Wait until it has ended. Returns its code."""
+        import asyncio
+        from concurrent.futures import Future
+
         if self._code is None:
             self._code = Future()
             self._code.set_running_or_notify_cancel()  # no waiter cancels it for the others
@@ -127,6 +135,14 @@ def begin_early(plan: Plan) -> None:
     made."""
     if _early is not None:
         _early.begin(plan)
+
+
+def discard_early() -> None:
+    """End the process that `launch_early` launched, if any: no engine will be started soon."""
+    global _early
+    process, _early = _early, None
+    if process is not None:
+        process.discard()
 
 
 def launch(plan: Plan, beat: float) -> EngineProcess:

@@ -1,8 +1,8 @@
 """The messages between the engine process and its client: a kind and one msgpack body, over a local
 socket.
 
-engine -> client   ready Plan (first), tokens [EngineOutput], stats EngineStats, log LogLine,
-                   failed Failure (then it ends)
+engine -> client   ready Plan (first; empty if it is the one that was given), tokens [EngineOutput],
+                   stats EngineStats, log LogLine, failed Failure (then it ends)
 client -> engine   add Request, abort id, stop (at once, or after writing packed weights)
 """
 

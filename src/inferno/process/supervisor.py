@@ -16,8 +16,9 @@ from inferno.errors import EngineDeadError, InfernoError
 from inferno.plan import Plan
 from inferno.process import protocol
 from inferno.process.connection import Connection
-from inferno.process.heartbeat import BEAT_SECONDS, ENGINE_TIMEOUT, Watchdog
+from inferno.process.heartbeat import BEAT_SECONDS
 from inferno.process.launch import EngineProcess, launch
+from inferno.process.watchdog import ENGINE_TIMEOUT, Watchdog
 
 log = logging.getLogger("inferno.process")
 
@@ -199,7 +200,7 @@ class Supervisor:
 
     def _take(self, kind: bytes, body: bytes) -> None:
         if kind == protocol.READY and self._ready is not None and not self._ready.done():
-            self.plan = protocol.decode_plan(body)
+            self.plan = protocol.decode_plan(body) if body else self.plan
             self._ready.set_result(None)
         elif kind == protocol.FAILED:
             failure: protocol.Failure = protocol.decode_failure(body)

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -18,6 +19,9 @@ from inferno.errors import RequestError
 from inferno.process import protocol
 from inferno.process.heartbeat import Heart
 from inferno.requests import EngineOutput, EngineStats, FinishReason
+
+if TYPE_CHECKING:
+    from inferno.catalog import Catalog
 
 _IDLE_MS = 1000
 """How long to wait for work before checking whether the parent is alive."""
@@ -32,17 +36,22 @@ class Worker:
         self._patient = False
         """Whether the client waits at the end for packed weights to be written."""
 
-    def run(self, plan: Path) -> None:
+    def run(self, plan: Path, catalog: Catalog | None = None) -> None:
+        """Run the plan in a file, until the client stops it. `catalog` has all installed
+        plugins."""
         from inferno.plan import plan_from_json, reopen
         from inferno.process.prepare import prepared
 
-        with reopen(plan_from_json(plan.read_bytes())) as opened, prepared(opened) as packed:
+        given = plan_from_json(plan.read_bytes())
+        catalog = None if given.disable or given.only else catalog
+        with reopen(given, catalog) as opened, prepared(opened) as packed:
             from inferno.core.engine import Engine
 
             self._engine = Engine.load(opened, packed=packed)
         gc.freeze()  # torch's modules and the model stay: keep them out of every collection
         gc.enable()
-        self._send(protocol.READY, protocol.encode_plan(self._engine.plan))
+        measured = self._engine.plan
+        self._send(protocol.READY, protocol.encode_plan(measured) if measured != given else b"")
         while self._serve():
             self._heart.moved()
         if packed is not None and not self._patient:
