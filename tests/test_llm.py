@@ -123,6 +123,8 @@ def test_a_prompt_that_leaves_no_room_has_openai_s_code() -> None:
 def test_params_that_do_not_match_the_prompts_are_refused() -> None:
     with pytest.raises(RequestError, match="2 prompts, but 1 sampling params"):
         llm()[0].generate(["a", "b"], [LONG])
+    with pytest.raises(RequestError, match="are not SamplingParams"):
+        llm()[0].generate("a", {"max_tokens": 3})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("wanted", "given"), [(None, 90), (500, 90), (7, 7)])

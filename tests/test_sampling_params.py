@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import rich_click as click
 from attrs import evolve, field, frozen, make_class
 from click.testing import CliRunner
 
 from inferno.cli.options import together
 from inferno.cli.sampling import options_of
+from inferno.errors import RequestError
 from inferno.sampling_params import SamplingParams, _Between, _described, parameters
 from inferno.server.schema import GenerationRequest, sampling_fields, sampling_values
 from inferno.server.support import sampling_rows
@@ -32,6 +34,12 @@ class More(SamplingParams):
 
 
 NEW = [p for p in parameters(More) if p not in parameters()]
+
+
+def test_a_string_is_not_a_number() -> None:
+    with pytest.raises(RequestError, match="temperature is 'hot'") as caught:
+        SamplingParams(temperature="hot")  # type: ignore[arg-type]
+    assert caught.value.param == "temperature"
 
 
 def test_a_field_is_all_that_a_new_parameter_takes() -> None:

@@ -35,7 +35,13 @@ class _Between:
     high: float = float("inf")
 
     def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value is not None and not self.low <= value <= self.high:
+        if value is None:
+            return
+        if isinstance(value, str):
+            raise RequestError(
+                f"{attribute.name} is {value!r}", "It must be a number.", param=attribute.name
+            )
+        if not self.low <= value <= self.high:
             raise RequestError(
                 f"{attribute.name} is {value}", f"It must be {self}.", param=attribute.name
             )

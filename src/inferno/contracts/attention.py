@@ -154,9 +154,9 @@ class AttentionBackend:
     variants: Callable[[AttentionNeed, int], Mapping[str, Callable[[], Attend]]] | None = field(
         default=None, converter=lazy.optional
     )
-    """variants(need, block_size) -> other ways to build the attention of single tokens, each by a
-    few words that tell it apart ("64 keys, 3 stages"): what a benchmark compares to tune it. Asked
-    only about needs that it does not refuse."""
+    """variants(need, block_size) -> other ways to build the attention of single tokens, by a short
+    description ("64 keys, 3 stages"). Benchmarks compare them. Called only for needs that the
+    backend does not refuse."""
     features: frozenset[str] = frozenset()
     """Optional fields of AttentionNeed that it implements. The kernel refuses it for needs with any
     other."""

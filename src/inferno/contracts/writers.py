@@ -80,13 +80,13 @@ class DenseCheckpoint(Protocol):
 
     @property
     def matrices(self) -> DenseMatrices:
-        """Every matrix, dense or dequantized, as mixes are asked about them."""
+        """Every matrix, dense or dequantized, in the form that mixes take."""
         ...
 
     @property
     def importance(self) -> Mapping[str, Any] | None:
-        """How much the columns of matrices matter, by module path: float32 arrays of NumPy, (I,),
-        from the user's importance matrix. None without one."""
+        """The importance of each column, by module path: float32 NumPy arrays, (I,), from the
+        user's importance matrix. None without one."""
         ...
 
     def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
@@ -126,8 +126,8 @@ class Encoding(Protocol):
 
 @runtime_checkable
 class Scaling(Protocol):
-    """An `Encoding` that rounds some columns less: they are multiplied by factors, and what is in
-    front of the matrix is divided by them."""
+    """An `Encoding` that lowers the error of some columns: they are multiplied by factors, and the
+    rows of the module in front of the matrix are divided by them."""
 
     def scale(self, readers: Sequence[tuple[Tensor, Seen]]) -> Tensor:
         """Return the factor of each column, (I,) float32, for matrices that read the same output;
@@ -202,5 +202,5 @@ class Writer:
     calibrated: bool = False
     """Whether `encode` makes use of what calibration saw."""
     weighted: bool = False
-    """Whether it quantizes by `DenseCheckpoint.importance`, if there is one."""
+    """Whether it uses `DenseCheckpoint.importance`, if there is one."""
     api_version: int = 1

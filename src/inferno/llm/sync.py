@@ -246,6 +246,11 @@ def _each(params: Params, count: int) -> list[SamplingParams | None]:
     """List one set of parameters per prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not all(each is None or isinstance(each, SamplingParams) for each in params):
+        raise RequestError(
+            "the sampling params are not SamplingParams",
+            "Give SamplingParams(...), or a list of them.",
+        )
     if len(params) != count:
         raise RequestError(
             f"there are {count} prompts, but {len(params)} sampling params",

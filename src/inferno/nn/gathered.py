@@ -47,7 +47,7 @@ class Part:
 
 @frozen
 class GatheredAttend:
-    """One layer's attention over gathered keys and values. A backend computes a part of a step."""
+    """A layer's attention over gathered keys and values. Subclasses compute one part of a step."""
 
     need: AttentionNeed
 

@@ -1,5 +1,5 @@
-"""Reports what a device would wait for: values that go to Python or come from it, and shapes that
-depend on values."""
+"""Reports operators for which the host and a device wait for each other: those that pass values to
+or from Python, and those whose result's shape depends on values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from inferno.nn.capture import TO_PYTHON, caller, refusal
 
 
 class Lint(TorchDispatchMode):
-    """Notes every operator, run inside this context, for which the host and a device would wait for
-    each other. It sees operators of torch; on CPU tensors it cannot tell a copy to the host from
-    another."""
+    """Context that records every operator for which the host and a device would wait for each
+    other. It sees torch's operators only. On CPU tensors it cannot tell a copy to the host from
+    another copy."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[str] = []
-        """One sentence for each."""
+        """One sentence for each recorded operator."""
         self.count = 0
         """Operators seen."""
 

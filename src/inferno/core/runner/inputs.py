@@ -41,8 +41,8 @@ class InputSpec:
 
     @classmethod
     def of_plan(cls, plan: Plan, apart: bool = False) -> InputSpec:
-        """Return the spec of a plan's steps. `apart`: draws are left on the device, even on the
-        CPU."""
+        """Return the spec of a plan's steps. With `apart`, drawn tokens stay on the device, even if
+        it is the CPU."""
         device = plan.device.torch_name
         last = torch.zeros(plan.max_num_seqs, dtype=torch.int64, device=device) if apart else None
         return cls(
@@ -114,7 +114,7 @@ class Inputs:
         yield "context_lens", (S,), torch.int32
 
     def clear(self) -> None:
-        """Write padding rows only, to every buffer."""
+        """Fill every buffer with padding rows."""
         for _ in self._views:
             self._turn()
             for group in (None, *self.spec.windows):
@@ -145,7 +145,7 @@ class Inputs:
             self._look_up(self.spec.last_tokens_R)
 
     def _look_up(self, last_tokens_R: Tensor) -> None:
-        """Replace the tokens that the host does not know, on the device."""
+        """Replace, on the device, the tokens that the host does not know yet."""
         token_ids_T = self._tensors["token_ids"]
         known_T = last_tokens_R[(-1 - token_ids_T).clamp_(min=0)]
         token_ids_T.copy_(torch.where(token_ids_T < 0, known_T, token_ids_T))

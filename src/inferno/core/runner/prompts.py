@@ -1,4 +1,4 @@
-"""What a row collects over the chunks of its prompt.
+"""Results that a row collects over the chunks of its prompt.
 
 Suffixes: N tokens of a slice, D hidden.
 """
@@ -14,7 +14,7 @@ from inferno.requests import Logprobs, Reduction
 
 @define
 class PromptLogprobs:
-    """Log-probabilities of a prompt, as far as it is computed."""
+    """Log-probabilities of the computed part of a prompt."""
 
     token_ids: tuple[int, ...]
     top: int
@@ -23,7 +23,7 @@ class PromptLogprobs:
 
 @define
 class Pooled:
-    """Hidden states of a prompt, reduced as far as they are computed."""
+    """Hidden states of the computed part of a prompt, reduced."""
 
     num_tokens: int
     how: Reduction

@@ -75,8 +75,8 @@ class Replays:
         return len(self._waiting)
 
     def capture_ahead(self, most: int = sys.maxsize) -> None:
-        """Capture the shapes that the plan wants before the first step, the largest first, or the
-        `most` next ones. Those that cannot be captured are computed in the usual way."""
+        """Capture the shapes that the plan wants before the first step, the largest first, but at
+        most the `most` next ones. Shapes that cannot be captured run without a capture."""
         for size, width in self._waiting[:most]:
             try:
                 self._shapes[size, width] = self._captured(size, width)

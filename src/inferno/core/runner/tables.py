@@ -84,7 +84,7 @@ class Tables:
     """The sliding windows that have a group, in the groups' order."""
     token_ids: Array = field(init=False)
     owners: Array = field(init=False)
-    """By row, how many sequences have had it."""
+    """By row, the number of sequences that it has had."""
     block_ids: list[Array] = field(init=False)
     """By group. A row's entries before its window are stale but valid ids."""
 

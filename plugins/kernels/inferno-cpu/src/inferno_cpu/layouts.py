@@ -47,10 +47,11 @@ LAYOUTS = {
     "w8a8": Layout(20, 32, 32, 512, 128),
     "w8a8_sym": Layout(21, 32, 32, 512, 128),
 }
-"""ggml's block layouts by their lower-case names, and inferno's public layouts of integers, with a
-scale and a zero point, unless it is known, for each group of columns or, in w8a8, for each row."""
+"""ggml's block layouts by their lower-case names, and inferno's public layouts of integers. The
+integers have a scale and, unless it is fixed, a zero point for each group of columns, or in w8a8
+for each row."""
 MOST_COLUMNS = 1 << 16
-"""Of matrices whose rows have one scale: sums of 8-bit products over a row stay below 2^31."""
+"""Maximum number of columns if a row has one scale: sums of 8-bit products stay below 2^31."""
 
 SYMMETRIC = ("int8_sym_g32",)
 """Public layouts of 8-bit integers, whose values q8_0 blocks have too: multiplied as such."""
@@ -75,14 +76,14 @@ FP8_BLOCK = 128
 TABLE_GROUPS = {f"{table}_g{group}": group for table in ("nf4", "fp4") for group in (32, 64, 128)}
 """Public layouts of codes that select one of 16 floats, with the columns of a group."""
 CODES = {name: number for number, name in enumerate((FP8_ROWS, FP8_BLOCKS, *TABLE_GROUPS), 3)}
-"""How panels hold codes that are decoded to floats, and the numbers of these in native/dtype.hpp:
+"""Kinds of panels whose codes are decoded to floats, and their numbers in native/dtype.hpp:
 8-bit floats with a scale for each row or for each block of `FP8_BLOCK` columns that the rows of a
 panel share, and codes of a table."""
 
 PANEL_ROWS = 16
 LAYOUT_VERSION = 2
-"""Of all panels, plain and quantized ones: another arrangement of their bytes is another version,
-because packed weights are kept on disk."""
+"""Version of the bytes of all panels. It changes with their arrangement, because packed weights are
+kept on disk."""
 
 
 def refuses(layout: str, dtype: str, shape: tuple[int, ...]) -> str | None:
@@ -110,8 +111,8 @@ def known(layout: str) -> bool:
 
 
 def is_fp8(layout: str) -> bool:
-    """Whether it is a layout of 8-bit floats with a kernel: scales of rows, or of blocks that are
-    whole panels of rows and whole times `FP8_BLOCK` columns."""
+    """Whether this is a layout of 8-bit floats with a kernel: scales of rows, or of blocks whose
+    rows are whole panels and whose columns are divisible by `FP8_BLOCK`."""
     if layout == FP8_ROWS:
         return True
     block = re.fullmatch(r"fp8_([1-9]\d*)x([1-9]\d*)", layout)
@@ -119,8 +120,8 @@ def is_fp8(layout: str) -> bool:
 
 
 def codes_nbytes(layout: str, shape: tuple[int, int]) -> int:
-    """Bytes of a matrix of `CODES` in panels: of scales and of codes, each padded to 64 bytes, or
-    of both for each group of columns."""
+    """Return the bytes of a matrix of `CODES` in panels: scales and codes, each padded to 64 bytes,
+    or both for each group of columns."""
     rows, columns = shape
     if layout in TABLE_GROUPS:
         group = TABLE_GROUPS[layout]
@@ -131,7 +132,7 @@ def codes_nbytes(layout: str, shape: tuple[int, int]) -> int:
 
 
 def nbytes(layout: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a matrix (O, I), or of a stack (E, O, I), in panels."""
+    """Return the bytes of a matrix (O, I), or of a stack (E, O, I), in panels."""
     stack, (rows, columns) = prod(shape[:-2]), shape[-2:]
     kind = LAYOUTS[layout]
     panel_bytes = kind.head + columns // kind.block * kind.panel_bytes

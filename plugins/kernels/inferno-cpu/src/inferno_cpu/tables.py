@@ -1,6 +1,5 @@
 """Packs matrices of 4-bit codes that select one of 16 floats into panels, half a byte for each
-value: the kernels look the floats up in bfloat16 and multiply them by activations that are not
-rounded."""
+value. The kernels look the floats up in bfloat16, and do not round activations."""
 
 from __future__ import annotations
 

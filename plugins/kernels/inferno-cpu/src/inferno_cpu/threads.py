@@ -1,4 +1,4 @@
-"""The number of threads of the kernels."""
+"""Sets the number of threads of the kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inferno_cpu import _native
 
 
 def use_torch_threads() -> None:
-    """Let the kernels run on as many threads as torch does, which the loader has set by the plan.
-    Everything that a model can get from this provider calls it: matrices that are packed now or
-    read from disk, and attention."""
+    """Give the kernels as many threads as torch has; the loader has set these by the plan. Whatever
+    binds a kernel to a model calls this: matrices that are packed now or read from disk, and
+    attention."""
     _native.set_threads(torch.get_num_threads())
