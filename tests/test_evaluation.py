@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.toy_states import ToyConfig, catalog_with_toy, naive_logits, write_to
 from torch import Tensor
 
 from inferno.cli import cli
+from inferno.cli.eval import table
 from inferno.errors import CheckpointError, InfernoError, OptionError
 from inferno.evaluation import Report, evaluate, plot, report_to_json, spool, windows_of
 from inferno.evaluation.forward import Scorer
@@ -89,8 +91,9 @@ def test_with_a_stride_every_token_is_scored_once() -> None:
     "given", [{"window": 3}, {"stride": 0}, {"window": 8, "stride": 9}, {"window": 16}]
 )
 def test_windows_that_cannot_be_are_refused(given: dict[str, int]) -> None:
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError) as caught:
         windows_of(range(15), **given)
+    assert "stride" not in given or f"a stride of {given['stride']}" in caught.value.cause
 
 
 # --- one model ------------------------------------------------------------------------------------
@@ -351,9 +354,15 @@ def test_the_command_prints_a_table_or_json_and_draws_a_chart(
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout) == json.loads(report_to_json(report))
     assert drawn.read_text() == plot(report)
-    table = CliRunner().invoke(cli, given).stdout
-    assert f"perplexity  {report.perplexity.value:.4f} ±" in table
-    assert all(group.name in table for group in report.groups) and "saves" in table
+    printed = CliRunner().invoke(cli, given).stdout
+    assert f"perplexity  {report.perplexity.value:.4f} ±" in printed
+    assert all(group.name in printed for group in report.groups) and "saves" in printed
+
+
+def test_columns_of_the_table_do_not_touch(report: Report) -> None:
+    groups = tuple(attrs.evolve(group, saved=1023 * 1024 + 900) for group in report.groups)
+    rows = [row for row in table(attrs.evolve(report, groups=groups)) if "KiB" in row]
+    assert rows and all(" 1023.9 KiB" in row for row in rows)
 
 
 def test_the_chart_has_a_bar_for_each_group(report: Report) -> None:

@@ -202,7 +202,12 @@ PEBBLE = "Architecture(name='PebbleForCausalLM', config='nowhere:x', build='nowh
         (
             "misspelt",
             "from inferno import hookimpl\n@hookimpl\ndef inferno_architecture():\n    return []",
-            "inferno_architecture",
+            "there is no hook inferno_architecture",
+        ),
+        (
+            "nameless",
+            OFFER.format("Architecture(name=3, config='nowhere:x', build='nowhere:y')"),
+            "inferno_architectures returned a declaration with the name 3",
         ),
     ],
 )

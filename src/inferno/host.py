@@ -43,9 +43,8 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def parse_memory(text: str, total: int, option: str = "--memory") -> int:
-    """Parse `8GiB`, `500MB` or `60%` (of `total`) into bytes. Raises OptionError, which names the
-    option."""
+def parse_memory(text: str, total: int) -> int:
+    """Parse `8GiB`, `500MB` or `60%` (of `total`) into bytes. Raises OptionError."""
     import re
 
     from inferno.errors import OptionError
@@ -53,14 +52,21 @@ def parse_memory(text: str, total: int, option: str = "--memory") -> int:
     if match := re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text):
         share = float(match[1]) / 100
         if not 0 < share <= 1:
-            raise OptionError(f"invalid {option} {text}", "Give more than 0% and at most 100%.")
+            raise OptionError(f"invalid --memory {text}", "Give more than 0% and at most 100%.")
         return int(total * share)
+    return parse_size(text, "--memory", ", 500MB or 60%")
+
+
+def parse_size(text: str, option: str, also: str = " or 500MB") -> int:
+    """Parse `8GiB` or `500MB` into bytes. Raises OptionError with the option's name."""
+    import re
+
+    from inferno.errors import OptionError
+
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text.upper())
-    if match is None:
-        raise OptionError(f"invalid {option} {text!r}", "Write it as 8GiB, 500MB or 60%.")
-    nbytes = int(float(match[1]) * UNITS[match[2]]) if match[2] in UNITS else 0
+    nbytes = 0 if match is None else int(float(match[1]) * UNITS.get(match[2], 0))
     if nbytes <= 0:
-        raise OptionError(f"invalid {option} {text!r}", "Write it as 8GiB, 500MB or 60%.")
+        raise OptionError(f"invalid {option} {text!r}", f"Write it as 8GiB{also}.")
     return nbytes
 
 

@@ -4,6 +4,7 @@ and what is asked."""
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,8 +63,11 @@ class FakeLLM:
                 self.interrupt = False
                 raise KeyboardInterrupt
 
-    def generate(self, prompts: Sequence[Any], params: SamplingParams) -> list[RequestOutput]:
-        self.asked += [(prompt, params) for prompt in prompts]
+    def generate(
+        self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        self.asked += zip(prompts, each, strict=True)
         answer = [
             CompletionOutput(index=0, text=f"[{prompt}]", token_ids=(1, 2)) for prompt in prompts
         ]
@@ -176,6 +180,16 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(llm: FakeLLM) -> None:
     result = run("chat", stdin="stop me\ngo on\n")
     assert "stopped" in result.stderr
     assert [prompt for prompt, _ in llm.asked] == ["u:stop me", "u:stop me a:me  u:go on"]
+
+
+def test_bench_of_ragged_requests_prints_their_numbers(llm: FakeLLM) -> None:
+    found = json.loads(run("bench", "--ragged", "3", "--json").stdout)
+    prompts = llm.asked[-3:]
+    assert found["requests"] == 3 and all(params.ignore_eos for _, params in prompts)
+    assert found["prompt_tokens"] == sum(len(prompt) for prompt, _ in prompts)
+    assert found["output_tokens"] == sum(params.max_tokens or 0 for _, params in prompts)
+    refused = run("bench", "--ragged", "3", "--input-len", "8", code=2)
+    assert "--input-len does not apply to --ragged" in refused.stderr
 
 
 def test_bench_prints_a_line_per_concurrency(llm: FakeLLM) -> None:

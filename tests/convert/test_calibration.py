@@ -11,15 +11,24 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor, nn
 
 from inferno.catalog import load_catalog
-from inferno.contracts import FetchOptions, Seen, WriteOptions
+from inferno.contracts import Checkpoint, FetchOptions, Seen, WriteOptions, Writer, without
 from inferno.convert import MANIFEST, convert
+from inferno.convert.folder import Folder
 from inferno.convert.layers import Layers, Sights, Watching
 from inferno.convert.scaling import Scaler, distance
 from inferno.convert.source import Source
-from inferno.testing import TOY_MOE_SIZES, TOY_SIZES, run_python
+from inferno.errors import UnsupportedError
+from inferno.testing import (
+    TOY_MOE_SIZES,
+    TOY_SIZES,
+    assert_same_tokens,
+    run_python,
+    torch_only,
+)
 from inferno.testing.writer import TEXT, skewed_model
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **TOY_SIZES}
@@ -49,6 +58,34 @@ MAMBA = {
     "num_hidden_layers": 2,
     "vocab_size": 160,
     "tie_word_embeddings": False,
+}
+GRANITE = {
+    **TOY_SIZES,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_n_heads": 8,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "num_local_experts": 4,
+    "position_embedding_type": "nope",
+    "shared_intermediate_size": 64,
+}
+QWEN3_NEXT = {
+    **TOY_MOE_SIZES,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "full_attention_interval": 2,
+    "head_dim": 32,
+    "linear_key_head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "shared_expert_intermediate_size": 32,
 }
 TOKENS = [list(range(3, 100)), list(range(50, 90))]
 
@@ -196,6 +233,43 @@ def test_one_layer_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Layers, "tensors", counting)
     convert(str(source), "gptq-int4", tmp_path / "q", WriteOptions(group=32), calibrate=text)
     assert alive == [0] * 4 and len(held) == 4 * 7
+
+
+@pytest.mark.parametrize(
+    ("config", "to", "renamed"),
+    [(GRANITE, "gptq-int4", True), (QWEN3_NEXT, "awq-int4", False)],
+    ids=["granite", "qwen3-next"],
+)
+def test_hybrids_are_calibrated(
+    config: dict[str, Any], to: str, renamed: bool, tmp_path: Path
+) -> None:
+    """States, experts that are stored as one tensor, other names: the result has the model's."""
+    source, text = skewed_model(tmp_path, config), tmp_path / "text.txt"
+    text.write_text(TEXT)
+    made = convert(str(source), to, tmp_path / "q", WriteOptions(group=32), calibrate=text)
+    assert any("names of inferno's modules" in note for note in made.notes) == renamed
+    exact = WriteOptions(dtype="float32")
+    convert(str(tmp_path / "q"), "safetensors", tmp_path / "values", exact)
+    assert_same_tokens((tmp_path / "q", tmp_path / "values"), torch_only())
+
+
+def test_names_that_the_models_plugin_would_not_find_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = skewed_model(tmp_path, GRANITE)
+    opened = Source.open(str(source), FetchOptions(), load_catalog())
+    adapt = opened.architecture.adapt
+    assert adapt is not None
+
+    def once(checkpoint: Checkpoint) -> Checkpoint:
+        stacked = any(name.endswith("input_linear.weight") for name in checkpoint.tensors)
+        return adapt(checkpoint) if stacked else without(checkpoint, (".weight",))
+
+    opened.architecture = evolve(opened.architecture, adapt=once)
+    encoding = opened.catalog.named(Writer, "gptq-int4").item.encoding
+    assert encoding is not None
+    with pytest.raises(UnsupportedError, match="would not find"):
+        Folder.of(opened, WriteOptions(group=32), encoding(WriteOptions(group=32)))
 
 
 _KILLED = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,13 +18,21 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from inferno.catalog import Catalog, Offer, load_catalog
+from inferno.cli import cli
 from inferno.contracts import DenseCheckpoint, Output, Piece, WriteOptions, Writer
 from inferno.convert import MANIFEST, convert
 from inferno.errors import InfernoError, OptionError, WriteError
-from inferno.testing import TOY_SIZES, random_tensors, run_python
+from inferno.testing import (
+    TOY_SIZES,
+    assert_same_tokens,
+    random_tensors,
+    run_python,
+    torch_only,
+)
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -253,11 +262,65 @@ def test_a_folder_that_is_no_conversion_is_never_replaced(model: Path, tmp_path:
     assert (out / "letter.txt").read_text() == "dear"
 
 
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 256,
+    "sliding_window": 16,
+    "rope_theta": 150_000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
+def test_experts_that_are_quantized_as_one_tensor_are_written_one_by_one(tmp_path: Path) -> None:
+    """Which is said: under such names, other libraries may not find them."""
+    tensors = random_tensors(GPT_OSS, tmp_path / "source")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = (experts, rows, columns // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(118, 122, shape, dtype=torch.uint8)
+    packed, values = tmp_path / "packed", tmp_path / "values"
+    packed.mkdir()
+    save_file(tensors, packed / "model.safetensors")
+    config = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4"}, "dtype": "float32"}
+    (packed / "config.json").write_text(json.dumps(config))
+    made = convert(str(packed), "safetensors", values, WriteOptions(dtype="float32"))
+    assert any("one by one" in note for note in made.notes)
+    assert_same_tokens((packed, values), torch_only())
+
+
+@pytest.mark.parametrize("size", ["foo", "60%", "0"])
+def test_an_invalid_size_of_files_is_refused_by_its_option(model: Path, size: str) -> None:
+    given = ["convert", str(model), "--to", "safetensors", "-o", "out", "--split-size", size]
+    done = CliRunner().invoke(cli, given)
+    assert done.exit_code != 0 and f"invalid --split-size {size!r}" in done.output
+
+
 def test_unknown_targets_and_options_that_do_not_apply(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "gptq-int4" in refused(lambda: convert(str(model), "gptq-int5", out), OptionError)
     said = refused(lambda: convert(str(model), "fp8", out, WriteOptions(group=64)), OptionError)
     assert "--group-size does not apply to fp8" in said
+    for wrong in (WriteOptions(group=0), WriteOptions(group=-2), WriteOptions(damping=math.nan)):
+        said = refused(partial(convert, str(model), "gptq-int4", out, wrong), OptionError)
+        assert "at least 1" in said or "a damping of nan" in said
     text = tmp_path / "text.txt"
     text.write_text("x")
     said = refused(lambda: convert(str(model), "fp8", out, calibrate=text), OptionError)
@@ -271,7 +334,8 @@ def test_a_disk_without_room(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     usage = shutil._ntuple_diskusage(1 << 40, 1 << 40, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     said = refused(lambda: convert(str(model), "safetensors", tmp_path / "out"), WriteError)
-    assert "Free some space" in said and not (tmp_path / "out").exists()
+    assert "Free some space" in said and "16.0 MiB to spare" in said
+    assert not list(tmp_path.glob("*out*")) + list(tmp_path.glob(".*")), "nothing to continue with"
 
 
 def test_a_disk_that_fills_up_keeps_what_is_written(

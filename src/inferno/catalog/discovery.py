@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
+import re
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -81,7 +83,10 @@ def _ask(
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(_SPECS)
     manager.register(entry.load(), name=entry.name)
-    manager.check_pending()  # a misspelt hook is an error
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise _misspelt(error) from error
     declared: dict[str, list[Any]] = {}
     aside: list[SetAside] = []
     for hook, kind in KINDS.items():
@@ -93,12 +98,28 @@ def _ask(
                         f"{hook} returned {item!r}",
                         f"It must return a list of contracts.{kind.__name__}.",
                     )
+                name = getattr(item, "name", None)
+                if not isinstance(name, str) or not name:
+                    raise PluginError(
+                        f"{hook} returned a declaration with the name {name!r}",
+                        "A name is a string, and not empty.",
+                    )
                 other = _of_another_version(hook, item)
                 if other is None:
                     held.append(item)
                 else:
                     aside.append(other)
     return declared, tuple(aside)
+
+
+def _misspelt(error: pluggy.PluginValidationError) -> PluginError:
+    """Name a function that is marked as a hook and is none, and the hook that was probably
+    meant."""
+    found = re.search(r"'(\w+)'", str(error))
+    name = found[1] if found else str(error)
+    near = difflib.get_close_matches(name, KINDS, 1)
+    remedy = f"Did you mean {near[0]}?" if near else f"Hooks: {', '.join(KINDS)}."
+    return PluginError(f"there is no hook {name}", remedy)
 
 
 def _of_another_version(hook: str, item: Any) -> SetAside | None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 from attrs import asdict, evolve, frozen
+from click.core import ParameterSource
+from click.globals import get_current_context
 
 from inferno.cli.options import declare, engine_options, ref_argument
 from inferno.errors import OptionError
@@ -103,6 +105,7 @@ def command(
     from inferno.cli.session import opened
 
     if ragged is not None:
+        _check_alone("--ragged", "input_len", "output_len", "concurrency", "rounds")
         values = {"max_num_seqs": max(ragged, 1), "max_num_batched_tokens": 16_384} | {
             name: value for name, value in values.items() if value is not None
         }
@@ -112,6 +115,15 @@ def command(
             _ragged(run, ragged, as_json)
         else:
             _uniform(run, input_len, output_len, concurrency, rounds, as_json)
+
+
+def _check_alone(option: str, *others: str) -> None:
+    """Raise OptionError if parameters are given that do not apply to an option."""
+    context = get_current_context()
+    for name in others:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{flag} does not apply to {option}", "Leave one of them out.")
 
 
 def _uniform(

@@ -69,7 +69,7 @@ def command(
     again to continue an interrupted run."""
     from inferno.catalog import load_catalog
     from inferno.contracts import FetchOptions, WriteOptions
-    from inferno.host import format_bytes, parse_memory
+    from inferno.host import format_bytes, parse_size
 
     catalog = load_catalog(disable=disable, only=only)
     if listed:
@@ -83,7 +83,7 @@ def command(
 
     options = WriteOptions(
         dtype=None if dtype is None else DTYPES[dtype],
-        split=None if split_size is None else parse_memory(split_size, 0, "--split-size"),
+        split=None if split_size is None else parse_size(split_size, "--split-size"),
         group=group_size,
         act_order=act_order,
         damping=damping,
@@ -91,7 +91,7 @@ def command(
     with _shown() as progress:
         made = convert(
             ref,
-            _writer(catalog, to),
+            to,
             Path(output),
             options,
             calibrate=None if calibrate is None else Path(calibrate),
@@ -101,21 +101,11 @@ def command(
             catalog=catalog,
             progress=progress,
         )
-    files = "1 file" if len(made.files) == 1 else f"{len(made.files)} files"
-    click.echo(f"Wrote {made.path}: {format_bytes(made.nbytes)} in {files}.")
+    count = len(made.files)
+    size = f"{format_bytes(made.nbytes)} in {count} file{'s' * (count != 1)}"
+    click.echo(f"Wrote {made.path}: {size}.")
     for note in made.notes:
         click.echo(f"  {note}")
-
-
-def _writer(catalog: Catalog, to: str) -> str:
-    """Return the name of the writer that `to` names: case, hyphens and underscores do not matter,
-    as for --isq."""
-    from inferno.plan.isq import spelled
-
-    names: dict[str, str] = {
-        spelled(o.item.name): o.item.name for o in catalog.of("inferno_writers")
-    }
-    return names.get(spelled(to), to)
 
 
 def _list(catalog: Catalog) -> None:

@@ -134,7 +134,7 @@ def _groups(report: Report) -> Iterator[str]:
     title = "in the reference"
     width = max(len(title), *(len(group.name) for group in report.groups))
     head = ("mean KL", "median", "99%", "max", "same top", "flips", "saves", "KL/MiB")
-    yield f"  {title:<{width}}" + "".join(f"{name:>10}" for name in head)
+    yield f"  {title:<{width}}" + "".join(f" {name:>9}" for name in head)
     for group in report.groups:
         if (found := group.divergence) is None:
             yield f"  {group.name:<{width}}  not swapped: {group.note}"
@@ -149,4 +149,4 @@ def _groups(report: Report) -> Iterator[str]:
             format_bytes(group.saved),
             f"{found.mean / group.saved * UNITS['MI']:.5f}" if group.saved > 0 else "",
         )
-        yield f"  {group.name:<{width}}" + "".join(f"{cell:>10}" for cell in cells)
+        yield f"  {group.name:<{width}}" + "".join(f" {cell:>9}" for cell in cells)

@@ -44,6 +44,8 @@ def command(
                 f"  {plugin.error}\n  {plugin.remedy} (Or run without it: --disable {plugin.name})"
             )
             click.echo(plugin.detail if ctx.meta.get(DEBUG) else "  (--debug shows the traceback)")
+        elif not (plugin.offers or plugin.set_aside or plugin.disabled):
+            click.echo("  offers nothing: hooks return lists of declarations")
         for aside in plugin.set_aside:
             click.echo(f"  {click.style('set aside', fg='red')}: {aside.reason}. {aside.remedy}")
 

@@ -39,7 +39,7 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
     status = model["status"] + (", pinned" if model["pinned"] else "")
     if model["idle_seconds"] is not None and model["unload_after"] is not None:
         left = max(0, round(model["unload_after"] - model["idle_seconds"]))
-        status += "" if model["pinned"] else f", unloaded in {left} s"
+        status += "" if model["pinned"] else f", unloads in {left} s"
     return (
         ", ".join((model["name"], *model["aliases"])),
         status,

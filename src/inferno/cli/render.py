@@ -125,7 +125,8 @@ def _scheme(use: SchemeUse, dtype: str, classes: bool) -> str:
     size = host.format_bytes(use.nbytes)
     name = use.name if use.layout in (use.name, dtype) else f"{use.name} in {use.layout}"
     how = ", quantized while loading" if use.in_situ else ""
-    held = f"{name}: {use.count} matrices of {', '.join(use.stored)}{how}, {size}"
+    count = f"{use.count} {'matrix' if use.count == 1 else 'matrices'}"
+    held = f"{name}: {count} of {', '.join(use.stored)}{how}, {size}"
     return f"{held} ({', '.join(use.classes)})" if classes else held
 
 

@@ -149,6 +149,8 @@ def command(
     if print_config:
         click.echo(printed(ctx, models))
         return
+    if not all(names):
+        raise OptionError("--served-model-name is empty", "Give a name, or leave it out.")
     is_one = is_one and not from_file(ctx)
     if is_one:
         ref = refs[0] if refs else None

@@ -6,6 +6,7 @@ once more as it was written, so that the next layer's inputs have its errors.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -15,9 +16,9 @@ from torch import Tensor
 
 from inferno.contracts import Encoding, Piece, Scaling, Seen, StoredMatrix
 from inferno.convert.folder import Folder
-from inferno.convert.layers import GRAMS, WITHOUT, Layers, Sights
+from inferno.convert.layers import GRAMS, Layers, Sights
 from inferno.convert.scaling import Scaler
-from inferno.errors import CheckpointError, OptionError, UnsupportedError
+from inferno.errors import CheckpointError, OptionError
 from inferno.host import format_bytes
 from inferno.nn import Weight
 from inferno.text import Tokenizer
@@ -31,8 +32,6 @@ def calibrated_pieces(
 ) -> list[Piece]:
     """Return a piece for each layer. Raises OptionError for a text that is too short,
     CheckpointError without a tokenizer, UnsupportedError for models that cannot be calibrated."""
-    if folder.source.renamed:
-        raise UnsupportedError("the model's layers are stored under other names", WITHOUT)
     run = Calibration(folder, encoding, _sequences(folder, text), notes)
     return [run.piece(number) for number in range(len(run.layers.layers))]
 
@@ -102,6 +101,7 @@ class Calibration:
             yield from ((f"{encoded.path}.{part}", value) for part, value in made.items())
         del tensor, seen
         self._advance(number, stored, parts)
+        _release_memory()
         if number + 1 == len(self.layers.layers):
             self._tell()
 
@@ -202,3 +202,10 @@ class Calibration:
                 f"{self._unscaled} matrices were not scaled: no module in front of them can take "
                 f"the inverse"
             )
+
+
+def _release_memory() -> None:
+    """Give what is freed back to the system: between large tensors, glibc keeps what they leave."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)

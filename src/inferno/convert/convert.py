@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,26 +69,39 @@ def convert(
             output = writer.output(source.as_model(imatrix), options, place.path.name)
         else:
             output = _folder_output(source, writer, options, calibrate, notes)
-        names = [file.name for file in output.files]
-        place.check(names, force=force)
+        place.check([file.name for file in output.files], force=force)
         key = _key(offer, options, catalog, calibrate, imatrix)
         with place.locked():
-            own = {**key, "source": [list(each) for each in source.state()]}
-            hashes = write(output, place, own, progress or _silent)
-            hashes |= {n: hashlib.sha256(text).hexdigest() for n, text in output.texts.items()}
-            sizes = {file.name: file.nbytes for file in output.files}
-            sizes |= {name: len(text) for name, text in output.texts.items()}
-            manifest = _manifest({"ref": ref, **key}, sizes, hashes)
-            place.finish(names, {**output.texts, place.manifest.name: manifest})
+            nbytes, hashes = _written(output, place, ref, key, source, progress or _silent)
     finally:
         source.checkpoint.close()
     return Conversion(
         path=place.path,
         files=hashes,
-        nbytes=sum(sizes.values()),
+        nbytes=nbytes,
         calibrated=calibrate is not None,
         notes=(*output.notes, *notes),
     )
+
+
+def _written(
+    output: Output,
+    place: Place,
+    ref: str,
+    key: Mapping[str, Any],
+    source: Source,
+    progress: Progress,
+) -> tuple[int, dict[str, str]]:
+    """Write the files and give them their names. Returns their size and SHA-256."""
+    own = {**key, "source": [list(each) for each in source.state()]}
+    hashes = write(output, place, own, progress)
+    hashes |= {name: hashlib.sha256(text).hexdigest() for name, text in output.texts.items()}
+    sizes = {file.name: file.nbytes for file in output.files}
+    sizes |= {name: len(text) for name, text in output.texts.items()}
+    manifest = _manifest({"ref": ref, **key}, sizes, hashes)
+    names = [file.name for file in output.files]
+    place.finish(names, {**output.texts, place.manifest.name: manifest})
+    return sum(sizes.values()), hashes
 
 
 def _manifest(
@@ -125,6 +139,14 @@ def _check_options(
     for a in attrs.fields(WriteOptions):
         if a.name not in writer.options | _ALWAYS and getattr(options, a.name) != a.default:
             raise OptionError(f"{_FLAGS[a.name]} does not apply to {writer.name}", "Leave it out.")
+    if options.group is not None and options.group < 1 and options.group != -1:
+        raise OptionError(
+            f"groups of {options.group} columns",
+            "--group-size is at least 1, or -1 for whole rows.",
+        )
+    damping = options.damping
+    if damping is not None and not 0 <= damping < math.inf:
+        raise OptionError(f"a damping of {damping}", "Give a share of the diagonal, such as 0.01.")
     if calibrate is not None and not writer.calibrated:
         raise OptionError(f"{writer.name} needs no calibration", "Leave --calibrate out.")
     if imatrix is not None and not writer.weighted:

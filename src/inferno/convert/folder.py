@@ -13,6 +13,7 @@ from attrs import frozen
 from inferno.contracts import (
     COMPUTE_DTYPES,
     DTYPE_BYTES,
+    CheckpointView,
     Encoding,
     Output,
     Piece,
@@ -22,9 +23,10 @@ from inferno.contracts import (
 from inferno.convert.safetensors import arranged
 from inferno.convert.source import DenseView, Source
 from inferno.convert.texts import text_files
-from inferno.errors import UnsupportedError
+from inferno.errors import InfernoError, UnsupportedError
 from inferno.pairing import checkpoint_path
 from inferno.plan.resolver import compute_dtype
+from inferno.plan.stored import adapted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,43 +65,20 @@ class Folder:
     @classmethod
     def of(cls, source: Source, options: WriteOptions, encoding: Encoding | None) -> Folder:
         """Decide how each tensor is stored. Raises UnsupportedError."""
-        view = source.as_stored()
-        dtype = compute_dtype(options.dtype or "auto", source.checkpoint)
-        encoded: dict[str, Encoded] = {}
-        dense: dict[str, str] = {}
-        for path in linear_modules(source) if encoding is not None else ():
-            name = f"{path}.weight"
-            info = view.tensors.get(name)
-            if info is None or len(info.shape) != 2:
-                raise UnsupportedError(
-                    f"{path} is not stored separately under that name",
-                    "Convert to safetensors or GGUF instead.",
-                )
-            assert encoding is not None, "there are none without"
-            found = encoding.parts(path, (info.shape[0], info.shape[1]))
-            if isinstance(found, str):
-                dense[path] = found
-            else:
-                encoded[name] = Encoded(path, found)
-        if encoding is not None and not encoded:
-            raise UnsupportedError(
-                f"no matrix can be quantized: {next(iter(dense.values()), 'none is linear')}",
-                "Choose another target or another --group-size.",
-            )
-        reasons = dict.fromkeys(dense.values())
-        notes = tuple(
-            f"{sum(said == reason for said in dense.values())} matrices stay dense: {reason}"
-            for reason in reasons
-        )
-        return cls(
+        view = _view(source, encoding)
+        encoded, dense = ({}, {}) if encoding is None else _divided(source, view, encoding)
+        made = cls(
             source=source,
             view=view,
-            dtype=dtype,
+            dtype=compute_dtype(options.dtype or "auto", source.checkpoint),
             cast=options.dtype is not None,
             encoded=encoded,
             dense=(*dense, *source_heads(source)),
-            notes=notes,
+            notes=tuple(_notes(source, view, dense)),
         )
+        if view.checkpoint is not source.checkpoint:
+            _check_names(source, made.headers(), made.config(encoding))
+        return made
 
     def info(self, name: str) -> TensorInfo:
         """Return the header with which a dense tensor is stored."""
@@ -167,6 +146,90 @@ class Folder:
                 rest.append(Piece(tensors=(name,), make=partial(self.read, name)))
         texts = text_files(self.source.path, self.view.text(), self.config(encoding))
         return Output(files=files, pieces=[*rest, *own], texts=texts | index, notes=self.notes)
+
+
+def _view(source: Source, encoding: Encoding | None) -> DenseView:
+    """Return the tensors as they are stored, if that can be read and written. Raises
+    UnsupportedError."""
+    if encoding is None:
+        try:
+            return source.as_stored()
+        except UnsupportedError:  # experts that are quantized as one tensor
+            if source.seen_by_model is source.checkpoint:
+                raise
+    return source.by_modules()
+
+
+@frozen(eq=False)
+class _Written(CheckpointView):
+    """The headers of what will be written."""
+
+    tensors: Mapping[str, TensorInfo]
+    written: Mapping[str, Any]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.written
+
+    def read(self, name: str) -> Tensor:
+        raise AssertionError(f"names follow from headers, not from the values of {name}")
+
+
+def _check_names(
+    source: Source, headers: Mapping[str, TensorInfo], config: Mapping[str, Any]
+) -> None:
+    """Raise UnsupportedError if the model's plugin would not find the tensors that are written."""
+    result = _Written(source.checkpoint, headers, config)
+    try:
+        found = adapted(result, source.architecture).tensors
+    except InfernoError as error:
+        raise UnsupportedError(f"the result could not be read: {error.cause}", _OTHERS) from error
+    if missing := headers.keys() - found.keys():
+        raise UnsupportedError(
+            f"the result could not be read: {source.architecture.name} has other names than the "
+            f"checkpoint, and would not find {min(missing)}",
+            _OTHERS,
+        )
+
+
+_OTHERS = "Convert to safetensors or GGUF instead."
+
+
+def _divided(
+    source: Source, view: DenseView, encoding: Encoding
+) -> tuple[dict[str, Encoded], dict[str, str]]:
+    """Return the matrices that the encoding stores, by the name of the dense tensor; and why others
+    stay dense, by path. Raises UnsupportedError."""
+    encoded: dict[str, Encoded] = {}
+    dense: dict[str, str] = {}
+    for path in linear_modules(source):
+        name = f"{path}.weight"
+        info = view.tensors.get(name)
+        if info is None or len(info.shape) != 2:
+            raise UnsupportedError(f"{path} is not stored separately under that name", _OTHERS)
+        found = encoding.parts(path, (info.shape[0], info.shape[1]))
+        if isinstance(found, str):
+            dense[path] = found
+        else:
+            encoded[name] = Encoded(path, found)
+    if not encoded:
+        raise UnsupportedError(
+            f"no matrix can be quantized: {next(iter(dense.values()), 'none is linear')}",
+            "Choose another target or another --group-size.",
+        )
+    return encoded, dense
+
+
+def _notes(source: Source, view: DenseView, dense: Mapping[str, str]) -> Iterator[str]:
+    """Yield what the user should know of the result."""
+    for reason in dict.fromkeys(dense.values()):
+        count = sum(said == reason for said in dense.values())
+        yield f"{count} {'matrix stays' if count == 1 else 'matrices stay'} dense: {reason}"
+    if view.checkpoint is not source.checkpoint:
+        yield (
+            "tensors have the names of inferno's modules, experts are stored one by one, and what "
+            "the model does not read is left out: other libraries may not read the result"
+        )
 
 
 def _stays(info: TensorInfo) -> bool:

@@ -278,9 +278,11 @@ class Layers:
             yield layer(*args, **kwargs)
 
     def advance(self, layer: nn.Module, number: int) -> None:
-        """Compute the inputs of the next layer."""
+        """Compute the inputs of the next layer. Each takes the place of what it was computed from:
+        together they would be the largest thing in memory."""
         if number + 1 < len(self.layers):
-            self.outputs = list(self.run(layer, number))
+            for index, output in enumerate(self.run(layer, number)):
+                self.outputs[index : index + 1] = [output]
 
     def _fill(
         self, root: nn.Module, path: str, tensors: Mapping[str, Tensor], sights: Watching | None

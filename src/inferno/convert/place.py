@@ -79,8 +79,8 @@ class Place:
         free = shutil.disk_usage(self.part).free
         if nbytes + SPARE > free:
             raise WriteError(
-                f"{self.path} needs {format_bytes(nbytes)}, and {format_bytes(free)} are free "
-                f"on its disk",
+                f"{self.path} needs {format_bytes(nbytes)} and {format_bytes(SPARE)} to spare, and "
+                f"{format_bytes(free)} are free on its disk",
                 "Free some space, or give a path on another disk.",
             )
 

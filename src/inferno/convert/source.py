@@ -95,7 +95,8 @@ class DenseView:
                 continue
             name = join(path, "weight")
             shape = scheme.holds(stored, "float32").shape
-            assert shape is not None, "schemes know the shape of what is quantized"
+            if shape is None:  # it is in a tensor
+                shape = _load(checkpoint, stored, scheme).shape
             quantized[name] = Quantized(stored, scheme, shape)
             tensors[name] = TensorInfo("float32", shape, 4 * math.prod(shape))
             if "bias" in parts:
@@ -140,15 +141,19 @@ class DenseView:
             return None
         if name not in self._held:
             self._held.clear()
-            path, parts = found.stored.path, found.stored.parts
-            tensors = {part: self.checkpoint.read(join(path, part)) for part in parts}
-            self._held[name] = found.scheme.load(found.stored, tensors, dtype="float32")
+            self._held[name] = _load(self.checkpoint, found.stored, found.scheme)
         return self._held[name]
 
     def quantizer(self, layout: str) -> Callable[..., tuple[Tensor, ...]] | None:
         need = KernelNeed(op=QUANTIZE, dtype="float32", device=Device("cpu"), layout=layout)
         offer, _ = self.catalog.kernel(need)
         return None if offer is None else offer.item.ops[QUANTIZE]
+
+
+def _load(checkpoint: Checkpoint, stored: StoredMatrix, scheme: QuantScheme) -> Weight:
+    tensors = {part: checkpoint.read(join(stored.path, part)) for part in stored.parts}
+    weight: Weight = scheme.load(stored, tensors, dtype="float32")
+    return weight
 
 
 @define(eq=False)
@@ -182,14 +187,17 @@ class Source:
         """The checkpoint under the names of the model."""
         return adapted(self.checkpoint, self.architecture)
 
-    @property
-    def renamed(self) -> bool:
-        """Whether the model has other names than the checkpoint."""
-        return self.seen_by_model is not self.checkpoint
-
     def as_stored(self) -> DenseView:
         """View every tensor, under the stored names."""
         return DenseView.of(self.checkpoint, self.architecture, self.model, self.catalog)
+
+    def by_modules(self) -> DenseView:
+        """View the tensors under the model's names, if it has others than the checkpoint: those of
+        experts that are stored as one, each alone. Else every tensor."""
+        seen, stored = self.seen_by_model, self.checkpoint.tensors
+        if all(stored.get(name) == info for name, info in seen.tensors.items()):
+            return self.as_stored()
+        return DenseView.of(seen, self.architecture, self.model, self.catalog)
 
     def as_model(self, imatrix: Path | None = None) -> DenseView:
         """View the tensors that the model and its multi-token-prediction layers read, under their

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -20,7 +21,7 @@ from attrs import define, field
 
 from inferno.contracts import Output, Piece
 from inferno.convert.place import Place, explained
-from inferno.errors import PluginError
+from inferno.errors import PluginError, WriteError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,7 +136,12 @@ def write(
             for file in output.files:  # another run's may be larger
                 (place.part / file.name).unlink(missing_ok=True)
         held = sum(_allocated(place.part / file.name) for file in output.files)
-        place.check_room(max(0, sum(file.nbytes for file in output.files) - held))
+        try:
+            place.check_room(max(0, sum(file.nbytes for file in output.files) - held))
+        except WriteError:
+            if not journal.finished:  # nothing to continue with
+                shutil.rmtree(place.part, ignore_errors=True)
+            raise
         files.open(on_exit)
         _write_pieces(output, files, journal, progress)
         progress(1, 1, "checksums")

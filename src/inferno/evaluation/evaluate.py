@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import evolve
+from attrs import evolve, frozen
 
 from inferno.errors import CheckpointError, OptionError
 from inferno.evaluation.groups import BY, Group, groups_of
@@ -72,31 +72,54 @@ def evaluate(
     from inferno.evaluation.spool import Spool  # torch
 
     with Spool.create(passage.num_tokens, vocab_size) as spool:
-        reference = passage.through(against, plain, write=spool.write)
-        found = passage.through(ref, model, compare=spool.reader())
-        apart, notes = groups_of(reference.modules, by, groups), tuple[str, ...]()
-        if apart and model.overrides:
+        pair = _Pair(passage, ref, model, against, plain, spool)
+        return pair.compared(report, by, groups)
+
+
+@frozen(eq=False)
+class _Pair:
+    """A model and its reference."""
+
+    passage: Passage
+    ref: str
+    model: Options
+    against: str
+    plain: Options
+    """Of the reference."""
+    spool: Spool
+
+    def compared(self, report: Callable[..., Report], by: str, count: int) -> Report:
+        """Run both, and then the reference with each group of modules from the model."""
+        reference = self.passage.through(self.against, self.plain, write=self.spool.write)
+        found = self.passage.through(self.ref, self.model, compare=self.spool.reader())
+        apart, notes = groups_of(reference.modules, by, count), tuple[str, ...]()
+        if apart and self.model.overrides:
             apart, notes = [], (_NOT_APART,)
-        measured = tuple(
-            _measured(
-                passage,
-                group,
-                against,
-                _with_group(group, apart, ref, model, plain),
-                reference,
-                spool,
-            )
-            for group in apart
-        )
         return report(
-            reference=against,
+            reference=self.against,
             weights=found.weights,
             perplexity=found.perplexity,
             reference_perplexity=reference.perplexity,
             divergence=found.divergence(reference),
-            outside=float(np.mean(spool.outside)),
-            groups=measured,
+            outside=float(np.mean(self.spool.outside)),
+            groups=tuple(self.measured(group, apart, reference) for group in apart),
             notes=notes,
+        )
+
+    def measured(self, group: Group, apart: Sequence[Group], reference: Pass) -> GroupReport:
+        """Measure the reference with one group of modules from the model."""
+        options = _with_group(group, apart, self.ref, self.model, self.plain)
+        compare = self.spool.reader()
+        try:
+            found = self.passage.through(self.against, options, compare=compare, name=group.name)
+        except (CheckpointError, OptionError) as error:
+            return GroupReport(name=group.name, patterns=group.patterns, note=error.cause)
+        return GroupReport(
+            name=group.name,
+            patterns=group.patterns,
+            saved=reference.weights - found.weights,
+            divergence=found.divergence(reference),
+            perplexity=found.perplexity,
         )
 
 
@@ -133,28 +156,6 @@ def _with_group(
     names = [item for item in items if "=" not in item]
     rules += [item for item in items if "=" in item]  # the first rule that matches counts
     return evolve(options, isq=",".join([*names, *rules]), imatrix=model.imatrix)
-
-
-def _measured(
-    passage: Passage,
-    group: Group,
-    against: str,
-    options: Options,
-    reference: Pass,
-    spool: Spool,
-) -> GroupReport:
-    """Measure the reference with one group of modules taken from the model."""
-    try:
-        found = passage.through(against, options, compare=spool.reader(), name=group.name)
-    except (CheckpointError, OptionError) as error:
-        return GroupReport(name=group.name, patterns=group.patterns, note=error.cause)
-    return GroupReport(
-        name=group.name,
-        patterns=group.patterns,
-        saved=reference.weights - found.weights,
-        divergence=found.divergence(reference),
-        perplexity=found.perplexity,
-    )
 
 
 def _read(path: Path) -> str:

@@ -20,6 +20,8 @@ from inferno.process.prepare import prepared
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inferno.evaluation.forward import Scorer
+
 Progress = Callable[[str, int, int], None]
 """progress(model, positions that are scored, all positions)."""
 
@@ -82,12 +84,31 @@ class Passage:
         is the one that `progress` is told."""
         load_torch_library()
         with open_model(ref, options) as opened, prepared(opened) as packed:
-            import torch
-
             from inferno.evaluation.forward import Scorer
 
             scorer, plan = Scorer(opened, packed), opened.plan
             stored = modules_of(opened.checkpoint.tensors, unused_tensors(opened.config))
+        arrays = self._scores(scorer, name or ref, write, compare)
+        scorer.close()
+        return Pass(
+            modules=tuple(path for path in stored if plan.scheme_of(path) is not None),
+            weights=sum(use.nbytes for use in plan.schemes),
+            nll_P=arrays["nll"],
+            best_P=arrays["best"],
+            target_P=arrays["target"],
+            kl_P=arrays["kl"],
+        )
+
+    def _scores(
+        self,
+        scorer: Scorer,
+        name: str,
+        write: Callable[[Tensor], None] | None,
+        compare: Callable[[Tensor], Tensor] | None,
+    ) -> dict[str, Array]:
+        """Run the windows. Returns arrays by the fields of `Pass`."""
+        import torch
+
         found: dict[str, list[Tensor]] = {"nll": [], "best": [], "target": [], "kl": []}
         done = 0
         for scored in scorer.score(self.windows, self.vocab_size):
@@ -101,17 +122,8 @@ class Passage:
             if compare is not None:
                 found["kl"].append(compare(logprob_PV))
             done += len(logprob_PV)
-            self.progress(name or ref, done, self.num_tokens)
-        scorer.close()
-        arrays = {
+            self.progress(name, done, self.num_tokens)
+        return {
             name: torch.cat(each).cpu().numpy() if each else np.zeros(0)
             for name, each in found.items()
         }
-        return Pass(
-            modules=tuple(path for path in stored if plan.scheme_of(path) is not None),
-            weights=sum(use.nbytes for use in plan.schemes),
-            nll_P=arrays["nll"],
-            best_P=arrays["best"],
-            target_P=arrays["target"],
-            kl_P=arrays["kl"],
-        )

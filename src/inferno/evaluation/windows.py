@@ -41,7 +41,8 @@ def windows_of(
     """
     if window < 4 or (stride is not None and not 1 <= stride <= window):
         raise OptionError(
-            f"windows of {window} tokens" + (f" with a stride of {stride}" if stride else ""),
+            f"windows of {window} tokens"
+            + ("" if stride is None else f" with a stride of {stride}"),
             "A window has at least 4 tokens, and a stride is between 1 and the window.",
         )
     length = window if stride is None else window + stride // 2

@@ -97,16 +97,12 @@ def by_inputs(
     largest diagonal to the smallest."""
     weight_OI = weight_OI.float().clone()
     rows, columns = weight_OI.shape
-    gram_II = gram_II.to(torch.float64, copy=True)
-    dead_I = gram_II.diagonal() == 0
-    gram_II.diagonal()[dead_I] = 1.0
-    weight_OI[:, dead_I] = 0.0
+    weight_OI[:, gram_II.diagonal() == 0] = 0.0  # never multiplied
     order_I = torch.arange(columns)
     if act_order:
         order_I = gram_II.diagonal().argsort(descending=True, stable=True)
-        weight_OI, gram_II = weight_OI[:, order_I], gram_II[order_I][:, order_I]
-    inverse_II = _factor(gram_II, damping)
-    del gram_II
+        weight_OI = weight_OI[:, order_I]
+    inverse_II = _factor(gram_II, order_I if act_order else None, damping)
     codes_OI = torch.empty(rows, columns, dtype=torch.uint8)
     scales, zeros = list[Tensor](), list[Tensor]()
     for start in range(0, columns, BLOCK):
@@ -132,21 +128,21 @@ def by_inputs(
     return Rounded(codes_OI[:, back_I], torch.cat(scales, 1), zeros_OG, groups_I)
 
 
-def _factor(gram_II: Tensor, damping: float) -> Tensor:
-    """Return the upper Cholesky factor of the damped matrix's inverse, float32."""
-    mean = gram_II.diagonal().mean()
+def _factor(gram_II: Tensor, order_I: Tensor | None, damping: float) -> Tensor:
+    """Return the upper Cholesky factor of the inverse of the damped matrix, with rows and columns
+    in this order, float32. Computed in place in one matrix of float64: the largest one here."""
+    info = torch.empty((), dtype=torch.int32)
     while True:
-        # Freed one by one: in float64, they are larger than the matrices of a layer.
-        damped = gram_II.clone()
-        damped.diagonal().add_(damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        del damped
-        if not failed:
-            inverse = torch.cholesky_inverse(lower)
-            del lower
-            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-            del inverse
-            if not failed:
-                factor_II: Tensor = upper.float()
-                return factor_II
+        ordered_II = gram_II if order_I is None else gram_II[order_I][:, order_I]
+        work_II = ordered_II.to(torch.float64, copy=True).mT  # as LAPACK has it; it is symmetric
+        diagonal_I = work_II.diagonal()
+        diagonal_I[diagonal_I == 0] = 1.0
+        diagonal_I.add_(damping * diagonal_I.mean())
+        torch.linalg.cholesky_ex(work_II, out=(work_II, info))
+        if not info:
+            torch.cholesky_inverse(work_II, out=work_II)
+            torch.linalg.cholesky_ex(work_II, upper=True, out=(work_II, info))
+            if not info:
+                return work_II.to(torch.float32, memory_format=torch.contiguous_format)
+        del ordered_II, work_II, diagonal_I
         damping = max(10 * damping, 1e-4)

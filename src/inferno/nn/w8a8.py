@@ -60,9 +60,13 @@ class W8A8(Packed):
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return (q_TI @ (code - zero)_OI.T) · x's scales · W's scales + bias_O, where q_TI are the
         integers of `rounded_tokens`."""
-        q_TI, scales_T1 = rounded_tokens(x_TI)
+        return self.multiply(*rounded_tokens(x_TI), bias_O).to(x_TI.dtype)
+
+    def multiply(self, q_TI: Tensor, scales_T1: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Return the product, in float32, with activations that are rounded already: integers,
+        and a scale for each token, both in float32."""
         out_features, in_features = self.shape
-        y_TO = x_TI.new_empty((*x_TI.shape[:-1], out_features))
+        y_TO = q_TI.new_empty((*q_TI.shape[:-1], out_features))
         step = max(1, CHUNK // max(1, in_features))
         for start in range(0, out_features, step):
             chunk = slice(start, start + step)
@@ -74,15 +78,19 @@ class W8A8(Packed):
         return F.linear(q_TI, self.integers(rows)) * scales_T1 * self.scales[rows, 0]
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        q_NI, scales_N1 = rounded_tokens(x_NI)
+        y_NO = self.multiply_groups(*rounded_tokens(x_NI), starts_E1).to(x_NI.dtype)
+        return with_biases(y_NO, starts_E1, bias_O)
+
+    def multiply_groups(self, q_NI: Tensor, scales_N1: Tensor, starts_E1: Tensor) -> Tensor:
+        """As `multiply`, of stacked matrices and the rows that `Weight.grouped` gives each."""
         starts = starts_E1.tolist()
         rows = self.shape[0] // (len(starts) - 1)
-        y_NO = x_NI.new_empty(len(x_NI), rows)
+        y_NO = q_NI.new_empty(len(q_NI), rows)
         for expert, (start, stop) in enumerate(itertools.pairwise(starts)):
             of, own = slice(expert * rows, (expert + 1) * rows), slice(start, stop)
             if stop > start:
-                y_NO[own] = self._product(q_NI[own], scales_N1[own], of).to(x_NI.dtype)
-        return with_biases(y_NO, starts_E1, bias_O)
+                y_NO[own] = self._product(q_NI[own], scales_N1[own], of)
+        return y_NO
 
     def concatenate(self, others: Sequence[Weight]) -> Weight | None:
         alike = [

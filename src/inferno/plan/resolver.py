@@ -201,7 +201,7 @@ def _decide(
         overrides=matrices.overrides,
         isq=None if isq is None else isq.value.in_situ,
         packed_cache=_packed_cache(options, device, machine or Machine()),
-        packed_cache_limit=host.parse_memory(options.packed_cache_size, 0, "--packed-cache-size"),
+        packed_cache_limit=host.parse_size(options.packed_cache_size, "--packed-cache-size"),
         kernels=kernels.value,
         capture=capture.value,
         attention=uses,

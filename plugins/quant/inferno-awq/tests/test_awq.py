@@ -43,6 +43,7 @@ QWEN3_MOE = {
     "model_type": "qwen3_moe",
 }
 VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
+GEMV = load_file(Path(__file__).with_name("gemv.safetensors"))
 ORDERS = {"gemm": (0, 2, 4, 6, 1, 3, 5, 7), "gemv": (0, 1, 2, 3, 4, 5, 6, 7)}
 
 
@@ -178,6 +179,15 @@ def test_values_are_those_that_gptqmodel_unpacks(name: str) -> None:
     weight = load(stored_matrix(parts, config(version, int(group))), parts, dtype="float32")
     # It multiplies in float16.
     assert torch.equal(weight.rows(torch.arange(len(values_OI))).half().float(), values_OI)
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(".")[0] for name in GEMV}))
+def test_values_are_those_that_autoawq_packs_for_its_second_layout(name: str) -> None:
+    parts = {n.partition(".")[2]: t for n, t in GEMV.items() if n.partition(".")[0] == name}
+    version, group, _ = name.split("_")
+    values_OI = parts.pop("values")
+    weight = load(stored_matrix(parts, config(version, int(group))), parts, dtype="float32")
+    assert torch.equal(weight.rows(torch.arange(len(values_OI))), values_OI)
 
 
 def test_configs_of_old_writers_are_read() -> None:

@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marlin_vectors import CASES, ROWS, codes, scales
+from safetensors.torch import load_file
 from torch import Tensor
 
 from inferno.contracts import StoredMatrix, TensorInfo
@@ -118,6 +120,18 @@ def decode(parts: Mapping[str, Tensor]) -> Tensor:
     steps_IO = plain.view(scales.shape).repeat_interleave(columns // len(scales), 0)
     values_IO = torch.from_numpy(codes_IO.reshape(columns, rows).astype(np.float32)) - 8
     return (values_IO * steps_IO).T.contiguous()
+
+
+VECTORS = load_file(Path(__file__).with_name("vectors.safetensors"))
+
+
+@pytest.mark.parametrize(("group", "columns"), CASES)
+def test_values_are_those_that_marlin_packs(group: int, columns: int) -> None:
+    parts = {part: VECTORS[f"{group}_{columns}.{part}"] for part in "Bs"}
+    weight = load(stored_matrix(parts, config(group)), parts, dtype="float32")
+    size = columns if group == -1 else group
+    values_OI = codes(columns) * scales(columns // size).float().repeat_interleave(size, 1)
+    assert torch.equal(weight.rows(torch.arange(ROWS)), values_OI)
 
 
 class MarlinTests(QuantSchemeTests):

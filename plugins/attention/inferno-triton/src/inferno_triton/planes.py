@@ -45,9 +45,9 @@ class Form:
     mins: Literal["", "zeros", "minima"] = ""
     """A second subtrahend: "zeros" of the code, "minima" of the product with the scale."""
     kind: Literal["single", "half", "byte", "exponent"] = "half"
-    """Content of the words of scales and of `mins`."""
+    """What the words of scales and of `mins` contain."""
     table: Literal["", "e2m1", "values"] = ""
-    """Meaning of codes that are not integers: MXFP4's floats, or the values of a table."""
+    """What codes mean, if not themselves: MXFP4's floats, or those of a table."""
 
 
 @frozen(eq=False)

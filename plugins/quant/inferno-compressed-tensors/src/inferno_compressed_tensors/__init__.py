@@ -9,10 +9,8 @@ from inferno import hookimpl
 from inferno.contracts import (
     Checkpoint,
     HeldMatrix,
-    IntLayout,
     QuantScheme,
     StoredMatrix,
-    W8A8Layout,
     Writer,
     fp8_layout,
     refusal_of,
@@ -26,14 +24,9 @@ refuses = refusal_of(Packing.of)
 def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
     """Return the matrix in a public layout; with act-order, beside the order of its columns."""
     packing = Packing.of(stored)
-    rows, columns, layout = packing.rows, packing.columns, packing.layout
-    if isinstance(layout, IntLayout | W8A8Layout):
-        nbytes = layout.nbytes(rows, columns) + (8 * columns if packing.ordered else 0)
-        return HeldMatrix(layout=layout.name, shape=(rows, columns), nbytes=nbytes)
-    scales = -(-rows // layout[0]) * -(-columns // layout[1])
-    return HeldMatrix(
-        layout=fp8_layout(layout), shape=(rows, columns), nbytes=rows * columns + 4 * scales
-    )
+    layout = packing.layout
+    name = fp8_layout(layout) if isinstance(layout, tuple) else layout.name
+    return HeldMatrix(layout=name, shape=(packing.rows, packing.columns), nbytes=packing.nbytes)
 
 
 def adapt(checkpoint: Checkpoint) -> Checkpoint:

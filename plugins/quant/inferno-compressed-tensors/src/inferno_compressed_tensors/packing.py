@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 
@@ -26,8 +26,14 @@ from inferno.contracts import (
 
 METHOD = "compressed-tensors"
 PACKED = {"weight_packed", "weight_scale", "weight_shape"}
-ACTIVATIONS = {"input_scale", "input_zero_point", "input_global_scale"}
-"""Of activations that are rounded with one scale for all tokens, which they are not here."""
+SCALE, ZERO_POINT = "input_scale", "input_zero_point"
+ACTIVATIONS = {SCALE, ZERO_POINT, "input_global_scale"}
+"""Of activations that are rounded with one scale for all tokens."""
+ADDED = 32
+"""Columns of zeros after a matrix whose activations are not rounded by kernels."""
+Activations = Literal["token", "token with zero", "tensor"]
+"""How activations are rounded to int8: with a scale for each token, with a zero point too, or with
+a stored scale, and perhaps a zero point, for all."""
 
 
 @frozen
@@ -44,18 +50,28 @@ class Packing:
     """Rows and columns with one scale, of a float8 matrix."""
     ordered: bool
     """Whether `weight_g_idx` assigns columns to groups in another order: act-order."""
-    tokens: bool = False
-    """Whether activations are rounded to int8 with a scale for each token."""
+    activations: Activations | None = None
+    """None: they are not rounded, or in a way that kernels refine."""
 
     @property
     def layout(self) -> IntLayout | W8A8Layout | tuple[int, int]:
         """The layout in memory: of integers, or the block of floats."""
         if self.block is not None:
             return self.block
-        if self.tokens and self.bits == 8 and self.group == self.columns and not self.ordered:
+        if self.activations is not None:
             return W8A8Layout(symmetric=self.symmetric)
         size = math.gcd(self.group, self.columns)
         return IntLayout.fitting(self.bits, size, symmetric=self.bits == 8 and self.symmetric)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        layout, columns = self.layout, self.columns
+        if isinstance(layout, tuple):
+            scales = -(-self.rows // layout[0]) * -(-columns // layout[1])
+            return self.rows * columns + 4 * scales
+        added = ADDED if self.activations in ("token with zero", "tensor") else 0
+        return layout.nbytes(self.rows, columns + added) + (8 * columns if self.ordered else 0)
 
     @classmethod
     def of(cls, stored: StoredMatrix) -> Packing:
@@ -64,21 +80,8 @@ class Packing:
         if stored.quant_config.get("quant_method") != METHOD:
             raise Refused(f"it reads checkpoints whose quant_method is {METHOD}")
         packed = "weight_packed" in parts
-        needed = PACKED if packed else {"weight", "weight_scale"}
-        others = {"weight_zero_point", "weight_g_idx"} if packed else {"weight_zero_point"}
-        if not needed <= set(parts) <= needed | others:
-            raise Refused(
-                "it reads matrices stored as weight_packed, weight_scale and weight_shape, or as "
-                "weight and weight_scale"
-            )
-        name = "weight_packed" if packed else "weight"
-        kind, scale = parts[name].dtype, parts["weight_scale"]
-        if kind not in (("int32",) if packed else ("int8", "float8_e4m3fn")):
-            raise Refused(f"it reads packed codes in int32, and int8 and float8_e4m3fn, not {kind}")
-        if len(parts[name].shape) != 2 or 0 in parts[name].shape:
-            raise Refused("it reads matrices, of two dimensions")
-        if scale.dtype not in COMPUTE_DTYPES:
-            raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {scale.dtype}")
+        _check_parts(parts, packed=packed)
+        name, scale = "weight_packed" if packed else "weight", parts["weight_scale"]
         weights = described(stored.quant_config, stored.path)
         bits, symmetric = weights.get("num_bits"), weights.get("symmetric", True)
         if type(bits) is not int or bits not in ((4, 8) if packed else (8,)):
@@ -87,7 +90,7 @@ class Packing:
             raise Refused("symmetric of quantization_config must be true or false")
         rows, columns = parts[name].shape
         columns = columns * 32 // bits if packed else columns
-        if kind == "float8_e4m3fn":
+        if parts[name].dtype == "float8_e4m3fn":
             block = _block(weights, scale, rows, columns)
             return cls(rows, columns, 8, False, True, columns, block, False)
         group = _group(weights, scale, rows, columns)
@@ -95,8 +98,30 @@ class Packing:
         ordered = "weight_g_idx" in parts
         if ordered and parts["weight_g_idx"].shape != (columns,):
             raise Refused(f"weight_g_idx must have {columns} columns")
-        tokens = _by_token(described(stored.quant_config, stored.path, "input_activations"))
-        return cls(rows, columns, bits, packed, symmetric, group, None, ordered, tokens)
+        activations = None
+        if bits == 8 and group == columns and not ordered:  # one scale for each row
+            activations = _activations(stored)
+        return cls(rows, columns, bits, packed, symmetric, group, None, ordered, activations)
+
+
+def _check_parts(parts: Mapping[str, TensorInfo], *, packed: bool) -> None:
+    """Raise Refused for tensors of other names, types or dimensions."""
+    needed = PACKED if packed else {"weight", "weight_scale"}
+    others = {"weight_zero_point", "weight_g_idx"} if packed else {"weight_zero_point"}
+    if not needed <= set(parts) <= needed | others:
+        raise Refused(
+            "it reads matrices stored as weight_packed, weight_scale and weight_shape, or as "
+            "weight and weight_scale"
+        )
+    codes, scale = parts["weight_packed" if packed else "weight"], parts["weight_scale"]
+    if codes.dtype not in (("int32",) if packed else ("int8", "float8_e4m3fn")):
+        raise Refused(
+            f"it reads packed codes in int32, and int8 and float8_e4m3fn, not {codes.dtype}"
+        )
+    if len(codes.shape) != 2 or 0 in codes.shape:
+        raise Refused("it reads matrices, of two dimensions")
+    if scale.dtype not in COMPUTE_DTYPES:
+        raise Refused(f"it reads scales in {', '.join(COMPUTE_DTYPES)}, not {scale.dtype}")
 
 
 def described(config: Mapping[str, Any], path: str, part: str = "weights") -> Mapping[str, Any]:
@@ -119,13 +144,27 @@ def described(config: Mapping[str, Any], path: str, part: str = "weights") -> Ma
     raise Refused("no target of config_groups matches this module")
 
 
-def _by_token(activations: Mapping[str, Any]) -> bool:
-    """Whether activations are rounded to int8, symmetric, with a scale for each token."""
-    return (
-        (activations.get("num_bits"), activations.get("type")) == (8, "int")
-        and (activations.get("strategy"), activations.get("dynamic")) == ("token", True)
-        and activations.get("symmetric", True) is True
-    )
+def _activations(stored: StoredMatrix) -> Activations | None:
+    """Return how activations are rounded to int8, if it is with one scale for each token, or one
+    that is stored for all. Raises Refused."""
+    given = described(stored.quant_config, stored.path, "input_activations")
+    if (given.get("num_bits"), given.get("type")) != (8, "int"):
+        return None
+    dynamic, symmetric = given.get("dynamic"), given.get("symmetric", True)
+    if not isinstance(symmetric, bool):
+        raise Refused("symmetric of input_activations must be true or false")
+    if (given.get("strategy"), dynamic) == ("token", True):
+        return "token" if symmetric else "token with zero"
+    if (given.get("strategy"), dynamic) != ("tensor", False):
+        return None
+    for part in (SCALE,) if symmetric else (SCALE, ZERO_POINT):
+        found = stored.parts.get(part)
+        if found is None or found.shape not in ((), (1,), (1, 1)):
+            raise Refused(
+                f"input_activations say that one scale of activations is stored for all tokens, "
+                f"but {part} is {'missing' if found is None else found.shape}"
+            )
+    return "tensor"
 
 
 def _targets(groups: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -8,6 +8,7 @@ groups of columns, W words of 32 bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -25,7 +26,8 @@ from inferno.nn import (
     packed_nibbles,
     unpacked_words,
 )
-from inferno_compressed_tensors.packing import Packing
+from inferno_compressed_tensors.packing import SCALE, ZERO_POINT, Packing
+from inferno_compressed_tensors.rounding import RoundedInputs, Rounding
 
 
 def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> Weight:
@@ -44,17 +46,17 @@ def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> 
             f"values are stored",
             "Columns must fill whole words: quantize the model in another format.",
         )
-    order_I = None
-    if packing.ordered:
-        order_I = column_order(tensors["weight_g_idx"], packing.group)
     zeros_OG = None if layout.symmetric else zero_points(packing, tensors.get("weight_zero_point"))
     if isinstance(layout, W8A8Layout):
-        return W8A8(
+        rounded = W8A8(
             data(packing, tensors, None).contiguous(),
             scales.float().reshape(-1, 1).expand(rows, 1).contiguous(),
             None if zeros_OG is None else zeros_OG.float().expand(rows, 1).contiguous(),
             to,
         )
+        rounding = rounding_of(packing, tensors)
+        return rounded if rounding is None else RoundedInputs.of(rounded, rounding)
+    order_I = column_order(tensors["weight_g_idx"], packing.group) if packing.ordered else None
     groups = -(-packing.columns // packing.group)
     weight = IntGroups.of(
         data(packing, tensors, order_I),
@@ -65,6 +67,22 @@ def load(stored: StoredMatrix, tensors: Mapping[str, Tensor], *, dtype: str) -> 
         dtype=to,
     )
     return weight if order_I is None else Permuted(weight, order_I)
+
+
+def rounding_of(packing: Packing, tensors: Mapping[str, Tensor]) -> Rounding | None:
+    """Return how activations are rounded; None if it is as the layout says. Raises
+    CheckpointError."""
+    if packing.activations == "token":
+        return None
+    if packing.activations != "tensor":
+        return Rounding(None)
+    scale, zero = float(tensors[SCALE]), float(tensors.get(ZERO_POINT, 0))
+    if not (0 < scale < math.inf and -128 <= zero <= 127 and zero == round(zero)):
+        raise CheckpointError(
+            f"activations have the scale {scale} and the zero point {zero}",
+            "The checkpoint is damaged: download or quantize it again.",
+        )
+    return Rounding(scale, zero)
 
 
 def data(packing: Packing, tensors: Mapping[str, Tensor], order_I: Tensor | None) -> Tensor:

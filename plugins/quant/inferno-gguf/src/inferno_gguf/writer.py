@@ -266,7 +266,11 @@ def _notes(stacks: Sequence[Stacked], main: str) -> tuple[str, ...]:
             counts[stack.target.type.name] += 1
     if set(counts) == {main}:
         return ()
-    return (", ".join(f"{count} matrices of {kind}" for kind, count in counts.items()),)
+    said = (
+        f"{count} {'matrix' if count == 1 else 'matrices'} of {kind}"
+        for kind, count in counts.items()
+    )
+    return (", ".join(said),)
 
 
 def _unweighted(source: DenseCheckpoint, stacks: Sequence[Stacked]) -> Iterator[str]:
