@@ -286,7 +286,7 @@ def test_draws(chip: str) -> None:
             tokens.adjust(
                 meta(B, V),
                 Penalties(integers[0], counts_RV, counts_RV, *floats),
-                Biases(*integers[:2], floats[0]),
+                Biases(integers[0], integers[1], floats[0]),
                 meta(B, V // 32, dtype=torch.int32),
             )
     assert len(found) == (8 if chip == "sm_90" else 4)
