@@ -299,6 +299,7 @@ def _start(command: list[str], log: str, room: Room, *, piped: bool) -> subproce
         "BENCH_KEEPS": str(int(room.keeps)),
         "BENCH_CACHE_GIGABYTES": str(room.cache_gigabytes),
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # installed packages have bytecode
     with open(room.work / "logs" / f"{log}.log", "ab") as file:
         answers = subprocess.PIPE if piped else file
         process = subprocess.Popen(

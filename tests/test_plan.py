@@ -275,6 +275,10 @@ def test_an_option_that_cannot_be_honoured_is_refused_with_a_way_out(
     assert caught.value.remedy and caught.value.exit_code == 2
 
 
+def test_fp8_is_the_cache_s_only_8_bit_float() -> None:
+    assert Options(kv_cache_dtype="fp8") == Options(kv_cache_dtype="fp8_e4m3")
+
+
 def test_a_scheme_misspelt_lists_those_that_quantize_while_loading_similar_ones_first(
     write: Write,
 ) -> None:

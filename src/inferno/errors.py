@@ -37,8 +37,8 @@ class InfernoError(Exception):
 
     `cause` says what is wrong, `remedy` what to do next. `exit_code` is the command line's,
     `status` the HTTP status and `code` OpenAI's error code for it. `detail` is another process's
-    traceback, printed last. `missing` is what no installed plugin provides; the catalog adds to the
-    remedy which distribution does.
+    traceback, printed if there is no remedy, or with `--debug`. `missing` is what no installed
+    plugin provides; the catalog adds to the remedy which distribution does.
     """
 
     exit_code: ClassVar[int] = 1

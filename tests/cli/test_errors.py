@@ -40,11 +40,14 @@ def test_errors_end_with_their_exit_code_cause_and_remedy(
     assert result.stdout == ""
 
 
-def test_another_process_s_traceback_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = failing(
-        monkeypatch, OutOfMemoryError("Too big", "Use less.", detail="Traceback: there\n")
-    )
-    assert result.stderr.splitlines() == ["Error: Too big", "Use less.", "Traceback: there"]
+def test_another_process_s_traceback_is_shown_without_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = failing(monkeypatch, OutOfMemoryError("Too big", detail="Traceback: there\n"))
+    assert result.stderr.splitlines() == ["Error: Too big", "Traceback: there"]
+    error = OutOfMemoryError("Too big", "Use less.", detail="Traceback: there\n")
+    result = failing(monkeypatch, error)
+    assert result.stderr.splitlines() == ["Error: Too big", "Use less."]
 
 
 def test_a_bug_is_one_line_and_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,8 +58,9 @@ def test_a_bug_is_one_line_and_how_to_see_more(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_debug_lets_the_traceback_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = OutOfMemoryError("Too big")
+    error = OutOfMemoryError("Too big", "Use less.", detail="Traceback: there\n")
     assert failing(monkeypatch, error, "--debug").exception is error
+    assert error.__notes__ == [error.detail]
 
 
 def test_click_s_own_errors_stay_usage_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,8 @@ class _LazyGroup(click.RichGroup):
             raise
         except Exception as error:
             if ctx.meta.get(DEBUG):
+                if isinstance(error, InfernoError) and error.detail:
+                    error.add_note(error.detail)
                 raise
             report(error)
             ctx.exit(error.exit_code if isinstance(error, InfernoError) else 1)
@@ -106,13 +108,13 @@ def arm_interrupt() -> None:
 
 
 def report(error: Exception) -> None:
-    """Print the cause, the remedy and any traceback from another process to stderr."""
+    """Print the cause and the remedy to stderr. Without a remedy, print any traceback from another
+    process."""
     if isinstance(error, InfernoError):
         cause, remedy, detail = error.cause, error.remedy, error.detail
     else:
         cause, detail = f"{type(error).__name__}: {error}", ""
         remedy = "This is a bug in inferno or a plugin: run again with --debug for the traceback."
     click.echo(click.style("Error: ", fg="red", bold=True) + cause, err=True)
-    for text in (remedy, detail):
-        if text:
-            click.echo(text.rstrip(), err=True)
+    if text := remedy or detail:  # a remedy says more than a traceback
+        click.echo(text.rstrip(), err=True)

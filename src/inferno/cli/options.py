@@ -130,7 +130,7 @@ engine_options = together(
         _engine(
             "--kv-cache-dtype",
             metavar="TYPE",
-            help="auto, fp8_e4m3 or int8. [default: the compute type]",
+            help="auto, fp8 or int8. [default: the compute type]",
         ),
         _engine("--max-num-seqs", type=int, help="Maximum number of running requests."),
         _engine("--max-num-batched-tokens", type=int, help="Maximum number of tokens in one step."),

@@ -21,6 +21,10 @@ def _overrides(given: Mapping[str, str] | Iterable[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+def _cache_dtype(name: str) -> str:
+    return "fp8_e4m3" if name == "fp8" else name  # vLLM's spelling
+
+
 @frozen(kw_only=True)
 class Options:
     """What a user may ask of an engine. Names are vLLM's where the meaning is."""
@@ -43,9 +47,9 @@ class Options:
     attention_backend: str = "auto"
     """A backend's name, or `prompts=NAME,tokens=NAME`: one for steps with prompts, one for steps in
     which every sequence has one token. auto: the compatible one of the highest priority."""
-    kv_cache_dtype: str = "auto"
-    """Dtype of stored keys and values: auto is the compute dtype; fp8_e4m3 and int8 take half as
-    much or less."""
+    kv_cache_dtype: str = field(default="auto", converter=_cache_dtype)
+    """Dtype of stored keys and values: auto is the compute dtype; fp8 (fp8_e4m3) and int8 take
+    half as much or less."""
     cache_policy: str = "auto"
     threads: int | None = None
     """CPU threads of a step; None: the cores this process may use, or one if the model is too small
