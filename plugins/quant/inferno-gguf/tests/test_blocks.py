@@ -21,7 +21,7 @@ from inferno.errors import CheckpointError
 from inferno.nn import Dense
 from inferno.testing import QuantSchemeTests, load_catalog, stored_matrix
 from inferno_gguf.blocks import Blocks, unpack
-from inferno_gguf.ggml import BY_NAME, PACKABLE, PACKED, TYPES, UNPACKED
+from inferno_gguf.ggml import BY_NAME, PACKABLE, PACKED, RECODED, TYPES, UNPACKED
 
 repeatable = settings(deadline=None, derandomize=True, database=None)
 
@@ -37,6 +37,7 @@ HALVES = {
     "q5_k": (0, 2),
     "q6_k": (208,),
     "iq4_nl": (0,),
+    "iq4_xs": (0,),
 }
 """Where the float16 scales of a block lie: random bytes alone would rarely make them extreme."""
 EXTREME = [
@@ -93,14 +94,14 @@ def test_the_table_of_types_is_ggmls() -> None:
             kind.name,
             (kind.values, kind.nbytes),
         )
-    assert {t.name for t in TYPES if t.dtype is None} == {*PACKED, *UNPACKED}
+    assert {t.name for t in TYPES if t.dtype is None} == {*PACKED, *RECODED, *UNPACKED}
     missing = {t.name for t in GGMLQuantizationType} - {t.name.upper() for t in TYPES}
     assert missing <= {"Q8_1", "Q8_K", "Q1_0"}, (
         "gguf-py knows types that files may hold and we cannot read"
     )
 
 
-@pytest.mark.parametrize("layout", (*PACKED, "iq4_nl"))
+@pytest.mark.parametrize("layout", PACKED)
 def test_unpacking_is_bit_exact(layout: str) -> None:
     @repeatable
     @given(
@@ -138,13 +139,15 @@ class BlockTests(QuantSchemeTests):
     @pytest.fixture(autouse=True)
     def several_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The last one short."""
-        for module in ("blocks", "quantize", "unpacked"):
+        for module in ("blocks", "quantize", "recoded", "unpacked"):
             monkeypatch.setattr(f"inferno_gguf.{module}.CHUNK", 1100)
 
     def parts(self, rows: int, columns: int, seed: int) -> dict[str, Tensor]:
         """Those of many random blocks that are neither infinite nor huge."""
         count = rows * columns // BY_NAME[self.scheme].values
         blocks = random_blocks(self.scheme, 32 * count, 1, seed, [])
+        if self.scheme in RECODED:
+            blocks[:, 0] = 0  # two bits of a scale remain: its products are exact in float16
         chosen = blocks[(reference(self.scheme, blocks).abs() < 100).all(1)][:count]
         return {self.scheme: chosen.reshape(rows, -1)}
 
@@ -157,7 +160,7 @@ globals().update(
         f"Test_{name}": type(
             f"Test_{name}", (BlockTests,), {"scheme": name, "lost": LOST.get(name, 0.15)}
         )
-        for name in (*PACKED, *UNPACKED)
+        for name in (*PACKED, *RECODED, *UNPACKED)
     }
 )
 
@@ -186,5 +189,33 @@ def test_other_types_are_unpacked_at_load(layout: str, monkeypatch: pytest.Monke
     assert torch.equal(weight.data.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
+def test_iq4_xs_becomes_iq4_nl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only scales are rounded, to float16; in float32 nothing is."""
+    monkeypatch.setattr("inferno_gguf.recoded.CHUNK", 600)
+    data_OB = random_blocks("iq4_xs", 5, 2, 3, [0x2155])
+    parts, exact = {"iq4_xs": data_OB}, reference("iq4_xs", data_OB)
+    stored = stored_matrix(parts, {})
+    weight = scheme("iq4_xs").load(stored, parts, dtype="bfloat16")
+    assert isinstance(weight, Blocks) and weight.layout == "iq4_nl"
+    held = scheme("iq4_xs").holds(stored, "bfloat16")
+    assert (held.layout, held.nbytes) == ("iq4_nl", weight.data.nbytes)
+    found = unpack("iq4_nl", weight.data)
+    assert torch.allclose(found, exact, rtol=2**-11, atol=0) and exact.abs().max() > 0
+    assert scheme("iq4_xs").holds(stored, "float32").layout == ""
+    dense = scheme("iq4_xs").load(stored, parts, dtype="float32")
+    assert isinstance(dense, Dense) and torch.equal(dense.data, exact)
+
+
+def test_iq4_xs_with_scales_beyond_float16_is_unpacked() -> None:
+    data_OB = random_blocks("iq4_xs", 2, 1, 3, [])
+    data_OB[:, :2] = torch.tensor([0xFF, 0x7B], dtype=torch.uint8)  # 65504
+    parts = {"iq4_xs": data_OB}
+    weight = scheme("iq4_xs").load(stored_matrix(parts, {}), parts, dtype="bfloat16")
+    assert isinstance(weight, Dense)
+    assert torch.equal(weight.data, reference("iq4_xs", data_OB).bfloat16())
+
+
 def test_types_that_cannot_pack_say_so() -> None:
-    assert all(scheme(name).pack is None for name in (*PACKED, *UNPACKED) if name not in PACKABLE)
+    assert all(
+        scheme(name).pack is None for name in (*PACKED, *RECODED, *UNPACKED) if name not in PACKABLE
+    )

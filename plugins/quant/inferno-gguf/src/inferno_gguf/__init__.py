@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from inferno import hookimpl
 from inferno.contracts import CheckpointFormat, QuantScheme, Writer
 from inferno_gguf.defaults import DEFAULTS
-from inferno_gguf.ggml import PACKABLE, PACKED, UNPACKED
+from inferno_gguf.ggml import PACKABLE, PACKED, RECODED, UNPACKED
 from inferno_gguf.kinds import PLAIN, TARGETS
 from inferno_gguf.mixes import mixes
-from inferno_gguf.sizes import holds, holds_dense, packs, refuses
+from inferno_gguf.sizes import holds, holds_dense, holds_recoded, packs, refuses
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
 def inferno_quant_schemes() -> list[QuantScheme]:
     """One scheme per block type, under ggml's name, so that `inferno explain` shows a file's
     types."""
-    return [
+    packed = [
         QuantScheme(
             name=name,
             refuses=partial(refuses, name),
@@ -48,16 +48,26 @@ def inferno_quant_schemes() -> list[QuantScheme]:
             **{"layout": name, **_packing(name)},
         )
         for name in PACKED
-    ] + [
+    ]
+    recoded = [
+        QuantScheme(
+            name=name,
+            refuses=partial(refuses, name),
+            holds=partial(holds_recoded, name),
+            load="inferno_gguf.recoded:load",
+        )
+        for name in RECODED
+    ]
+    unpacked = [
         QuantScheme(
             name=name,
             refuses=partial(refuses, name),
             holds=partial(holds_dense, name),
             load="inferno_gguf.unpacked:load",
-            **_packing(name),
         )
         for name in UNPACKED
     ]
+    return [*packed, *recoded, *unpacked]
 
 
 def _packing(name: str) -> dict[str, Any]:

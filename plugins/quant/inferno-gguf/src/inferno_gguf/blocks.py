@@ -105,8 +105,8 @@ def unpack(layout: str, data_OB: Tensor) -> Tensor:
 # is gguf-py's: float32 rounds the same.
 
 
-def _half(blocks: Tensor, offset: int) -> Tensor:
-    """The float16 at that byte, (N, 1)."""
+def half(blocks: Tensor, offset: int) -> Tensor:
+    """Return the float16 at that byte, (N, 1), in float32."""
     return blocks[:, offset : offset + 2].contiguous().view(torch.float16).float()
 
 
@@ -128,31 +128,31 @@ def _nibbles(packed: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
+    return half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
+    return half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + half(blocks, 2)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
     quants = _nibbles(blocks[:, 6:]) | _bits(blocks[:, 2:6]) << 4
-    return _half(blocks, 0) * (quants.float() - 16)
+    return half(blocks, 0) * (quants.float() - 16)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
     quants = _nibbles(blocks[:, 8:]) | _bits(blocks[:, 4:8]) << 4
-    return _half(blocks, 0) * quants.float() + _half(blocks, 2)
+    return half(blocks, 0) * quants.float() + half(blocks, 2)
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
+    return blocks[:, 2:].view(torch.int8).float() * half(blocks, 0)
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
     scales_N16, quants = blocks[:, :16], blocks[:, 16:80]
-    scale = (_half(blocks, 80) * (scales_N16 & 15).float())[..., None]
-    least = (_half(blocks, 82) * (scales_N16 >> 4).float())[..., None]
+    scale = (half(blocks, 80) * (scales_N16 & 15).float())[..., None]
+    least = (half(blocks, 82) * (scales_N16 >> 4).float())[..., None]
     values = _fields(quants.reshape(-1, 2, 32), 2).reshape(-1, 16, 16).float()
     return (scale * values - least).flatten(1)
 
@@ -160,7 +160,7 @@ def _q2_k(blocks: Tensor) -> Tensor:
 def _q3_k(blocks: Tensor) -> Tensor:
     high, quants, packed = blocks[:, :32], blocks[:, 32:96], blocks[:, 96:108]
     scales_N16 = _fields(packed[:, :8], 4).flatten(1) | _fields(packed[:, 8:], 2).flatten(1) << 4
-    scale = (_half(blocks, 108) * (scales_N16.float() - 32))[..., None]
+    scale = (half(blocks, 108) * (scales_N16.float() - 32))[..., None]
     low = _fields(quants.reshape(-1, 2, 32), 2).reshape(-1, 16, 16).float()
     absent = (
         1 - _fields(high, 1).reshape(-1, 16, 16).float()
@@ -180,8 +180,8 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 def _scaled(blocks: Tensor, quants_N8W: Tensor) -> Tensor:
     """q4_k and q5_k: eight groups, each with a scale and a minimum."""
     scales, least = _six_bits(blocks[:, 4:16])
-    scale = (_half(blocks, 0) * scales.float())[..., None]
-    return (scale * quants_N8W.float() - (_half(blocks, 2) * least.float())[..., None]).flatten(1)
+    scale = (half(blocks, 0) * scales.float())[..., None]
+    return (scale * quants_N8W.float() - (half(blocks, 2) * least.float())[..., None]).flatten(1)
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def _q5_k(blocks: Tensor) -> Tensor:
 def _q6_k(blocks: Tensor) -> Tensor:
     low = _fields(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 8, 32)
     high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 8, 32)
-    scale = (_half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float())[..., None]
+    scale = (half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float())[..., None]
     return (scale * ((low | high << 4).float() - 32).reshape(-1, 16, 16)).flatten(1)
 
 
@@ -208,7 +208,7 @@ def _curve(device: torch.device) -> Tensor:
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
     curve = _curve(blocks.device)
-    return _half(blocks, 0) * curve[_nibbles(blocks[:, 2:]).int()]
+    return half(blocks, 0) * curve[_nibbles(blocks[:, 2:]).int()]
 
 
 _E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)

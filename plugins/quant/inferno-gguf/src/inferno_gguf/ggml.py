@@ -69,8 +69,14 @@ types that ggml withdrew."""
 BY_NUMBER: Mapping[int, BlockType] = {t.number: t for t in TYPES}
 BY_NAME: Mapping[str, BlockType] = {t.name: t for t in TYPES}
 
-PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
+PACKED = (
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl"),
+    *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4"),
+)
 """Types that stay packed in memory (`blocks.Blocks`)."""
+
+RECODED: Mapping[str, str] = {"iq4_xs": "iq4_nl"}
+"""Types that become another packed type at load (`recoded`)."""
 
 UNPACKED = (
     "iq1_s",
@@ -80,8 +86,6 @@ UNPACKED = (
     "iq2_s",
     "iq3_xxs",
     "iq3_s",
-    "iq4_nl",
-    "iq4_xs",
     "tq1_0",
     "tq2_0",
     "nvfp4",

@@ -4,7 +4,7 @@ memory. Imports no torch."""
 from __future__ import annotations
 
 from inferno.contracts import DTYPE_BYTES, HeldMatrix, Refused, StoredMatrix
-from inferno_gguf.ggml import BY_NAME
+from inferno_gguf.ggml import BY_NAME, RECODED
 
 
 def refuses(layout: str, stored: StoredMatrix) -> str | None:
@@ -26,6 +26,16 @@ def holds_dense(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
     kind = BY_NAME[layout]
     nbytes = info.nbytes // kind.nbytes * kind.values * DTYPE_BYTES[dtype]
     return HeldMatrix(shape=_shape(layout, info.shape), nbytes=nbytes)
+
+
+def holds_recoded(layout: str, stored: StoredMatrix, dtype: str) -> HeldMatrix:
+    """Return a matrix that becomes another packed type at load, or dense in float32."""
+    if dtype == "float32":
+        return holds_dense(layout, stored, dtype)
+    [info] = stored.parts.values()
+    kind, other = BY_NAME[layout], BY_NAME[RECODED[layout]]
+    nbytes = info.nbytes // kind.nbytes * (kind.values // other.values) * other.nbytes
+    return HeldMatrix(layout=other.name, shape=_shape(layout, info.shape), nbytes=nbytes)
 
 
 def packs(layout: str, shape: tuple[int, int], dtype: str) -> HeldMatrix:
