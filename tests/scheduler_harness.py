@@ -106,7 +106,8 @@ class Harness:
 
     def run(self) -> None:
         while self.scheduler.busy:
-            assert self.step().slices, "requests wait and nothing runs"
+            step = self.step()
+            assert step.slices or step.moves, "requests wait and nothing runs"
         assert self.groups.num_available == min([self.num_blocks, *self.windows.values()])
         assert self.groups.usage == 0, "a block is not given back"
 

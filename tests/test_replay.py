@@ -155,7 +155,7 @@ def test_the_rest_of_a_prompt_whose_blocks_are_cached_is_replayed(engine: Engine
         tokens were cached."""
         outcomes = []
         greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-        for rest in (16, 7, 1):
+        for rest in (15, 7, 1):
             prompt = tuple(100 + (11 * j) % 900 for j in range(96 + rest))
             for _ in range(3):
                 got: dict[str, list[int]] = {"other": [], "own": []}
@@ -176,7 +176,7 @@ def test_the_rest_of_a_prompt_whose_blocks_are_cached_is_replayed(engine: Engine
     captured = {count for count, _ in replays.shapes}
     replayed = found()
     assert all(cached >= 96 for _, cached in replayed[1:])
-    assert {count for count, _ in replays.shapes} - captured >= {17, 8}, "with the other's token"
+    assert {count for count, _ in replays.shapes} - captured >= {16, 8}, "with the other's token"
     runner.replays = None
     assert [tokens for tokens, _ in found()] == [tokens for tokens, _ in replayed]
     runner.replays = replays

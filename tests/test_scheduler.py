@@ -182,13 +182,28 @@ def test_generated_tokens_are_found_too() -> None:
     )  # 12 tokens are known, the last was drawn and never computed
 
 
-def test_of_a_prompt_wholly_in_the_cache_the_last_block_is_computed_again() -> None:
-    harness = Harness()
+@pytest.mark.parametrize("windows", [{}, {6: 64}])
+def test_of_a_prompt_wholly_in_the_cache_only_the_last_token_is_computed_again(
+    windows: dict[int, int],
+) -> None:
+    """In a copy of its block, which the cached one replaces at once."""
+    harness = Harness(windows=windows)
     for name in ("first", "again"):
         harness.add(name, prompt_of(0, 16), 4)
         harness.run()
-    assert harness.outputs["again"][0].num_cached == 12
+    assert harness.outputs["again"][0].num_cached == 15
     assert harness.output("again") == harness.output("first")
+    moves = [move for step in harness.steps for move in step.moves]
+    assert [move.group for move in moves] == list(range(1 + len(windows)))
+    assert all(move.source != move.target for move in moves)
+
+
+def test_the_cached_last_block_may_be_the_one_evicted_for_its_copy() -> None:
+    """Then it needs no copy."""
+    harness = Harness(num_blocks=4)
+    assert harness.ask("first", prompt_of(0, 16)) == 0
+    assert harness.ask("again", prompt_of(0, 16)) == 15
+    assert not any(step.moves for step in harness.steps)
 
 
 def test_sequences_that_compute_the_same_at_once_share_blocks_afterwards() -> None:
@@ -229,7 +244,7 @@ def test_salts_keep_caches_apart() -> None:
     for name, salt in (("a", "alice"), ("b", "bob"), ("c", ""), ("d", "alice")):
         harness.add(name, prompt_of(0, 16), salt=salt)
         harness.run()
-    assert [harness.last(name).num_cached for name in "abcd"] == [0, 0, 0, 12]
+    assert [harness.last(name).num_cached for name in "abcd"] == [0, 0, 0, 15]
 
 
 def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:

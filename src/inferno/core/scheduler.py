@@ -256,11 +256,12 @@ class Scheduler:
         sequence.num_computed, sequence.num_inserted = start, num_found
         self._updates += groups.resume(sequence, match)
         if (source := groups.fork_of(sequence, self._running.values())) is not None:
-            sequence.arriving = key = next(self._move_keys)
-            self._arriving[key] = sequence
-            self._updates += groups.acquire(sequence, 1)
-            copies = groups.copies(source, sequence.block_ids[-1])
-            self._moves += [Move(key, *copy) for copy in copies]
+            updates, copies = groups.acquire_copy(sequence, source)
+            self._updates += updates
+            if copies:
+                sequence.arriving = key = next(self._move_keys)
+                self._arriving[key] = sequence
+                self._moves += [Move(key, *copy) for copy in copies]
             sequence.num_computed = len(sequence.token_ids) - 1
         sequence.num_planned = sequence.num_computed
         self._count_admission(sequence)

@@ -239,8 +239,8 @@ class _Machine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             step = self.scheduler.plan()
-            assert step.slices or not self.open, "requests are waiting but none runs"
-            if not step.slices:
+            assert not (step.is_empty and self.open), "requests are waiting but none runs"
+            if step.is_empty:
                 return
             for token in self.scheduler.commit(step, self.runner.run(step)):
                 assert token.token_id is not None, "these requests end with a token"

@@ -178,14 +178,19 @@ class CacheGroups:
         return self._extend(sequence, blocks)
 
     def fork_of(self, sequence: Sequence, running: Iterable[Sequence]) -> int | None:
-        """Return a running sequence's block to copy for the last, partial block of this one's
-        prompt, such as the first of `n` outputs has: then only the prompt's last token is computed
-        again. None if no sequence has computed the same prompt. A recurrent state has moved on."""
+        """Return the block to copy for the last one of this sequence's tokens: then only the last
+        token is computed again. It is cached, if the tokens fill it, or a running sequence with the
+        same prompt has it, such as the first of `n` outputs. None if there is no such block. A
+        recurrent state has moved on."""
         block_ids, request = sequence.block_ids, sequence.request
         first, stop = len(block_ids) * self.block_size, len(sequence.token_ids) - 1
         is_partial = first < stop < first + self.block_size
         if not is_partial or self.has_states or _needs_prompt(sequence):
             return None
+        if self.prefix is not None and stop + 1 == first + self.block_size:
+            for cached in self.prefix.match(sequence.keys)[len(block_ids) :]:
+                if all(cached in window.block_of for window in self.windows):
+                    return cached
         for other in running:
             if (
                 other is not sequence
@@ -198,15 +203,20 @@ class CacheGroups:
                 return other.block_ids[len(block_ids)]
         return None
 
-    def copies(self, source: int, target: int) -> list[tuple[int, int, int]]:
-        """Return (group, source, target) for a copy of a full block in every group."""
-        return [
-            (FULL, source, target),
-            *(
-                (group, window.block_of[source], window.block_of[target])
-                for group, window in enumerate(self.windows, FULL + 1)
-            ),
-        ]
+    def acquire_copy(
+        self, sequence: Sequence, source: int
+    ) -> tuple[list[BlockUpdate], list[tuple[int, int, int]]]:
+        """Give a sequence one more block. Return also (group, source, target) for copies of the
+        source to it: none in groups that evicted the source to make room, and gave it."""
+        sources = self._places(source)
+        updates = self.acquire(sequence, 1)
+        targets = self._places(sequence.block_ids[-1])
+        pairs = enumerate(zip(sources, targets, strict=True), FULL)
+        return updates, [(group, *pair) for group, pair in pairs if pair[0] != pair[1]]
+
+    def _places(self, block: int) -> list[int]:
+        """Return a full block's own id, and that of its block in each window's group."""
+        return [block, *(window.block_of[block] for window in self.windows)]
 
     def _extend(self, sequence: Sequence, blocks: list[int]) -> list[BlockUpdate]:
         row, begin = sequence.held_row, len(sequence.block_ids)
