@@ -35,7 +35,7 @@ class Served:
     ttft: float
     """Median seconds from sending a request to its first text."""
     itl: float
-    """Median seconds between texts."""
+    """Median seconds between text chunks."""
     itl_99: float
     tokens_per_second: float
     """Of all clients together."""

@@ -240,8 +240,8 @@ def _served(run: Run, format: str, engines: Sequence[str]) -> str:
         [
             format,
             "engine",
-            "first text, ms",
-            "between texts, ms",
+            "first chunk, ms",
+            "between chunks, ms",
             "99 % of them, ms",
             "tokens/s, all",
             "rounds",
