@@ -3,6 +3,7 @@ file is read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,13 @@ from inferno_gguf.sizes import holds, holds_dense, holds_recoded, packs, refuses
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inferno.contracts import DenseCheckpoint, Output, WriteOptions
+    from inferno.contracts import (
+        DenseCheckpoint,
+        HeldMatrix,
+        Output,
+        StoredMatrix,
+        WriteOptions,
+    )
     from inferno.nn import Weight
 
 
@@ -39,35 +46,23 @@ def inferno_checkpoint_formats() -> list[CheckpointFormat]:
 def inferno_quant_schemes() -> list[QuantScheme]:
     """One scheme per block type, under ggml's name, so that `inferno explain` shows a file's
     types."""
-    packed = [
-        QuantScheme(
-            name=name,
-            refuses=partial(refuses, name),
-            holds=partial(holds, name),
-            load="inferno_gguf.blocks:load",
-            **{"layout": name, **_packing(name)},
-        )
-        for name in PACKED
+    return [
+        *(_scheme(name, holds, "blocks", **{"layout": name, **_packing(name)}) for name in PACKED),
+        *(_scheme(name, holds_recoded, "recoded") for name in RECODED),
+        *(_scheme(name, holds_dense, "unpacked") for name in UNPACKED),
     ]
-    recoded = [
-        QuantScheme(
-            name=name,
-            refuses=partial(refuses, name),
-            holds=partial(holds_recoded, name),
-            load="inferno_gguf.recoded:load",
-        )
-        for name in RECODED
-    ]
-    unpacked = [
-        QuantScheme(
-            name=name,
-            refuses=partial(refuses, name),
-            holds=partial(holds_dense, name),
-            load="inferno_gguf.unpacked:load",
-        )
-        for name in UNPACKED
-    ]
-    return [*packed, *recoded, *unpacked]
+
+
+def _scheme(
+    name: str, holds: Callable[[str, StoredMatrix, str], HeldMatrix], module: str, **more: Any
+) -> QuantScheme:
+    return QuantScheme(
+        name=name,
+        refuses=partial(refuses, name),
+        holds=partial(holds, name),
+        load=f"inferno_gguf.{module}:load",
+        **more,
+    )
 
 
 def _packing(name: str) -> dict[str, Any]:
