@@ -142,7 +142,7 @@ def test_products_of_8_bit_floats(block: tuple[int, int], chip: str) -> None:
 @pytest.mark.parametrize("zeros", [False, True])
 def test_products_with_rounded_activations(zeros: bool) -> None:
     """Activations are rounded as the definition does it, to the last bit; sums are exact. Tokens of
-    zeros, and one that is not finite; columns that are no whole tiles."""
+    zeros, and one that is not finite; columns whose last tile is not full."""
     rows, columns = 96, 320
     generator = torch.Generator().manual_seed(0)
     codes_OI = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, generator=generator)

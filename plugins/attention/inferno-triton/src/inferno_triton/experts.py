@@ -15,6 +15,7 @@ from torch import Tensor
 from inferno.nn import Dense, Weight
 from inferno.nn.weight import with_biases
 from inferno_triton import chips, linear, mixture
+from inferno_triton.products import dense_rows, row_blocks
 from inferno_triton.tiles import grouped_of
 
 _TOKENS = 8
@@ -84,7 +85,7 @@ def dispatch(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tens
 def combine(y_ND: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """Return each token's weighted sum of its rows of y, (T, D)."""
     (T, K), D = places_TK.shape, y_ND.shape[1]
-    y_ND = y_ND if y_ND.stride(1) == 1 else y_ND.contiguous()
+    y_ND = dense_rows(y_ND)
     out_TD = y_ND.new_empty(T, D)
     if T:
         block = min(_WIDTH, triton.next_power_of_2(D))
@@ -115,14 +116,14 @@ class DenseExperts(Weight):
         return self.inner.rows(ids_T)
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        x_NI = x_NI if x_NI.stride(1) == 1 else x_NI.contiguous()
+        x_NI = dense_rows(x_NI)
         (N, I), experts = x_NI.shape, len(starts_E1) - 1  # noqa: E741
         outputs = self.shape[0] // experts
         y_NO = x_NI.new_empty(N, outputs)
         if N == 0:
             return y_NO
         tile = grouped_of(chips.chip_at(x_NI.device), -(-N // experts), x_NI.element_size())
-        blocks = min(N, triton.cdiv(N, tile.tokens) + experts)
+        blocks = row_blocks(N, tile.tokens, experts)
         mixture.grouped[(triton.cdiv(outputs, tile.outputs), blocks)](
             x_NI,
             self.inner.data,

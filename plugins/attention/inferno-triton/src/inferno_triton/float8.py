@@ -14,7 +14,7 @@ Suffixes of tiles: O rows of the matrix, T tokens, C columns.
 import triton
 import triton.language as tl
 
-from inferno_triton.mixture import expert_of
+from inferno_triton.mixture import rows_of
 from inferno_triton.paged import elements, quantized
 
 
@@ -43,15 +43,10 @@ def product(
     result for each split. EXPERTS: rows of x are sorted by expert."""
     o, c = tl.program_id(0) * BO + tl.arange(0, BO), tl.arange(0, 128)
     split = tl.program_id(2)
-    row_O = o
+    row_O, first, stop = rows_of(starts, o, tokens, outputs, EXPERTS, EP, BT)
     if EXPERTS > 0:
-        expert, first, stop = expert_of(starts, tl.program_id(1), EXPERTS, EP, BT)
         if first >= stop:
             return
-        row_O = o + expert * outputs
-    else:
-        first = tl.program_id(1) * BT
-        stop = tokens
     t = (first + tl.arange(0, BT)).to(tl.int64)
     mask_O, mask_T = o < outputs, t < stop
     each = tl.cdiv(tl.cdiv(columns, 128), splits) * 128

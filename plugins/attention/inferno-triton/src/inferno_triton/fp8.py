@@ -8,14 +8,13 @@ that are sorted by expert.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from inferno.errors import CheckpointError
-from inferno.nn import Fp8Blocks, Weight
-from inferno.nn.weight import with_biases
+from inferno.nn import Fp8Blocks
 from inferno_triton import chips, float8
+from inferno_triton.products import KernelWeight, Launch, block_rows, dense_product
 from inferno_triton.tiles import fp8_of
 
 GROUP = 128
@@ -27,91 +26,63 @@ _AT_ONCE = 1 << 24
 """Values that are converted at once for many tokens, on chips without FP8."""
 
 
-class Float8(Weight):
+class Float8(KernelWeight):
     """A matrix of 8-bit floats, or several of equal shape, stacked."""
 
     def __init__(self, inner: Fp8Blocks) -> None:
         super().__init__()
         self.inner, self.shape, self.layout = inner, inner.shape, inner.layout
 
-    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        O, I = self.shape  # noqa: E741
-        x = x_TI.reshape(-1, I)
-        if len(x) > chips.MAX_TOKENS and not chips.chip_at(x.device).fp8:
-            y_TO = self._converted(x, bias_O)
-        else:
-            y_TO = self._product(x, None, O, len(x))
-            y_TO = (y_TO if bias_O is None else y_TO + bias_O).to(x.dtype)
-        return y_TO.view(*x_TI.shape[:-1], O)
-
-    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        experts = len(starts_E1) - 1
-        mean = -(-len(x_NI) // experts)  # an expert's rows, if they have equally many
-        y_NO = self._product(x_NI, starts_E1, self.shape[0] // experts, mean)
-        return with_biases(y_NO.to(x_NI.dtype), starts_E1, bias_O)
-
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.inner.rows(ids_T)
 
-    def extra_repr(self) -> str:
-        return f"{self.layout}, {self.shape}"
+    def _by_many(self, x: Tensor, bias_O: Tensor | None) -> Tensor | None:
+        if len(x) <= chips.MAX_TOKENS or chips.chip_at(x.device).fp8:
+            return None
+
+        def values(first: int, count: int) -> Tensor:
+            return self.rows(torch.arange(first, first + count, device=x.device)).to(x.dtype)
+
+        return dense_product(x, bias_O, self.shape[0], max(1, _AT_ONCE // self.shape[1]), values)
 
     def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
-        """Return (N, outputs), float32 if the columns are split. `tokens` is their approximate
-        number per matrix."""
-        x = x if x.stride(1) == 1 else x.contiguous()
-        (N, columns), chip, dtype = x.shape, chips.chip_at(x.device), x.dtype
+        (N, columns), chip = x.shape, chips.chip_at(x.device)
         if N == 0:
             return x.new_empty(0, outputs)
         data, scales, block = self.inner.data, self.inner.scales, self.inner.block
         rounded = chip.fp8 and tokens > chips.MAX_TOKENS
         kind = "fp8" if rounded else "wide" if chip.fp8 else "fp8_bits"
         tile = fp8_of(chip, tokens, rounded=rounded)
-        experts = 0 if starts_E1 is None else len(starts_E1) - 1
-        size = min(tile.tokens, max(16, triton.next_power_of_2(tokens)))
-        runs = triton.cdiv(N, size)
-        if experts:  # each may have a block that is not full
-            runs = min(N, runs + experts)
-        programs = triton.cdiv(outputs, tile.outputs) * runs
-        splits = max(1, min(columns // GROUP, 2 * chip.processors // max(1, programs)))
-        out = x.new_empty(splits, N, outputs, dtype=dtype if splits == 1 else torch.float32)
+        size = block_rows(tile.tokens, tokens)
+        launch = Launch.of(
+            x, starts_E1, outputs, block=(tile.outputs, size), column_blocks=columns // GROUP
+        )
         x_scales = scales
         if rounded:
             x, x_scales = quantized(x)
-        float8.product[(triton.cdiv(outputs, tile.outputs), runs, splits)](
+        float8.product[launch.grid](
             x,
             x_scales,
             data.view(torch.uint8) if kind == "fp8_bits" else data,
             scales,
             scales if starts_E1 is None else starts_E1,
-            out,
+            launch.out,
             N,
             outputs,
             columns,
             x.stride(0),
-            splits,
+            launch.splits,
             ROWS=block[0],
             COLUMNS=0 if block[0] == 1 else block[1],
             ACROSS=scales.shape[1],
             KIND=kind,
-            EXPERTS=experts,
-            EP=triton.next_power_of_2(max(1, experts)),
+            **launch.constants,
             BO=tile.outputs,
             BT=size,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        return out[0] if splits == 1 else out.sum(0)
-
-    def _converted(self, x: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Multiply by the matrix's values in the type of x."""
-        O, I = self.shape  # noqa: E741
-        y_TO, step = x.new_empty(len(x), O), max(1, _AT_ONCE // I)
-        for at in range(0, O, step):
-            part = slice(at, min(at + step, O))
-            weight_OI = self.rows(torch.arange(at, part.stop, device=x.device)).to(x.dtype)
-            y_TO[:, part] = F.linear(x, weight_OI, None if bias_O is None else bias_O[part])
-        return y_TO
+        return launch.result()
 
 
 def quantized(x_TI: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,17 +7,17 @@ experts, N rows of x that are sorted by expert.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from inferno.nn import W8A8, Fp8Blocks, IntGroups, TableGroups, Weight
-from inferno.nn.weight import with_biases
 from inferno_triton import chips, fp8, ggml, packed, w8a8
 from inferno_triton.planes import Form, Parts, Planes
+from inferno_triton.products import KernelWeight, Launch, block_rows, dense_product
 from inferno_triton.tiles import product_of
 
 _UNPACKED = 1 << 26
@@ -28,7 +28,7 @@ _FEW = 4
 """Rows of x that are multiplied without tensor cores."""
 
 
-class PackedPlanes(Weight):
+class PackedPlanes(KernelWeight):
     """A packed matrix, or several of equal shape, stacked. Values are rounded to the activations'
     type, except in products of few tokens. Sums are float32."""
 
@@ -39,84 +39,51 @@ class PackedPlanes(Weight):
         for name, tensor in planes.tensors.items():
             self.register_buffer(name, tensor, persistent=False)
 
-    def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        O, I = self.shape  # noqa: E741
-        x = x_TI.reshape(-1, I)
-        x = x if x.stride(1) == 1 else x.contiguous()
-        if len(x) > chips.MAX_TOKENS:
-            y_TO = self._unpacked(x, bias_O)
-        else:
-            y_TO = self._product(x, None, O, len(x))
-            y_TO = (y_TO if bias_O is None else y_TO + bias_O).to(x.dtype)
-        return y_TO.view(*x_TI.shape[:-1], O)
-
-    def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        experts = len(starts_E1) - 1
-        x_NI = x_NI if x_NI.stride(1) == 1 else x_NI.contiguous()
-        mean = -(-len(x_NI) // experts)  # an expert's rows, if they have equally many
-        y_NO = self._product(x_NI, starts_E1, self.shape[0] // experts, mean)
-        return with_biases(y_NO.to(x_NI.dtype), starts_E1, bias_O)
-
     def rows(self, ids_T: Tensor) -> Tensor:
         ids_N = ids_T.reshape(-1)
         return self._values(ids_N, len(ids_N), self.dtype).view(*ids_T.shape, -1)
 
     def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
-        """Return (N, outputs), float32 if the columns are split. `tokens` is their approximate
-        number per matrix."""
         N, columns = x.shape
         if N == 0:
             return x.new_empty(0, outputs)
-        planes, chip = self.planes, chips.chip_at(x.device)
-        experts = 0 if starts_E1 is None else len(starts_E1) - 1
-        few = (tokens if experts == 0 else N) <= _FEW or (experts > 0 and tokens == 1)
-        tile = product_of(chip, 1 if few else tokens)
+        planes, grouped = self.planes, starts_E1 is not None
+        few = (N if grouped else tokens) <= _FEW or (grouped and tokens == 1)
+        tile = product_of(chips.chip_at(x.device), 1 if few else tokens)
+        size = block_rows(tile.tokens, tokens)
         if few:
-            size = 1 if experts else triton.next_power_of_2(N)
-        else:
-            size = min(tile.tokens, max(16, triton.next_power_of_2(tokens)))
-        runs = triton.cdiv(N, size)
-        if experts:  # each may have a block that is not full
-            runs = min(N, runs + experts)
-        programs = triton.cdiv(outputs, tile.outputs) * runs
-        splits = max(1, min(planes.blocks, 2 * chip.processors // max(1, programs)))
-        dtype = x.dtype if splits == 1 else torch.float32
-        out = x.new_empty(splits, N, outputs, dtype=dtype)
+            size = 1 if grouped else triton.next_power_of_2(N)
+        launch = Launch.of(
+            x, starts_E1, outputs, block=(tile.outputs, size), column_blocks=planes.blocks
+        )
         more = {"UNROLL": tile.stages if size == 1 else 1} if few else {"num_stages": tile.stages}
-        (packed.few if few else packed.many)[(triton.cdiv(outputs, tile.outputs), runs, splits)](
+        (packed.few if few else packed.many)[launch.grid](
             x,
             *self._tensors(),
             planes.low if starts_E1 is None else starts_E1,
-            out,
+            launch.out,
             N,
             outputs,
             columns,
             planes.blocks,
             self.shape[0],
             x.stride(0),
-            splits,
+            launch.splits,
             **self._constants(),
-            EXPERTS=experts,
-            EP=triton.next_power_of_2(max(1, experts)),
+            **launch.constants,
             BO=tile.outputs,
             BT=size,
             num_warps=tile.warps,
             **more,
         )
-        return out[0] if splits == 1 else out.sum(0)
+        return launch.result()
 
-    def _unpacked(self, x: Tensor, bias_O: Tensor | None) -> Tensor:
-        """Unpack the matrix to the type of x, some rows at a time, and multiply."""
+    def _by_many(self, x: Tensor, bias_O: Tensor | None) -> Tensor | None:
+        if len(x) <= chips.MAX_TOKENS:
+            return None
         O, I = self.shape  # noqa: E741
-        step = max(1, _UNPACKED // I)
-        if O <= step:
-            return F.linear(x, self._values(0, O, x.dtype), bias_O)
-        y_TO = x.new_empty(len(x), O)
-        for at in range(0, O, step):
-            part = slice(at, min(at + step, O))
-            weight_OI = self._values(at, part.stop - at, x.dtype)
-            y_TO[:, part] = F.linear(x, weight_OI, None if bias_O is None else bias_O[part])
-        return y_TO
+        values = partial(self._values, dtype=x.dtype)
+        return dense_product(x, bias_O, O, max(1, _UNPACKED // I), values)
 
     def _values(self, ids: Tensor | int, count: int, dtype: torch.dtype) -> Tensor:
         """Return the values of the given rows, or of `count` rows from the given one on."""
@@ -153,9 +120,6 @@ class PackedPlanes(Weight):
             "MINS": form.mins,
             "TABLE": form.table,
         }
-
-    def extra_repr(self) -> str:
-        return f"{self.layout}, {self.shape}"
 
 
 def stack(*weights: Weight) -> Weight | None:

@@ -106,6 +106,21 @@ def expert_of(starts, block, E: tl.constexpr, EP: tl.constexpr, BT: tl.constexpr
 
 
 @triton.jit
+def rows_of(starts, o, tokens, outputs, EXPERTS: tl.constexpr, EP: tl.constexpr, BT: tl.constexpr):
+    """Return, for a block of at most BT rows of x, the rows of the matrices that compute outputs
+    `o`, the block's first row, and a row that ends it. EXPERTS: rows of x are sorted by expert, and
+    the range may be empty."""
+    row_O = o
+    if EXPERTS > 0:
+        expert, first, stop = expert_of(starts, tl.program_id(1), EXPERTS, EP, BT)
+        row_O = o + expert * outputs
+    else:
+        first = tl.program_id(1) * BT
+        stop = tokens
+    return row_O, first, stop
+
+
+@triton.jit
 def grouped(
     x, weight, starts, out, outputs, columns, x_t,
     EXPERTS: tl.constexpr, EP: tl.constexpr, BO: tl.constexpr, BT: tl.constexpr,

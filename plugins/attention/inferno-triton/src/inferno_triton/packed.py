@@ -20,7 +20,7 @@ Suffixes of tiles: O rows of the matrix, E elements of a block, T tokens.
 import triton
 import triton.language as tl
 
-from inferno_triton.mixture import expert_of
+from inferno_triton.mixture import rows_of
 
 
 @triton.jit
@@ -138,15 +138,10 @@ def few(
     BT is 1."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     split = tl.program_id(2)
-    row_O = o
+    row_O, first, stop = rows_of(starts, o, tokens, outputs, EXPERTS, EP, BT)
     if EXPERTS > 0:
-        expert, first, stop = expert_of(starts, tl.program_id(1), EXPERTS, EP, BT)
         if first >= stop:
             return
-        row_O = o + expert * outputs
-    else:
-        first = tl.program_id(1) * BT
-        stop = tokens
     e = tl.arange(0, 32)
     mask_O = o < outputs
     EACH: tl.constexpr = (2 if KIND == "single" else 4 if KIND == "half" else 8) * GROUP // 32
@@ -204,15 +199,10 @@ def many(
     operand: instructions have 64 rows or more, and there are often fewer tokens."""
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     split = tl.program_id(2)
-    row_O = o
+    row_O, first, stop = rows_of(starts, o, tokens, outputs, EXPERTS, EP, BT)
     if EXPERTS > 0:
-        expert, first, stop = expert_of(starts, tl.program_id(1), EXPERTS, EP, BT)
         if first >= stop:
             return
-        row_O = o + expert * outputs
-    else:
-        first = tl.program_id(1) * BT
-        stop = tokens
     t = (first + tl.arange(0, BT)).to(tl.int64)
     e = tl.arange(0, 32)
     mask_O, mask_T = o < outputs, t < stop
