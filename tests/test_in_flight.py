@@ -81,12 +81,10 @@ def test_rows_that_change_owners_get_no_token_of_another(
     }
 
 
-def test_a_step_is_launched_before_the_last_ones_tokens_are_known(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only steps with a request that needs the host wait for their draw."""
-    engine, events = load(checkpoint, 1, overlaps=True), list[str]()
-    arriving, launch = Arriving.values, ModelRunner.launch
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The launches of steps, and the waits for their tokens, in order."""
+    events, arriving, launch = list[str](), Arriving.values, ModelRunner.launch
 
     def waited(values: Arriving) -> list[int]:
         events.append("wait")
@@ -98,6 +96,14 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(
 
     monkeypatch.setattr(Arriving, "values", waited)
     monkeypatch.setattr(ModelRunner, "launch", launched)
+    return events
+
+
+def test_a_step_is_launched_before_the_last_ones_tokens_are_known(
+    checkpoint: Path, events: list[str]
+) -> None:
+    """Only steps with a request that needs the host wait for their draw."""
+    engine = load(checkpoint, 1, overlaps=True)
     params = SamplingParams(temperature=0.9, top_p=0.8, max_tokens=4, seed=1)
     run(engine, [Request(id="a", token_ids=(1, 2, 3), params=params)])
     assert events == ["launch", "launch", "wait", "launch", "wait", "launch", "wait", "wait"]
@@ -208,7 +214,7 @@ def test_masks_hold_at_any_lag(
 
 
 def test_steps_with_masks_are_launched_before_tokens_are_known(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, events: list[str]
 ) -> None:
     """The draw of a token waits for the one before it, as its mask does; the model does not."""
     requests = [
@@ -219,18 +225,7 @@ def test_steps_with_masks_are_launched_before_tokens_are_known(
     engine, late = load(checkpoint), load(checkpoint, 1, overlaps=True)
     engine._constrain = late._constrain = lambda request: Cycle(CLASSES)
     expected = run(engine, requests)
-    events, arriving, launch = list[str](), Arriving.values, ModelRunner.launch
-
-    def waited(values: Arriving) -> list[int]:
-        events.append("wait")
-        return arriving(values)
-
-    def launched(runner: ModelRunner, *given: Any) -> LaunchedStep:
-        events.append("launch")
-        return launch(runner, *given)
-
-    monkeypatch.setattr(Arriving, "values", waited)
-    monkeypatch.setattr(ModelRunner, "launch", launched)
+    events.clear()
     found = run(late, requests)
     assert {name: ids(outputs) for name, outputs in found.items()} == {
         name: ids(outputs) for name, outputs in expected.items()

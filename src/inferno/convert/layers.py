@@ -124,10 +124,8 @@ class Sights(Watching):
         key = x_TI.data_ptr(), x_TI.shape, x_TI.stride()
         other, _ = self._inputs.setdefault(key, (path, x_TI))
         if path not in self._first:
-            if other == path and self._nbytes + 4 * x_TI.shape[-1] ** 2 > GRAMS:
-                self.too_large.add(path)
-                return
-            if other in self.too_large:
+            is_large = other == path and self._nbytes + 4 * x_TI.shape[-1] ** 2 > GRAMS
+            if is_large or other in self.too_large:
                 self.too_large.add(path)
                 return
             self._first[path] = self._first.get(other, path)

@@ -255,7 +255,7 @@ class Scheduler:
         self._running[sequence.row] = sequence
         sequence.num_computed, sequence.num_inserted = start, num_found
         self._updates += groups.resume(sequence, match)
-        if (source := groups.fork_of(sequence, self._running.values())) is not None:
+        if (source := groups.fork_of(sequence, match.last, self._running.values())) is not None:
             updates, copies = groups.acquire_copy(sequence, source)
             self._updates += updates
             if copies:

@@ -94,7 +94,7 @@ def plan_of(
             "no GPU was found", "--device cpu runs every section on the CPU with tiny sizes."
         )
     if not output.absolute().parent.is_dir():
-        raise OptionError(f"{output} is in no folder", "Make the folder first.")
+        raise OptionError(f"the folder of {output} does not exist", "Make it first.")
     return ReportPlan(
         device=found,
         budget=budget,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from inferno.constraints import Mask
 from inferno.core.engine import Engine, Runner, Ticket
@@ -47,11 +47,7 @@ class Load:
 
     def requests(self) -> Iterator[Request]:
         for i, (prompt, length) in enumerate(zip(self.prompts, self.output_lens, strict=True)):
-            params = SamplingParams(
-                temperature=self.params.temperature,
-                ignore_eos=True,
-                max_tokens=length,
-            )
+            params = evolve(self.params, max_tokens=length)
             yield Request(id=str(i), token_ids=tuple(prompt), params=params)
 
 

@@ -352,7 +352,10 @@ class Sampler:
             count, floats = self._generated.of(rows_B[at]), self._floats_RP[rows_B[at]]
             x_BV[at] -= count * floats[:, FREQUENCY, None] + (count > 0) * floats[:, PRESENCE, None]
         for x_V, state in zip(x_BV.unbind(), states, strict=True):
-            state.exclude(x_V)
+            if state.bias is not None:
+                x_V.index_add_(0, *state.bias)
+            if state.rules is not None:
+                state.rules.exclude(x_V)
         return x_BV
 
     def _count(

@@ -124,13 +124,6 @@ class RowState:
         """Whether it is greedy and no penalty counts its tokens."""
         return self.strategy is Strategy.GREEDY and not self.counts_tokens
 
-    def exclude(self, x_V: Tensor) -> None:
-        """Apply biases and rules to its logits."""
-        if self.bias is not None:
-            x_V.index_add_(0, *self.bias)
-        if self.rules is not None:
-            self.rules.exclude(x_V)
-
     def uniform(self, offset: int) -> int:
         """Return the uniform number of the next draw, or of one `offset` positions after it."""
         if self.strategy is Strategy.GREEDY:

@@ -1,5 +1,5 @@
 """Tests of every writer: what it writes is read back, and gives the tokens of the values that it
-stands for."""
+encodes."""
 
 from __future__ import annotations
 

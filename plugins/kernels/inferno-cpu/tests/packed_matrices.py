@@ -107,7 +107,7 @@ def ints(
     scales: np.ndarray,
     dtype: torch.dtype,
 ) -> Matrix:
-    """Integers in groups or rows, some zero points of which are no integers."""
+    """Integers in groups or rows. Some zero points are fractions."""
     in_rows, four = layout.startswith("w8a8"), layout.startswith("int4")
     group, symmetric = columns if in_rows else LAYOUTS[layout].block, "_sym" in layout
     groups, most = columns // group, 15 if four else 255

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferno.nn.weight import Dense
-from inferno_cpu import _native
+from inferno.nn.weight import Dense, Weight
+from inferno_cpu import _native, packing
+from inferno_cpu.capturing import capture
 from inferno_cpu.dense import Panels, refuses
 from inferno_cpu.dtypes import DTYPES
 
@@ -45,6 +46,27 @@ def assert_product(y_TO: Tensor, x_TI: Tensor, w_OI: Tensor, bias_O: Tensor | No
     allowed_TO = TOLERANCE[x_TI.dtype] * exact_TO.abs() + 2e-6 * size_TO
     assert y_TO.dtype == x_TI.dtype and y_TO.shape == exact_TO.shape
     assert (error_TO <= allowed_TO).all(), (error_TO - allowed_TO).max()
+
+
+def assert_saved(weight: Weight) -> None:
+    """A matrix that is saved and loaded gives the same product; too few bytes are an error."""
+    saved = packing.save(weight)
+    assert saved is not None
+    about, [data] = saved
+    again, x_TI = packing.load(about, data), random(3, weight.shape[1], dtype=torch.bfloat16)
+    assert torch.equal(again.matmul(x_TI), weight.matmul(x_TI))
+    with pytest.raises(ValueError, match="bytes instead of"):
+        packing.load(about, data[:-1])
+
+
+def assert_recorded(weight: Weight) -> None:
+    """A product that is recorded is repeated with another x."""
+    x_TI = random(3, weight.shape[1], dtype=torch.bfloat16)
+    with torch.inference_mode():
+        captured = capture()(lambda: weight.matmul(x_TI))
+        x_TI.copy_(random(*x_TI.shape, dtype=torch.bfloat16, seed=5))
+        captured.replay()
+        assert torch.equal(captured.output, weight.matmul(x_TI))
 
 
 @pytest.mark.parametrize("weight_type", KINDS)

@@ -12,15 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_dense import assert_product, random
+from test_dense import assert_product, assert_recorded, assert_saved, random
 from test_grouped import starts
 from torch import Tensor
 
 from inferno.contracts import LINEAR, Device, KernelNeed
 from inferno.errors import CheckpointError
 from inferno.nn import Fp8Blocks
-from inferno_cpu import _native, layouts, packing, refuses
-from inferno_cpu.capturing import capture
+from inferno_cpu import _native, layouts, refuses
 from inferno_cpu.dense import Panels
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.linear import stack
@@ -188,26 +187,11 @@ def test_a_byte_a_value() -> None:
 
 @pytest.mark.parametrize("block", [(1, 0), (128, 128)])
 def test_panels_are_saved_and_loaded(block: tuple[int, int]) -> None:
-    weight = packed(matrix(40, 300, block, torch.bfloat16))
-    saved = packing.save(weight)
-    assert saved is not None
-    about, [data] = saved
-    again, x_TI = packing.load(about, data), random(3, 300, dtype=torch.bfloat16)
-    assert torch.equal(again.matmul(x_TI), weight.matmul(x_TI))
-    with pytest.raises(ValueError, match="bytes instead of"):
-        packing.load(about, data[:-1])
+    assert_saved(packed(matrix(40, 300, block, torch.bfloat16)))
 
 
 def test_a_recorded_product_is_repeated() -> None:
-    panels, x_TI = (
-        packed(matrix(40, 200, (128, 128), torch.bfloat16)),
-        random(3, 200, dtype=torch.bfloat16),
-    )
-    with torch.inference_mode():
-        captured = capture()(lambda: panels.matmul(x_TI))
-        x_TI.copy_(random(3, 200, dtype=torch.bfloat16, seed=5))
-        captured.replay()
-        assert torch.equal(captured.output, panels.matmul(x_TI))
+    assert_recorded(packed(matrix(40, 200, (128, 128), torch.bfloat16)))
 
 
 @pytest.mark.parametrize("block", [(100, 128), (8, 128), (128, 64), (128, 200)])

@@ -29,6 +29,8 @@ class Match(NamedTuple):
     """Its longest part after which every group can resume."""
     num_known: int
     """Number of cached blocks, resumable or not."""
+    last: int | None = None
+    """The cached block that ends with the sequence's last token."""
 
 
 class CacheGroups:
@@ -120,8 +122,10 @@ class CacheGroups:
         if self.prefix is None or _needs_prompt(sequence):
             return Match([], 0)
         self._extend_keys(sequence)
-        known = self.prefix.match(sequence.keys[: (len(sequence.token_ids) - 1) // self.block_size])
-        return Match(self.resumable(known), len(known))
+        found = self.prefix.match(sequence.keys)
+        count = (len(sequence.token_ids) - 1) // self.block_size
+        known = found[:count]
+        return Match(self.resumable(known), len(known), next(iter(found[count:]), None))
 
     def resumable(self, block_ids: list[int]) -> list[int]:
         """Return the longest prefix of these blocks after which every group can resume: its last
@@ -177,20 +181,20 @@ class CacheGroups:
             window.acquire(blocks)
         return self._extend(sequence, blocks)
 
-    def fork_of(self, sequence: Sequence, running: Iterable[Sequence]) -> int | None:
+    def fork_of(
+        self, sequence: Sequence, last: int | None, running: Iterable[Sequence]
+    ) -> int | None:
         """Return the block to copy for the last one of this sequence's tokens: then only the last
-        token is computed again. It is cached, if the tokens fill it, or a running sequence with the
-        same prompt has it, such as the first of `n` outputs. None if there is no such block. A
-        recurrent state has moved on."""
+        token is computed again. It is cached (`Match.last`), or a running sequence with the same
+        prompt has it, such as the first of `n` outputs. None if there is no such block. A recurrent
+        state has moved on."""
         block_ids, request = sequence.block_ids, sequence.request
         first, stop = len(block_ids) * self.block_size, len(sequence.token_ids) - 1
         is_partial = first < stop < first + self.block_size
         if not is_partial or self.has_states or _needs_prompt(sequence):
             return None
-        if self.prefix is not None and stop + 1 == first + self.block_size:
-            for cached in self.prefix.match(sequence.keys)[len(block_ids) :]:
-                if all(cached in window.block_of for window in self.windows):
-                    return cached
+        if last is not None and all(last in window.block_of for window in self.windows):
+            return last
         for other in running:
             if (
                 other is not sequence

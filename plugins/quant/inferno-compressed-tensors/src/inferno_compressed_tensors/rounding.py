@@ -24,7 +24,7 @@ _FEW = 8
 
 @frozen
 class Rounding:
-    """How a token x becomes integers: q = round(x / scale + zero), from -128 to 127. It stands for
+    """How a token x becomes integers: q = round(x / scale + zero), from -128 to 127. Its value is
     (q - zero) · scale."""
 
     scale: float | None
