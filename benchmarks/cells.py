@@ -19,6 +19,10 @@ _LOWEST, _HIGHEST = 300, 8_000
 """Prompt ids: in every vocabulary, and no end token."""
 PLAIN_LEN = 2304
 """The context that engines are started with, in tokens, unless a cell needs more."""
+AFTER = {f"decode-{length}k": length for length in (2, 4, 16, 64)}
+"""Decoding after prompts of so many times 1 024 tokens."""
+LONG = ("decode-16k", "decode-64k")
+"""Cells whose prompt alone takes minutes: measured only if they are asked for."""
 
 
 @frozen(kw_only=True)
@@ -124,16 +128,12 @@ def cells(*, quick: bool) -> Mapping[str, Cell]:
             meaning="2 048 tokens, all seen before", kept=2048, prompt_len=(0, 0), new_tokens=1
         ),
     } | {
-        f"decode-{length}k": Cell(
+        name: Cell(
             meaning=f"one stream after a prompt of {length} · 1 024 tokens",
             kept=length * 1024,
             prompt_len=(0, 0),
             new_tokens=32,
             decode_only=True,
         )
-        for length in (4, 16, 64)
+        for name, length in AFTER.items()
     }
-
-
-LONG = ("decode-16k", "decode-64k")
-"""Cells whose prompt alone takes minutes: measured only if they are asked for."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from cells import COLD, PEAK
+from cells import AFTER, COLD, PEAK
 from client import model_of
 from machine import multiplies_bf16
 
@@ -157,7 +157,7 @@ _ALL = (
         name=LLAMA_BENCH,
         worker="with_llama_bench.py",
         variants={"bf16": "bf16", "q8_0": "Q8_0", "q4_k_m": "Q4_K_M"},
-        cells=("decode", "prefill-512", "prefill-2048", "decode-4k", "decode-16k", "decode-64k"),
+        cells=("decode", "prefill-512", "prefill-2048", *AFTER),
         home="llama-cpp-python",
         pip=_LLAMA_PIP,
         script=_LLAMA_SCRIPT,

@@ -278,6 +278,8 @@ def test_goals_of_starts_hits_and_host_cost() -> None:
         sample("llama-cpp-python", 0, 1.5, cell=cells.COLD, peak_gb=1.0),
         sample("inferno", 0, 0.1, cell="prefix-hit"),
         sample("llama-cpp-python", 0, 0.29, cell="prefix-hit"),
+        sample("inferno", 0, 0.03, cell="prefix-full"),
+        sample("inferno", 0, 45.0, cell="decode-2k"),
         sample("inferno", 0, 0.9, cell=cells.HOST, format=cells.HOST),
     )
     found = {standing.cell: standing.met for standing in goals.standings(run)}
@@ -285,6 +287,7 @@ def test_goals_of_starts_hits_and_host_cost() -> None:
         cells.COLD: True,
         "peak memory at the first token": False,
         "prefix-hit": False,
+        "prefix-full": True,
         cells.HOST: True,
     }
 
