@@ -37,14 +37,21 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "text, streamed, 4 prompts": (TEXT, {"prompt": ["a", "b", "c", "d"], "stream": True}, 4),
 }
 """Name: path, body, outputs of a request."""
+PLAN: Any = SimpleNamespace(
+    model_id="fake",
+    max_num_seqs=4096,
+    max_model_len=100_000,
+    memory=(),
+    device=SimpleNamespace(torch_name="cpu"),
+)
+"""What a server asks of a plan."""
 
 
 class Client:
     """An engine client whose engine draws "a" for each request, once in each turn of the loop."""
 
     def __init__(self) -> None:
-        device = SimpleNamespace(torch_name="cpu")
-        self.plan: Any = SimpleNamespace(model_id="fake", max_num_seqs=64, memory=(), device=device)
+        self.plan = PLAN
         self.alive = True
         self.stats = EngineStats()
         self._running: dict[str, tuple[TokenStream, Request, int]] = {}

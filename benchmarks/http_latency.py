@@ -24,11 +24,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, sleep
-from types import SimpleNamespace
 from typing import Any
 
 import zmq
-from http_cost import TOKENIZER
+from http_cost import PLAN, TOKENIZER
 
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
@@ -41,13 +40,6 @@ from inferno.sampling_params import SamplingParams
 from inferno.server import run_server
 
 WORST = 0.99
-PLAN: Any = SimpleNamespace(
-    model_id="fake",
-    max_num_seqs=4096,
-    max_model_len=100_000,
-    memory=(),
-    device=SimpleNamespace(torch_name="cpu"),
-)
 
 
 class Paced:
@@ -114,7 +106,7 @@ class Link:
         self._process = subprocess.Popen([*command, "--pace", str(self._pace * 1000)])
         await ready.wait()  # what is sent before is lost
 
-    async def close(self) -> None:
+    async def close(self, *, patient: bool = False) -> None:
         self.send(protocol.STOP, b"")
         self._process.wait(10)
 

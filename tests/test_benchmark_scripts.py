@@ -1,0 +1,29 @@
+"""The scripts of `benchmarks/` that need no model: each runs, with the smallest sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="they read /proc")
+
+
+@pytest.mark.parametrize(
+    "command, figure",
+    [
+        ("host_cost.py --sequences 4 --steps 3 --repeats 1", "| 4 |"),
+        ("http_cost.py --requests 4 --tokens 3 --repeats 1", "text, streamed"),
+        ("http_latency.py --streams 2 --tokens 5 --rounds 1", "ms a token"),
+    ],
+)
+def test_runs(command: str, figure: str) -> None:
+    name, *options = command.split()
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / name), *options], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert figure in done.stdout
