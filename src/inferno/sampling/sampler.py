@@ -68,7 +68,8 @@ class Drawn:
 
 
 class Sampler:
-    """Resident sampling state, one row per running sequence, and the draw."""
+    """Resident sampling state, one row per running sequence, and the draw. Its caller is in torch's
+    inference mode."""
 
     def __init__(
         self,
@@ -96,7 +97,6 @@ class Sampler:
         """Rows whose parameters are not the neutral ones of the beginning."""
         self._draws: DeviceDraws | None = None
 
-    @torch.inference_mode()
     def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
         """Give the row to a request's sequence.
 
@@ -132,7 +132,6 @@ class Sampler:
         )
         self._top_p_R[row] = int(params.top_p * 2**UNIFORM_BITS)
 
-    @torch.inference_mode()
     def sample(
         self, logits_SV: Tensor, rows: Sequence[int], masks: Mapping[int, Any] = NO_MASKS
     ) -> Drawn:
@@ -145,6 +144,8 @@ class Sampler:
         own_SV, logits_SV = logits_SV, processed(logits_SV, [s.rules for s in states])
         if not masks and all(state.is_argmax for state in states):
             token_ids = self._argmax(logits_SV).tolist()
+            if UNDECIDED not in token_ids:
+                return Drawn(token_ids, {})
         else:
             token_ids = self._draw(logits_SV, rows, states, masks=masks).tolist()
         for num_candidates in (_SECOND_LOOK, self._vocab_size):
@@ -170,7 +171,6 @@ class Sampler:
         limited window of penalties, or what `LogitsRules` covers."""
         return any(self._rows[row].waits for row in rows)
 
-    @torch.inference_mode()
     def start(
         self, logits_SV: Tensor, rows: Sequence[int], masks: Mapping[int, Any] = NO_MASKS
     ) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,6 @@ class Sampler:
         states = [self._rows[row] for row in rows]
         return {s.request_id: s.rules.error for s in states if s.rules and s.rules.error}
 
-    @torch.inference_mode()
     def verify(
         self,
         logits_LV: Tensor,
@@ -234,7 +233,6 @@ class Sampler:
         begins = [0, *accumulate(map(len, token_ids))]
         return token_ids, {begins[i] + j: found for (i, j), found in logprobs.items()}
 
-    @torch.inference_mode()
     def peek(self, logits_SV: Tensor, rows: Sequence[int], offset: int) -> list[int]:
         """Draw from a draft model's logits what `sample` would draw from them, `offset` positions
         ahead, without penalties for the tokens in between. Counts nothing."""

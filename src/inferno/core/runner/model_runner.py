@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, evolve, field
+from attrs import define, field
 from torch import Tensor, nn
 
 from inferno.constraints import Drafts
@@ -39,6 +39,7 @@ from inferno.plan import CaptureUse, Plan
 from inferno.requests import Logprobs
 from inferno.sampling import Sampler, logprobs_of
 
+_NONE: Mapping[Any, Any] = {}
 _LOGPROB_ROWS = 256
 """Prompt positions whose logits are in memory at once."""
 
@@ -72,11 +73,20 @@ class LaunchedStep:
         self.sampled = self.runner.draw(self, masks)
         self.logits_LV = None
 
-    def sampled_of(self, token_ids: list[int]) -> Sampled:
+    def sampled_of(
+        self,
+        token_ids: list[int],
+        verified: Mapping[int, Verified] = _NONE,
+        logprobs: Mapping[int, Logprobs] = _NONE,
+        failed: Mapping[str, str] = _NONE,
+    ) -> Sampled:
         """Return its results with these tokens."""
         moved = tuple(dict.fromkeys(move.key for move in self.step.moves))
         return Sampled(
             token_ids,
+            verified=verified,
+            logprobs=logprobs,
+            failed=failed,
             prompt_logprobs=self.prompt_logprobs,
             embeddings=self.embeddings,
             moved=moved,
@@ -256,8 +266,7 @@ class ModelRunner:
 
     def _valid(self, token_ids: Sequence[int]) -> list[int]:
         """Return the drafts before the first that is no token of the model."""
-        ids = [int(token_id) for token_id in token_ids]
-        return list(takewhile(lambda token_id: 0 <= token_id < self._vocab_size, ids))
+        return list(takewhile(lambda id: 0 <= id < self._vocab_size, map(int, token_ids)))
 
     # --- contracts.Lookahead ----------------------------------------------------------------------
 
@@ -315,12 +324,7 @@ class ModelRunner:
                 for row, drafts, ids in zip(rows, arrays.drafts, found, strict=True)
                 if len(drafts)
             }
-        return evolve(
-            launched.sampled_of(token_ids),
-            verified=verified,
-            logprobs=logprobs,
-            failed=self._sampler.failures(rows),
-        )
+        return launched.sampled_of(token_ids, verified, logprobs, self._sampler.failures(rows))
 
     def _started(self, launched: LaunchedStep, masks: Mapping[int, Any]) -> Callable[[], Sampled]:
         """Draw on the device, keep the tokens there for the next step, and start to copy them."""

@@ -111,7 +111,7 @@ class Replays:
         logits_TV = shape.captured.output
         if len(arrays.last) < tokens:
             return logits_TV[shape.inputs.last_L[: len(arrays.last)]]
-        return logits_TV if len(logits_TV) == tokens else logits_TV[:tokens]
+        return logits_TV if logits_TV.shape[0] == tokens else logits_TV[:tokens]
 
     def _shape(self, sequences: int, blocks: int, *, at_once: bool) -> Shape | None:
         """Return the smallest shape that holds such a step. A new one is captured now, or if not

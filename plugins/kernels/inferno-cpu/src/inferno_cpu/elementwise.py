@@ -116,13 +116,15 @@ def argmax(logits_TV: Tensor) -> Tensor:
     """Return ids_T (int64) of the largest logit of each row: the lowest id among equals, ignoring
     NaN, and -1 if the maximum is not finite."""
     logits_TV = _dense_rows(logits_TV)
-    ids_T = torch.empty(len(logits_TV), dtype=torch.int64)
+    T, V = logits_TV.shape
+    ids_T = torch.empty(T, dtype=torch.int64)
     _native.argmax(
         DTYPES[logits_TV.dtype],
         logits_TV.data_ptr(),
         logits_TV.stride(0),
         ids_T.data_ptr(),
-        *logits_TV.shape,
+        T,
+        V,
     )
     return ids_T
 
