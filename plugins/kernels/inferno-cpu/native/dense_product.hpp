@@ -255,13 +255,17 @@ struct Product {
 #endif
     if constexpr (kDecodes<S>)
       if (is_codes(w_dtype)) return run_codes(at, begin, end, first, last, sink);
-    for (int64_t g = begin; g < end; g += R)
+    // Threads take tasks in turns: after the last panels of this one follow those of a later one.
+    int64_t later = at % grid.across * grid.panels + inferno_threads * grid.panels;
+    for (int64_t g = begin; g < end; g += R) {
+      int64_t next = g + R < end ? g + R : later < count ? later : g;
       for (int64_t i = first; i < last; i++) {
         if (of == 1)
           group(at, g, i, w + g * panel_bytes + kAhead, 0, 1, sink);
         else
-          group(at, g, i, w + (g + R < end ? g + R : g) * panel_bytes, i - first, of, sink);
+          group(at, g, i, w + next * panel_bytes, i - first, of, sink);
       }
+    }
   }
 };
 

@@ -23,10 +23,10 @@ constexpr Kernel kernel_of() {
   tile_kernels<U>(k.wide), tile_kernels<U>(k.wide_last);
 #endif
 #define INFERNO_WIDTH(T)                                                                          \
-  if constexpr (T <= kDirect) k.direct[T - 1] = multiply<L, 1, (T <= kDirect ? T : 1), (T <= 4)>; \
+  if constexpr (T <= kDirect) k.direct[T - 1] = multiply<L, 1, (T <= kDirect ? T : 1)>; \
   if constexpr (T <= kWide && !kWideIsTiles) {                                                    \
-    k.wide[T - 1] = multiply<U, kWidePanels, (T <= kWide ? T : 1), false>;                        \
-    k.wide_last[T - 1] = multiply<U, 1, (T <= kWide ? T : 1), false>;                             \
+    k.wide[T - 1] = multiply<U, kWidePanels, (T <= kWide ? T : 1)>;                        \
+    k.wide_last[T - 1] = multiply<U, 1, (T <= kWide ? T : 1)>;                             \
   }
   INFERNO_WIDTH(1);
   INFERNO_WIDTH(2);

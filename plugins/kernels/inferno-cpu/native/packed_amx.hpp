@@ -42,7 +42,8 @@ INL void sum_tile(const uint8_t* w, const uint8_t* x, int half, int64_t span, in
 
 // y[T][16] = the product.
 template <class U, int T>
-void multiply_tiles(const uint8_t* w, int64_t, const uint8_t* x, int64_t groups, float* y) {
+void multiply_tiles(const uint8_t* w, int64_t, const uint8_t* x, int64_t groups, const Ahead&,
+                    float* y) {
   using A = Activations<T>;
   constexpr int kSumsOnce = U::kSpan == 1 ? U::kHalves : 1;
   int64_t span = U::kSpan ? U::kSpan : groups;
@@ -85,7 +86,7 @@ void multiply_tiles(const uint8_t* w, int64_t, const uint8_t* x, int64_t groups,
 // multiply_tiles for T rows, 1 .. 16.
 template <class U, int T = 16>
 constexpr void tile_kernels(void (**by_rows)(const uint8_t*, int64_t, const uint8_t*, int64_t,
-                                             float*)) {
+                                             const Ahead&, float*)) {
   by_rows[T - 1] = multiply_tiles<U, T>;
   if constexpr (T > 1) tile_kernels<U, T - 1>(by_rows);
 }

@@ -21,9 +21,9 @@ constexpr int kDirect = 2, kWide = 16, kWidePanels = 1, kDirectRows = 5;
 #elif defined(INFERNO_EMULATE)  // few of them: emulated instructions take minutes to compile
 constexpr int kDirect = 2, kWide = 2, kWidePanels = 2, kDirectRows = 5;
 #elif defined(INFERNO_AVX512)
-constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 16;
+constexpr int kDirect = 8, kWide = 6, kWidePanels = 2, kDirectRows = 32;
 #elif defined(INFERNO_AVX2)
-constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 8;
+constexpr int kDirect = 4, kWide = 4, kWidePanels = 1, kDirectRows = 16;
 #elif defined(INFERNO_SVE256)
 constexpr int kDirect = 6, kWide = 6, kWidePanels = 1, kDirectRows = 12;
 #elif defined(INFERNO_NEON_DOT)
@@ -39,7 +39,7 @@ constexpr bool kWideIsTiles = false;
 constexpr int64_t kChunkBytes = 256 * 1024;  // of panels in one task
 
 using Multiply = void (*)(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups,
-                          float* y);
+                          const Ahead& ahead, float* y);
 
 struct Kernel {
   int head, groups, super_bytes;  // of a panel; of a superblock
@@ -182,6 +182,19 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
   bool direct = problem.direct();
   float y[(kDirect > kWidePanels * kWide ? kDirect : kWidePanels * kWide) * kRows];
   uint8_t* unpacked = direct ? nullptr : panel_scratch.of(size_t(step * wide_bytes));
+  // Packed panels that are read once are prefetched a little ahead. During several tiles, each
+  // prefetches its share of the next panels: memory is read while the processor multiplies. Threads
+  // take tasks in turns, so a later task's panels follow the last ones.
+  int64_t later = first + inferno_threads * problem.chunk;
+  auto ahead = [&](int64_t p, int64_t i) -> Ahead {
+    const uint8_t* panel = problem.panels + p * bytes;
+    if (direct && problem.tiles == 1)  // of more than 4 rows, their whole group at once is better
+      return {panel, panel + (problem.M <= 4 ? kAhead : 0), 1 << 16, bytes};
+    int64_t next = p + step < last ? p + step : later < problem.count ? later : p;
+    int64_t share = bytes / problem.tiles, read = direct ? bytes : wide_bytes;
+    return {direct ? panel : unpacked, problem.panels + next * bytes + share * i,
+            (share << 16) / read, next + step <= problem.count ? bytes : 0};
+  };
   for (int64_t p = first; p < last;) {
     int at_once = last - p >= step ? int(step) : 1;
     if (!direct)
@@ -193,9 +206,9 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
       const uint8_t* x = xs + (problem.token + t0) * x_bytes;
       if (!direct)
         (at_once > 1 || kWidePanels == 1 ? k.wide : k.wide_last)[T - 1](unpacked, wide_bytes, x,
-                                                                        groups, y);
+                                                                        groups, ahead(p, i), y);
       else
-        k.direct[T - 1](problem.panels + p * bytes, bytes, x, groups, y);
+        k.direct[T - 1](problem.panels + p * bytes, bytes, x, groups, ahead(p, i), y);
       for (int r = 0; r < at_once; r++)
         for (int t = 0; t < T; t++) sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
     }

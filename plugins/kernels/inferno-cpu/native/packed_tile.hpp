@@ -14,7 +14,13 @@ struct Activations {
   static constexpr int kScales = kColumns * T, kSums = kScales + 4 * T, kBytes = kSums + 8 * T;
 };
 
-constexpr int kAhead = 2048;  // bytes: how far ahead weights are prefetched
+// What to prefetch while weights from `from` on are multiplied: `rate` bytes from `to` on for every
+// 64 KiB of them.
+struct Ahead {
+  const uint8_t *from, *to;
+  int64_t rate, stride;  // `stride`: from one panel to the next
+};
+constexpr int kAhead = 2048;  // bytes: how far ahead weights are prefetched that are read once
 
 template <class T>
 INL T at_byte(const uint8_t* p) {
@@ -81,21 +87,31 @@ INL void add_group(const typename L::Header (&header)[R], const uint8_t* w, int6
   }
 }
 
+// Prefetch for the group of weights at `w`: of packed panels as many lines as it has, else one line
+// of each panel.
+template <class L, int R, int T>
+INL void fetch_group(const Ahead& ahead, const uint8_t* w) {
+  const uint8_t* at = ahead.to + ((w - ahead.from) * ahead.rate >> 16);
+  if constexpr (L::kUnpacked) {
+    UNROLL_FOR (int r = 0; r < R; r++) __builtin_prefetch(at + r * ahead.stride, 0, 2);
+  } else {
+    UNROLL_FOR (int i = 0; i < L::kGroupBytes; i += 64)
+      __builtin_prefetch(at + i / 64 * (ahead.rate >> 10), 0, T <= 4 ? 3 : 2);
+  }
+}
+
 // f += R panels, `stride` apart, times T rows of x; where groups share their scale, before it is
-// applied. STREAM: weights come from memory, not from the cache.
-template <class L, int R, int T, bool STREAM>
+// applied.
+template <class L, int R, int T>
 INL void multiply_group(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
-                        const uint8_t* x, F32 (&f)[R][T]) {
+                        const uint8_t* x, const Ahead& ahead, F32 (&f)[R][T]) {
   using D = Dot<L::kBits>;
   using A = Activations<T>;
   constexpr int kHalfFours = kFours / L::kHalves,
                 kRun = kHalfFours < D::kRun ? kHalfFours : D::kRun;
   constexpr bool kCorrected = L::kOffset != 0 && !D::kSigned;
   constexpr bool kByPairs = kAtOnce == 8 && L::kUnpacked;
-  if (STREAM)
-    UNROLL_FOR (int r = 0; r < R; r++)
-      UNROLL_FOR (int i = 0; i < L::kGroupBytes; i += 64)
-        __builtin_prefetch(w + r * stride + i + kAhead);
+  fetch_group<L, R, T>(ahead, w);
   UNROLL_FOR (int half = 0; half < L::kHalves; half++) {
     const uint8_t* sums = x + A::kSums + 4 * T * half;
     I32 total[R][T];
@@ -176,9 +192,9 @@ INL void scale_shared(const typename L::Header (&header)[R], const uint8_t* w, i
 
 // As multiply_group, of `span` groups whose scales, and those of x, are the same: their integers are
 // summed first.
-template <class L, int R, int T, bool STREAM>
+template <class L, int R, int T>
 INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
-                       const uint8_t* x, int64_t span, F32 (&f)[R][T]) {
+                       const uint8_t* x, int64_t span, const Ahead& ahead, F32 (&f)[R][T]) {
   using D = Dot<L::kBits>;
   using A = Activations<T>;
   static_assert(L::kHalves == 1 && __is_same(typename D::Acc, I32), "one sum");
@@ -189,10 +205,7 @@ INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, 
     UNROLL_FOR (int r = 0; r < R; r++)
       total[r][t] = D::start(kByPairs ? 0 : at_byte<int32_t>(sums + 4 * t));
   for (int64_t i = 0; i < span; i++) {
-    if (STREAM)
-      UNROLL_FOR (int r = 0; r < R; r++)
-        UNROLL_FOR (int j = 0; j < L::kGroupBytes; j += 64)
-          __builtin_prefetch(w + r * stride + j + kAhead);
+    fetch_group<L, R, T>(ahead, w);
 #if defined(INFERNO_NEON_MATRIX)
     if constexpr (kByPairs) {
       I32 part[R][T];
@@ -215,36 +228,37 @@ INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, 
 }
 
 // y[R][T][16]
-template <class L, int R, int T, bool STREAM>
-void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups, float* y) {
+template <class L, int R, int T>
+void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups, const Ahead& ahead,
+              float* y) {
   F32 f[R][T];
   UNROLL_FOR (int r = 0; r < R; r++)
     UNROLL_FOR (int t = 0; t < T; t++) f[r][t] = splat(0.0f);
   if constexpr (L::kSpan == 0) {
     typename L::Header header[R];
     UNROLL_FOR (int r = 0; r < R; r++) header[r] = L::header(w + r * stride);
-    multiply_span<L, R, T, STREAM>(header, w + L::kHead, stride, x, groups, f);
+    multiply_span<L, R, T>(header, w + L::kHead, stride, x, groups, ahead, f);
     groups = 0;
   }
   for (int64_t g = 0; g < groups; g += L::kGroups, w += L::kSuperBytes) {
     typename L::Header header[R];
     UNROLL_FOR (int r = 0; r < R; r++) header[r] = L::header(w + r * stride);
     if constexpr (L::kSpan > 1) {
-      multiply_span<L, R, T, STREAM>(header, w + L::kHeader, stride, x, L::kSpan, f);
+      multiply_span<L, R, T>(header, w + L::kHeader, stride, x, L::kSpan, ahead, f);
       x += L::kSpan * Activations<T>::kBytes;
     } else if constexpr (L::kShared > 1) {
       F32 products[R][T];
       UNROLL_FOR (int r = 0; r < R; r++)
         UNROLL_FOR (int t = 0; t < T; t++) products[r][t] = splat(0.0f);
       for (int i = 0; i < L::kGroups; i++)
-        multiply_group<L, R, T, STREAM>(header, w + L::kHeader + i * L::kGroupBytes, stride,
-                                        x + i * Activations<T>::kBytes, products);
+        multiply_group<L, R, T>(header, w + L::kHeader + i * L::kGroupBytes, stride,
+                                        x + i * Activations<T>::kBytes, ahead, products);
       scale_shared<L, R, T>(header, w + L::kHeader, stride, x, products, f);
       x += L::kGroups * Activations<T>::kBytes;
     } else if constexpr (L::kSpan == 1) {
       const uint8_t* group = w + L::kHeader;
       for (int i = 0; i < L::kGroups; i++, group += L::kGroupBytes, x += Activations<T>::kBytes)
-        multiply_group<L, R, T, STREAM>(header, group, stride, x, f);
+        multiply_group<L, R, T>(header, group, stride, x, ahead, f);
     }
   }
   UNROLL_FOR (int r = 0; r < R; r++)
