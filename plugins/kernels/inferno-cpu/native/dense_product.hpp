@@ -215,8 +215,7 @@ struct Product {
         for (int r = 0; r < present && !few; r++)
           decode(codes + r * panel_bytes, columns, decoded + r * kDecodedBytes<S>);
         F32 scales[4];
-        for (int r = 0; r < present; r++)
-          scales[r] = about.scale(panels + r * panel_bytes, b);
+        for (int r = 0; r < present; r++) scales[r] = about.scale(panels + r * panel_bytes, b);
         for (int64_t i = first; i < last; i++) {
           int T = tiles.size(i);
           float* sum = sums + (tiles.begin(i) - start) * R * 16;

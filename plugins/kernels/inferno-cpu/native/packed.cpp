@@ -22,11 +22,11 @@ constexpr Kernel kernel_of() {
 #if defined(INFERNO_AMX)
   tile_kernels<U>(k.wide), tile_kernels<U>(k.wide_last);
 #endif
-#define INFERNO_WIDTH(T)                                                                          \
+#define INFERNO_WIDTH(T)                                                                \
   if constexpr (T <= kDirect) k.direct[T - 1] = multiply<L, 1, (T <= kDirect ? T : 1)>; \
-  if constexpr (T <= kWide && !kWideIsTiles) {                                                    \
-    k.wide[T - 1] = multiply<U, kWidePanels, (T <= kWide ? T : 1)>;                        \
-    k.wide_last[T - 1] = multiply<U, 1, (T <= kWide ? T : 1)>;                             \
+  if constexpr (T <= kWide && !kWideIsTiles) {                                          \
+    k.wide[T - 1] = multiply<U, kWidePanels, (T <= kWide ? T : 1)>;                     \
+    k.wide_last[T - 1] = multiply<U, 1, (T <= kWide ? T : 1)>;                          \
   }
   INFERNO_WIDTH(1);
   INFERNO_WIDTH(2);
@@ -41,13 +41,13 @@ constexpr Kernel kernel_of() {
 }
 
 constexpr Kernel kKernels[kPackedLayouts] = {
-    kernel_of<Q8_0>(),        kernel_of<Q4_0>(),         kernel_of<Q4_1>(),
-    kernel_of<Q5_0>(),        kernel_of<Q5_1>(),         kernel_of<Q2_K>(),
-    kernel_of<Q3_K>(),        kernel_of<Q4_K>(),         kernel_of<Q5_K>(),
-    kernel_of<Q6_K>(),        kernel_of<Int4<32>>(),     kernel_of<Int4<64>>(),
-    kernel_of<Int4<128>>(),   kernel_of<Mxfp4>(),        kernel_of<Iq4_nl>(),
-    kernel_of<Int8<32>>(),    kernel_of<Int8<64>>(),     kernel_of<Int8<128>>(),
-    kernel_of<Int8Sym<64>>(), kernel_of<Int8Sym<128>>(), kernel_of<Rows8<true>>(),
+    kernel_of<Q8_0>(),         kernel_of<Q4_0>(),         kernel_of<Q4_1>(),
+    kernel_of<Q5_0>(),         kernel_of<Q5_1>(),         kernel_of<Q2_K>(),
+    kernel_of<Q3_K>(),         kernel_of<Q4_K>(),         kernel_of<Q5_K>(),
+    kernel_of<Q6_K>(),         kernel_of<Int4<32>>(),     kernel_of<Int4<64>>(),
+    kernel_of<Int4<128>>(),    kernel_of<Mxfp4>(),        kernel_of<Iq4_nl>(),
+    kernel_of<Int8<32>>(),     kernel_of<Int8<64>>(),     kernel_of<Int8<128>>(),
+    kernel_of<Int8Sym<64>>(),  kernel_of<Int8Sym<128>>(), kernel_of<Rows8<true>>(),
     kernel_of<Rows8<false>>(),
 };
 
@@ -78,9 +78,7 @@ constexpr Repack kRepack[kPackedLayouts] = {
     repack_rows<false>,
 };
 
-int64_t panel_bytes(int layout, int64_t K) {
-  return kKernels[layout].panel_bytes(K / kColumns);
-}
+int64_t panel_bytes(int layout, int64_t K) { return kKernels[layout].panel_bytes(K / kColumns); }
 
 void repack(int layout, const void* rows, int64_t row_bytes, const void* scales, const void* zeros,
             void* panels, int64_t N, int64_t K) {
@@ -114,8 +112,8 @@ struct Rows {
 };
 
 Problem single_problem(const Kernel& k, const void* panels, int64_t M, int64_t N, int64_t K) {
-  return problem_of((const uint8_t*)panels, (N + kRows - 1) / kRows,
-                    k.panel_bytes(K / kColumns), M, M, nullptr);
+  return problem_of((const uint8_t*)panels, (N + kRows - 1) / kRows, k.panel_bytes(K / kColumns), M,
+                    M, nullptr);
 }
 
 void matmul(int layout, const void* panels, int x_dtype, const void* x, int y_dtype, void* y,
@@ -201,7 +199,8 @@ void argmax(int layout, const void* panels, int x_dtype, const void* x, int64_t*
 
 // ---- rows of the matrix ----
 
-// Exact but for the last rounding to Y: scale * code has at most 24 bits, but for scales in float32.
+// Exact but for the last rounding to Y: scale * code has at most 24 bits, but for scales in
+// float32.
 template <class Y>
 void row_of(const Kernel& k, const uint8_t* panel, int lane, int64_t groups, Y* y) {
   const uint8_t* group = panel + k.wide_head;

@@ -3,8 +3,8 @@
 // integer sums go through memory to vectors, which scale and add them as multiply_group and
 // multiply_span do: results are the same, bit for bit.
 //
-// Rows of x are signed bytes, [T][32] for each 32 columns. Codes of layouts with an offset are signed
-// too: TDPBSSD. The others are not: TDPBSUD.
+// Rows of x are signed bytes, [T][32] for each 32 columns. Codes of layouts with an offset are
+// signed too: TDPBSSD. The others are not: TDPBSUD.
 #pragma once
 #include "packed_tile.hpp"
 #include "parallel.hpp"

@@ -73,8 +73,8 @@ thread_local Scratch x_scratch, panel_scratch, problem_scratch;
 // ---- x ----
 
 // Quantize row t of a tile of T rows (see Activations; `by_rows`: for AMX). The scale of a span of
-// groups is its largest magnitude / 127. Magnitudes below 2^-100 become zero, since their reciprocal
-// may overflow; a span with an infinity or NaN gets the scale NaN.
+// groups is its largest magnitude / 127. Magnitudes below 2^-100 become zero, since their
+// reciprocal may overflow; a span with an infinity or NaN gets the scale NaN.
 template <class X>
 void quantize_row(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, int T, int t,
                   bool by_rows) {

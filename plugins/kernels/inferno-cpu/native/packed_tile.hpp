@@ -168,8 +168,8 @@ INL void scale_span(const typename L::Header (&header)[R], const uint8_t* w, int
       F32 sum = to_f32(total[r][t]);
       if constexpr (L::kHasMin)  // codes - zero
         sum = sum - header[r].min * splat(at_byte<float>(sums + 4 * T + 4 * t));
-      f[r][t] = fma(sum * splat(at_byte<float>(x + Activations<T>::kScales + 4 * t)), scale,
-                    f[r][t]);
+      f[r][t] =
+          fma(sum * splat(at_byte<float>(x + Activations<T>::kScales + 4 * t)), scale, f[r][t]);
     }
   }
 }
@@ -190,8 +190,8 @@ INL void scale_shared(const typename L::Header (&header)[R], const uint8_t* w, i
   }
 }
 
-// As multiply_group, of `span` groups whose scales, and those of x, are the same: their integers are
-// summed first.
+// As multiply_group, of `span` groups whose scales, and those of x, are the same: their integers
+// are summed first.
 template <class L, int R, int T>
 INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
                        const uint8_t* x, int64_t span, const Ahead& ahead, F32 (&f)[R][T]) {
@@ -229,8 +229,8 @@ INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, 
 
 // y[R][T][16]
 template <class L, int R, int T>
-void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups, const Ahead& ahead,
-              float* y) {
+void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups,
+              const Ahead& ahead, float* y) {
   F32 f[R][T];
   UNROLL_FOR (int r = 0; r < R; r++)
     UNROLL_FOR (int t = 0; t < T; t++) f[r][t] = splat(0.0f);
@@ -252,7 +252,7 @@ void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups
         UNROLL_FOR (int t = 0; t < T; t++) products[r][t] = splat(0.0f);
       for (int i = 0; i < L::kGroups; i++)
         multiply_group<L, R, T>(header, w + L::kHeader + i * L::kGroupBytes, stride,
-                                        x + i * Activations<T>::kBytes, ahead, products);
+                                x + i * Activations<T>::kBytes, ahead, products);
       scale_shared<L, R, T>(header, w + L::kHeader, stride, x, products, f);
       x += L::kGroups * Activations<T>::kBytes;
     } else if constexpr (L::kSpan == 1) {
