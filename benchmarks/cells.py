@@ -20,7 +20,7 @@ _LOWEST, _HIGHEST = 300, 8_000
 PLAIN_LEN = 2304
 """The context that engines are started with, in tokens, unless a cell needs more."""
 AFTER = {f"decode-{length}k": length for length in (2, 4, 16, 64)}
-"""Decoding after prompts of so many times 1 024 tokens."""
+"""By cell: the length of the prompt before the measured decoding, in units of 1 024 tokens."""
 LONG = ("decode-16k", "decode-64k")
 """Cells whose prompt alone takes minutes: measured only if they are asked for."""
 

@@ -16,8 +16,8 @@ FIRST_RATIO = 3.0
 MOE_RATIO = 1.5
 LONG_SHARE = 0.8
 """Of the bandwidth that reads weights and cache, after long prompts."""
-_SHAPED_STEP = 1.5
-"""A full prefix hit computes one token: it costs little more than a step after that prompt."""
+_HIT_STEPS = 1.5
+"""Time to the first token after a full prefix hit, in decode steps after the same prompt."""
 
 
 @frozen
@@ -104,7 +104,11 @@ def _hits(run: Run, format: str) -> Iterator[Standing]:
     if full and after:
         steps = median(full) * median(after)
         yield Standing(
-            "prefix-full", format, f"{steps:.1f} steps", f"{_SHAPED_STEP}", steps <= _SHAPED_STEP
+            "prefix-full",
+            format,
+            f"{steps:.1f} steps",
+            f"{_HIT_STEPS}",
+            steps <= _HIT_STEPS,
         )
 
 

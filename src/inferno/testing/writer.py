@@ -1,5 +1,5 @@
-"""Tests of every writer: what it writes is read back, and gives the tokens of the values that it
-encodes."""
+"""Tests of every writer: a checkpoint that it writes can be read again, and generates the same
+tokens as its dequantized values."""
 
 from __future__ import annotations
 

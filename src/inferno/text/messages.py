@@ -118,8 +118,8 @@ class _Probe:
         return found is not None and _nulls(found) <= _nulls(self.text([_USER]) or "")
 
     def arguments_and_content(self, id: str) -> tuple[bool, str | None]:
-        """Return whether arguments are text, and which value means that there is no content: what
-        the template renders right."""
+        """Find what the template renders correctly: whether tool-call arguments are passed as text,
+        and whether missing content is None or an empty string."""
         best, chosen = 0, _NO_CALLS
         for empty in (None, ""):
             for text in (False, True):

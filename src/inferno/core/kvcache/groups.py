@@ -184,10 +184,10 @@ class CacheGroups:
     def fork_of(
         self, sequence: Sequence, last: int | None, running: Iterable[Sequence]
     ) -> int | None:
-        """Return the block to copy for the last one of this sequence's tokens: then only the last
-        token is computed again. It is cached (`Match.last`), or a running sequence with the same
-        prompt has it, such as the first of `n` outputs. None if there is no such block. A recurrent
-        state has moved on."""
+        """Return the block to copy as this sequence's last one, so that only its last token is
+        computed again. It is cached (`Match.last`), or it belongs to a running sequence with the
+        same prompt (for example the first of `n` outputs). None if there is no such block, or if
+        the model has recurrent states, which cannot go back one token."""
         block_ids, request = sequence.block_ids, sequence.request
         first, stop = len(block_ids) * self.block_size, len(sequence.token_ids) - 1
         is_partial = first < stop < first + self.block_size

@@ -124,7 +124,7 @@ class Tables:
         A draft is a sequence of one token, with the block table of its row. Attention then does the
         same arithmetic for it as in a step of that token alone."""
         if not drafts and all(s.num_tokens == 1 and s.samples for s in step.slices):
-            return self._one_token_each([s.row for s in step.slices], step, shift)
+            return self._one_token_each(step, shift)
         numbers = np.fromiter(chain.from_iterable(step.slices), np.int64, 5 * len(step.slices))
         # Kernels read dense arrays.
         rows, starts, counts, samples, _ = numbers.reshape(-1, 5).T.copy()
@@ -144,20 +144,14 @@ class Tables:
             counts = np.where(index == 0, counts[of_slice], 1)
         ends = np.cumsum(counts)
         total = int(ends[-1])
-        if total == len(rows):  # one token each: the common case, without the repeats
+        if total == len(rows):  # one token each
             owner, positions = np.arange(total), starts
         else:
             owner = np.repeat(np.arange(len(rows)), counts)
             positions = np.arange(total) - np.repeat(ends - counts, counts) + starts[owner]
         contexts = starts + counts
         width = -(-int(contexts.max()) // self.block_size)
-        indices, offsets = positions // self.block_size, positions % self.block_size
-
-        def located(block_ids: Array) -> tuple[Array, Array]:
-            tables = block_ids[rows, :width]
-            return tables[owner, indices] * self.block_size + offsets, tables
-
-        (slots, tables), *windows = map(located, self.block_ids)
+        (slots, tables), *windows = self._located(rows, owner, positions, width)
         return StepArrays(
             token_ids=self.token_ids[rows[owner], positions + shift],
             positions=positions,
@@ -174,34 +168,38 @@ class Tables:
             drafts=given,
         )
 
-    def _one_token_each(self, sampling_rows: list[int], step: Step, shift: int) -> StepArrays:
-        """Pack slices of one token, all of which draw: what most steps are. Their results are those
-        of `lay_out`; each operator of numpy that it saves is a microsecond or more per step."""
-        starts, count, size = [s.start for s in step.slices], len(sampling_rows), self.block_size
+    def _one_token_each(self, step: Step, shift: int) -> StepArrays:
+        """Pack slices of one token, all of which draw, as in most steps. The result is that of
+        `lay_out`, without a dozen operators of numpy, each of which takes a microsecond or more."""
+        sampling_rows, starts = [s.row for s in step.slices], [s.start for s in step.slices]
+        count = len(sampling_rows)
         rows, positions, each = np.array(sampling_rows), np.array(starts), np.arange(count)
-        indices, width = positions // size, max(starts) // size + 1
-        offsets = positions - indices * size
-        next_positions = positions + 1
-
-        def located(block_ids: Array) -> tuple[Array, Array]:
-            tables = block_ids[rows, :width]
-            return tables[each, indices] * size + offsets, tables
-
-        (slots, tables), *windows = map(located, self.block_ids)
+        width = max(starts) // self.block_size + 1
+        (slots, tables), *windows = self._located(rows, each, positions, width)
         return StepArrays(
-            token_ids=self.token_ids[rows, positions + shift if shift else positions],
+            token_ids=self.token_ids[rows, positions + shift],
             positions=positions,
             query_starts=list(range(count + 1)),
             context_lens=[start + 1 for start in starts],
             rows=rows,
             slots=slots,
             tables=tables,
-            windows=dict(zip(self.windows, windows, strict=True)) if windows else {},
+            windows=dict(zip(self.windows, windows, strict=True)),
             last=each,
             sampling_rows=sampling_rows,
-            next_positions=next_positions,
+            next_positions=positions + 1,
             slice_starts=each,
         )
+
+    def _located(
+        self, rows: Array, owner: Array, positions: Array, width: int
+    ) -> Iterator[tuple[Array, Array]]:
+        """Yield, for each group, the tokens' slots and the tables of the rows, `width` blocks wide.
+        `owner` is the index in `rows` of each token's row."""
+        indices, offsets = np.divmod(positions, self.block_size)
+        for block_ids in self.block_ids:
+            tables = block_ids[rows, :width]
+            yield tables[owner, indices] * self.block_size + offsets, tables
 
     def _write_drafts(self, step: Step, drafts: Mapping[int, Sequence[int]]) -> None:
         for row, start, count, *_ in step.slices:
