@@ -16,7 +16,7 @@ from tests.fake_engine import FakeClient, byte_backend
 from inferno.core.engine import Engine
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
-from inferno.plan import Options, open_model
+from inferno.plan import Opened, Options, open_model
 from inferno.server import create_app
 from inferno.testing.tiny import randomize
 
@@ -34,6 +34,9 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": False,
 }
+OPTIONS = Options(
+    device="cpu", dtype="float32", max_model_len=600, max_num_seqs=4, max_num_batched_tokens=64
+)
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}Is it? "
 
 
@@ -68,10 +71,13 @@ def write(
 
 def opened_llm(folder: Path) -> AsyncLLM:
     """An AsyncLLM whose engine runs in this process."""
-    options = Options(
-        device="cpu", dtype="float32", max_model_len=600, max_num_seqs=4, max_num_batched_tokens=64
-    )
-    with open_model(str(folder), options) as opened:
+    return llm_of(open_model(str(folder), OPTIONS))
+
+
+def llm_of(opened: Opened) -> AsyncLLM:
+    """The same for an opened model, which is closed once the tokenizer is read, as by
+    `AsyncLLM.of_opened`."""
+    with opened:
         preprocessor, engine = Preprocessor.open(opened), Engine.load(opened)
     client = FakeClient(cast(Any, engine))
     client.plan = engine.plan
@@ -80,6 +86,12 @@ def opened_llm(folder: Path) -> AsyncLLM:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[TestClient[Any]]:
-    app = create_app(opened_llm(folder))
+    with serving_llm(opened_llm(folder)) as http:
+        yield http
+
+
+@contextmanager
+def serving_llm(llm: AsyncLLM) -> Iterator[TestClient[Any]]:
+    app = create_app(llm)
     with TestClient(app, raise_server_exceptions=False) as http:
         yield http

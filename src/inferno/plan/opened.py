@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -107,7 +108,11 @@ class Opened:
 
     def text(self) -> TextAssets:
         """Return the checkpoint's tokenizer files, with the architecture's chat template if it has
-        none."""
+        none. What was read once can be had after `close` too."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> TextAssets:
         return self.assets or text_assets(self.checkpoint, self.parts.architecture)
 
     def chat_format(self, template: str | None = None) -> OutputFormat | None:
