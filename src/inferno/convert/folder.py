@@ -25,7 +25,7 @@ from inferno.convert.source import DenseView, Source
 from inferno.convert.texts import text_files
 from inferno.errors import InfernoError, UnsupportedError
 from inferno.pairing import checkpoint_path
-from inferno.plan.resolver import compute_dtype
+from inferno.plan.resolver import declared_dtype, stored_dtype
 from inferno.plan.stored import adapted
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ class Folder:
         made = cls(
             source=source,
             view=view,
-            dtype=compute_dtype(options.dtype or "auto", source.checkpoint),
+            dtype=options.dtype
+            or declared_dtype(source.checkpoint)
+            or stored_dtype(source.checkpoint),
             cast=options.dtype is not None,
             encoded=encoded,
             dense=(*dense, *source_heads(source)),

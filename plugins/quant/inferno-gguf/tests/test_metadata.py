@@ -24,13 +24,13 @@ def config_of(path: Path) -> Mapping[str, Any]:
 def test_the_config_is_the_original_one(tmp_path: Path) -> None:
     config = {**CONFIG, "intermediate_size": 48, "tie_word_embeddings": False, "rms_norm_eps": 1e-5}
     tensors = {
-        "model.embed_tokens.weight": torch.zeros(64, 32).half(),
-        "lm_head.weight": torch.zeros(64, 32).half(),
+        "model.embed_tokens.weight": torch.zeros(64, 32).bfloat16(),
+        "lm_head.weight": torch.zeros(64, 32).bfloat16(),
     }
     assert config_of(write_gguf(tmp_path / "model.gguf", config, tensors)) == {
         **config,
         "model_type": "qwen3",
-        "torch_dtype": "float16",
+        "torch_dtype": "bfloat16",
         "attention_bias": False,
     }
 

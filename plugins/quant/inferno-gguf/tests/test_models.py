@@ -263,12 +263,32 @@ def test_yarn_is_the_original_one(tmp_path: Path) -> None:
     assert_equal(load(path), load(save(tmp_path / "original", config, tensors)), tolerance=0.0)
 
 
-def test_the_type_to_compute_in_is_the_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Type.F16, "bfloat16"), (Type.Q8_0, "bfloat16"), (Type.F32, "float32")]
+)
+def test_the_type_to_compute_in_follows_the_files(kind: Type, dtype: str, tmp_path: Path) -> None:
     tensors = random_tensors(LLAMA)
-    for kind, dtype in ((Type.F16, "float16"), (Type.Q8_0, "bfloat16"), (Type.F32, "float32")):
-        types = {name: kind for name, t in tensors.items() if t.ndim > 1}
-        path = write_gguf(tmp_path / f"{dtype}.gguf", LLAMA, tensors, types=types)
-        assert plan_of(path, dtype="auto").dtype == dtype
+    types = {name: kind for name, t in tensors.items() if t.ndim > 1}
+    path = write_gguf(tmp_path / "model.gguf", LLAMA, tensors, types=types)
+    assert plan_of(path, dtype="auto").dtype == dtype
+
+
+def test_a_file_of_float16_serves_activations_beyond_its_range(tmp_path: Path) -> None:
+    """The product of gate and up reaches 10^6, as in models that were trained in bfloat16."""
+    tensors = random_tensors(LLAMA)
+    for name in tensors:
+        if "gate_proj" in name or "up_proj" in name:
+            tensors[name] = tensors[name] * 1e3 / tensors[name].norm(dim=1, keepdim=True)
+        elif "down_proj" in name:
+            tensors[name] = tensors[name] * 1e-5
+    types = {name: Type.F16 for name, t in tensors.items() if t.ndim > 1}
+    path = write_gguf(tmp_path / "model.gguf", LLAMA, tensors, types=types)
+    prompt = [3, 1, 4, 1, 5, 9]
+    narrow = load_toy(path, dtype="float16").logits(prompt)
+    exact = load_toy(path, dtype="float32", only=TORCH_ONLY).logits(prompt)
+    served = load_toy(path, dtype="auto").logits(prompt)
+    assert not narrow.isfinite().all(), "the activations are too small to tell"
+    assert (served - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 def test_dense_models_are_quantized_while_loading(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def make_config(
         raise CheckpointError(
             f"{files[0].path.name}: {layers} layers of {len(stored)} tensors", DAMAGED
         )
-    config: dict[str, Any] = {"architectures": [architecture.name], "torch_dtype": _dtype(stored)}
+    config: dict[str, Any] = {"architectures": [architecture.name]}
+    if (dtype := _dtype(stored)) is not None:
+        config["torch_dtype"] = dtype
     config |= _rope(values, files, stored)
     for name, key in dialect.fields.items():
         if key is not None and (value := values.field(key)) is not None:
@@ -112,15 +114,18 @@ def _shortest(value: float) -> float:
     )
 
 
-def _dtype(stored: Mapping[str, Stored]) -> str:
-    """The compute type: that of most values in dense matrices; bfloat16 if matrices are packed."""
+def _dtype(stored: Mapping[str, Stored]) -> str | None:
+    """The compute type: that of most values in dense matrices; bfloat16 if matrices are packed.
+    None for float16: models of bfloat16 are stored in it too, and no key of the file tells them
+    from models whose activations fit into its range."""
     matrices = [s for s in stored.values() if len(s.shape) > 1]
     if not matrices or any(s.type.dtype is None for s in matrices):
         return "bfloat16"
     sizes: Counter[str] = Counter()
     for s in matrices:
         sizes[str(s.type.dtype)] += math.prod(s.shape)
-    return sizes.most_common(1)[0][0]
+    most = sizes.most_common(1)[0][0]
+    return None if most == "float16" else most
 
 
 def _vocab_size(values: _Values, stored: Mapping[str, Stored]) -> int | None:
