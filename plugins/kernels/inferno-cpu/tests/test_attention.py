@@ -239,6 +239,27 @@ def test_8_bit_caches_are_read_as_they_are_stored(kind: str, dtype: str) -> None
     assert error.max() <= tolerance, error.max()
 
 
+@pytest.mark.parametrize("kind", ["auto", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float32", 1e4), ("bfloat16", 1.0), ("float16", 1e-3)]
+)
+def test_keys_far_below_the_maximum(kind: str, dtype: str, size: float) -> None:
+    """Chunks whose every weight is tiny or underflows, before and after those of the maximum;
+    values of any size."""
+    tolerance = {"auto": TOLERANCE[dtype], "int8": 0.03, "fp8_e4m3": 0.12}[kind]
+    far = [(False, True, True), (True, False, False), (True, False, True)]
+    cases = list(itertools.product(far, (17.0, 19.0, 22.0, 80.0, 1e4)))
+    asked = need(2, 1, 16, dtype, cache_dtype=kind)
+    sequences = Sequences(asked, [150] * len(cases))
+    for (chunks, nats), (q, k, v) in zip(cases, sequences.qkv, strict=True):
+        v.mul_(size)
+        q.zero_()[..., 0] = asked.head_dim**0.5
+        k.mul_(0.1)[..., 0] = torch.tensor(chunks).repeat_interleave(64)[:150, None] * -nats
+    for count in (130, 1, 18, 1):
+        ours, theirs = sequences.step([count] * len(cases))
+        check(ours / size, theirs / size, tolerance)
+
+
 @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_what_is_not_finite_spreads_from_8_bit_caches(kind: str, wrong: float) -> None:
