@@ -15,9 +15,10 @@ from attrs import define, field, frozen
 
 from inferno.sampling_params import SamplingParams
 
-Pooling = Literal["last", "first", "mean", "max"]
-"""How a prompt becomes one embedding: a token's hidden state, or the mean or maximum of all."""
-Reduction = Literal["last", "first", "mean", "max", "score"]
+Pooling = Literal["last", "first", "mean", "max", "weighted_mean", "mean_sqrt_len"]
+"""How a prompt becomes one embedding: a token's hidden state, or of all the mean, the maximum, the
+mean weighted by position from 1, or the sum by the square root of their number."""
+Reduction = Pooling | Literal["score"]
 """What a prompt becomes instead of being continued: an embedding, or by `score` the logits of a
 classifier's labels."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from litestar.testing import TestClient
 from tests.fake_engine import TOKENIZER
@@ -23,6 +25,8 @@ Start = Callable[..., TestClient[Any]]
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
 NORMALIZE = {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"}
+MEAN = {**POOLING, "config": {"pooling_mode": "mean"}}
+DENSE = {"type": "sentence_transformers.models.Dense", "path": "2_Dense"}
 PAIR = "{% for m in messages %}{{ m.role[0] }}={{ m.content }};{% endfor %}"
 
 
@@ -42,6 +46,8 @@ def pooling_of(*modules: dict[str, Any], config: Any = None, **assets: Any) -> P
         ({"pooling_mode_mean_tokens": True}, "mean"),
         ({"pooling_mode_cls_token": True}, "first"),
         ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weighted_mean"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len"),
         ({"pooling_mode": ["mean"]}, "mean"),
     ],
 )
@@ -54,20 +60,45 @@ def test_pooling_is_the_checkpoints(settings: dict[str, Any], pooling: str) -> N
 @pytest.mark.parametrize(
     ("modules", "why"),
     [
-        (({**POOLING, "config": {"pooling_mode": "weightedmean"}},), "weightedmean"),
+        (({**POOLING, "config": {"pooling_mode": "median"}},), "median"),
+        (({**MEAN}, {"type": "sentence_transformers.models.LayerNorm"}), "LayerNorm"),
+        (({**MEAN}, NORMALIZE, DENSE), "the order Transformer, Pooling, Normalize, Dense"),
+        (({**MEAN}, DENSE), "2_Dense has no model.safetensors"),
+        (({**MEAN}, {**NORMALIZE, "config": {"module_input_name": "token_embeddings"}}), "token_"),
+        (({"type": "sentence_transformers.models.WordEmbeddings"},), "WordEmbeddings"),
         (({**POOLING, "config": {"pooling_mode": ["cls", "mean"]}},), "cls and mean"),
         (({**POOLING, "config": {}},), "not given"),
-        (
-            (
-                {**POOLING, "config": {"pooling_mode": "mean"}},
-                {"type": "sentence_transformers.models.Dense", "path": "2_Dense"},
-            ),
-            "Dense",
-        ),
     ],
 )
 def test_what_cannot_be_pooled_has_a_reason(modules: Any, why: str) -> None:
     assert why in pooling_of(TRANSFORMER, *modules).unsupported
+
+
+def dense(activation: str = "Identity", **settings: Any) -> dict[str, Any]:
+    """A layer that turns (a, b, c, d) into (a, b + 1)."""
+    weight = np.eye(2, 4, dtype=np.float32)
+    tensors = {"linear.weight": weight, "linear.bias": np.array([0, 1], np.float32)}
+    shape = {"in_features": 4, "out_features": 2, "activation_function": f"torch.nn.{activation}"}
+    return {**DENSE, "config": {**shape, **settings}, "read": lambda: tensors}
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"activation": "Hardshrink"}, "the activation torch.nn.Hardshrink"),
+        ({"activation_function": "own.Tanh"}, "the activation own.Tanh"),
+        ({"bias": False}, "linear.bias"),
+        ({"out_features": 3}, "has the tensors"),
+        ({"module_input_name": "token_embeddings"}, "token_embeddings"),
+        ({"module_output_name": "other"}, "into other"),
+    ],
+)
+def test_a_layer_that_is_not_computed_has_a_reason(settings: dict[str, Any], why: str) -> None:
+    assert why in pooling_of(TRANSFORMER, MEAN, dense(**settings)).unsupported
+    assert (
+        "takes 4 numbers, not 8"
+        in pooling_of(TRANSFORMER, MEAN, dense(), config={"hidden_size": 8}).unsupported
+    )
 
 
 def test_sizes_are_those_of_the_config() -> None:
@@ -183,6 +214,24 @@ def test_bad_requests_name_the_field(client: Start, body: dict[str, Any], param:
     answer = client().post("/v1/embeddings", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_every_api_has_the_layers_behind_the_pooling(client: Start) -> None:
+    pooling = pooling_of(TRANSFORMER, MEAN, dense(), config={"hidden_size": 4})
+    assert (pooling.unsupported, pooling.size) == ("", 2)
+    start = client(FakeLLM(pooling=pooling))
+    [entry] = start.post("/v1/embeddings", json={"input": "a"}).json()["data"]
+    assert entry["embedding"] == [3.0, 5.0]
+    ollama = start.post("/api/embeddings", json={"model": "fake", "prompt": "a"}).json()
+    assert ollama["embedding"] == [3.0, 5.0]
+    body = {"model": "fake", "input": "a"}
+    [unit] = start.post("/api/embed", json=body).json()["embeddings"]
+    assert unit == pytest.approx([3 / 34**0.5, 5 / 34**0.5])
+    pair = {"text_1": "a", "text_2": "b"}  # they differ in what the layer drops
+    [scored] = start.post("/v1/score", json=pair).json()["data"]
+    assert scored["score"] == pytest.approx(1)
+    card = start.get("/v1/models/fake").json()
+    assert '"size": 2' in json.dumps(card)
 
 
 def test_a_model_that_cannot_embed_says_why(client: Start) -> None:

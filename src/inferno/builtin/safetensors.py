@@ -13,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from mmap import ALLOCATIONGRANULARITY, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -303,8 +304,30 @@ def _modules(folder: Path) -> tuple[Mapping[str, Any], ...]:
         path = entry.get("path")
         own = path if isinstance(path, str) and _FOLDER.fullmatch(path) else None
         config = _read_json(folder / own / "config.json") if own is not None else None
-        found.append({**entry, "config": config or {}})
+        weights = folder / (own or "") / "model.safetensors"
+        stored = own is not None and weights.is_file()
+        read = {"read": partial(_read_arrays, weights)} if stored else {}
+        found.append({**entry, "config": config or {}, **read})
     return tuple(found)
+
+
+def _read_arrays(file: Path) -> dict[str, Any]:
+    """Return the tensors of a small file as numpy arrays of float32."""
+    import numpy as np
+
+    data, found = _read_bytes(file), dict[str, Any]()
+    for name, stored in read_header(file).items():
+        raw = data[stored.offset : stored.offset + stored.info.nbytes]
+        if stored.info.dtype == "bfloat16":
+            array = (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
+        elif stored.info.dtype in ("float16", "float32", "float64"):
+            array = np.frombuffer(raw, f"<f{DTYPE_BYTES[stored.info.dtype]}").astype(np.float32)
+        else:
+            raise CheckpointError(
+                f"{file}: {name} is of {stored.info.dtype}", "Store it in float32."
+            )
+        found[name] = array.reshape(stored.info.shape)
+    return found
 
 
 def _prompts(folder: Path) -> Mapping[str, str]:

@@ -43,7 +43,8 @@ class TextAssets:
     """`generation_config.json`: default sampling and `eos_token_id`."""
     modules: tuple[Mapping[str, Any], ...] = ()
     """The entries of sentence-transformers' `modules.json`, which embedding models and rerankers
-    have, each with its own configuration under `config`."""
+    have, each with its own configuration under `config`; one with tensors of its own has under
+    `read` a function that returns them by name, as numpy arrays of float32."""
     prompts: Mapping[str, str] = field(factory=dict)
     """`prompts` of `config_sentence_transformers.json`: what is written before a kind of string,
     by its name ("query")."""

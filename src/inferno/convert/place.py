@@ -88,8 +88,9 @@ class Place:
         """Give the result its name. Raises WriteError."""
         with explained(self.path):
             for name, content in texts.items():
+                (self.part / name).parent.mkdir(exist_ok=True)
                 write_synced(self.part / name, content)
-            kept = {*names, *texts}
+            kept = {*names, *[name.partition("/")[0] for name in texts]}
             for file in self.part.iterdir():
                 if file.name not in kept:
                     file.unlink()

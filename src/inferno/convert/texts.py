@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ COPIED = (
     "sentence_bert_config.json",
 )
 """Files that do not depend on how weights are stored."""
+_MODULE = re.compile(r"\w[\w.-]*")
+"""A module's folder in modules.json: never outside of the checkpoint."""
 
 
 def text_files(path: Path, assets: TextAssets, config: Mapping[str, Any]) -> dict[str, bytes]:
@@ -37,9 +40,20 @@ def text_files(path: Path, assets: TextAssets, config: Mapping[str, Any]) -> dic
     folder = path if path.is_dir() else path.parent
     written = {"config.json": _json(config)}
     if (folder / "config.json").is_file():
-        found = {name: folder / name for name in COPIED}
+        found = {name: folder / name for name in (*COPIED, *_of_modules(assets))}
         return written | {name: f.read_bytes() for name, f in found.items() if f.is_file()}
     return written | _made(assets)
+
+
+def _of_modules(assets: TextAssets) -> list[str]:
+    """Return the files of sentence-transformers' modules, each in a folder of its own."""
+    paths = [str(module.get("path")) for module in assets.modules]
+    return [
+        f"{path}/{name}"
+        for path in paths
+        if _MODULE.fullmatch(path)
+        for name in ("config.json", "model.safetensors")
+    ]
 
 
 def _made(assets: TextAssets) -> dict[str, bytes]:

@@ -244,16 +244,18 @@ class AsyncLLM:
         *,
         pooling: Pooling | None = None,
         normalize: bool | None = None,
+        dimensions: int | None = None,
     ) -> list[list[float]]:
         """Return an embedding of each prompt, like `LLM.embed`."""
         config = self._preprocessor.pooling
-        vectors: dict[int, list[float]] = {}
-        stream = self.stream_all(prompts, _ONE, pooling=pooling or config.pooling)
+        recipe = config.recipe(pooling=pooling, normalize=normalize, dimensions=dimensions)
+        vectors: dict[int, Sequence[float]] = {}
+        stream = self.stream_all(prompts, _ONE, pooling=recipe.pooling)
         async with aclosing(stream) as deltas:
             async for some in deltas:
                 for delta in some:
-                    vectors[delta.index] = config.finish(delta.embedding or (), normalize=normalize)
-        return [vectors[i] for i in range(len(prompts))]
+                    vectors[delta.index] = delta.embedding or ()
+        return recipe.finish([vectors[i] for i in range(len(prompts))])
 
     async def chat(
         self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast, get_args
 
 from attrs import frozen
 
 from inferno.contracts import Reranker, TextAssets
+from inferno.errors import RequestError
+from inferno.llm.dense import Dense
 from inferno.requests import Pooling
 from inferno.text import ChatTemplate, Tokenizer
 
@@ -17,10 +19,15 @@ _MODES: Mapping[str, Pooling] = {
     "lasttoken": "last",
     "cls": "first",
     "mean": "mean",
-    "mean_sqrt_len_tokens": "mean",  # the same direction: told apart by the length only
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
     "max": "max",
 }
 """sentence-transformers' `pooling_mode`."""
+_SWITCHES = {f"{mode}_tokens": mode for mode in ("mean", "max", "weightedmean")} | {
+    "cls_token": "cls"
+}
+"""`pooling_mode_*` of older files, where it is not the mode's name."""
 
 
 @frozen(kw_only=True)
@@ -49,10 +56,42 @@ class Classifier:
 
 
 @frozen(kw_only=True)
+class Recipe:
+    """How the embeddings of one request are made."""
+
+    pooling: Pooling
+    """The engine's part."""
+    layers: tuple[Dense, ...]
+    """Follow the pooling."""
+    normalize: bool
+    size: int | None
+    """To which vectors are cut; None for their own."""
+
+    def finish(self, vectors: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Return embeddings of pooled vectors: cut and normalized. A cut one always is."""
+        if self.layers and vectors:
+            import numpy as np
+
+            values = np.asarray(vectors, np.float64)
+            for layer in self.layers:
+                values = layer(values)
+            vectors = values.astype(np.float32).tolist()
+        return [self._finished(vector) for vector in vectors]
+
+    def _finished(self, vector: Sequence[float]) -> list[float]:
+        cut = list(vector if self.size is None else vector[: self.size])
+        if not self.normalize and len(cut) == len(vector):
+            return cut
+        length = math.hypot(*cut)
+        return [x / length for x in cut] if length else cut
+
+
+@frozen(kw_only=True)
 class PoolingConfig:
     """How embeddings are made, and pairs are judged."""
 
     pooling: Pooling = "last"
+    layers: tuple[Dense, ...] = ()
     normalize: bool = True
     is_embedder: bool = False
     """Whether the checkpoint says that it was trained for embeddings."""
@@ -61,7 +100,7 @@ class PoolingConfig:
     unsupported: str = ""
     """Why no embeddings can be made, if so."""
     size: int | None = None
-    """The vectors' number of elements, if config.json says it."""
+    """The vectors' number of elements, if the checkpoint says it."""
     dimensions: tuple[int, ...] | None = None
     """Sizes to which vectors may be cut (Matryoshka); empty for any size, None for none."""
     prompts: Mapping[str, str] = {}
@@ -92,37 +131,110 @@ class PoolingConfig:
         size = size if isinstance(size, int) else None
         prompts = {k: p for k, p in assets.prompts.items() if k in ("query", "document")}
         if "Pooling" not in modules:
-            return cls(size=size, dimensions=dimensions, judge=judge, classifier=classifier)
+            known = not modules or "LogitScore" in modules
+            return cls(
+                size=size,
+                dimensions=dimensions,
+                judge=judge,
+                classifier=classifier,
+                unsupported="" if known else f"its modules.json has {', '.join(modules)}",
+            )
         settings = modules["Pooling"].get("config", {})
         modes = _modes(settings)
-        unknown = modules.keys() - {"Transformer", "Pooling", "Normalize"}
-        unsupported = ""
-        if unknown:
-            unsupported = f"its modules.json has {', '.join(sorted(unknown))}"
-        elif len(modes) != 1 or modes[0] not in _MODES:
-            unsupported = f"its pooling is {' and '.join(modes) or 'not given'}"
+        if len(modes) == 1 and modes[0] in _MODES:
+            layers, unsupported = _layers(assets.modules, size)
+        else:
+            layers, unsupported = (), f"its pooling is {' and '.join(modes) or 'not given'}"
         return cls(
             pooling=_MODES.get(modes[0], "last") if modes else "last",
+            layers=layers,
             normalize="Normalize" in modules,
             is_embedder=True,
             reason="the checkpoint's modules.json",
             unsupported=unsupported,
-            size=size,
+            size=layers[-1].num_outputs if layers else size,
             dimensions=dimensions,
             prompts=prompts if settings.get("include_prompt", True) else {},
             judge=judge,
         )
 
-    def finish(
-        self, vector: Sequence[float], *, normalize: bool | None = None, size: int | None = None
-    ) -> list[float]:
-        """Return the pooled vector cut to `size` and normalized. A cut one always is."""
-        cut = list(vector if size is None else vector[:size])
-        wanted = self.normalize if normalize is None else normalize
-        if not wanted and len(cut) == len(vector):
-            return cut
-        length = math.hypot(*cut)
-        return [x / length for x in cut] if length else cut
+    def recipe(
+        self,
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+    ) -> Recipe:
+        """Return how embeddings are made with these options of a request; None is the checkpoint's.
+        A named pooling replaces the checkpoint's and its layers stay; if they or others are not
+        supported, it is one of the decoder's states without them. Raises RequestError."""
+        names = get_args(Pooling)
+        if self.unsupported and pooling is None:
+            raise RequestError(
+                f"this model's embeddings are not supported: {self.unsupported}",
+                f"Name a pooling ({', '.join(names)}) if you want one of the decoder's states.",
+                param="model",
+            )
+        if pooling is not None and pooling not in names:
+            raise RequestError(
+                f"invalid pooling {pooling[:40]!r}", f"Use {', '.join(names)}.", param="pooling"
+            )
+        if dimensions is not None and dimensions != self.size:
+            _check_dimensions(self.dimensions, dimensions, self.size)
+        return Recipe(
+            pooling=self.pooling if pooling is None else cast(Pooling, pooling),
+            layers=self.layers,
+            normalize=self.normalize if normalize is None else normalize,
+            size=dimensions,
+        )
+
+
+def _layers(
+    modules: Sequence[Mapping[str, Any]], size: int | None
+) -> tuple[tuple[Dense, ...], str]:
+    """Return what follows the pooling of vectors of `size`, and why it cannot be computed."""
+    kinds = [_kind(module) for module in modules if _kind(module) != "Dropout"]
+    if unknown := set(kinds) - {"Transformer", "Pooling", "Dense", "Normalize"}:
+        return (), f"its modules.json has {', '.join(sorted(unknown))}"
+    denses = [module for module in modules if _kind(module) == "Dense"]
+    order = ["Transformer", "Pooling", *["Dense"] * len(denses), "Normalize"]
+    if kinds not in (order, order[:-1], order[1:], order[1:-1]):
+        return (), f"its modules.json has the order {', '.join(kinds)}"
+    for normalize in [module for module in modules if _kind(module) == "Normalize"]:
+        named = normalize.get("config", {}).get("module_input_name", "sentence_embedding")
+        if named != "sentence_embedding":
+            return (), f"its Normalize is for {named}"
+    layers: list[Dense] = []
+    for module in denses:
+        layer = Dense.of(module)
+        if isinstance(layer, str):
+            return (), layer
+        if size is not None and layer.num_inputs != size:
+            return (), f"its {module.get('path')} takes {layer.num_inputs} numbers, not {size}"
+        layers.append(layer)
+        size = layer.num_outputs
+    return tuple(layers), ""
+
+
+def _check_dimensions(known: tuple[int, ...] | None, wanted: int, size: int | None) -> None:
+    if known is None:
+        raise RequestError(
+            "dimensions is not supported here",
+            "This model was not trained for shorter vectors (config.json has no is_matryoshka and "
+            "no matryoshka_dimensions): leave it out, or cut the vectors yourself.",
+            param="dimensions",
+            code="unsupported_parameter",
+        )
+    if known and wanted not in known:
+        raise RequestError(
+            f"dimensions is {wanted}",
+            f"Use one of {', '.join(map(str, known))}.",
+            param="dimensions",
+        )
+    if wanted < 1 or (size is not None and wanted > size):
+        raise RequestError(
+            f"dimensions is {wanted}", f"Use 1 to {size or 'its size'}.", param="dimensions"
+        )
 
 
 def _kind(module: Mapping[str, Any]) -> str:
@@ -136,7 +248,7 @@ def _modes(settings: Mapping[str, Any]) -> list[str]:
         return [mode] if isinstance(mode, str) else [str(each) for each in mode]
     prefix = "pooling_mode_"
     on = [k.removeprefix(prefix) for k, v in settings.items() if k.startswith(prefix) and v is True]
-    return [{"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}.get(k, k) for k in on]
+    return [_SWITCHES.get(each, each) for each in on]
 
 
 def _matryoshka(config: Mapping[str, Any]) -> tuple[int, ...] | None:

@@ -392,5 +392,5 @@ class CacheGroups:
 def _needs_prompt(sequence: Sequence) -> bool:
     """Whether results for every prompt token are wanted: none can come from the cache."""
     request = sequence.request
-    every = request.pooling in ("first", "mean", "max")
+    every = request.pooling not in (None, "last", "score")
     return request.params.prompt_logprobs is not None or every

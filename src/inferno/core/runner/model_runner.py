@@ -368,14 +368,13 @@ class ModelRunner:
             if (pooled := self._pooled.get(row)) is None:
                 continue
             first = int(arrays.slice_starts[i])
-            hidden_ND = hidden_TD[first : first + count].float()
-            pooled.add(hidden_ND, first=start == 0)
+            pooled.add(hidden_TD[first : first + count], start)
             if start + count == pooled.num_tokens:
                 del self._pooled[row]
                 if pooled.how == "score":
                     last_1D = hidden_TD[first + count - 1 : first + count]
-                    pooled.vector_D = self._model.score(last_1D)[0].float()  # type: ignore[operator]
-                done[row] = tuple(pooled.vector_D.tolist())
+                    pooled.vector_D = self._model.score(last_1D)[0]  # type: ignore[operator]
+                done[row] = tuple(pooled.result().tolist())
         return done
 
     def _prompt_logprobs(

@@ -27,13 +27,26 @@ class Pooled:
 
     num_tokens: int
     how: Reduction
-    vector_D: Tensor = field(factory=lambda: torch.zeros(()))
+    vector_D: Tensor = field(factory=lambda: torch.zeros((), dtype=torch.float64))
+    """So far. Sums are of float64: how a prompt is cut into chunks does not show in float32."""
 
-    def add(self, hidden_ND: Tensor, *, first: bool) -> None:
-        if self.how == "mean":
-            self.vector_D = self.vector_D + hidden_ND.sum(0) / self.num_tokens
+    def add(self, hidden_ND: Tensor, start: int) -> None:
+        """Add the tokens of a slice that begins at position `start`."""
+        if self.how in ("mean", "mean_sqrt_len"):
+            self.vector_D = self.vector_D + hidden_ND.sum(0, dtype=torch.float64)
+        elif self.how == "weighted_mean":
+            x_ND = hidden_ND.double()
+            weights_N = torch.arange(len(x_ND), dtype=x_ND.dtype, device=x_ND.device) + start + 1
+            self.vector_D = self.vector_D + weights_N @ x_ND
         elif self.how == "max":
             best_D = hidden_ND.amax(0)
-            self.vector_D = best_D if first else torch.maximum(self.vector_D, best_D)
-        elif first or self.how == "last":
-            self.vector_D = hidden_ND[0 if self.how == "first" else -1]
+            self.vector_D = torch.maximum(self.vector_D, best_D) if start else best_D
+        elif not start or self.how == "last":
+            self.vector_D = hidden_ND[0 if self.how == "first" else -1].double()
+
+    def result(self) -> Tensor:
+        """Return the whole prompt's vector, in float32."""
+        n = self.num_tokens
+        weights = {"mean": n, "mean_sqrt_len": n**0.5, "weighted_mean": n * (n + 1) / 2}
+        mean_D: Tensor = self.vector_D / weights.get(self.how, 1)
+        return mean_D.float()

@@ -10,6 +10,7 @@ from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
+from inferno.llm.pooling import Recipe
 from inferno.server.generation import Prepared
 from inferno.server.model import ServedModel
 from inferno.server.models import Models
@@ -17,7 +18,7 @@ from inferno.server.ollama import errors
 from inferno.server.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from inferno.server.ollama.translation import find
 from inferno.server.parsing import Parsed, post_body
-from inferno.server.pooling.embeddings import ONE_TOKEN, check_embedding, encode_inputs
+from inferno.server.pooling.embeddings import ONE_TOKEN, encode_inputs
 from inferno.server.pooling.shape import Pooled, WholeShape, blaming
 
 
@@ -32,8 +33,9 @@ async def embed(
     model = await find(models, body.model)
     inputs = [body.input] if isinstance(body.input, str) else body.input
     with blaming("input"):
-        prepared = await _prepare(model, inputs, data.ignored, body.dimensions, body.truncate)
-        shape = _EmbedShape(model, body, len(inputs))
+        recipe = model.preprocessor.pooling.recipe(normalize=True, dimensions=body.dimensions)
+        prepared = await _prepare(model, inputs, data.ignored, recipe, body.truncate)
+        shape = _EmbedShape(recipe, body.model, len(inputs))
         return await model.pipeline.respond(prepared, shape, request.receive)
 
 
@@ -45,39 +47,39 @@ async def embeddings(
 ) -> Response[Any]:
     """Make an embedding of a prompt, as older versions of Ollama do."""
     model = await find(models, data.body.model)
-    prepared = await _prepare(model, [data.body.prompt], data.ignored)
-    return await model.pipeline.respond(prepared, _EmbeddingShape(model), request.receive)
+    recipe = model.preprocessor.pooling.recipe()
+    prepared = await _prepare(model, [data.body.prompt], data.ignored, recipe)
+    return await model.pipeline.respond(prepared, _EmbeddingShape(recipe), request.receive)
 
 
 async def _prepare(
     model: ServedModel,
     inputs: Sequence[str],
     ignored: tuple[str, ...],
-    dimensions: int | None = None,
+    recipe: Recipe,
     truncate: bool | None = None,
 ) -> Prepared:
-    pooling = check_embedding(model, None, dimensions)
     limit = None if truncate is False else model.preprocessor.max_model_len - 1
     prompts = await encode_inputs(model, inputs, limit=limit)
     return Prepared(
-        model=model.names[0], prompts=prompts, params=ONE_TOKEN, pooling=pooling, ignored=ignored
+        model=model.names[0],
+        prompts=prompts,
+        params=ONE_TOKEN,
+        pooling=recipe.pooling,
+        ignored=ignored,
     )
 
 
 class _EmbedShape(WholeShape[Pooled]):
-    def __init__(self, model: ServedModel, body: OllamaEmbedRequest, count: int) -> None:
-        self._config, self._body = model.preprocessor.pooling, body
+    def __init__(self, recipe: Recipe, model: str, count: int) -> None:
+        self._recipe, self._model = recipe, model
         self._started = time.monotonic()
         self.choices = [Pooled(i) for i in range(count)]
 
     def body(self) -> dict[str, Any]:
-        vectors = [
-            self._config.finish(choice.vector, normalize=True, size=self._body.dimensions)
-            for choice in self.choices
-        ]
         return {
-            "model": self._body.model,
-            "embeddings": vectors,
+            "model": self._model,
+            "embeddings": self._recipe.finish([choice.vector for choice in self.choices]),
             "total_duration": round((time.monotonic() - self._started) * 1e9),
             "load_duration": 0,
             "prompt_eval_count": sum(map(len, self.generation.prepared.prompts)),
@@ -88,12 +90,13 @@ class _EmbedShape(WholeShape[Pooled]):
 
 
 class _EmbeddingShape(WholeShape[Pooled]):
-    def __init__(self, model: ServedModel) -> None:
-        self._config = model.preprocessor.pooling
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
         self.choices = [Pooled(0)]
 
     def body(self) -> dict[str, Any]:
-        return {"embedding": self._config.finish(self.choices[0].vector)}
+        [vector] = self._recipe.finish([self.choices[0].vector])
+        return {"embedding": vector}
 
     def notes(self) -> dict[str, Any]:
         return {"pooling": self.generation.prepared.pooling}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Any, cast, get_args
+from typing import Any
 
 from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
-from inferno.requests import Pooling
+from inferno.llm.pooling import Recipe
 from inferno.sampling_params import SamplingParams
-from inferno.server.errors import unsupported
 from inferno.server.model import ServedModel, in_time
 from inferno.server.models import Models
 from inferno.server.parsing import Parsed, post_body
@@ -34,57 +33,21 @@ async def embeddings(
 ) -> Response[Any]:
     """Make an embedding of each input."""
     model = await models.find(data.body.model)
-    pooling = check_embedding(model, data.body.pooling, data.body.dimensions)
-    if data.body.encoding_format not in (None, "float", "base64"):
+    body = data.body
+    recipe = model.preprocessor.pooling.recipe(
+        pooling=body.pooling, normalize=body.normalize, dimensions=body.dimensions
+    )
+    if body.encoding_format not in (None, "float", "base64"):
         raise RequestError(
-            f"invalid encoding_format {data.body.encoding_format[:40]!r}",
+            f"invalid encoding_format {body.encoding_format[:40]!r}",
             "Use float or base64.",
             param="encoding_format",
         )
-    prompts = await _prompts(data.body, model)
-    shape = EmbeddingsShape(model, data.body, pooling, len(prompts))
-    ready = prepared(data, model, prompts, params=ONE_TOKEN, pooling=pooling)
+    prompts = await _prompts(body, model)
+    shape = EmbeddingsShape(recipe, body.encoding_format, len(prompts))
+    ready = prepared(data, model, prompts, params=ONE_TOKEN, pooling=recipe.pooling)
     with blaming("input"):
         return await model.pipeline.respond(ready, shape, request.receive)
-
-
-def check_embedding(model: ServedModel, pooling: str | None, dimensions: int | None) -> Pooling:
-    """Return the pooling. Raises RequestError if the model cannot embed like this."""
-    config = model.preprocessor.pooling
-    if config.unsupported and pooling is None:
-        raise RequestError(
-            f"this model's embeddings are not supported: {config.unsupported}",
-            "Name a pooling (last, first, mean, max) if you want one of the decoder's states.",
-            param="model",
-        )
-    if pooling is not None and pooling not in get_args(Pooling):
-        raise RequestError(
-            f"invalid pooling {pooling[:40]!r}",
-            f"Use {', '.join(get_args(Pooling))}.",
-            param="pooling",
-        )
-    if dimensions is not None and dimensions != config.size:
-        _check_dimensions(config.dimensions, dimensions, config.size)
-    return config.pooling if pooling is None else cast(Pooling, pooling)
-
-
-def _check_dimensions(known: tuple[int, ...] | None, wanted: int, size: int | None) -> None:
-    if known is None:
-        raise unsupported(
-            "dimensions",
-            "This model was not trained for shorter vectors (config.json has no is_matryoshka and "
-            "no matryoshka_dimensions): leave it out, or cut the vectors yourself.",
-        )
-    if known and wanted not in known:
-        raise RequestError(
-            f"dimensions is {wanted}",
-            f"Use one of {', '.join(map(str, known))}.",
-            param="dimensions",
-        )
-    if wanted < 1 or (size is not None and wanted > size):
-        raise RequestError(
-            f"dimensions is {wanted}", f"Use 1 to {size or 'its size'}.", param="dimensions"
-        )
 
 
 async def _prompts(body: EmbeddingRequest, model: ServedModel) -> list[tuple[int, ...]]:
@@ -150,19 +113,15 @@ async def encode_inputs(
 class EmbeddingsShape(WholeShape[Pooled]):
     """OpenAI's answer."""
 
-    def __init__(
-        self, model: ServedModel, body: EmbeddingRequest, pooling: Pooling, count: int
-    ) -> None:
-        self._model, self._body, self._pooling = model, body, pooling
-        self._normalize = body.normalize
-        if body.normalize is None:
-            self._normalize = model.preprocessor.pooling.normalize
+    def __init__(self, recipe: Recipe, encoding: str | None, count: int) -> None:
+        self._recipe, self._encoding = recipe, encoding
         self.choices = [Pooled(i) for i in range(count)]
 
     def body(self) -> dict[str, Any]:
+        vectors = self._recipe.finish([choice.vector for choice in self.choices])
         data = [
-            {"object": "embedding", "index": choice.index, "embedding": self._encoded(choice)}
-            for choice in self.choices
+            {"object": "embedding", "index": choice.index, "embedding": self._encoded(vector)}
+            for choice, vector in zip(self.choices, vectors, strict=True)
         ]
         return {
             "object": "list",
@@ -172,11 +131,9 @@ class EmbeddingsShape(WholeShape[Pooled]):
         }
 
     def notes(self) -> dict[str, Any]:
-        return {"pooling": self._pooling, "normalized": self._normalize}
+        return {"pooling": self._recipe.pooling, "normalized": self._recipe.normalize}
 
-    def _encoded(self, choice: Pooled) -> list[float] | str:
-        config = self._model.preprocessor.pooling
-        vector = config.finish(choice.vector, normalize=self._normalize, size=self._body.dimensions)
-        if self._body.encoding_format == "base64":
+    def _encoded(self, vector: list[float]) -> list[float] | str:
+        if self._encoding == "base64":
             return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
         return vector

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferno.errors import RequestError
-from inferno.llm.pooling import Classifier, Judge
+from inferno.llm.pooling import Classifier, Judge, Recipe
 from inferno.sampling_params import SamplingParams
 from inferno.server.generation import Prepared
 from inferno.server.model import ServedModel, in_time
 from inferno.server.parsing import Parsed
-from inferno.server.pooling.embeddings import ONE_TOKEN, check_embedding, encode_inputs
+from inferno.server.pooling.embeddings import ONE_TOKEN, encode_inputs
 from inferno.server.pooling.schema import PoolingRequest
 from inferno.server.pooling.shape import Pooled, WholeShape, prepared
 from inferno.server.shape import Choice
@@ -150,7 +150,7 @@ async def _compared(
     max_tokens_per_doc: int | None,
     asymmetric: bool,
 ) -> tuple[Prepared, PairScores]:
-    pooling = check_embedding(model, None, None)
+    recipe = model.preprocessor.pooling.recipe(normalize=True)
     tokenizer = model.needed_tokenizer("query")
     prompts = model.preprocessor.pooling.prompts if asymmetric else {}
     before_query, before_document = prompts.get("query", ""), prompts.get("document", "")
@@ -165,8 +165,9 @@ async def _compared(
     strings = list(dict.fromkeys(text for row in rows for text in row))
     at = {text: i for i, text in enumerate(strings)}
     ids = await encode_inputs(model, strings, param="documents")
-    ready = prepared(parsed, model, ids, params=ONE_TOKEN, pooling=pooling)
-    return ready, ComparedPairs(len(strings), [(at[query], at[text]) for query, text in rows])
+    ready = prepared(parsed, model, ids, params=ONE_TOKEN, pooling=recipe.pooling)
+    at_each = [(at[query], at[text]) for query, text in rows]
+    return ready, ComparedPairs(len(strings), at_each, recipe)
 
 
 def _cut(tokenizer: Tokenizer, document: str, limit: int | None) -> str:
@@ -230,19 +231,13 @@ class ComparedPairs(PairScores):
 
     method = "cosine similarity"
 
-    def __init__(self, count: int, pairs: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, count: int, pairs: Sequence[tuple[int, int]], recipe: Recipe) -> None:
         self.choices: Sequence[Pooled] = [Pooled(i) for i in range(count)]
-        self._pairs = pairs
+        self._pairs, self._recipe = pairs, recipe
 
     def scores(self) -> list[float]:
-        vectors = [choice.vector for choice in self.choices]
-        lengths = [math.hypot(*vector) for vector in vectors]
-        return [
-            sum(map(operator.mul, vectors[i], vectors[j])) / (lengths[i] * lengths[j])
-            if lengths[i] and lengths[j]
-            else 0.0
-            for i, j in self._pairs
-        ]
+        vectors = self._recipe.finish([choice.vector for choice in self.choices])
+        return [sum(map(operator.mul, vectors[i], vectors[j])) for i, j in self._pairs]
 
 
 class PairsShape(WholeShape[Any]):

@@ -1,0 +1,146 @@
+"""Embeddings of sentence-transformers' modules beside their definitions, by every API.
+
+Suffixes: L tokens of a prompt, D hidden size, O outputs of a layer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.test_pooling_models import hidden
+from tests.tiny_served import opened_llm, serving, write
+from torch import Tensor, nn
+
+from inferno import LLM
+from inferno.convert.convert import convert
+from inferno.errors import RequestError
+
+TEXTS = ["a short one", "b", "of more tokens than a step computes: " + "so it comes in chunks " * 8]
+OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 600}
+
+
+def pooled(mode: str, x_LD: Tensor) -> Tensor:
+    """The definitions of sentence-transformers 6.2."""
+    x_LD = x_LD.double()
+    weights_L1 = torch.arange(1, len(x_LD) + 1, dtype=x_LD.dtype)[:, None]
+    return {
+        "mean": x_LD.mean(0),
+        "mean_sqrt_len_tokens": x_LD.sum(0) / len(x_LD) ** 0.5,
+        "weightedmean": (x_LD * weights_L1).sum(0) / weights_L1.sum(),
+        "max": x_LD.amax(0),
+        "cls": x_LD[0],
+        "lasttoken": x_LD[-1],
+    }[mode]
+
+
+def by_every_api(folder: Path, **options: Any) -> dict[str, list[list[float]]]:
+    async def concurrently() -> list[list[float]]:
+        async with opened_llm(folder) as llm:
+            return await llm.embed(TEXTS, **options)
+
+    with LLM(str(folder), max_num_seqs=4, max_num_batched_tokens=64, **OPTIONS) as llm:
+        found = {"LLM": llm.embed(TEXTS, **options)}
+    found["AsyncLLM"] = asyncio.run(concurrently())
+    with serving(folder) as http:
+        answer = http.post("/v1/embeddings", json={"input": TEXTS, **options}).json()
+    found["http"] = [entry["embedding"] for entry in answer["data"]]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["mean_sqrt_len_tokens", "weightedmean", "max", "cls"])
+def test_every_pooling_is_its_definition(tmp_path: Path, mode: str) -> None:
+    model = write(tmp_path, ("Transformer", {}), ("Pooling", {"pooling_mode": mode}))
+    for api, vectors in by_every_api(tmp_path).items():
+        for text, vector in zip(TEXTS, vectors, strict=True):
+            expected_D = pooled(mode, hidden(model, text)).tolist()
+            assert vector == pytest.approx(expected_D, rel=1e-4, abs=1e-5), api
+
+
+def dense(folder: Path, seed: int, activation: str, **settings: Any) -> nn.Module:
+    """Write random weights into a module's folder."""
+    torch.manual_seed(seed)
+    inputs, outputs = settings["in_features"], settings["out_features"]
+    layer = nn.Linear(inputs, outputs, bias=settings.get("bias", True))
+    dtype = torch.bfloat16 if seed % 2 else torch.float32
+    layer = layer.to(dtype).float()
+    tensors = {f"linear.{key}": value.to(dtype) for key, value in layer.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    name = f"torch.nn.modules.activation.{activation}"
+    (folder / "config.json").write_text(json.dumps({**settings, "activation_function": name}))
+    return nn.Sequential(layer, getattr(nn, activation)()).double()
+
+
+ACTIVATIONS = ["Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_dense_layers_follow_the_pooling(tmp_path: Path, activation: str) -> None:
+    model, layers = write_dense(tmp_path, activation)
+    for api, vectors in by_every_api(tmp_path).items():
+        for text, vector in zip(TEXTS, vectors, strict=True):
+            expected_O = layers(pooled("mean", hidden(model, text)))
+            expected_O = expected_O / expected_O.norm()
+            assert vector == pytest.approx(expected_O.tolist(), rel=1e-4, abs=1e-5), api
+
+
+def write_dense(folder: Path, activation: str) -> tuple[Any, nn.Module]:
+    kinds = ["Transformer", "Pooling", "Dense", "Dropout", "Dense", "Normalize"]
+    settings = [{"pooling_mode": "mean"} if kind == "Pooling" else {} for kind in kinds]
+    model = write(folder, *zip(kinds, settings, strict=True), is_matryoshka=True)
+    wide = dense(folder / "2_Dense", 1, activation, in_features=32, out_features=48)
+    narrow = dense(folder / "4_Dense", 2, "Identity", in_features=48, out_features=12, bias=False)
+    return model, nn.Sequential(wide, narrow)
+
+
+def test_every_api_takes_the_same_options(tmp_path: Path) -> None:
+    model, layers = write_dense(tmp_path, "Tanh")
+    options = {"pooling": "last", "normalize": False, "dimensions": 8}
+    for api, vectors in by_every_api(tmp_path, **options).items():
+        for text, vector in zip(TEXTS, vectors, strict=True):
+            expected_O = layers(pooled("lasttoken", hidden(model, text)))[:8]
+            expected_O = expected_O / expected_O.norm()
+            assert vector == pytest.approx(expected_O.tolist(), rel=1e-4, abs=1e-5), api
+
+
+def test_python_refuses_what_the_server_refuses(tmp_path: Path) -> None:
+    write(tmp_path, ("Transformer", {}), ("Pooling", {"pooling_mode": "mean"}), ("LayerNorm", {}))
+
+    async def concurrently(**options: Any) -> Any:
+        async with opened_llm(tmp_path) as llm:
+            return await llm.embed(TEXTS, **options)
+
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        for embed in (llm.embed, lambda texts, **more: asyncio.run(concurrently(**more))):
+            with pytest.raises(RequestError, match="LayerNorm"):
+                embed(TEXTS)
+            with pytest.raises(RequestError, match="invalid pooling 'median'"):
+                embed(TEXTS, pooling=cast(Any, "median"))
+            with pytest.raises(RequestError, match="dimensions is not supported"):
+                embed(TEXTS, pooling="mean", dimensions=4)
+            assert len(embed(TEXTS, pooling="mean")) == len(TEXTS)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weighted_mean", "mean_sqrt_len", "max", "first"])
+def test_chunks_of_a_prompt_do_not_show_in_its_vector(tmp_path: Path, pooling: Any) -> None:
+    write(tmp_path)
+    found = []
+    for chunk in (1024, 64, 20):
+        limits = {"max_num_batched_tokens": chunk, "max_num_seqs": 2}
+        with LLM(str(tmp_path), **limits, **OPTIONS) as llm:
+            found.append(llm.embed(TEXTS, pooling=pooling, normalize=False))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_converted_model_keeps_its_modules(tmp_path: Path) -> None:
+    write_dense(tmp_path / "own", "Tanh")
+    convert(str(tmp_path / "own"), "safetensors", tmp_path / "made")
+    with LLM(str(tmp_path / "own"), **OPTIONS) as llm:
+        expected = llm.embed(TEXTS)
+    with LLM(str(tmp_path / "made"), **OPTIONS) as llm:
+        assert llm.embed(TEXTS) == expected
