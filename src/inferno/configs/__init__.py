@@ -1,5 +1,5 @@
-"""Reading `config.json`: the strict reader, rotary settings, and the configs that most decoders
-share. Imports no torch."""
+"""Reading `config.json`: the strict reader, rotary settings, patterns of paths, and the configs
+that most decoders share. Imports no torch."""
 
 from inferno.configs.decoder import (
     FULL,
@@ -10,6 +10,7 @@ from inferno.configs.decoder import (
     WindowedConfig,
 )
 from inferno.configs.mamba import NO_LIMITS, check_mamba2_heads, mamba2_state, time_step_limit
+from inferno.configs.patterns import PatternError, begins_with
 from inferno.configs.reader import (
     check_experts,
     check_known,
@@ -23,10 +24,12 @@ __all__ = [
     "FULL",
     "MTPConfig",
     "NO_LIMITS",
+    "PatternError",
     "RopeConfig",
     "SLIDING",
     "SwitchedWindowConfig",
     "WindowedConfig",
+    "begins_with",
     "check_experts",
     "check_known",
     "check_mamba2_heads",

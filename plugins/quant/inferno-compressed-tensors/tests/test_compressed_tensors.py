@@ -259,6 +259,17 @@ def test_the_first_target_that_names_a_module_counts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "said"), [("re:(([a-z0-9._])+)+!", "for ever"), ("re:(", "not a pattern")]
+)
+def test_targets_that_could_hang_or_are_malformed_are_refused(target: str, said: str) -> None:
+    groups = {"of some": {"targets": [target], "weights": FORMATS["int4-group"]}}
+    parts, _ = encode(torch.randn(32, 64), "int4-group")
+    named = {**config("int4-group"), "config_groups": groups}
+    reason = refuses(stored_matrix(parts, named, "model.layers.0.mlp.experts.0.up_proj"))
+    assert reason is not None and repr(target) in reason and said in reason
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"num_bits": 3}, "4 packed bits"),

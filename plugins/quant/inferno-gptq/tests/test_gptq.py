@@ -209,6 +209,7 @@ def test_a_module_may_have_settings_of_its_own() -> None:
         ({"quant_method": "awq"}, "quant_method"),
         ({"sym": "yes"}, "sym"),
         ({"dynamic": {"(": {}}}, "not a pattern"),
+        ({"dynamic": {"+:(([a-z0-9._])+)+!": {"bits": 8}}}, "for ever"),
         ({"dynamic": {".*": 3}}, "object"),
         ({"dynamic": [1]}, "object"),
     ],

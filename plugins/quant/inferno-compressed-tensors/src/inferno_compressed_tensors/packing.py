@@ -9,12 +9,12 @@ columns (O, G), or of blocks of a float8 matrix.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from attrs import frozen
 
+from inferno.configs import PatternError, begins_with
 from inferno.contracts import (
     COMPUTE_DTYPES,
     IntLayout,
@@ -29,6 +29,8 @@ PACKED = {"weight_packed", "weight_scale", "weight_shape"}
 SCALE, ZERO_POINT = "input_scale", "input_zero_point"
 ACTIVATIONS = {SCALE, ZERO_POINT, "input_global_scale"}
 """Of activations that are rounded with one scale for all tokens."""
+_SHOWN = 100
+"""Characters of a pattern that a message repeats."""
 ADDED = 32
 """Columns of zeros after a matrix whose activations are not rounded by kernels."""
 Activations = Literal["token", "token with zero", "tensor"]
@@ -179,9 +181,9 @@ def _matches(target: str, path: str) -> bool:
     if not target.startswith("re:"):
         return target == path
     try:
-        return re.match(target.removeprefix("re:"), path) is not None
-    except re.error as error:
-        raise Refused(f"{target!r} is not a pattern: {error}") from None
+        return begins_with(path, target.removeprefix("re:"))
+    except PatternError as error:
+        raise Refused(f"config_groups have the target {target[:_SHOWN]!r}, {error}") from None
 
 
 def _group(weights: Mapping[str, Any], scale: TensorInfo, rows: int, columns: int) -> int:

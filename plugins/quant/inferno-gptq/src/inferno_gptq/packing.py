@@ -8,16 +8,18 @@ A matrix of O rows and I columns is stored as `qweight` int32 (I · bits / 32, O
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
 
+from inferno.configs import PatternError, begins_with
 from inferno.contracts import COMPUTE_DTYPES, IntLayout, Refused, StoredMatrix, TensorInfo
 
 PARTS = {"qweight", "qzeros", "scales"}
 FORMATS = ("gptq", "gptq_v2")
+_SHOWN = 100
+"""Characters of a pattern that a message repeats."""
 
 
 @frozen
@@ -119,9 +121,9 @@ def overridden(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         raise Refused("dynamic of quantization_config must be an object")
     for pattern, own in dynamic.items():
         try:
-            found = re.match(pattern.removeprefix("+:").removeprefix("-:"), path)
-        except re.error as error:
-            raise Refused(f"dynamic has {pattern!r}, which is not a pattern: {error}") from None
+            found = begins_with(path, pattern.removeprefix("+:").removeprefix("-:"))
+        except PatternError as error:
+            raise Refused(f"dynamic has {pattern[:_SHOWN]!r}, {error}") from None
         if found and pattern.startswith("-:"):
             raise Refused(f"dynamic says by {pattern!r} that this module is not quantized")
         if found:
