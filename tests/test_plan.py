@@ -451,6 +451,26 @@ def test_a_matrix_that_no_kernel_multiplies_is_named_in_the_plan(write: Write) -
         assert note.startswith("torch multiplies 2 matrices of 4 x 96 in int4_g128, slowly: cpu: ")
 
 
+def test_matrices_that_grow_in_memory_are_named_with_a_remedy(write: Write) -> None:
+    def growth(plan: Plan) -> list[str]:
+        return [note for note in plan.notes if "as much memory" in note]
+
+    assert not growth(resolve(write(), on_cpu(dtype="bfloat16")))
+    [note] = growth(resolve(write(), on_cpu(dtype="float32")))
+    assert "2.0 times as much memory: --dtype bfloat16" in note
+
+    def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
+        return HeldMatrix(shape=(4, 96), nbytes=4 * 96 * 8)
+
+    ref = write(CODES, stored="I16", quantization_config={"bits": {"up_proj": 8, "down_proj": 8}})
+    plan = resolve(ref, on_cpu(), with_scheme(holds=holds))
+    [note] = growth(plan)
+    assert note.startswith("odd: 2 matrices of 1.5 KiB in the checkpoint take 6.0 KiB in bfloat16")
+    assert "4.0 times" in note and "--isq" in note
+    assert "odd in bfloat16: 2 matrices of int16, 6.0 KiB" in explained(plan)
+    assert plan.memory[0].nbytes >= 6 * 1024
+
+
 def test_a_quantization_config_that_is_no_object_says_so(write: Write) -> None:
     for odd in ("gptq", [1], 3):
         with pytest.raises(CheckpointError, match="quantization_config"):

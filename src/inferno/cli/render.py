@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from inferno import __version__, host
+from inferno.contracts import COMPUTE_DTYPES
 
 if TYPE_CHECKING:
     from inferno.contracts import Device
@@ -123,7 +124,8 @@ def _scheme_rows(plan: Plan, *, classes: bool = False) -> Iterable[Row]:
 
 def _scheme(use: SchemeUse, dtype: str, classes: bool) -> str:
     size = host.format_bytes(use.nbytes)
-    name = use.name if use.layout in (use.name, dtype) else f"{use.name} in {use.layout}"
+    plain = use.layout == dtype and set(use.stored) <= set(COMPUTE_DTYPES)
+    name = use.name if plain or use.layout == use.name else f"{use.name} in {use.layout}"
     how = ", quantized while loading" if use.in_situ else ""
     count = f"{use.count} {'matrix' if use.count == 1 else 'matrices'}"
     held = f"{name}: {count} of {', '.join(use.stored)}{how}, {size}"

@@ -31,6 +31,8 @@ class SchemeUse:
     stored: tuple[str, ...]
     """Dtypes they are stored in."""
     count: int
+    stored_nbytes: int
+    """Bytes in the checkpoint."""
     nbytes: int
     """Bytes once loaded."""
     in_situ: bool = False

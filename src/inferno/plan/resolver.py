@@ -188,6 +188,7 @@ def _decide(
         choose_all(catalog, "inferno_request_fields", "request field"),
     ]
     notes = [note for decision in decisions for note in decision.notes]
+    notes += matrices.notes
     notes += _rotary_notes(model, cache.value.max_model_len)
     plan = Plan(
         ref=ref,

@@ -9,8 +9,10 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from inferno import host
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import (
+    COMPUTE_DTYPES,
     Checkpoint,
     HeldMatrix,
     ModelConfig,
@@ -23,6 +25,9 @@ from inferno.plan.decided import Decided
 from inferno.plan.isq import Packed
 from inferno.plan.plan import OverrideUse, SchemeUse, by_pattern
 from inferno.plan.stored import matrix_of, modules_of, unused_tensors
+
+GROWN = 1.3
+"""Times the stored bytes: matrices that take more memory are named."""
 
 
 @frozen
@@ -42,6 +47,12 @@ class Matrices:
     @property
     def nbytes(self) -> int:
         return sum(use.nbytes for use in self.uses)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What takes much more memory than it is stored in, whatever its scheme."""
+        grown = (use for use in self.uses if use.nbytes > GROWN * use.stored_nbytes > 0)
+        return tuple(_expansion(use) for use in grown)
 
 
 @frozen
@@ -87,6 +98,7 @@ class StoredMatrices:
                     sorted({i.dtype for each in found for i in each.stored.parts.values()})
                 ),
                 count=len(found),
+                stored_nbytes=sum(i.nbytes for each in found for i in each.stored.parts.values()),
                 nbytes=sum(each.held.nbytes for each in found),
                 in_situ=in_situ,
             )
@@ -100,6 +112,23 @@ class StoredMatrices:
         )
         named = {each.path: each.offer.item.name for each in self.choices}
         return Matrices(uses, by_pattern(named), shapes, self.overrides, self.num_plain)
+
+
+def _expansion(use: SchemeUse) -> str:
+    if use.in_situ:
+        remedy = f"{use.name} was asked for"
+    elif use.layout not in COMPUTE_DTYPES:
+        remedy = "no layout of fewer bits has kernels, so a file of more bits costs no more"
+    elif set(use.stored) <= set(COMPUTE_DTYPES):
+        remedy = f"--dtype {use.stored[0]} holds them as they are stored"
+    else:
+        remedy = "they are not kept packed, and --isq int4 packs them again"
+    count = f"{use.count} {'matrix' if use.count == 1 else 'matrices'}"
+    return (
+        f"{use.name}: {count} of {host.format_bytes(use.stored_nbytes)} in the checkpoint take "
+        f"{host.format_bytes(use.nbytes)} in {use.layout}, {use.nbytes / use.stored_nbytes:.1f} "
+        f"times as much memory: {remedy}"
+    )
 
 
 def _packed(stored: _Choice, to: Packed) -> _Choice:

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import attrs
@@ -23,6 +24,7 @@ from inferno.catalog import Catalog
 from inferno.contracts import QuantScheme, StoredMatrix, TensorInfo
 from inferno.errors import InfernoError
 from inferno.nn import Weight
+from inferno.plan.schemes import choose_schemes
 from inferno.testing.damage import changed, damages
 from inferno.testing.draws import random
 from inferno.testing.installed import Installed
@@ -112,6 +114,23 @@ class QuantSchemeTests(Installed):
             assert not [
                 name for name, value in vars(weight).items() if isinstance(value, Tensor)
             ], "register it as a buffer"
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_the_plan_says_what_takes_more_memory_than_it_is_stored_in(
+        self, item: QuantScheme, catalog: Catalog, dtype: str
+    ) -> None:
+        for rows, columns in self.shapes:
+            stored = self._stored(self.parts(rows, columns, 0))
+            nbytes = sum(info.nbytes for info in stored.parts.values())
+            headers: Any = SimpleNamespace(
+                tensors={f"{self.path}.{part}": info for part, info in stored.parts.items()},
+                config={"quantization_config": stored.quant_config},
+            )
+            model: Any = SimpleNamespace(vocab_size=0)
+            planned = choose_schemes(catalog, headers, model, dtype, {}).value.loaded({}, dtype)
+            [note, *_] = planned.notes or ("",)
+            assert bool(note) == (item.holds(stored, dtype).nbytes > 1.3 * nbytes), note
+            assert not note or self.scheme in note and "as much memory: " in note
 
     # --- values -----------------------------------------------------------------------------------
 

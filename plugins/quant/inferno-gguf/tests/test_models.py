@@ -17,7 +17,7 @@ from gguf_models import write_gguf
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inferno.nn import MergedLinear
+from inferno.nn import IntGroups, MergedLinear
 from inferno.testing import (
     Toy,
     count_tensors,
@@ -289,6 +289,29 @@ def test_a_file_of_float16_serves_activations_beyond_its_range(tmp_path: Path) -
     served = load_toy(path, dtype="auto").logits(prompt)
     assert not narrow.isfinite().all(), "the activations are too small to tell"
     assert (served - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize("kind", [Type.IQ1_S, Type.IQ2_XS, Type.IQ3_S, Type.TQ2_0])
+def test_types_that_are_unpacked_are_named_with_what_they_take(kind: Type, tmp_path: Path) -> None:
+    tensors, types = random_tensors(LLAMA), {}
+    values, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    draw = torch.Generator().manual_seed(5)
+    for name, tensor in tensors.items():
+        if "mlp" in name:
+            rows, columns = tensor.shape
+            shape = rows, columns // values * nbytes
+            tensors[name] = torch.zeros(shape, dtype=torch.uint8).random_(0, 48, generator=draw)
+            types[name] = kind
+    path = write_gguf(tmp_path / "model.gguf", LLAMA, tensors, types=types)
+    plan = plan_of(path, dtype="bfloat16")
+    [note] = [note for note in plan.notes if "as much memory" in note]
+    name, times = kind.name.lower(), 2 * values / nbytes
+    assert f"{name}: 6 matrices" in note and f"{times:.1f} times" in note and "--isq" in note
+    [use] = [use for use in plan.schemes if use.name == name]
+    assert use.stored_nbytes == 6 * WIDTH * WIDTH // values * nbytes
+    assert use.nbytes == 6 * WIDTH * WIDTH * 2
+    toy = load_toy(path, isq="int4", dtype="bfloat16", only=TORCH_ONLY)
+    assert any(isinstance(m, IntGroups) for m in toy.model.modules()), "the remedy is none"
 
 
 def test_dense_models_are_quantized_while_loading(tmp_path: Path) -> None:
