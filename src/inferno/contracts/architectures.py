@@ -67,7 +67,8 @@ class Model(Protocol):
         ...
 
     def logits(self, x_SD: Tensor) -> Tensor:
-        """Return the logits of these hidden states, (S, vocab)."""
+        """Return the logits of these hidden states, (S, vocab), in float32: rounded to the compute
+        dtype, many of them tie."""
         ...
 
 

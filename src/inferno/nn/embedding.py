@@ -27,14 +27,21 @@ class Embedding(Layer):
 
 
 class LMHead(Linear):
-    """Maps hidden states to logits."""
+    """Maps hidden states to logits, in float32."""
 
     quantizable = False
 
+    def finalize(self, to: Finalize) -> None:
+        # As for rows: torch's fastest layouts return no float32.
+        self.weight = to.stack([self.weight], rows=True) or self.weight
+
+    def forward(self, x_SD: Tensor) -> Tensor:
+        return self.weight.matmul_float32(x_SD, self.bias)
+
 
 class TiedLMHead(Layer):
-    """Maps hidden states to logits by the embedding's weight. Loads no tensor itself; a config
-    whose checkpoints store the tied matrix twice lists it in `unused_tensors`."""
+    """Maps hidden states to logits, in float32, by the embedding's weight. Loads no tensor itself;
+    a config whose checkpoints store the tied matrix twice lists it in `unused_tensors`."""
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
@@ -51,4 +58,4 @@ class TiedLMHead(Layer):
             self.embedding.weight = to.stack([weight], rows=True) or weight
 
     def forward(self, x_SD: Tensor) -> Tensor:
-        return self.embedding.weight.matmul(x_SD)
+        return self.embedding.weight.matmul_float32(x_SD)

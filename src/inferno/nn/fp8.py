@@ -59,6 +59,9 @@ class Fp8Blocks(Weight):
             )
         return y_TO
 
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.matmul(x_TI.float(), None if bias_O is None else bias_O.float())
+
     def rows(self, ids_T: Tensor) -> Tensor:
         # As bytes: torch cannot index rows of float8 on every device.
         data_TI = self.data.view(torch.uint8)[ids_T].view(self.data.dtype).float()

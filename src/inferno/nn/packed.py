@@ -44,6 +44,9 @@ class Packed(Weight):
             y_TO[..., chunk] = F.linear(x_TI, weight_OI, None if bias_O is None else bias_O[chunk])
         return y_TO
 
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.matmul(x_TI.float(), None if bias_O is None else bias_O.float())
+
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.values(ids_T).to(self.dtype)
 
@@ -234,6 +237,9 @@ class Permuted(Wrapper):
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return self.inner.matmul(x_TI.index_select(-1, self.order), bias_O)
+
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.inner.matmul_float32(x_TI.index_select(-1, self.order), bias_O)
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return self.inner.grouped(x_NI.index_select(-1, self.order), starts_E1, bias_O)

@@ -31,6 +31,14 @@ class Weight(nn.Module):
         """Return x_TI @ W_OI.T + bias_O, in x's dtype."""
         raise NotImplementedError
 
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """Return x_TI @ W_OI.T + bias_O in float32, as heads need it: in 16 bits, logits of trained
+        size are rounded to steps of 0.125, and tie.
+
+        The default rounds to x's dtype first, as `matmul` does. Override it where the sums are at
+        hand."""
+        return self.matmul(x_TI, bias_O).float()
+
     def rows(self, ids_T: Tensor) -> Tensor:
         """Return W_OI[ids_T], in the compute dtype."""
         raise NotImplementedError
@@ -140,6 +148,9 @@ class Later(Weight):
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return self.loaded().matmul(x_TI, bias_O)
 
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.loaded().matmul_float32(x_TI, bias_O)
+
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.loaded().rows(ids_T)
 
@@ -173,6 +184,9 @@ class Dense(Weight):
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return F.linear(x_TI, self.data, bias_O)
 
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return linear_float32(x_TI, self.data, bias_O)
+
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.ops.gather(self.data, ids_T)
 
@@ -197,6 +211,29 @@ class Dense(Weight):
         if data.device.type == "cpu" and data.dtype == torch.bfloat16 and onednn_packs_bfloat16():
             return OneDNN(data)
         return self
+
+
+_CONVERTED = 1 << 20
+"""Values converted to float32 at once: 4 MiB, which stay in the CPU cache until they are
+multiplied."""
+
+
+def linear_float32(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Return x_TI @ weight_OI.T + bias_O in float32. Products of 16-bit values are exact."""
+    if x_TI.dtype == weight_OI.dtype == torch.float32:
+        return F.linear(x_TI, weight_OI, bias_O)
+    if x_TI.device.type == "cuda":
+        y_TO = torch.mm(x_TI, weight_OI.t(), out_dtype=torch.float32)
+        return y_TO if bias_O is None else y_TO + bias_O
+    # No operator of torch's CPU backend multiplies 16-bit values into float32.
+    x_TI, bias_O = x_TI.float(), None if bias_O is None else bias_O.float()
+    step = max(1, _CONVERTED // weight_OI.shape[1])
+    y_TO = x_TI.new_empty(len(x_TI), len(weight_OI))
+    for start in range(0, len(weight_OI), step):
+        chunk = slice(start, start + step)
+        bias = None if bias_O is None else bias_O[chunk]
+        y_TO[:, chunk] = F.linear(x_TI, weight_OI[chunk].float(), bias)
+    return y_TO
 
 
 class OneDNN(Weight):

@@ -56,6 +56,12 @@ from inferno.testing.tiny import (
     run_python,
     torch_only,
 )
+from inferno.testing.trained import (
+    trained_hidden,
+    trained_logits,
+    trained_matrix,
+    trained_products,
+)
 from inferno.testing.writer import WriterTests, skewed_model
 from inferno.text import ChatTemplate, Tokenizer
 from inferno.text.tokenizer import eos_token_ids
@@ -104,6 +110,10 @@ __all__ = [
     "skewed_model",
     "stored_matrix",
     "torch_only",
+    "trained_hidden",
+    "trained_logits",
+    "trained_matrix",
+    "trained_products",
     "transformers_model",
     "write_gguf",
     "write_twins",

@@ -147,6 +147,14 @@ class ArchitectureTests(GgufTwins):
             if "freq" in name and buffer.dtype != torch.float32
         ]
 
+    def test_logits_are_not_rounded_to_the_compute_type(
+        self, checkpoint: Path, catalog: Catalog, prompts: list[list[int]]
+    ) -> None:
+        """Of trained size, they would tie."""
+        toy = load_toy(checkpoint, catalog, dtype="bfloat16")
+        [outcome] = generate(toy, prompts[:1], 2)
+        assert (outcome.logits_NV != outcome.logits_NV.bfloat16().float()).any(-1).all()
+
     # --- what must change nothing -----------------------------------------------------------------
 
     def test_neighbours_in_the_batch_change_nothing(

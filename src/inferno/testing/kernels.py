@@ -188,6 +188,32 @@ class KernelProviderTests(DrawTests):
                 units = float(lost_TO.max()) * columns**0.5 / TOLERANCE["bfloat16"]
                 assert units <= self.linear_tolerance, f"{weight.layout}: off by {units:.2g} units"
 
+    @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
+    @pytest.mark.parametrize("scale", [1, 30])
+    def test_heads_multiply_into_float32(
+        self, item: KernelProvider, dtype: DType, scale: int
+    ) -> None:
+        """Logits up to 10 000: rounded only here, they are those of `matmul`."""
+        for weight in self.weights(100, 512, getattr(torch, dtype)):
+            if self._refused(item, LINEAR, dtype, weight.layout):
+                continue
+            ours = item.ops[LINEAR](weight)
+            dense_OK = weight.rows(torch.arange(100))
+            bias_O = (10 * random(100)).to(dense_OK.dtype)
+            for tokens in (1, 5, 33):
+                x_TK = (scale * random(tokens, 512)).to(dense_OK.dtype)
+                for bias in (None, bias_O):
+                    y_TO = ours.matmul_float32(x_TK, bias)
+                    assert y_TO.dtype == torch.float32
+                    assert_close(y_TO.to(dense_OK.dtype), ours.matmul(x_TK, bias), dtype)
+                    assert dtype == "float32" or (y_TO != y_TO.to(dense_OK.dtype).float()).any()
+                if weight.layout in COMPUTE_DTYPES:
+                    size_TO = x_TK.double().abs() @ dense_OK.double().abs().T
+                    lost_TO = (
+                        ours.matmul_float32(x_TK) - x_TK.double() @ dense_OK.double().T
+                    ).abs()
+                    assert (lost_TO <= 1e-6 * size_TO).all()
+
     def test_packed_weights_are_the_same_after_a_file(self, item: KernelProvider) -> None:
         if item.packing is None:
             return

@@ -24,13 +24,14 @@ void bind_dense(nb::module_& m) {
     return active().dense->repack_fp8(w_dtype, at(w), row_stride, at<float>(scales), at(panels), N,
                                       K);
   });
-  m.def("dense_matmul", [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels,
-                           Address bias, Address y, int64_t M, int64_t N, int64_t K) {
-    run([=] {
-      active().dense->matmul(w_dtype, x_dtype, at(x), x_stride, at(panels), at<float>(bias), at(y),
-                             M, N, K);
-    });
-  });
+  m.def("dense_matmul",
+        [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels, Address bias,
+           int y_dtype, Address y, int64_t M, int64_t N, int64_t K) {
+          run([=] {
+            active().dense->matmul(w_dtype, x_dtype, at(x), x_stride, at(panels), at<float>(bias),
+                                   y_dtype, at(y), M, N, K);
+          });
+        });
   m.def("dense_grouped",
         [](int w_dtype, int x_dtype, Address x, int64_t x_stride, Address panels, Address bias,
            Address y, Address starts, int64_t E, int64_t N, int64_t K) {

@@ -10,7 +10,7 @@
 
 namespace {
 
-template <class S, class A>
+template <class S, class A, class Y>
 void matmul_of(int w_dtype, const void* x, int64_t x_stride, const void* panels, const float* bias,
                void* y, int64_t M, int64_t N, int64_t K) {
   for (int64_t m = 0; m < M; m += kSlice) {
@@ -18,7 +18,7 @@ void matmul_of(int w_dtype, const void* x, int64_t x_stride, const void* panels,
     Problem<S> problem = problem_of<S>(w_dtype, (const char*)panels, (N + 15) / 16, K,
                                        packed_tokens<S>(rows, K), rows, target_tasks());
     multiply((const A*)x + m * x_stride, x_stride, K, &problem, 1,
-             [&](const Problem<S>&) { return Store<A>{(A*)y + m * N, bias, N, 0}; });
+             [&](const Problem<S>&) { return Store<Y>{(Y*)y + m * N, bias, N, 0}; });
   }
 }
 
@@ -75,7 +75,7 @@ void argmax_of(int w_dtype, const void* x, int64_t x_stride, const void* panels,
     Best* best = (Best*)scratch<1>(size_t(tasks * rows) * sizeof(Best));
     for (int64_t i = 0; i < tasks * rows; i++) best[i] = {-__builtin_inff(), -1};
     multiply((const A*)x + m * x_stride, x_stride, K, &problem, 1,
-             [&](const Problem<S>&) { return ArgMax<A>{best, rows, N}; });
+             [&](const Problem<S>&) { return ArgMax{best, rows, N}; });
     for (int64_t t = 0; t < rows; t++) {
       Best b = {-__builtin_inff(), -1};
       for (int64_t p = 0; p < tasks; p++)
@@ -176,15 +176,17 @@ bool with_bf16_steps(int w_dtype, int x_dtype, int64_t tokens, int64_t K, const 
 }
 
 void matmul(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
-            const float* bias, void* y, int64_t M, int64_t N, int64_t K) {
-  auto bf16_product = [&](auto steps) {
-    matmul_of<decltype(steps), bf16>(w_dtype, x, x_stride, panels, bias, y, M, N, K);
+            const float* bias, int y_dtype, void* y, int64_t M, int64_t N, int64_t K) {
+  auto product = [&](auto steps, auto element) {
+    using S = decltype(steps);
+    using A = decltype(element);
+    if (y_dtype == kFloat32)
+      matmul_of<S, A, float>(w_dtype, x, x_stride, panels, bias, y, M, N, K);
+    else
+      matmul_of<S, A, A>(w_dtype, x, x_stride, panels, bias, y, M, N, K);
   };
-  if (with_bf16_steps(w_dtype, x_dtype, M, K, bf16_product)) return;
-  FOR_TYPE(w_dtype, E,
-           FOR_TYPE(x_dtype, A,
-                    matmul_of<typename Steps<E>::Of, A>(w_dtype, x, x_stride, panels, bias, y, M, N,
-                                                        K)));
+  if (with_bf16_steps(w_dtype, x_dtype, M, K, [&](auto steps) { product(steps, bf16{}); })) return;
+  FOR_TYPE(w_dtype, E, FOR_TYPE(x_dtype, A, product(typename Steps<E>::Of{}, A{})));
 }
 
 void grouped(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,

@@ -19,18 +19,19 @@ struct DenseLinear {
   // w_dtype, kNf4_g32 to kFp4_g128, says the table and the group, which divides K.
   void (*repack_table)(int w_dtype, const void* w, int64_t row_stride, const float* scales,
                        void* panels, int64_t N, int64_t K);
-  // y_MN = x_MK @ w_NK.T + bias_N. Rows of x are x_stride apart; y is dense and of x's type; bias
-  // is float32 or null. Sums are float32. Products are exact in float32's normal range (see dot2).
+  // y_MN = x_MK @ w_NK.T + bias_N. Rows of x are x_stride apart; y is dense and of x's type or
+  // float32; bias is float32 or null. Sums are float32. Products are exact in float32's normal
+  // range (see dot2).
   void (*matmul)(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
-                 const float* bias, void* y, int64_t M, int64_t N, int64_t K);
+                 const float* bias, int y_dtype, void* y, int64_t M, int64_t N, int64_t K);
   // w holds E stacked matrices of N rows each. Rows starts[e] .. starts[e + 1] of x are multiplied
   // by matrix e, giving the same rows of y (starts[E], N); bias is (E, N). starts[0] = 0, and
   // starts do not decrease.
   void (*grouped)(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
                   const float* bias, void* y, const int32_t* starts, int64_t E, int64_t N,
                   int64_t K);
-  // ids_M = argmax of each row of x_MK @ w_NK.T rounded to x's type, ignoring NaN: the lowest id
-  // among equals, -1 if the maximum is not finite.
+  // ids_M = argmax of each row of x_MK @ w_NK.T in float32, ignoring NaN: the lowest id among
+  // equals, -1 if the maximum is not finite.
   void (*argmax)(int w_dtype, int x_dtype, const void* x, int64_t x_stride, const void* panels,
                  int64_t* ids, int64_t M, int64_t N, int64_t K);
   // y_TK = w_NK[ids_T]. Returns false, with y incomplete, if an id is not in 0 .. N - 1.

@@ -110,18 +110,16 @@ struct Best {
   int32_t id;
 };
 
-template <class A>
 struct ArgMax {
   Best* best;  // [tasks][M]
   int64_t M, N;
   void operator()(int64_t task, int64_t panel, int64_t token, F32 sum) const {
     Best& b = best[task * M + token];
-    A rounded[16];
-    store(rounded, sum);
-    if (!(largest(max(load(rounded), splat(-__builtin_inff()))) > b.value) && N - panel * 16 >= 16)
-      return;
+    if (!(largest(max(sum, splat(-__builtin_inff()))) > b.value) && N - panel * 16 >= 16) return;
+    float lanes[16];
+    store(lanes, sum);
     for (int64_t i = 0; i < 16 && panel * 16 + i < N; i++)
-      if (to_float(rounded[i]) > b.value) b = {to_float(rounded[i]), int32_t(panel * 16 + i)};
+      if (lanes[i] > b.value) b = {lanes[i], int32_t(panel * 16 + i)};
   }
 };
 

@@ -65,7 +65,9 @@ def dense(native: ModuleType, dtype: int, N: int, K: int) -> list[str]:
     digests = [panels.digest()]
     for M in ROWS:
         x, y = floats(rng, dtype, M * K), Buffer(M * N * size(dtype))
-        native.dense_matmul(dtype, dtype, x.address, K, panels.address, 0, y.address, M, N, K)
+        native.dense_matmul(
+            dtype, dtype, x.address, K, panels.address, 0, dtype, y.address, M, N, K
+        )
         digests.append(y.digest())
     return digests
 
@@ -81,7 +83,9 @@ def float8(native: ModuleType, kind: int, N: int, K: int) -> list[str]:
     for dtype in (FLOAT32, BFLOAT16):
         for M in ROWS:
             x, y = floats(rng, dtype, M * K), Buffer(M * N * size(dtype))
-            native.dense_matmul(kind, dtype, x.address, K, panels.address, 0, y.address, M, N, K)
+            native.dense_matmul(
+                kind, dtype, x.address, K, panels.address, 0, dtype, y.address, M, N, K
+            )
             digests.append(y.digest())
     return digests
 

@@ -87,7 +87,7 @@ _PRODUCT: dict[str, Callable[[SimpleNamespace], int]] = {
     "x": lambda a: _rows(a.M, a.x_stride, a.K, WIDTH[a.x_dtype]),
     "panels": lambda a: _dense(a, a.w_dtype),
     "bias": lambda a: a.N * 4,
-    "y": lambda a: a.M * a.N * WIDTH[a.x_dtype],
+    "y": lambda a: a.M * a.N * WIDTH[a.y_dtype],
     "ids": lambda a: a.M * 8,
 }
 _PACKED: dict[str, Callable[[SimpleNamespace], int]] = {
@@ -157,7 +157,7 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
             "panels": lambda a: _dense(a, a.w_dtype),
         },
     ),
-    "dense_matmul": ("w_dtype x_dtype x x_stride panels bias y M N K", _PRODUCT),
+    "dense_matmul": ("w_dtype x_dtype x x_stride panels bias y_dtype y M N K", _PRODUCT),
     "dense_argmax": ("w_dtype x_dtype x x_stride panels ids M N K", _PRODUCT),
     "dense_grouped": (
         "w_dtype x_dtype x x_stride panels bias y starts E N K",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inferno.nn.weight import Dense, Weight
+from inferno.testing import trained_hidden, trained_matrix
 from inferno_cpu import _native, packing
 from inferno_cpu.capturing import capture
 from inferno_cpu.dense import Panels, refuses
@@ -59,14 +61,16 @@ def assert_saved(weight: Weight) -> None:
         packing.load(about, data[:-1])
 
 
-def assert_recorded(weight: Weight) -> None:
+def assert_recorded(
+    weight: Weight, multiply: Callable[[Any, Tensor], Tensor] = Panels.matmul
+) -> None:
     """A product that is recorded is repeated with another x."""
     x_TI = random(3, weight.shape[1], dtype=torch.bfloat16)
     with torch.inference_mode():
-        captured = capture()(lambda: weight.matmul(x_TI))
+        captured = capture()(lambda: multiply(weight, x_TI))
         x_TI.copy_(random(*x_TI.shape, dtype=torch.bfloat16, seed=5))
         captured.replay()
-        assert torch.equal(captured.output, weight.matmul(x_TI))
+        assert torch.equal(captured.output, multiply(weight, x_TI))
 
 
 @pytest.mark.parametrize("weight_type", KINDS)
@@ -135,12 +139,37 @@ def test_a_row_that_is_not_there(id_: int) -> None:
 
 
 @pytest.mark.parametrize("type_", KINDS)
+@pytest.mark.parametrize("weight_type", KINDS)
+def test_products_for_heads_are_float32(
+    weight_type: torch.dtype, type_: torch.dtype, threads: int
+) -> None:
+    """Rounded to x's type, they are what layers are given."""
+    w_OI, bias_O = trained_matrix(130, 256).to(weight_type), 10 * random(130, dtype=torch.float32)
+    panels = Panels.of(Dense(w_OI))
+    for tokens in (1, 5, 17):
+        x_TI = trained_hidden(tokens, 256).to(type_)
+        for bias in (None, bias_O.to(type_)):
+            y_TO = panels.matmul_float32(x_TI, bias)
+            assert_product(y_TO, x_TI.float(), w_OI, bias)
+            assert torch.equal(y_TO.to(type_), panels.matmul(x_TI, bias))
+    assert_recorded(panels, Panels.matmul_float32)
+
+
+@pytest.mark.parametrize("type_", KINDS)
+def test_argmax_sees_what_the_type_of_x_cannot_tell_apart(type_: torch.dtype) -> None:
+    w_OI = torch.ones(300, 2, dtype=type_)
+    w_OI[:, 1], w_OI[[170, 290], 1] = 0, 1
+    x_TI = torch.tensor([[1e4, 2.0**-6], [-40.0, 2.0**-15]], dtype=type_)
+    assert Panels.of(Dense(w_OI)).argmax(x_TI).tolist() == [170, 170]
+
+
+@pytest.mark.parametrize("type_", KINDS)
 @pytest.mark.parametrize("out_features", [5, 32, 1000])
 def test_argmax_is_that_of_the_product(type_: torch.dtype, out_features: int, threads: int) -> None:
     panels = Panels.of(Dense(random(out_features, 24, dtype=type_)))
     for tokens in (1, 3, 16, 100):
         x_TI = random(tokens, 24, dtype=type_, seed=tokens)
-        assert torch.equal(panels.argmax(x_TI), panels.matmul(x_TI).float().argmax(-1))
+        assert torch.equal(panels.argmax(x_TI), panels.matmul_float32(x_TI).argmax(-1))
 
 
 def test_argmax_of_negative_logits() -> None:

@@ -204,6 +204,22 @@ def test_activations_of_any_size(size: float) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_for_heads_are_float32(layout: str, dtype: torch.dtype) -> None:
+    """Rounded to x's type, they are what layers are given; the best of them is the argmax."""
+    m = matrix(layout, 100, 256)
+    bias_O = (8 * torch.randn(100)).to(dtype)
+    for tokens in (1, 5, 40):
+        x_TI = torch.from_numpy(activations(tokens, 256)).to(dtype)
+        y_TO = m.panels.matmul_float32(x_TI)
+        assert y_TO.dtype == torch.float32
+        assert torch.equal(y_TO, m.panels.matmul(x_TI.float()))
+        assert torch.equal(y_TO.to(dtype), m.panels.matmul(x_TI))
+        assert torch.equal(y_TO.argmax(-1), m.panels.argmax(x_TI))
+        assert torch.equal(m.panels.matmul_float32(x_TI, bias_O), y_TO + bias_O.float())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_argmax(layout: str) -> None:
     m = matrix(layout, 117, 256)
     for tokens in (1, 3, 7, 70):

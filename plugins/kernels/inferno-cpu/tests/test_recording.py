@@ -61,7 +61,7 @@ def test_other_threads_of_python_run_during_an_op() -> None:
     panels, x_TI = Panels.of(Dense(torch.randn(1024, 1024))), torch.randn(256, 1024)
     y_TO = torch.empty(256, 1024)
     kind, sizes = DTYPES[torch.float32], (256, 1024, 1024)
-    addresses = x_TI.data_ptr(), 1024, panels._address, 0, y_TO.data_ptr()
+    addresses = x_TI.data_ptr(), 1024, panels._address, 0, kind, y_TO.data_ptr()
     turns, ended = 0, False
 
     def turn() -> None:

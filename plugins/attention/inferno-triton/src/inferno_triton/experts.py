@@ -112,6 +112,9 @@ class DenseExperts(Weight):
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return self.inner.matmul(x_TI, bias_O)
 
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.inner.matmul_float32(x_TI, bias_O)
+
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.inner.rows(ids_T)
 

@@ -36,26 +36,34 @@ class Float8(KernelWeight):
     def rows(self, ids_T: Tensor) -> Tensor:
         return self.inner.rows(ids_T)
 
-    def _by_many(self, x: Tensor, bias_O: Tensor | None) -> Tensor | None:
+    def _by_many(self, x: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         if len(x) <= chips.MAX_TOKENS or chips.chip_at(x.device).fp8:
             return None
 
         def values(first: int, count: int) -> Tensor:
             return self.rows(torch.arange(first, first + count, device=x.device)).to(x.dtype)
 
-        return dense_product(x, bias_O, self.shape[0], max(1, _AT_ONCE // self.shape[1]), values)
+        step = max(1, _AT_ONCE // self.shape[1])
+        return dense_product(x, bias_O, self.shape[0], step, values, dtype)
 
-    def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
+    def _product(
+        self,
+        x: Tensor,
+        starts_E1: Tensor | None,
+        outputs: int,
+        tokens: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
         (N, columns), chip = x.shape, chips.chip_at(x.device)
         if N == 0:
-            return x.new_empty(0, outputs)
+            return x.new_empty(0, outputs, dtype=dtype)
         data, scales, block = self.inner.data, self.inner.scales, self.inner.block
         rounded = chip.fp8 and tokens > chips.MAX_TOKENS
         kind = "fp8" if rounded else "wide" if chip.fp8 else "fp8_bits"
         tile = fp8_of(chip, tokens, rounded=rounded)
         size = block_rows(tile.tokens, tokens)
         launch = Launch.of(
-            x, starts_E1, outputs, block=(tile.outputs, size), column_blocks=columns // GROUP
+            x, starts_E1, outputs, dtype, block=(tile.outputs, size), column_blocks=columns // GROUP
         )
         x_scales = scales
         if rounded:

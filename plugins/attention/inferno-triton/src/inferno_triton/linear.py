@@ -43,10 +43,17 @@ class PackedPlanes(KernelWeight):
         ids_N = ids_T.reshape(-1)
         return self._values(ids_N, len(ids_N), self.dtype).view(*ids_T.shape, -1)
 
-    def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
+    def _product(
+        self,
+        x: Tensor,
+        starts_E1: Tensor | None,
+        outputs: int,
+        tokens: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
         N, columns = x.shape
         if N == 0:
-            return x.new_empty(0, outputs)
+            return x.new_empty(0, outputs, dtype=dtype)
         planes, grouped = self.planes, starts_E1 is not None
         few = (N if grouped else tokens) <= _FEW or (grouped and tokens == 1)
         tile = product_of(chips.chip_at(x.device), 1 if few else tokens)
@@ -54,7 +61,7 @@ class PackedPlanes(KernelWeight):
         if few:
             size = 1 if grouped else triton.next_power_of_2(N)
         launch = Launch.of(
-            x, starts_E1, outputs, block=(tile.outputs, size), column_blocks=planes.blocks
+            x, starts_E1, outputs, dtype, block=(tile.outputs, size), column_blocks=planes.blocks
         )
         more = {"UNROLL": tile.stages if size == 1 else 1} if few else {"num_stages": tile.stages}
         (packed.few if few else packed.many)[launch.grid](
@@ -78,12 +85,12 @@ class PackedPlanes(KernelWeight):
         )
         return launch.result()
 
-    def _by_many(self, x: Tensor, bias_O: Tensor | None) -> Tensor | None:
+    def _by_many(self, x: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         if len(x) <= chips.MAX_TOKENS:
             return None
         O, I = self.shape  # noqa: E741
         values = partial(self._values, dtype=x.dtype)
-        return dense_product(x, bias_O, O, max(1, _UNPACKED // I), values)
+        return dense_product(x, bias_O, O, max(1, _UNPACKED // I), values, dtype)
 
     def _values(self, ids: Tensor | int, count: int, dtype: torch.dtype) -> Tensor:
         """Return the values of the given rows, or of `count` rows from the given one on."""

@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from inferno.nn import Weight
-from inferno.nn.weight import with_biases
+from inferno.nn.weight import linear_float32, with_biases
 from inferno_triton import chips
 
 
@@ -24,30 +24,45 @@ class KernelWeight(Weight):
     """A matrix, or several of equal shape, stacked, that kernels of this package multiply."""
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self._matmul(x_TI, bias_O, x_TI.dtype)
+
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self._matmul(x_TI, bias_O, torch.float32)
+
+    def _matmul(self, x_TI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor:
         O, I = self.shape  # noqa: E741
         x = dense_rows(x_TI.reshape(-1, I))
-        y_TO = self._by_many(x, bias_O)
+        y_TO = self._by_many(x, bias_O, dtype)
         if y_TO is None:
-            y_TO = self._product(x, None, O, len(x))
-            y_TO = (y_TO if bias_O is None else y_TO + bias_O).to(x.dtype)
+            y_TO = self._product(x, None, O, len(x), dtype)
+            y_TO = (y_TO if bias_O is None else y_TO + bias_O).to(dtype)
         return y_TO.view(*x_TI.shape[:-1], O)
 
     def grouped(self, x_NI: Tensor, starts_E1: Tensor, bias_O: Tensor | None = None) -> Tensor:
         experts = len(starts_E1) - 1
         mean = -(-len(x_NI) // experts)  # an expert's rows, if they have equally many
-        y_NO = self._product(dense_rows(x_NI), starts_E1, self.shape[0] // experts, mean)
-        return with_biases(y_NO.to(x_NI.dtype), starts_E1, bias_O)
+        outputs, dtype = self.shape[0] // experts, x_NI.dtype
+        y_NO = self._product(dense_rows(x_NI), starts_E1, outputs, mean, dtype)
+        return with_biases(y_NO.to(dtype), starts_E1, bias_O)
 
     def extra_repr(self) -> str:
         return f"{self.layout}, {self.shape}"
 
-    def _by_many(self, x: Tensor, bias_O: Tensor | None) -> Tensor | None:
-        """Multiply many tokens by values in the type of x. None: `_product` does it."""
+    def _by_many(self, x: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Multiply many tokens by values in the type of x, into `dtype`: that type or float32.
+        None: `_product` does it."""
         return None
 
-    def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
-        """Return (N, outputs), float32 if the columns are split. `tokens` is their approximate
-        number per matrix."""
+    def _product(
+        self,
+        x: Tensor,
+        starts_E1: Tensor | None,
+        outputs: int,
+        tokens: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Return (N, outputs) in `dtype`, or in float32 if the columns are split. `tokens` is
+        their approximate number per matrix."""
         raise NotImplementedError
 
 
@@ -68,17 +83,18 @@ class Launch:
         x: Tensor,
         starts_E1: Tensor | None,
         outputs: int,
+        dtype: torch.dtype,
         *,
         block: tuple[int, int],
         column_blocks: int,
     ) -> Launch:
         """Divide a product by blocks of outputs and rows of x, and its columns until every
-        processor has programs. x has at least one row."""
+        processor has programs. x has at least one row, and `dtype` is that of the result."""
         N, experts = len(x), 0 if starts_E1 is None else len(starts_E1) - 1
         across, down = triton.cdiv(outputs, block[0]), row_blocks(N, block[1], experts)
         processors = chips.chip_at(x.device).processors
         splits = max(1, min(column_blocks, 2 * processors // max(1, across * down)))
-        dtype = x.dtype if splits == 1 else torch.float32
+        dtype = dtype if splits == 1 else torch.float32
         out = x.new_empty(splits, N, outputs, dtype=dtype)
         return cls((across, down, splits), experts, out)
 
@@ -120,14 +136,16 @@ def dense_product(
     outputs: int,
     step: int,
     values: Callable[[int, int], Tensor],
+    dtype: torch.dtype,
 ) -> Tensor:
     """Multiply by dense rows of a matrix, at most `step` at once: values(first, count) returns
-    them."""
+    them, in the type of x. The result is in that type or in float32."""
+    multiply = F.linear if dtype == x.dtype else linear_float32
     if outputs <= step:
-        return F.linear(x, values(0, outputs), bias_O)
-    y_TO = x.new_empty(len(x), outputs)
+        return multiply(x, values(0, outputs), bias_O)
+    y_TO = x.new_empty(len(x), outputs, dtype=dtype)
     for at in range(0, outputs, step):
         part = slice(at, min(at + step, outputs))
         weight_OI = values(at, part.stop - at)
-        y_TO[:, part] = F.linear(x, weight_OI, None if bias_O is None else bias_O[part])
+        y_TO[:, part] = multiply(x, weight_OI, None if bias_O is None else bias_O[part])
     return y_TO

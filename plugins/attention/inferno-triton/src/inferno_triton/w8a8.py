@@ -44,14 +44,23 @@ class Int8(KernelWeight):
         zeros = 0 if self.zeros is None else self.zeros[ids_T]
         return (self.scales[ids_T] * (self.data[ids_T].float() - zeros)).to(self.dtype)
 
-    def _product(self, x: Tensor, starts_E1: Tensor | None, outputs: int, tokens: int) -> Tensor:
+    def _product(
+        self,
+        x: Tensor,
+        starts_E1: Tensor | None,
+        outputs: int,
+        tokens: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
         if len(x) == 0:
-            return x.new_empty(0, outputs)
+            return x.new_empty(0, outputs, dtype=dtype)
         # As large as those of 8-bit floats.
         tile = fp8_of(chips.chip_at(x.device), tokens, rounded=tokens > chips.MAX_TOKENS)
         size, columns = block_rows(tile.tokens, tokens), x.shape[1]
         blocks = triton.cdiv(columns, tile.columns)
-        launch = Launch.of(x, starts_E1, outputs, block=(tile.outputs, size), column_blocks=blocks)
+        launch = Launch.of(
+            x, starts_E1, outputs, dtype, block=(tile.outputs, size), column_blocks=blocks
+        )
         q_TI, x_scales_T, sums_T = quantized(x)
         int8.product[launch.grid](
             q_TI,

@@ -154,6 +154,7 @@ def dense_matmul(
     x_stride: int,
     panels: Address,
     bias: Address,
+    y_dtype: int,
     y: Address,
     M: int,
     N: int,

@@ -78,11 +78,17 @@ class Panels(Weight):
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return y_TO = x_TI @ W_OI.T + bias_O in x's type, with float32 sums."""
+        return self._product(x_TI, bias_O, x_TI.dtype)
+
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self._product(x_TI, bias_O, torch.float32)
+
+    def _product(self, x_TI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor:
         out_features, in_features = self.shape
         if x_TI.stride(-1) != 1:
             x_TI = x_TI.contiguous()
         tokens, stride = len(x_TI), x_TI.stride(0)
-        y_TO = x_TI.new_empty((tokens, out_features))
+        y_TO = x_TI.new_empty((tokens, out_features), dtype=dtype)
         bias = self._float_bias(bias_O)
         _native.dense_matmul(
             self._kind,
@@ -91,6 +97,7 @@ class Panels(Weight):
             stride,
             self._address,
             bias,
+            DTYPES[dtype],
             y_TO.data_ptr(),
             tokens,
             out_features,
@@ -130,8 +137,8 @@ class Panels(Weight):
         return 0 if self._bias is None else self._bias.data_ptr()
 
     def argmax(self, x_TI: Tensor) -> Tensor:
-        """Return `matmul(x_TI).argmax(-1)` (int64) without storing the product: the lowest id
-        among equals, ignoring NaN, and -1 if the maximum is not finite."""
+        """Return `matmul_float32(x_TI).argmax(-1)` (int64) without storing the product: the lowest
+        id among equals, ignoring NaN, and -1 if the maximum is not finite."""
         out_features, in_features = self.shape
         if x_TI.stride(-1) != 1:
             x_TI = x_TI.contiguous()

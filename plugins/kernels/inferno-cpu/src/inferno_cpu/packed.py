@@ -75,6 +75,8 @@ class PackedPanels(Weight):
         # The arguments of a call, so that it costs little more than the kernel.
         self._number, self._address = LAYOUTS[layout].number, panels.data_ptr()
         self._out, self._in = shape
+        self._given: Tensor | None = None
+        self._bias: Tensor | None = None
 
     @classmethod
     def of(cls, *weights: Blocks | IntGroups | W8A8, dtype: torch.dtype) -> PackedPanels:
@@ -105,18 +107,25 @@ class PackedPanels(Weight):
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return y_TO = x_TI @ W_OI.T (+ bias_O), all in x's type."""
+        return self._product(x_TI, bias_O, x_TI.dtype)
+
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        if bias_O is not self._given:  # converted once, since a layer always passes the same one
+            self._given, self._bias = bias_O, None if bias_O is None else bias_O.float()
+        return self._product(x_TI, self._bias, torch.float32)
+
+    def _product(self, x_TI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """`dtype` is that of the result and of the bias."""
         x_TI = x_TI.contiguous()
-        dtype = x_TI.dtype
         tokens = x_TI.numel() // self._in
         y_TO = torch.empty((*x_TI.shape[:-1], self._out), dtype=dtype)
-        number = DTYPES[dtype]
         bias = 0 if bias_O is None else bias_O.data_ptr()
         _native.packed_matmul(
             self._number,
             self._address,
-            number,
+            DTYPES[x_TI.dtype],
             x_TI.data_ptr(),
-            number,
+            DTYPES[dtype],
             y_TO.data_ptr(),
             bias,
             tokens,

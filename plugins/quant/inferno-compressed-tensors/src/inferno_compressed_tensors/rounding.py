@@ -83,6 +83,9 @@ class RoundedInputs(Wrapper):
             y_TO = sums_TO.view(*q_TI.shape[:-1], -1) * scales_T1
         return (y_TO if bias_O is None else y_TO + bias_O).to(x_TI.dtype)
 
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.matmul(x_TI.float(), None if bias_O is None else bias_O.float())
+
     def _sums(self, q_TI: Tensor) -> Tensor:
         """Return the inner product of integers of at most 255."""
         part_TI = q_TI.clamp(-_MOST, _MOST)

@@ -55,6 +55,9 @@ class Mxfp4(Weight):
             y_TO[..., chunk] = F.linear(x_TI, weight_OI, None if bias_O is None else bias_O[chunk])
         return y_TO
 
+    def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        return self.matmul(x_TI.float(), None if bias_O is None else bias_O.float())
+
     def rows(self, ids_T: Tensor) -> Tensor:
         return unpack(self.data[ids_T]).to(self.dtype)
 
