@@ -22,6 +22,7 @@ from inferno.requests import Request
 from inferno.sampling import Sampler, logprobs_of
 from inferno.sampling.state import RowState, TokenCounts, uniform
 from inferno.sampling_params import SamplingParams
+from inferno.testing import trained_logits
 
 VOCAB = 700
 """More than the candidates of a first look, and no multiple of a block."""
@@ -600,6 +601,49 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits(dtype: torch.dtype) -> N
         )
         if dtype == torch.float32:
             assert [i for i, _ in found.top] == best[:5]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("vocab", [49152, 50257, 40])
+def test_logprobs_do_not_depend_on_other_rows(vocab: int, threads: int) -> None:
+    logits = trained_logits(33, vocab)
+    token_ids = [7 * row % vocab for row in range(33)]
+    before = torch.get_num_threads()
+    alone = [logprobs_of(logits[i : i + 1], token_ids[i : i + 1], 3)[0] for i in range(33)]
+    torch.set_num_threads(threads)
+    try:
+        for rows in (1, 2, 3, 5, 16, 17, 33):
+            assert logprobs_of(logits[:rows], token_ids[:rows], 3) == alone[:rows]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("logits", [torch.full((1, 1000), 6e4), trained_logits(2, 1000, peak=1e4)])
+def test_logprobs_of_large_logits_are_exact(logits: torch.Tensor) -> None:
+    expected = logits.double().log_softmax(-1)
+    for row, found in enumerate(logprobs_of(logits, [77] * len(logits), 1)):
+        assert found.logprob == pytest.approx(expected[row, 77].item(), rel=1e-6)
+        assert found.top[0][1] == pytest.approx(expected[row].max().item(), rel=1e-6)
+
+
+def test_a_token_that_is_nearly_certain_has_a_logprob_below_zero() -> None:
+    logits = torch.zeros(1, 1000)
+    logits[0, 77] = 30.0
+    expected = logits.double().log_softmax(-1)[0, 77].item()
+    assert expected < 0
+    assert logprobs_of(logits, [77], 0)[0].logprob == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_draw_does_not_depend_on_other_rows() -> None:
+    """With candidates that nearly tie, 20 nats above the rest."""
+    logits = torch.cat([trained_logits(9, VOCAB), some_logits(3, rows=8)])
+    for params in ({}, {"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.02}):
+        alone = [draw_once(row, temperature=0.8, seed=5, **params) for row in logits]
+        sampler = Sampler(len(logits), VOCAB)
+        for row in range(len(logits)):
+            request = make_request(temperature=0.8, seed=5, **params)
+            sampler.admit(row, request, request.token_ids)
+        assert sampler.sample(logits, range(len(logits))).token_ids == alone
 
 
 def test_logprobs_ignore_what_the_request_does_to_the_logits_and_go_to_who_asked() -> None:

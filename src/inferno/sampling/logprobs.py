@@ -1,6 +1,6 @@
 """Log-probabilities under the model's own distribution.
 
-Suffixes: S rows of logits, K most likely tokens, V vocabulary.
+Suffixes: S rows of logits, K most likely tokens, V vocabulary, N blocks of it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ def logprobs_of(
     logits_SV: Tensor, token_ids: Sequence[int], top: int, others: Sequence[int] = ()
 ) -> list[Logprobs]:
     """Score each row's token under the row's own distribution, with the `top` most likely ones, or
-    with `others` instead. NaN counts as -inf."""
+    with `others` instead. NaN counts as -inf. A row's values are the same, bit for bit, whatever
+    other rows there are."""
     found: list[Logprobs] = []
     for start in range(0, len(token_ids), 16):  # float32 copies of all would not fit
         part = token_ids[start : start + 16]
         x_SV = replace_nonfinite(logits_SV[start : start + 16])
-        norm_S1 = x_SV.logsumexp(-1, keepdim=True)
+        max_S1 = x_SV.amax(-1, keepdim=True)
+        rest_S1 = _total(torch.exp(x_SV - max_S1)).log()[:, None]
         x_S1 = x_SV.gather(-1, torch.tensor(part, device=x_SV.device)[:, None])
         rank_S = (x_SV > x_S1).sum(-1) + 1
         if others:
@@ -38,12 +40,25 @@ def logprobs_of(
         found += map(
             _logprobs,
             part,
-            _log(x_S1 - norm_S1),
+            _log(x_S1.double() - max_S1.double() - rest_S1),
             rank_S.tolist(),
             ids_SK.tolist(),
-            _log(best_SK - norm_S1),
+            _log(best_SK.double() - max_S1.double() - rest_S1),
         )
     return found
+
+
+_BLOCK = 128
+"""Values summed in one go: too few for threads to share, so their order does not depend on how many
+rows there are. Divides the common vocabulary sizes, others are padded."""
+
+
+def _total(p_SV: Tensor) -> Tensor:
+    """Sum each row, in float64."""
+    if padding := -p_SV.shape[1] % _BLOCK:
+        p_SV = torch.nn.functional.pad(p_SV, (0, padding))
+    total_SN = p_SV.view(len(p_SV), -1, _BLOCK).sum(-1, dtype=torch.float64)
+    return total_SN.sum(-1)
 
 
 def _log(difference: Tensor) -> list[list[float]]:
