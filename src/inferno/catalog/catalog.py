@@ -187,14 +187,19 @@ class Catalog:
         found = self.format_of(path)
         try:
             opened = found.item.open(path, [o.item for o in self.of("inferno_architectures")])
-            for offer in self.of("inferno_quant_schemes"):
-                if offer.item.adapt is not None:
-                    opened = offer.item.adapt(opened)
+            try:
+                seen = opened
+                for offer in self.of("inferno_quant_schemes"):
+                    if offer.item.adapt is not None:
+                        seen = offer.item.adapt(seen)
+            except InfernoError:
+                opened.close()
+                raise
         except InfernoError as error:
             if error.missing and (hint := self.hint(error.missing.kind, error.missing.name)):
                 error.remedy = f"{hint} {error.remedy}".rstrip()
             raise
-        return found, opened
+        return found, seen
 
     def scheme_of(self, stored: StoredMatrix) -> Choice[QuantScheme]:
         """Choose the scheme that loads a matrix. If none does, the error says what the installed

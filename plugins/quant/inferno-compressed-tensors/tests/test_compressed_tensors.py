@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from inferno.contracts import TensorInfo
-from inferno.errors import CheckpointError
+from inferno.errors import CheckpointError, UnsupportedError
 from inferno.testing import (
     TOY_MOE_SIZES,
     TOY_SIZES,
@@ -26,6 +26,7 @@ from inferno.testing import (
     assert_refused,
     assert_same_tokens,
     change_quant_config,
+    convert,
     plan_of,
     stored_matrix,
     torch_only,
@@ -352,6 +353,22 @@ def toy_checkpoints(folder: Path, model_config: Mapping[str, Any], kind: str) ->
 
     scales = {"model.layers.0.self_attn.k_scale": torch.ones(1)}
     return write_twins(folder, model_config, config(kind), stored, extra=scales)
+
+
+def test_rotations_at_run_time_are_refused_by_name_in_a_plan_and_in_a_conversion(
+    tmp_path: Path,
+) -> None:
+    path, _ = toy_checkpoints(tmp_path, LLAMA, "int4-group")
+    apply = [{"targets": ["Linear"], "location": "input", "inverse": False, "ignore": []}]
+    transforms = {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}
+    change_quant_config(path, lambda found: found.update(transform_config=transforms))
+    for read in (plan_of, lambda ref: convert(ref, "safetensors", tmp_path / "dense")):
+        with pytest.raises(UnsupportedError, match="transform_config: rotations at run time"):
+            read(str(path))
+    change_quant_config(
+        path, lambda found: found.update(transform_config={})
+    )  # as llm-compressor writes without any
+    assert plan_of(str(path)).schemes
 
 
 @pytest.mark.parametrize("model_config", [LLAMA, QWEN3_MOE], ids=["llama", "qwen3-moe"])

@@ -16,6 +16,7 @@ from inferno.contracts import (
     refusal_of,
     without,
 )
+from inferno.errors import UnsupportedError
 from inferno_compressed_tensors.packing import METHOD, Packing
 
 refuses = refusal_of(Packing.of)
@@ -30,10 +31,17 @@ def holds(stored: StoredMatrix, dtype: str) -> HeldMatrix:
 
 
 def adapt(checkpoint: Checkpoint) -> Checkpoint:
-    """Leave out the scales of queries, keys and values."""
+    """Leave out the scales of queries, keys and values. Raises UnsupportedError for models that
+    rotate activations: without that, their weights are those of another model."""
     config = checkpoint.config.get("quantization_config")
     if not isinstance(config, Mapping) or config.get("quant_method") != METHOD:
         return checkpoint
+    if config.get("transform_config"):
+        raise UnsupportedError(
+            "quantization_config has a transform_config: rotations at run time, as of SpinQuant or "
+            "QuIP, are not implemented",
+            "Use a checkpoint without it: transforms that are merged into the weights need none.",
+        )
     ends = tuple(f".{of}_{what}" for of in "qkv" for what in ("scale", "zero_point"))
     return without(checkpoint, ends)
 
