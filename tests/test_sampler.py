@@ -573,6 +573,9 @@ def test_broken_logits_harm_nobody(params: dict[str, Any]) -> None:
         sampler.admit(row, request, request.token_ids)
     sampled = sampler.sample(torch.stack([good, *cases.values()]), range(1 + len(cases)))
     assert sampled.token_ids == [draw_once(good, seed=11, **params), 42, 0, 0, 42]
+    assert sampler.broken == {1, 2, 3, 4}
+    sampler.admit(1, make_request(), [0])
+    assert sampler.broken == {2, 3, 4}, "the row has another request"
     assert not any(math.isnan(found.logprob) for found in sampled.logprobs.values())
 
 
@@ -581,6 +584,19 @@ def test_a_request_that_forbids_everything_gets_the_models_own_choice(temperatur
     logits = some_logits(8)
     forbidden = dict.fromkeys(range(VOCAB), -100.0)
     assert draw_once(logits, temperature=temperature, logit_bias=forbidden) == int(logits.argmax())
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
+def test_what_a_request_excludes_is_not_broken(params: dict[str, Any]) -> None:
+    """Nor what the model excludes, as long as one token is left."""
+    logits = some_logits(8, rows=2)
+    logits[1, 1:] = -math.inf
+    sampler = Sampler(2, VOCAB)
+    for row in range(2):
+        request = make_request(logit_bias=dict.fromkeys(range(VOCAB), -100.0), **params)
+        sampler.admit(row, request, request.token_ids)
+    sampler.sample(logits, range(2))
+    assert sampler.broken == set()
 
 
 # --- log-probabilities ----------------------------------------------------------------------------
@@ -699,12 +715,12 @@ def test_integer_shares_are_exact() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 3}])
-def test_drafts_are_verified_as_drawn_whatever_the_logits_are(
-    bad: float, params: dict[str, Any]
+@pytest.mark.parametrize("bad_row", [0, 1])
+def test_drafts_are_verified_up_to_logits_that_are_not_finite(
+    bad: float, params: dict[str, Any], bad_row: int
 ) -> None:
     logits = some_logits(3, rows=3)
-    logits[0, 3] = bad
-    logits[1] = math.nan
+    logits[bad_row, 3] = bad
     plain, drafting = Sampler(1, VOCAB), Sampler(1, VOCAB)
     for sampler in (plain, drafting):
         request = make_request(**params)
@@ -712,4 +728,5 @@ def test_drafts_are_verified_as_drawn_whatever_the_logits_are(
     expected = [plain.sample(row[None], [0]).token_ids[0] for row in logits]
     assert all(0 <= token_id < VOCAB for token_id in expected)
     assert all(0 <= t < VOCAB for row in logits for t in drafting.peek(row[None], [0], 0))
-    assert drafting.verify(logits, [0], [expected[:2]])[0] == [expected]
+    assert drafting.verify(logits, [0], [expected[:2]])[0] == [expected[: 1 + bad_row]]
+    assert plain.broken == drafting.broken == {0}

@@ -80,7 +80,7 @@ def llm_of(opened: Opened) -> AsyncLLM:
     with opened:
         preprocessor, engine = Preprocessor.open(opened), Engine.load(opened)
     client = FakeClient(cast(Any, engine))
-    client.plan = engine.plan
+    client.plan, client.stats = engine.plan, engine.stats()
     return AsyncLLM.of(client, preprocessor)
 
 

@@ -195,6 +195,13 @@ class EngineDeadError(InfernoError):
     code = "engine_restarting"
 
 
+class NonFiniteError(InfernoError):
+    """The model's numbers for a request are NaN or infinite: its compute or cache type is too
+    narrow for it, or its weights are damaged. Other requests go on."""
+
+    code = "non_finite_logits"
+
+
 class RequestTimeoutError(InfernoError):
     """The answer took longer than the request or the server allows."""
 
@@ -252,6 +259,7 @@ ERRORS: dict[str, type[InfernoError]] = {
         LimitError,
         ModelUnavailableError,
         EngineDeadError,
+        NonFiniteError,
         RequestTimeoutError,
         QueueFullError,
         ShuttingDownError,

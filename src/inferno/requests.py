@@ -13,6 +13,7 @@ from typing import Literal
 
 from attrs import define, field, frozen
 
+from inferno.errors import ERRORS, InfernoError
 from inferno.sampling_params import SamplingParams
 
 Pooling = Literal["last", "first", "mean", "max", "weighted_mean", "mean_sqrt_len"]
@@ -93,6 +94,23 @@ class EngineOutput:
     embedding: tuple[float, ...] | None = None
     """The prompt's embedding or its labels' logits, if asked for."""
     error: str = ""
+    """Why the engine failed the request: an error's cause, and on the next line its remedy."""
+    error_kind: str = ""
+    """The name of the error's class."""
+
+    @classmethod
+    def failed(cls, request_id: str, error: InfernoError) -> EngineOutput:
+        """Return the output of a request that ends with an error."""
+        kind = type(error).__name__
+        return cls(request_id, None, FinishReason.ERROR, error=str(error), error_kind=kind)
+
+    def failure(self) -> InfernoError:
+        """Return the error, in this process."""
+        if self.error_kind not in ERRORS:
+            cause = self.error or "the engine failed on this request"
+            return InfernoError(cause, "See the engine's log.")
+        cause, _, remedy = self.error.partition("\n")
+        return ERRORS[self.error_kind](cause, remedy)
 
 
 STEP_SIZES = (1, 8, *(2**i for i in range(4, 15)))
@@ -125,6 +143,20 @@ class EngineStats:
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     preemptions: int = 0
+    non_finite: int = 0
+    """Requests that ended because the model's numbers were not finite."""
+
+    def count_prompt(self, num_tokens: int, num_found: int, *, again: bool) -> None:
+        """Count an admission, `again` after a preemption, with the tokens found in the cache."""
+        self.prefix_queries += num_tokens
+        self.prefix_hits += num_found
+        if not again:
+            self.prompt_tokens += num_tokens
+            self.cached_tokens += num_found
+
+    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        self.draft_tokens += num_drafts
+        self.accepted_tokens += num_accepted
 
     def count_step(self, num_tokens: int) -> None:
         self.steps += 1

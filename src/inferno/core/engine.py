@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,6 +18,8 @@ from inferno.errors import RequestError
 from inferno.packing import PackedWeights
 from inferno.plan import Opened, Plan
 from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
+
+log = logging.getLogger("inferno.engine")
 
 
 class Ticket(Protocol):
@@ -199,21 +202,22 @@ class Engine:
         step, ticket = self._in_flight.popleft()
         sampled = ticket.result()
         outputs = self._scheduler.commit(step, sampled)
-        if self._constraints.held or sampled.failed:
-            return self._follow(outputs, sampled.failed)
-        return outputs
+        for output in outputs if sampled.failed else ():
+            if output.finish is FinishReason.ERROR:
+                log.error("%s", output.failure().cause)
+        return self._follow(outputs) if self._constraints.held else outputs
 
-    def _follow(self, outputs: list[EngineOutput], failed: Mapping[str, str]) -> list[EngineOutput]:
+    def _follow(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
         """Let the constraints accept the outputs. One that is complete ends its request, and so
-        does an error, of the constraint or one of `failed`, by request id. The request's later
-        outputs are dropped."""
+        does one with an error. The request's later outputs are dropped."""
         held, found, ended = self._constraints.held, list[EngineOutput](), set[str]()
         for output in outputs:
             request_id, constraint = output.request_id, held.get(output.request_id)
             if request_id in ended:
                 continue
-            error = failed.get(request_id) or (_advance(constraint, output) if constraint else "")
-            if error:
+            if output.finish is FinishReason.ERROR:
+                constraint = None
+            if error := _advance(constraint, output) if constraint else "":
                 output = EngineOutput(request_id, None, FinishReason.ERROR, error=error)
             elif constraint and constraint.is_done and output.finish is not FinishReason.STOP:
                 if constraint.ends(output.token_id):  # with `ignore_eos`, or before `min_tokens`

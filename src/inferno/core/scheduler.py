@@ -23,6 +23,7 @@ from inferno.core.finish import embedding_of, limit_of, output_of, outputs_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.types import BlockUpdate, Move, NewSequence, Sampled, Sequence, Slice, Step
 from inferno.drafts import MOST_SUGGESTED, DraftCost
+from inferno.errors import InfernoError, NonFiniteError
 from inferno.requests import EngineOutput, EngineStats, Request
 
 
@@ -128,12 +129,7 @@ class Scheduler:
         groups, running = self._groups, self._running
         step = Step(
             tuple(slices),
-            tuple(
-                [
-                    NewSequence(s.held_row, s.request, tuple(s.token_ids), s.num_computed)
-                    for s in admitted
-                ]
-            ),
+            tuple([NewSequence.of(s) for s in admitted]),
             tuple(updates),
             tuple(moves),
             tuple([copy for sequence in admitted for copy in groups.begin(sequence)]),
@@ -278,14 +274,10 @@ class Scheduler:
         return Slice(sequence.held_row, start, count, samples)
 
     def _count_admission(self, sequence: Sequence) -> None:
-        stats, num_found = self.stats, sequence.num_computed
-        stats.prefix_queries += len(sequence.token_ids)
-        stats.prefix_hits += num_found
-        if sequence.num_cached is None:
-            sequence.num_cached = num_found
-            sequence.waited = monotonic() - sequence.arrived
-            stats.prompt_tokens += len(sequence.token_ids)
-            stats.cached_tokens += num_found
+        num_found, again = sequence.num_computed, sequence.num_cached is not None
+        self.stats.count_prompt(len(sequence.token_ids), num_found, again=again)
+        if not again:
+            sequence.num_cached, sequence.waited = num_found, monotonic() - sequence.arrived
 
     # --- commit -----------------------------------------------------------------------------------
 
@@ -296,6 +288,7 @@ class Scheduler:
         outputs: list[EngineOutput] = []
         groups, block_size, first, num_tokens = self._groups, self._groups.block_size, 0, 0
         verified, token_ids, logprobs = sampled.verified, sampled.token_ids, sampled.logprobs
+        failed = sampled.failed
         num_drafts = num_accepted = num_pooled = 0
         for key in sampled.moved:
             if (arrived := self._arriving.pop(key, None)) is not None:
@@ -308,6 +301,9 @@ class Scheduler:
             num_tokens += count + num_accepted
             if sequence is None:
                 continue
+            if failed and (error := failed.get(sequence.request.id)) is not None:
+                outputs.append(self._fail(sequence, error))
+                continue
             sequence.num_computed = stop = start + count + num_accepted
             if samples:
                 sequence.num_unknown -= 1
@@ -317,7 +313,8 @@ class Scheduler:
                     sequence.token_ids.append(token_ids[index])
                 sequence.suggested = ()
                 if sequence.is_verifying or self._proposes:
-                    self._record_drafts(sequence, num_drafts, num_accepted)
+                    sequence.record_drafts(num_drafts, num_accepted)
+                    self.stats.count_drafts(num_drafts, num_accepted)
             if stop // block_size > sequence.num_inserted:
                 self._updates += groups.insert(sequence)
                 groups.free_before(sequence)
@@ -344,13 +341,14 @@ class Scheduler:
         self._gauge()
         return outputs
 
-    def _record_drafts(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        sequence.acceptance.update(num_drafts, num_accepted, wanted=sequence.is_verifying)
-        if sequence.is_verifying:  # then no other step in flight has a slice of it
-            sequence.is_verifying = False
-            sequence.num_planned = sequence.num_computed
-        self.stats.draft_tokens += num_drafts
-        self.stats.accepted_tokens += num_accepted
+    def _fail(self, sequence: Sequence, error: InfernoError) -> EngineOutput:
+        """End a sequence with an error. Where its numbers are none, nor may be those that it has
+        left in the cache."""
+        self._end(sequence)
+        if isinstance(error, NonFiniteError):
+            self._groups.reset()
+            self.stats.non_finite += 1
+        return EngineOutput.failed(sequence.request.id, error)
 
     def _end(self, sequence: Sequence) -> None:
         del self._by_id[sequence.request.id]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from attrs import define, field, frozen
 
 from inferno.drafts import Acceptance
+from inferno.errors import InfernoError
 from inferno.requests import Logprobs, Request
 
 
@@ -86,6 +87,12 @@ class Sequence:
         assert self.row is not None, "only running sequences have a row"
         return self.row
 
+    def record_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        self.acceptance.update(num_drafts, num_accepted, wanted=self.is_verifying)
+        if self.is_verifying:  # then no other step in flight has a slice of it
+            self.is_verifying = False
+            self.num_planned = self.num_computed
+
 
 class Slice(NamedTuple):
     """One sequence's share of a step: `num_tokens` tokens from `start` on, then drafts. A tuple,
@@ -112,6 +119,11 @@ class NewSequence:
     """Everything known so far: the prompt, and after a preemption the output too."""
     num_computed: int = 0
     """Leading tokens that were found in the cache."""
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> NewSequence:
+        known = tuple(sequence.token_ids)
+        return cls(sequence.held_row, sequence.request, known, sequence.num_computed)
 
 
 class BlockUpdate(NamedTuple):
@@ -190,5 +202,5 @@ class Sampled:
     """By row, once the row's prompt is complete."""
     moved: tuple[int, ...] = ()
     """Keys of the moves that are done."""
-    failed: Mapping[str, str] = field(factory=dict)
-    """By request id: why its logits processors failed."""
+    failed: Mapping[str, InfernoError] = field(factory=dict)
+    """By request id: its logits processors failed, or the model's numbers are not finite."""

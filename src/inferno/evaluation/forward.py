@@ -21,6 +21,7 @@ from inferno.nn.batch import Batch
 from inferno.packing import PackedWeights
 from inferno.plan import Opened, trial_plan
 from inferno.requests import Request
+from inferno.sampling import are_broken, not_finite
 from inferno.sampling_params import SamplingParams
 
 ROWS = 256
@@ -70,7 +71,7 @@ class Scorer:
 
     def score(self, windows: Sequence[Window], vocab_size: int) -> Iterator[Scored]:
         """Yield the scored positions of each window, at most `ROWS` at once, with the logits of the
-        first `vocab_size` tokens."""
+        first `vocab_size` tokens. Raises NonFiniteError if they are NaN or infinite."""
         for number, window in enumerate(windows):
             hidden_ND = self._run(str(number), window.token_ids[:-1])
             targets = torch.tensor(window.targets, device=hidden_ND.device)
@@ -78,6 +79,9 @@ class Scorer:
                 target_P = targets[start : start + ROWS]
                 first = window.first + start
                 logits_PV = self._logits(hidden_ND[first : first + len(target_P)])
+                if bool((broken_P := are_broken(logits_PV)).any()):
+                    at = first + int(broken_P.int().argmax()) + 1
+                    raise not_finite(self._engine.plan, f"window {number} of the text", at)
                 yield Scored(logits_PV[:, :vocab_size], target_P)
 
     def _run(self, name: str, token_ids: tuple[int, ...]) -> Tensor:

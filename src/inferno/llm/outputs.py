@@ -140,9 +140,7 @@ class OutputBuilder:
         if self.done:
             return
         if token.finish is FinishReason.ERROR:
-            self.error = InfernoError(
-                token.error or "the engine failed on this request", "See the engine's log."
-            )
+            self.error = token.failure()
             return
         self._num_cached = self._num_cached or token.num_cached
         self._queue_seconds = self._queue_seconds or token.queue_seconds

@@ -73,8 +73,8 @@ def gather(table_ND: Tensor, ids_T: Tensor) -> Tensor:
 
 
 def argmax(logits_TV: Tensor) -> Tensor:
-    """Return each row's best token, the lowest id among equals. NaN is never the best. May be -1,
-    for undecided, in rows that are not all finite."""
+    """Return each row's best token, the lowest id among equals: -1, for undecided, in rows with NaN
+    and in those whose best logit is not finite."""
     if logits_TV.device.type == "cpu" and logits_TV.dtype != torch.float32:
         # A CPU computes the argmax of 16-bit values five times slower than that of float32 copies
         # within its caches.

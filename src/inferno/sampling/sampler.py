@@ -8,7 +8,8 @@ The first attempt may leave a row undecided: the nucleus was wider than the cand
 or the logits were not finite. Those rare rows are drawn again from more candidates, in the end from
 a full sort. So a step synchronises with the device once, and no output of a model can stop the
 engine: NaN counts as -inf, +inf as the largest finite number, and if bias and `min_tokens` exclude
-every token, the model's most likely one is drawn, or token 0.
+every token, the model's most likely one is drawn, or token 0. `broken` names the rows whose logits
+were not finite: their tokens mean nothing.
 
 Suffixes: S logits rows of a step, B those drawn together, V vocabulary, K candidates, R resident
 rows.
@@ -28,6 +29,7 @@ from torch import Tensor
 from inferno.constraints.rules import LogitsRules, apply_masks, few_allowed, processed
 from inferno.contracts import LogitsProcessor
 from inferno.device.staging import sent
+from inferno.errors import InfernoError
 from inferno.nn.masses import (
     UNDECIDED,
     UNIFORM_BITS,
@@ -47,6 +49,7 @@ from inferno.sampling.device import (
     Resident,
 )
 from inferno.sampling.draw import draw_truncated, index_of, sort_best, truncate
+from inferno.sampling.finite import are_broken
 from inferno.sampling.logprobs import wanted_logprobs
 from inferno.sampling.state import RowState, Strategy, TokenCounts
 from inferno.sampling_params import SamplingParams
@@ -96,6 +99,8 @@ class Sampler:
         self._written = set[int]()
         """Rows whose parameters are not the neutral ones of the beginning."""
         self._draws: DeviceDraws | None = None
+        self.broken = set[int]()
+        """Rows whose last logits were not finite."""
 
     def admit(self, row: int, request: Request, token_ids: Sequence[int]) -> None:
         """Give the row to a request's sequence.
@@ -110,6 +115,7 @@ class Sampler:
         rules = LogitsRules.of(request, output, self._vocab_size, known, device)
         state = RowState.of(request, self._vocab_size, self._device, generated, rules)
         self._rows[row] = state
+        self.broken.discard(row)
         if state.counts_output:
             self._generated.fill(row, output)
         if state.penalty_window:
@@ -152,6 +158,9 @@ class Sampler:
             again = [i for i, token_id in enumerate(token_ids) if token_id == UNDECIDED]
             if not again:
                 break
+            if num_candidates == _SECOND_LOOK:
+                found = are_broken(own_SV[again]).tolist()
+                self.broken |= {rows[i] for i, broken in zip(again, found, strict=True) if broken}
             x_BV = replace_nonfinite(logits_SV[again])
             rows_again = [rows[i] for i in again]
             ids_B = self._draw(
@@ -182,10 +191,15 @@ class Sampler:
             self._draws = DeviceDraws(resident, self._device, self._vocab_size, self._ops)
         return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows], masks)
 
-    def failures(self, rows: Sequence[int]) -> dict[str, str]:
+    def failures(self, rows: Sequence[int]) -> dict[str, InfernoError]:
         """Return the errors of these rows' logits processors, by request id."""
         states = [self._rows[row] for row in rows]
-        return {s.request_id: s.rules.error for s in states if s.rules and s.rules.error}
+        errors = {s.request_id: s.rules.error for s in states if s.rules and s.rules.error}
+        return {id: InfernoError(error, "See the engine's log.") for id, error in errors.items()}
+
+    def request_id(self, row: int) -> str:
+        """Return the request that has the row."""
+        return self._rows[row].request_id
 
     def verify(
         self,
@@ -227,7 +241,9 @@ class Sampler:
             members = [
                 i
                 for i in members
-                if len(drafts[i]) > offset and drafts[i][offset] == token_ids[i][-1]
+                if len(drafts[i]) > offset
+                and drafts[i][offset] == token_ids[i][-1]
+                and rows[i] not in self.broken
             ]
             offset += 1
         begins = [0, *accumulate(map(len, token_ids))]

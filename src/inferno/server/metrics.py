@@ -38,6 +38,10 @@ _COUNTERS = {
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
     "num_preemptions": ("preemptions", "Requests preempted because blocks ran out."),
+    "non_finite_requests": (
+        "non_finite",
+        "Requests that ended because the model's numbers were NaN or infinite.",
+    ),
     "engine_steps": ("steps", "Forward passes."),
 }
 _KEY_COUNTERS = {

@@ -165,7 +165,8 @@ class KernelProviderTests(DrawTests):
             both[:, width // 2] = both[:, -1] = both.max()  # a tie: the lowest id wins
             assert torch.equal(run(both), ops.argmax(both))
             both[0] = float("nan")
-            assert run(both).tolist()[0] == -1
+            both[-1, 0] = float("nan")  # beside numbers
+            assert run(both).tolist()[0] == run(both).tolist()[-1] == -1
 
     @pytest.mark.parametrize("dtype", COMPUTE_DTYPES)
     @pytest.mark.parametrize("rows, columns", [(1, 256), (17, 256), (100, 512), (48, 768)])

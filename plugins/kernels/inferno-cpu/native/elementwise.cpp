@@ -209,17 +209,29 @@ void silu_mul(int dtype, const void* gate, int64_t gate_stride, const void* up, 
   });
 }
 
+// The largest of x, or NaN if any is.
 template <class T>
 float max_of(const T* x, int64_t n) {
   const float lowest = -__builtin_inff();
+  const F32 zero = splat(0.0f), least = splat(-3.4028234e38f);
   F32 top[4] = {splat(lowest), splat(lowest), splat(lowest), splat(lowest)};
+  F32 odd[2] = {zero, zero};  // 0, or NaN once x had NaN (or +inf, which is not the best either)
   int64_t i = 0;
   // max(a, b) is b if either is NaN.
   for (; i + 64 <= n; i += 64)
-    UNROLL_FOR (int j = 0; j < 4; j++) top[j] = max(load(x + i + 16 * j), top[j]);
+    UNROLL_FOR (int j = 0; j < 4; j++) {
+      const F32 here = load(x + i + 16 * j);
+      top[j] = max(here, top[j]);
+      odd[j % 2] = fma(max(least, here), zero, odd[j % 2]);  // -inf is legal
+    }
   float best = largest(max(max(top[0], top[1]), max(top[2], top[3])));
-  for (; i < n; i++) best = to_float(x[i]) > best ? to_float(x[i]) : best;
-  return best;
+  float broken = sum(odd[0] + odd[1]);
+  for (; i < n; i++) {
+    const float here = to_float(x[i]);
+    best = here > best ? here : best;
+    broken = here == here ? broken : here;
+  }
+  return best + broken;
 }
 
 constexpr int64_t kChunk = 4096;
@@ -246,9 +258,13 @@ void argmax(int dtype, const void* x, int64_t x_stride, int64_t* ids, int64_t ro
     parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; t++) {
         int64_t best = 0;
-        for (int64_t c = 1; c < chunks; c++)
-          if (found[t * chunks + c] > found[t * chunks + best]) best = c;
-        const float top = found[t * chunks + best];
+        float broken = 0;
+        for (int64_t c = 0; c < chunks; c++) {
+          const float here = found[t * chunks + c];
+          if (here > found[t * chunks + best]) best = c;
+          broken = here == here ? broken : here;
+        }
+        const float top = found[t * chunks + best] + broken;
         const T* chunk = chunk_of(t, best);
         ids[t] = -1;
         if (top - top == 0.0f)

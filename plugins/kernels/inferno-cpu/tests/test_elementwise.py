@@ -147,12 +147,13 @@ def test_argmax_of_nan_and_infinity(dtype: torch.dtype) -> None:
         [-inf, nan, -5],
         [1, inf, 2],
         [3, nan, 3],
+        [3, -inf, 3],
     ]
     for lead in (0, 5000):  # in the first piece of a row, and in a later one
         logits_TV = torch.cat([torch.full((len(rows), lead), -inf), torch.tensor(rows)], 1).to(
             dtype
         )
-        expected = [lead + i if i >= 0 else -1 for i in (2, -1, -1, 2, -1, 0)]
+        expected = [lead + i if i >= 0 else -1 for i in (-1, -1, -1, -1, -1, -1, 0)]
         assert native.argmax(logits_TV).tolist() == expected
 
 

@@ -27,21 +27,20 @@ from inferno.constraints import Drafts
 from inferno.contracts import Capture, Drafter, DraftRequest, LogitsProcessor, Model, Span
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
-from inferno.core.runner.prompts import Pooled, PromptLogprobs
+from inferno.core.runner.prompts import Prompts
 from inferno.core.runner.replay import Replays
 from inferno.core.runner.tables import StepArrays, Tables
 from inferno.core.types import NewSequence, Sampled, Slice, Step, Verified
 from inferno.device import Arriving, device_errors
+from inferno.errors import InfernoError
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
 from inferno.nn.ops import TORCH, Ops
 from inferno.plan import CaptureUse, Plan
 from inferno.requests import Logprobs
-from inferno.sampling import Sampler, logprobs_of
+from inferno.sampling import Sampler, are_broken, not_finite
 
 _NONE: Mapping[Any, Any] = {}
-_LOGPROB_ROWS = 256
-"""Prompt positions whose logits are in memory at once."""
 
 
 def prepare(model: nn.Module, batch: Batch) -> None:
@@ -65,6 +64,8 @@ class LaunchedStep:
     """One row for each token in `arrays.last`; None if the step samples nothing."""
     prompt_logprobs: Mapping[int, tuple[Logprobs | None, ...]] = field(factory=dict)
     embeddings: Mapping[int, tuple[float, ...]] = field(factory=dict)
+    broken: dict[str, int] = field(factory=dict)
+    """By request, the position of a token for which the model's output is not finite."""
     sampled: Sampled | Callable[[], Sampled] | None = None
     """The results, or what waits for them."""
 
@@ -78,9 +79,15 @@ class LaunchedStep:
         token_ids: list[int],
         verified: Mapping[int, Verified] = _NONE,
         logprobs: Mapping[int, Logprobs] = _NONE,
-        failed: Mapping[str, str] = _NONE,
+        failed: Mapping[str, InfernoError] = _NONE,
     ) -> Sampled:
         """Return its results with these tokens."""
+        if self.broken:
+            plan = self.runner.plan
+            failed = {
+                **failed,
+                **{id: not_finite(plan, f"request {id}", at) for id, at in self.broken.items()},
+            }
         moved = tuple(dict.fromkeys(move.key for move in self.step.moves))
         return Sampled(
             token_ids,
@@ -118,7 +125,7 @@ class ModelRunner:
         """`overlaps` says whether draws leave their tokens on the device: None for CUDA devices,
         unless drafts are proposed, which need the last token."""
         self._model, self._drafter, self._begin = model, drafter, begin
-        self._plan_device, self._vocab_size = plan.device, plan.vocab_size
+        self.plan, self._plan_device, self._vocab_size = plan, plan.device, plan.vocab_size
         self._device = torch.device(plan.device.torch_name)
         speculation = plan.speculation
         draft = speculation.draft if speculation is not None else None
@@ -142,8 +149,7 @@ class ModelRunner:
             ops=ops,
             processors=processors,
         )
-        self._wants_prompt: dict[int, PromptLogprobs] = {}
-        self._pooled: dict[int, Pooled] = {}
+        self._prompts = Prompts()
         self.replays = self._replays(model, capture, plan.capture)
         """Captured steps, if the plan has any."""
         self.draft_replays: Replays | None = None
@@ -198,17 +204,12 @@ class ModelRunner:
 
     def _admit(self, new: NewSequence) -> None:
         row, request = new.row, new.request
-        self._wants_prompt.pop(row, None)
-        self._pooled.pop(row, None)
+        self._prompts.admit(new)
         if self._drafter is not None:
             with self._trusting():
                 self._drafter.admit(row, new.num_computed)
-        if request.pooling is not None:
-            self._pooled[row] = Pooled(len(new.token_ids), request.pooling)
-            return
-        self._sampler.admit(row, request, new.token_ids)
-        if (top := request.params.prompt_logprobs) is not None:
-            self._wants_prompt[row] = PromptLogprobs(request.token_ids, top)
+        if request.pooling is None:
+            self._sampler.admit(row, request, new.token_ids)
 
     def _compute_step(self, launched: LaunchedStep, cut: Callable[[Drafts], Drafts] | None) -> None:
         step = launched.step
@@ -221,10 +222,12 @@ class ModelRunner:
             if self._drafter is not None and self._drafter.sees_steps:
                 with self._trusting():
                     self._drafter.computed(arrays.spans, hidden_TD, self)
-            if self._wants_prompt:
-                launched.prompt_logprobs = self._prompt_logprobs(step, arrays, hidden_TD)
-            if self._pooled:
-                launched.embeddings = self._embeddings(step, arrays, hidden_TD)
+            if (prompts := self._prompts).scored:
+                scored = prompts.logprobs(step, arrays, hidden_TD, self.logits_of)
+                launched.prompt_logprobs = scored
+            if prompts.pooled:
+                launched.embeddings = prompts.embeddings(step, arrays, hidden_TD, self._model)
+            launched.broken = prompts.take_broken()
             if arrays.sampling_rows:
                 logits_LV = self.logits_of(hidden_TD[inputs.last_L])
         launched.logits_LV = logits_LV
@@ -324,20 +327,38 @@ class ModelRunner:
                 for row, drafts, ids in zip(rows, arrays.drafts, found, strict=True)
                 if len(drafts)
             }
+        launched.broken |= self._broken(arrays, verified)
         return launched.sampled_of(token_ids, verified, logprobs, self._sampler.failures(rows))
+
+    def _broken(self, arrays: StepArrays, verified: Mapping[int, Verified]) -> dict[str, int]:
+        """Return the requests whose logits were not finite, each with the position of the token."""
+        if not (broken := self._sampler.broken):
+            return {}
+        each = zip(arrays.sampling_rows, arrays.next_positions.tolist(), strict=True)
+        return {
+            self._sampler.request_id(row): at + verified.get(row, (0, 0))[1]
+            for row, at in each
+            if row in broken
+        }
 
     def _started(self, launched: LaunchedStep, masks: Mapping[int, Any]) -> Callable[[], Sampled]:
         """Draw on the device, keep the tokens there for the next step, and start to copy them."""
         arrays, logits_SV = launched.arrays, launched.logits_LV
         assert arrays is not None and logits_SV is not None, "it has rows to draw"
+        broken_S = are_broken(logits_SV)
         ids_S, rows_S = self._sampler.start(logits_SV, arrays.sampling_rows, masks)
         assert self._input_spec.last_tokens_R is not None, "made for steps that overlap"
         self._input_spec.last_tokens_R[rows_S] = ids_S
-        arriving = Arriving.of(ids_S)
+        arriving = Arriving.of(ids_S.masked_fill(broken_S, -1))
+        requests = [self._sampler.request_id(row) for row in arrays.sampling_rows]
         owners = self._tables.append_unknown(arrays)
 
         def results() -> Sampled:
             token_ids = arriving.values()
+            if min(token_ids) < 0:
+                each = zip(requests, arrays.next_positions.tolist(), token_ids, strict=True)
+                launched.broken |= {id: at for id, at, token_id in each if token_id < 0}
+                token_ids = [max(0, token_id) for token_id in token_ids]
             self._tables.learn(arrays, owners, token_ids)
             return launched.sampled_of(token_ids)
 
@@ -348,8 +369,7 @@ class ModelRunner:
         logprobs or an embedding. Rows of aborted requests may be left in either."""
         if self.replays is None or (self._drafter is not None and self._drafter.sees_steps):
             return None
-        waiting = self._wants_prompt.keys() | self._pooled.keys()
-        if waiting and not waiting.isdisjoint(arrays.rows.tolist()):
+        if self._prompts.wait(arrays.rows):
             return None
         return self.replays.run(arrays)
 
@@ -358,42 +378,3 @@ class ModelRunner:
         head = self._model if model is None else model
         logits_SV: Tensor = head.logits(hidden_SD)  # type: ignore[operator]  # contracts.Model
         return logits_SV
-
-    def _embeddings(
-        self, step: Step, arrays: StepArrays, hidden_TD: Tensor
-    ) -> dict[int, tuple[float, ...]]:
-        """Add this step's tokens to the rows that pool. Returns the complete embeddings."""
-        done = {}
-        for i, (row, start, count, *_) in enumerate(step.slices):
-            if (pooled := self._pooled.get(row)) is None:
-                continue
-            first = int(arrays.slice_starts[i])
-            pooled.add(hidden_TD[first : first + count], start)
-            if start + count == pooled.num_tokens:
-                del self._pooled[row]
-                if pooled.how == "score":
-                    last_1D = hidden_TD[first + count - 1 : first + count]
-                    pooled.vector_D = self._model.score(last_1D)[0]  # type: ignore[operator]
-                done[row] = tuple(pooled.result().tolist())
-        return done
-
-    def _prompt_logprobs(
-        self, step: Step, arrays: StepArrays, hidden_TD: Tensor
-    ) -> dict[int, tuple[Logprobs | None, ...]]:
-        """Add this step's positions to the rows that want prompt logprobs. Returns the complete
-        ones."""
-        done = {}
-        for i, (row, start, count, *_) in enumerate(step.slices):
-            wanted = self._wants_prompt.get(row)
-            if wanted is None:
-                continue
-            first = int(arrays.slice_starts[i])
-            stop = min(count, len(wanted.token_ids) - 1 - start)
-            for begin in range(0, stop, _LOGPROB_ROWS):
-                end = min(begin + _LOGPROB_ROWS, stop)
-                logits_PV = self.logits_of(hidden_TD[first + begin : first + end])
-                targets = wanted.token_ids[start + begin + 1 : start + end + 1]
-                wanted.found += logprobs_of(logits_PV, targets, wanted.top)
-            if start + count >= len(wanted.token_ids):
-                done[row] = (None, *self._wants_prompt.pop(row).found)
-        return done

@@ -117,7 +117,8 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
 
 
 def argmax(logits_TV: Tensor) -> Tensor:
-    """Return each row's best token, the lowest id among equals; -1 if that is not finite."""
+    """Return each row's best token, the lowest id among equals; -1 if that is not finite, or a
+    logit is NaN."""
     logits_TV = as_rows(logits_TV)
     T, width = logits_TV.shape
     ids_T = logits_TV.new_empty(T, dtype=torch.int64)

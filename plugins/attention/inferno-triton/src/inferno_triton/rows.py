@@ -101,7 +101,8 @@ def silu_mul(gate, up, out, gate_t, up_t, width, DB: tl.constexpr):
 
 @triton.jit
 def argmax(x, out, x_t, width, DB: tl.constexpr):
-    """Find the best token of a row, DB at once. Grid: (rows,)."""
+    """Find the best token of a row, DB at once: -1 where that is not finite, or a logit is no
+    number. Grid: (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, DB)
     best_D = tl.full([DB], -float("inf"), tl.float32)
@@ -109,7 +110,8 @@ def argmax(x, out, x_t, width, DB: tl.constexpr):
     for at in range(0, width, DB):
         x_D = tl.load(x + row * x_t + at + d, mask=at + d < width, other=-float("inf"))
         x_D = x_D.to(tl.float32)
-        better_D = x_D > best_D  # never, if it is not a number
+        x_D = tl.where(x_D == x_D, x_D, float("inf"))
+        better_D = x_D > best_D
         best_D = tl.where(better_D, x_D, best_D)
         id_D = tl.where(better_D, at + d, id_D)
     best = tl.max(best_D, 0)

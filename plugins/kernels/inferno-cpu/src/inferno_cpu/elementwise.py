@@ -113,8 +113,8 @@ def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
 
 
 def argmax(logits_TV: Tensor) -> Tensor:
-    """Return ids_T (int64) of the largest logit of each row: the lowest id among equals, ignoring
-    NaN, and -1 if the maximum is not finite."""
+    """Return ids_T (int64) of the largest logit of each row: the lowest id among equals, and -1 if
+    the maximum is not finite or any logit is NaN."""
     logits_TV = _dense_rows(logits_TV)
     T, V = logits_TV.shape
     ids_T = torch.empty(T, dtype=torch.int64)
