@@ -1,5 +1,6 @@
 // Tiles of a matrix product in float32 sums: R panels (of sixteen rows of the weights) by T tokens,
-// over all of K.
+// over all of K. 256 steps are summed at a time, and these sums in turn: the error of one chain grows
+// with the root of its length.
 //
 // A panel is a sequence of steps, contiguous in memory: bf16 [K/2][16][2], f16 and f32 [K][16]. So
 // one activation, broadcast to every lane, serves sixteen outputs, nothing is summed across lanes,
@@ -83,6 +84,13 @@ struct ColumnSteps {  // f16, f32
   }
 };
 
+// Steps that are summed in one chain. A step of many columns is a sum of its own already.
+template <class S>
+constexpr int64_t kChain = S::kColumns <= 2 ? 256 : int64_t(1) << 62;
+
+// Store the sum of the chain that begins at step `begin`, added to those of the chains before it.
+INL void add_to(float* out, F32 sum, int64_t begin) { store(out, begin ? load(out) + sum : sum); }
+
 #if defined(INFERNO_NEON_MATRIX)
 // tile() of bf16 by the matrix instruction: four columns of two tokens at a time, T even. Bit for
 // bit the same, since the instruction is defined as two of dot2.
@@ -93,35 +101,38 @@ void tile_by_pairs(const char* panels, int64_t panel_bytes, int present, const u
   const uint8_t* w[R];
   UNROLL_FOR (int r = 0; r < R; r++)
     w[r] = (const uint8_t*)panels + (r < present ? r : present - 1) * panel_bytes;
-  FloatPairs sum[R][T / 2];
-  UNROLL_FOR (int r = 0; r < R; r++)
-    UNROLL_FOR (int t = 0; t < T / 2; t++) sum[r][t] = {splat(0.0f), splat(0.0f)};
-  for (int64_t s = 0; s < steps; s += 2) {
-    bool both = s + 1 < steps;
-    decltype(load_eights(zeros, zeros)) four[T / 2];
-    UNROLL_FOR (int t = 0; t < T / 2; t++)
-      four[t] =
-          load_eights((const uint8_t*)(x + 2 * t), both ? (const uint8_t*)(x + T + 2 * t) : zeros);
-    UNROLL_FOR (int r = 0; r < R; r++) {
-      __builtin_prefetch(ahead + r * panel_bytes, 0, 2);
-      __builtin_prefetch(ahead + ahead_step + r * panel_bytes, 0, 2);
-      const uint8_t* next = both ? w[r] + 64 : zeros;
-      B64 low = interleave(w[r], next);
+  for (int64_t s = 0; s < steps;) {
+    int64_t begin = s, end = steps - s < kChain<Bf16DotSteps> ? steps : s + kChain<Bf16DotSteps>;
+    FloatPairs sum[R][T / 2];
+    UNROLL_FOR (int r = 0; r < R; r++)
+      UNROLL_FOR (int t = 0; t < T / 2; t++) sum[r][t] = {splat(0.0f), splat(0.0f)};
+    for (; s < end; s += 2) {
+      bool both = s + 1 < end;
+      decltype(load_eights(zeros, zeros)) four[T / 2];
       UNROLL_FOR (int t = 0; t < T / 2; t++)
-        sum[r][t].low = multiply_eights(sum[r][t].low, low, four[t]);
-      B64 high = interleave(w[r] + 32, next + 32);
-      UNROLL_FOR (int t = 0; t < T / 2; t++)
-        sum[r][t].high = multiply_eights(sum[r][t].high, high, four[t]);
-      w[r] += 128;
+        four[t] = load_eights((const uint8_t*)(x + 2 * t),
+                              both ? (const uint8_t*)(x + T + 2 * t) : zeros);
+      UNROLL_FOR (int r = 0; r < R; r++) {
+        __builtin_prefetch(ahead + r * panel_bytes, 0, 2);
+        __builtin_prefetch(ahead + ahead_step + r * panel_bytes, 0, 2);
+        const uint8_t* next = both ? w[r] + 64 : zeros;
+        B64 low = interleave(w[r], next);
+        UNROLL_FOR (int t = 0; t < T / 2; t++)
+          sum[r][t].low = multiply_eights(sum[r][t].low, low, four[t]);
+        B64 high = interleave(w[r] + 32, next + 32);
+        UNROLL_FOR (int t = 0; t < T / 2; t++)
+          sum[r][t].high = multiply_eights(sum[r][t].high, high, four[t]);
+        w[r] += 128;
+      }
+      x += 2 * T;
+      ahead += 2 * ahead_step;
     }
-    x += 2 * T;
-    ahead += 2 * ahead_step;
+    UNROLL_FOR (int r = 0; r < R; r++)
+      UNROLL_FOR (int t = 0; t < T / 2; t++) {
+        add_to(out + (r * T + 2 * t) * 16, first(sum[r][t]), begin);
+        add_to(out + (r * T + 2 * t + 1) * 16, second(sum[r][t]), begin);
+      }
   }
-  UNROLL_FOR (int r = 0; r < R; r++)
-    UNROLL_FOR (int t = 0; t < T / 2; t++) {
-      store(out + (r * T + 2 * t) * 16, first(sum[r][t]));
-      store(out + (r * T + 2 * t + 1) * 16, second(sum[r][t]));
-    }
 }
 #endif
 
@@ -133,18 +144,21 @@ void tile(const char* panels, int64_t panel_bytes, int present, const typename S
           int64_t steps, const char* ahead, int64_t ahead_step, float* out) {
   const char* w[R];
   UNROLL_FOR (int r = 0; r < R; r++) w[r] = panels + (r < present ? r : present - 1) * panel_bytes;
-  F32 sum[R][T];
-  UNROLL_FOR (int t = 0; t < T; t++)
-    UNROLL_FOR (int r = 0; r < R; r++) sum[r][t] = splat(0.0f);
-  for (int64_t s = 0; s < steps; s++) {
-    UNROLL_FOR (int r = 0; r < R; r++) __builtin_prefetch(ahead + r * panel_bytes, 0, 2);
-    S::template step<R, T>(sum, w, x);
-    UNROLL_FOR (int r = 0; r < R; r++) w[r] += S::kBytes;
-    x += T * S::kPerStep;
-    ahead += ahead_step;
+  for (int64_t s = 0; s < steps;) {
+    int64_t begin = s, end = steps - s < kChain<S> ? steps : s + kChain<S>;
+    F32 sum[R][T];
+    UNROLL_FOR (int t = 0; t < T; t++)
+      UNROLL_FOR (int r = 0; r < R; r++) sum[r][t] = splat(0.0f);
+    for (; s < end; s++) {
+      UNROLL_FOR (int r = 0; r < R; r++) __builtin_prefetch(ahead + r * panel_bytes, 0, 2);
+      S::template step<R, T>(sum, w, x);
+      UNROLL_FOR (int r = 0; r < R; r++) w[r] += S::kBytes;
+      x += T * S::kPerStep;
+      ahead += ahead_step;
+    }
+    UNROLL_FOR (int r = 0; r < R; r++)
+      UNROLL_FOR (int t = 0; t < T; t++) add_to(out + (r * T + t) * 16, sum[r][t], begin);
   }
-  UNROLL_FOR (int r = 0; r < R; r++)
-    UNROLL_FOR (int t = 0; t < T; t++) store(out + (r * T + t) * 16, sum[r][t]);
 }
 
 template <class S>
