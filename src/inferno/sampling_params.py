@@ -7,6 +7,7 @@ field here, and its code in the sampler.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_type_hints
 
@@ -77,6 +78,21 @@ def _described(
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     """Convert one string or several, as in OpenAI's API, to a tuple."""
     return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _biases(value: Mapping[Any, Any] | None) -> dict[int, float]:
+    """Convert the keys, which are strings of digits in JSON, to token ids. Raises RequestError."""
+    found = {}
+    for key, bias in (value or {}).items():
+        try:
+            found[operator.index(int(key) if isinstance(key, str) else key)] = float(bias)
+        except (TypeError, ValueError):
+            raise RequestError(
+                f"logit_bias has {key!r}: {bias!r}",
+                "Give numbers by token ids: integers, or strings of digits.",
+                param="logit_bias",
+            ) from None
+    return found
 
 
 def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
@@ -169,6 +185,7 @@ class SamplingParams:
     )
     logit_bias: Mapping[int, float] = field(
         factory=dict,
+        converter=_biases,
         metadata=_described(
             "Added to the logits of these token ids; -100 or less bans a token.",
             body_note="Biases from -100 to 100, by token id.",

@@ -14,6 +14,7 @@ from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
+from inferno.llm.turns import Turns
 from inferno.process.prepare import prepared
 from inferno.requests import EngineOutput, Pooling, Request
 from inferno.sampling_params import SamplingParams
@@ -37,7 +38,8 @@ class LLM:
 
     `ref` is a directory, a file, a hub id or "demo" (`model` is vLLM's name for it); `options` are
     the fields of `inferno.plan.Options`; `chat_template` replaces the checkpoint's: a template
-    or a file. Not thread-safe: use `AsyncLLM` for concurrent callers.
+    or a file. Several threads may call it: each step computes tokens for all of them. A child of
+    fork may not.
 
     Without params, sampling follows the checkpoint's generation_config.json, for at most 256 tokens
     (or the file's `max_new_tokens`). With params, `max_tokens` defaults to 16, as in vLLM, and None
@@ -72,6 +74,7 @@ class LLM:
     def _begin(self, engine: _Engine, preprocessor: Preprocessor) -> None:
         self._engine, self._preprocessor = engine, preprocessor
         self._live: dict[str, OutputBuilder] = {}
+        self._turns = Turns()
 
     @property
     def preprocessor(self) -> Preprocessor:
@@ -157,8 +160,11 @@ class LLM:
         return self._deltas(self._preprocessor.prepare(prompt, sampling_params))
 
     def close(self) -> None:
-        """Free the model's memory. The LLM cannot be used afterwards."""
-        self._engine.close()
+        """Free the model's memory. The LLM cannot be used afterwards. In a child of fork, whose
+        memory is the parent's, it does nothing."""
+        if not self._turns.forked:
+            with self._turns:
+                self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +183,7 @@ class LLM:
             self._submit(builders)
             waiting = builders
             while waiting := [b for b in waiting if not b.done]:
-                self._step()
+                self._step(waiting)
             _raise_first(builders)
         finally:
             self._forget(builders)
@@ -189,45 +195,51 @@ class LLM:
         try:
             self._submit(parent.builders)
             while True:
-                # Read before taking tokens: at a yield the caller may step the engine from another
-                # stream.
-                finished = all(b.done for b in parent.builders)
-                for builder in parent.builders:
-                    delta = builder.take()
-                    if delta is not None:
-                        yield delta
+                with self._turns:
+                    # Together: at a yield the caller, or another thread, may step the engine.
+                    finished = all(b.done for b in parent.builders)
+                    deltas = [d for b in parent.builders if (d := b.take()) is not None]
+                yield from deltas
                 _raise_first(parent.builders)
                 if finished:
                     return
-                if not all(b.done for b in parent.builders):
-                    self._step()
+                self._step(parent.builders)
         finally:
             self._forget(parent.builders)
 
     def _submit(self, builders: Sequence[OutputBuilder]) -> None:
-        for builder in builders:
-            try:
-                self._engine.submit(builder.request)
-            except GrammarError as error:
-                spec = builder.request.params.structured_outputs
-                assert spec is not None, "only a grammar can fail to compile"
-                raise refused_grammar(spec, error) from error
-            self._live[builder.request.id] = builder
+        with self._turns:
+            for builder in builders:
+                try:
+                    self._engine.submit(builder.request)
+                except GrammarError as error:
+                    spec = builder.request.params.structured_outputs
+                    assert spec is not None, "only a grammar can fail to compile"
+                    raise refused_grammar(spec, error) from error
+                self._live[builder.request.id] = builder
 
-    def _step(self) -> None:
-        assert self._engine.busy, "requests are pending, but the engine is idle"
-        for token in self._engine.step():
-            builder = self._live.get(token.request_id)
-            if builder is not None:
-                builder.push(token)
-                if builder.done and not builder.ended:
-                    self._forget([builder])
+    def _step(self, wanted: Sequence[OutputBuilder]) -> None:
+        """Compute a step for all threads, unless those of others have completed all that is
+        wanted."""
+        with self._turns:
+            if all(builder.done for builder in wanted):
+                return
+            assert self._engine.busy, "requests are pending, but the engine is idle"
+            for token in self._engine.step():
+                builder = self._live.get(token.request_id)
+                if builder is not None:
+                    builder.push(token)
+                    if builder.done and not builder.ended:
+                        self._forget([builder])
 
     def _forget(self, builders: Sequence[OutputBuilder]) -> None:
         """Stop following these requests, and abort those that the engine has not ended."""
-        for builder in builders:
-            if self._live.pop(builder.request.id, None) is not None and not builder.ended:
-                self._engine.abort(builder.request.id)
+        if self._turns.forked:  # a stream that the parent had begun
+            return
+        with self._turns:
+            for builder in builders:
+                if self._live.pop(builder.request.id, None) is not None and not builder.ended:
+                    self._engine.abort(builder.request.id)
 
 
 def _raise_first(builders: Sequence[OutputBuilder]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from typing import Self
 
@@ -84,6 +85,9 @@ class EngineClient:
         self._expects_grammars = expect_grammars and bool(plan.grammars)
         self._preparing: asyncio.Task[None] | None = None
         self._streams: dict[str, TokenStream] = {}
+        self._pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where it was started."""
         self._aborting: Counter[str] = Counter()
         """Ids whose tokens belong to an aborted request until the engine confirms the abort: the id
         may already be in use again."""
@@ -110,6 +114,7 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the process and wait until it is ready. Raises the error with which it failed."""
+        self._loop = asyncio.get_running_loop()
         await self._engine.start()
         if self._expects_grammars:
             self._preparing = asyncio.create_task(self._checker.start())
@@ -117,7 +122,10 @@ class EngineClient:
     async def close(self, *, patient: bool = False) -> None:
         """Stop the process. Pending requests fail with EngineDeadError. If `patient`, wait until
         packed weights for the next start are written, which takes seconds; otherwise give up
-        writing them."""
+        writing them. In a child of fork, whose parent has the process, it does nothing."""
+        if self._pid != os.getpid():
+            return
+        self._check_caller()
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
@@ -127,6 +135,7 @@ class EngineClient:
     async def check(self, spec: GrammarSpec) -> None:
         """Raise GrammarError if a grammar cannot be compiled, in another process than the
         engine's."""
+        self._check_caller()
         if all(use.kind != spec.kind for use in self.plan.grammars):
             from inferno.constraints import hint_for, uncompiled  # numpy, for the engine's masks
 
@@ -137,6 +146,7 @@ class EngineClient:
     def submit(self, request: Request, news: asyncio.Event | None = None) -> TokenStream:
         """Send a request to the engine. `news` is the stream's event, if several share one. Raises
         EngineDeadError while the engine is not running or gives no sign of life."""
+        self._check_caller()
         if self._engine.running and not self._engine.alive:
             raise EngineDeadError("the engine does not respond", "Try again in a moment.")
         self._engine.send(protocol.ADD, protocol.encode(request))
@@ -145,6 +155,7 @@ class EngineClient:
 
     def abort(self, request_id: str) -> None:
         """Drop a request: its stream ends. An unknown or finished one is ignored."""
+        self._check_caller()
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
@@ -152,6 +163,21 @@ class EngineClient:
             self._engine.send(protocol.ABORT, protocol.encode(request_id))
             self._aborting[request_id] += 1
         stream.feed(EngineOutput(request_id, None, FinishReason.ABORT))
+
+    def _check_caller(self) -> None:
+        """Raise InfernoError in a child of fork and in another event loop than the one that started
+        it: only that one reads what the process sends."""
+        if self._pid != os.getpid():
+            raise InfernoError(
+                "this process was forked after the engine was made: it belongs to the parent",
+                "Make another one in the child.",
+            )
+        if self._loop is not None and self._loop is not _running_loop():
+            raise InfernoError(
+                "the engine was started in another event loop",
+                "Call it there (asyncio.run_coroutine_threadsafe), or start one engine in each "
+                "loop; threads without a loop share an LLM.",
+            )
 
     def _take(self, kind: bytes, body: bytes) -> None:
         """Handle one message of the running engine."""
@@ -178,3 +204,10 @@ class EngineClient:
         self._aborting.clear()
         for stream in streams.values():
             stream.fail(error)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -100,10 +100,20 @@ class Supervisor:
     def send(self, kind: bytes, body: bytes) -> None:
         """Send a message to the process. Raises EngineDeadError while there is none."""
         if not self.running or self._connection is None:
-            raise self._failure or EngineDeadError(
-                "the engine process is being restarted", "Try again in a moment."
-            )
+            raise self._absence()
         self._connection.send(kind, body)
+
+    def _absence(self) -> EngineDeadError:
+        """Return the error that says why there is no process."""
+        if self._closing:
+            return EngineDeadError("the engine was closed", "Start another.")
+        if self._watcher is None:
+            return EngineDeadError(
+                "the engine was not started", "Await start() first, or use `async with`."
+            )
+        return self._failure or EngineDeadError(
+            "the engine process is being restarted", "Try again in a moment."
+        )
 
     async def _spawn(self) -> None:
         self._last_words, self._ready = None, asyncio.get_running_loop().create_future()

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,16 +17,17 @@
 
 namespace {
 
-const Isa* chosen = nullptr;
+std::atomic<const Isa*> chosen{nullptr};
 
 }  // namespace
 
 const Isa& active() {
-  if (!chosen) chosen = &isa_of(wanted_level());
-  return *chosen;
+  const Isa* isa = chosen.load(std::memory_order_relaxed);
+  if (!isa) chosen.store(isa = &isa_of(wanted_level()), std::memory_order_relaxed);
+  return *isa;
 }
 
-Recording* recording = nullptr;
+thread_local Recording* recording = nullptr;
 
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // objects still alive at exit are not leaks of the bindings
@@ -36,11 +38,14 @@ NB_MODULE(_native, m) {
   m.def(
       "select", [](const std::string& level) { chosen = &isa_of(level); },
       "Use this level from now on; for tests and benchmarks.");
-  m.def("set_threads", [](int n) { inferno_threads = n < 1 ? 1 : n; });
+  m.def("set_threads", [](int n) {  // other threads may be computing with the same number
+    if (inferno_threads != (n < 1 ? 1 : n)) inferno_threads = n < 1 ? 1 : n;
+  });
   m.def("threads", [] { return inferno_threads; });
   nb::class_<Recording>(
       m, "Recording",
-      "Records every op, with its addresses, while entered as a context; replay() runs them again.")
+      "Records every op of this thread, with its addresses, while entered as a context; replay() "
+      "runs them again, on any thread.")
       .def(nb::init<>())
       .def("__enter__",
            [](nb::object self) {

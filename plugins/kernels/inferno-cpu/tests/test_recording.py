@@ -84,3 +84,59 @@ def test_other_threads_of_python_run_during_an_op() -> None:
         ended = True
         other.join()
     assert after > before
+
+
+def test_each_thread_records_its_own_ops() -> None:
+    """Two models in two threads capture their steps, and compute beside a capture."""
+    norm, x_TD = torch.ones(64), torch.randn(3, 64)
+    entered, left = threading.Barrier(2), threading.Barrier(2)
+    found: dict[int, int] = {}
+
+    def record(count: int) -> None:
+        with _native.Recording() as recording:
+            entered.wait(20)
+            for _ in range(count):
+                elementwise.rms_norm(x_TD, norm, 1e-6)
+            left.wait(20)
+        found[count] = len(recording)
+
+    threads = [threading.Thread(target=record, args=(count,)) for count in (300, 200)]
+    for thread in threads:
+        thread.start()
+    entered_alone = _native.Recording()
+    elementwise.rms_norm(x_TD, norm, 1e-6)  # of a thread that records nothing
+    for thread in threads:
+        thread.join()
+    assert found == {300: 300, 200: 200} and len(entered_alone) == 0
+
+
+def test_threads_compute_together_what_they_compute_alone() -> None:
+    _native.set_threads(2)
+    torch.manual_seed(0)
+    weight, norm = Panels.of(Dense(torch.randn(256, 256))), torch.ones(256)
+    inputs = [torch.randn(tokens, 256) for tokens in (1, 5, 40)]
+
+    def compute(x_TD: torch.Tensor) -> torch.Tensor:
+        y_TD = weight.matmul(elementwise.rms_norm(x_TD, norm, 1e-6))
+        y_TD[:, 0] = elementwise.argmax(y_TD)
+        return y_TD
+
+    wanted, wrong = [compute(x_TD) for x_TD in inputs], list[int]()
+
+    def repeat(i: int) -> None:
+        with _native.Recording() as recording:
+            normed = elementwise.rms_norm(inputs[i], norm, 1e-6)
+            y_TD = weight.matmul(normed)
+        for _ in range(100):
+            y_TD.fill_(torch.nan)
+            recording.replay()
+            y_TD[:, 0] = elementwise.argmax(y_TD)
+            if not torch.equal(y_TD, wanted[i]) or not torch.equal(compute(inputs[i]), wanted[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=repeat, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -26,7 +26,8 @@ def set_threads(threads: int) -> None:
 def threads() -> int: ...
 
 class Recording:
-    """Records every op, with its addresses, while entered as a context; `replay` repeats them."""
+    """Records every op of this thread, with its addresses, while entered as a context; `replay`
+    repeats them, on any thread."""
 
     def __init__(self) -> None: ...
     def __enter__(self) -> Recording: ...
