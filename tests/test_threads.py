@@ -189,6 +189,32 @@ def test_an_engine_of_another_event_loop_is_refused(monkeypatch: pytest.MonkeyPa
         client.abort("x")
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("", "20000 None"), ("GOMP_SPINCOUNT", "active None"), ("OMP_WAIT_POLICY", "None active")],
+)
+def test_an_llm_lets_openmp_s_threads_sleep_unless_the_user_says_otherwise(
+    setting: str, expected: str
+) -> None:
+    done = run_python(
+        """
+import os, sys
+os.environ.pop("GOMP_SPINCOUNT", None)
+os.environ.pop("OMP_WAIT_POLICY", None)
+if sys.argv[1]:
+    os.environ[sys.argv[1]] = "active"
+import inferno
+assert "torch" not in sys.modules and os.environ.get("GOMP_SPINCOUNT") != "20000"
+try:
+    inferno.LLM("there is no such model")
+except inferno.InfernoError:
+    print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("OMP_WAIT_POLICY"))
+""",
+        setting,
+    )
+    assert done.stdout.split("\n")[-2] == expected, done.stderr
+
+
 def test_biases_may_be_keyed_by_digits() -> None:
     assert SamplingParams(logit_bias={"4461": 100, 7: -1.5}).logit_bias == {4461: 100.0, 7: -1.5}
     for bad in ({"Paris": 1}, {1.5: 1}, {None: 1}, {3: "much"}):

@@ -149,11 +149,12 @@ def load_torch_library() -> Thread | None:
 
 
 def sleep_at_barriers() -> None:
-    """Make OpenMP threads spin for 0.4 ms at a barrier and then sleep, unless the user has set
-    another value.
+    """Make OpenMP threads spin for 0.4 ms at a barrier and then sleep, unless the user has said how
+    long (`GOMP_SPINCOUNT`), or whether to (`OMP_WAIT_POLICY`).
 
     By default they spin for milliseconds. On a busy machine a spinning thread takes the core that
     its own teammate needs, and a step becomes ten times slower. libgomp reads the variable once,
     when torch is imported.
     """
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
 from inferno.errors import GrammarError, RequestError
-from inferno.host import load_torch_library
+from inferno.host import load_torch_library, sleep_at_barriers
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
@@ -54,6 +54,7 @@ class LLM:
         chat_template: str | None = None,
         **options: Any,
     ) -> None:
+        sleep_at_barriers()  # of no effect if torch is imported already
         load_torch_library()
         with open_for(ref or model, options) as opened, prepared(opened) as packed:
             # The tokenizer takes half a second of another core while torch is imported.
