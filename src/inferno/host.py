@@ -158,3 +158,14 @@ def sleep_at_barriers() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+
+
+def give_memory_back() -> None:
+    """Free what is in cycles of references, as a model and its captured steps are, and return to
+    the system what C's allocator keeps for later."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    if sys.platform.startswith("linux"):  # musl's allocator keeps little, and has no such call
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0)

@@ -15,6 +15,7 @@ from inferno.core.types import Sampled, Step
 from inferno.core.validation import validate_request
 from inferno.drafts import DraftCost
 from inferno.errors import RequestError
+from inferno.host import give_memory_back
 from inferno.packing import PackedWeights
 from inferno.plan import Opened, Plan
 from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
@@ -249,10 +250,12 @@ class Engine:
         self._scheduler.check()
 
     def close(self) -> None:
-        """Free the model and its cache. The engine cannot be used again."""
+        """Free the model and its cache, and give their memory back to the system. The engine cannot
+        be used again."""
         self._runner = _Closed()
         self._in_flight.clear()
         self._scheduler.drop_in_flight()
+        give_memory_back()
 
 
 class _Closed:
