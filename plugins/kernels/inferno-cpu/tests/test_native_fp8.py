@@ -155,7 +155,7 @@ def test_argmax_is_that_of_the_product(type_: torch.dtype) -> None:
     panels = packed(matrix(1000, 200, (1, 0), type_))
     for tokens in (1, 3, 16, 100):
         x_TI = random(tokens, 200, dtype=type_, seed=tokens)
-        assert torch.equal(panels.argmax(x_TI), panels.matmul(x_TI).float().argmax(-1))
+        assert torch.equal(panels.argmax(x_TI), panels.matmul_float32(x_TI).argmax(-1))
 
 
 def test_what_is_not_finite_stays_within_its_row() -> None:

@@ -129,7 +129,7 @@ def test_argmax_is_that_of_the_product(type_: torch.dtype) -> None:
     panels = packed(matrix("nf4_g64", 1000, 3))
     for tokens in (1, 3, 16, 100):
         x_TI = random(tokens, panels.shape[1], dtype=type_, seed=tokens)
-        assert torch.equal(panels.argmax(x_TI), panels.matmul(x_TI).float().argmax(-1))
+        assert torch.equal(panels.argmax(x_TI), panels.matmul_float32(x_TI).argmax(-1))
 
 
 def test_what_is_not_finite_stays_within_its_row() -> None:
