@@ -29,14 +29,15 @@ def pooled(mode: str, x_LD: Tensor) -> Tensor:
     """The definitions of sentence-transformers 6.2."""
     x_LD = x_LD.double()
     weights_L1 = torch.arange(1, len(x_LD) + 1, dtype=x_LD.dtype)[:, None]
-    return {
+    found: dict[str, Tensor] = {
         "mean": x_LD.mean(0),
         "mean_sqrt_len_tokens": x_LD.sum(0) / len(x_LD) ** 0.5,
         "weightedmean": (x_LD * weights_L1).sum(0) / weights_L1.sum(),
         "max": x_LD.amax(0),
         "cls": x_LD[0],
         "lasttoken": x_LD[-1],
-    }[mode]
+    }
+    return found[mode]
 
 
 def by_every_api(folder: Path, **options: Any) -> dict[str, list[list[float]]]:
@@ -131,7 +132,7 @@ def test_chunks_of_a_prompt_do_not_show_in_its_vector(tmp_path: Path, pooling: A
     write(tmp_path)
     found = []
     for chunk in (1024, 64, 20):
-        limits = {"max_num_batched_tokens": chunk, "max_num_seqs": 2}
+        limits: dict[str, Any] = {"max_num_batched_tokens": chunk, "max_num_seqs": 2}
         with LLM(str(tmp_path), **limits, **OPTIONS) as llm:
             found.append(llm.embed(TEXTS, pooling=pooling, normalize=False))
     assert found[0] == found[1] == found[2]

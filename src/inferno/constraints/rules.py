@@ -1,7 +1,8 @@
 """What one request changes or excludes before its draws, apart from its grammar: logits processors,
 bad words, allowed tokens. And how masks are applied.
 
-Suffixes: S logits rows, B those drawn together, M masked rows, W words of 32 tokens, V vocabulary.
+Suffixes: S logits rows, B those drawn together, W words of 32 tokens, V vocabulary, K tokens
+of the vocabulary.
 """
 
 from __future__ import annotations
@@ -122,35 +123,46 @@ _PENALTIES = np.where(
 branches: on a CPU they take a tenth of the time of `masked_fill`."""
 
 
-_FEW = 4
-"""A quarter of the vocabulary is few tokens: to pick them costs less than to go through all."""
+def allows(mask_W: Any, token_id: int) -> bool:
+    """Return whether a mask allows a token. It allows none past its end."""
+    word, bit = divmod(token_id, 32)
+    return word < len(mask_W) and bool(mask_W[word] >> bit & 1)
+
+
+_FEW = 16
+"""To pick a sixteenth of the vocabulary costs less than to go through all of it."""
 
 
 def few_allowed(mask_W: Any, size: int) -> Any:
     """Return the ids of the tokens that a mask allows, ascending, as a numpy array; or None if they
-    are more than a quarter of the vocabulary's `size`."""
-    allowed_V = _bits(mask_W, size)
-    return np.flatnonzero(allowed_V) if np.count_nonzero(allowed_V) <= size // _FEW else None
+    are none, or more than a sixteenth of the vocabulary's `size`."""
+    bits_V = np.unpackbits(mask_W.view(np.uint8), bitorder="little")[:size].view(bool)
+    return np.flatnonzero(bits_V) if 0 < np.count_nonzero(bits_V) <= size // _FEW else None
 
 
-def apply_masks(x_BV: Tensor, masks: Sequence[Any]) -> None:
-    """Set the logits of tokens that a row's mask excludes to -inf. `masks` has the words of each
-    row, or None. Logits that are not finite may become NaN, which the sampler draws again."""
-    size = x_BV.shape[1]
-    for x_V, mask_W in zip(x_BV.unbind(), masks, strict=True):
+def masked(x_BV: Tensor, masks: Sequence[Any]) -> Tensor:
+    """Return a float32 copy of the logits with -inf for the tokens that a row's mask excludes.
+    `masks` has the words of each row, or None. Logits that are not finite may become NaN, which the
+    sampler draws again."""
+    y_BV, size = x_BV.to(torch.float32, copy=True), x_BV.shape[1]
+    penalties: dict[int, Any] = {}
+    for y_V, mask_W in zip(y_BV.unbind(), masks, strict=True):
         if mask_W is None:
             continue
-        excluded_V = ~_bits(mask_W, size)
-        if np.count_nonzero(excluded_V) <= size // _FEW:
-            excluded = torch.from_numpy(np.flatnonzero(excluded_V)).to(x_V.device)
-            x_V.index_fill_(0, excluded, -math.inf)
-            continue
-        penalty_V = np.take(_PENALTIES, mask_W.view(np.uint8), axis=0).reshape(-1)[:size]
-        x_V[: len(penalty_V)] += torch.from_numpy(penalty_V).to(x_V.device)
-        x_V[len(penalty_V) :] = -math.inf
+        held = penalties.setdefault(len(mask_W), np.empty((4 * len(mask_W), 8), np.float32))
+        np.take(_PENALTIES, mask_W.view(np.uint8), axis=0, out=held, mode="clip")
+        penalty_V = torch.from_numpy(held.reshape(-1)[:size])
+        y_V[: len(penalty_V)] += penalty_V.to(y_V.device)
+        y_V[len(penalty_V) :] = -math.inf
+    return y_BV
 
 
-def _bits(mask_W: Any, size: int) -> Any:
-    """Return a mask as a boolean of each token, (V,). Tokens past its end are not allowed."""
-    bits_V = np.unpackbits(np.ascontiguousarray(mask_W).view(np.uint8), bitorder="little")[:size]
-    return np.pad(bits_V, (0, size - len(bits_V))).view(bool)
+def picked(x_BV: Tensor, few: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Return the logits of each row's few tokens, followed by -inf, and their ids, both (B, K)."""
+    ids_BK = np.zeros((len(few), max(map(len, few))), np.int64)
+    for held_K, ids in zip(ids_BK, few, strict=True):
+        held_K[: len(ids)] = ids
+    counts_B1 = np.array([[len(ids)] for ids in few])
+    missing_BK = torch.from_numpy(np.arange(ids_BK.shape[1]) >= counts_B1).to(x_BV.device)
+    found_BK = torch.from_numpy(ids_BK).to(x_BV.device)
+    return x_BV.gather(-1, found_BK).masked_fill_(missing_BK, -math.inf), found_BK

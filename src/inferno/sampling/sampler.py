@@ -18,7 +18,7 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -26,7 +26,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.constraints.rules import LogitsRules, apply_masks, few_allowed, processed
+from inferno.constraints.rules import (
+    LogitsRules,
+    allows,
+    few_allowed,
+    masked,
+    picked,
+    processed,
+)
 from inferno.contracts import LogitsProcessor
 from inferno.device.staging import sent
 from inferno.errors import InfernoError
@@ -148,8 +155,8 @@ class Sampler:
         """
         states = [self._rows[row] for row in rows]
         own_SV, logits_SV = logits_SV, processed(logits_SV, [s.rules for s in states])
-        if not masks and all(state.is_argmax for state in states):
-            token_ids = self._argmax(logits_SV).tolist()
+        if all(state.is_argmax for state in states):
+            token_ids = self._best(logits_SV, [masks.get(row) for row in rows]).tolist()
             if UNDECIDED not in token_ids:
                 return Drawn(token_ids, {})
         else:
@@ -168,7 +175,7 @@ class Sampler:
             )
             if num_candidates == self._vocab_size:
                 x_BV.clamp_(min=torch.finfo(x_BV.dtype).min)  # no mask excludes all tokens
-                apply_masks(x_BV, [masks.get(row) for row in rows_again])
+                x_BV = masked(x_BV, [masks.get(row) for row in rows_again])
                 ids_B = torch.where(ids_B == UNDECIDED, x_BV.argmax(-1), ids_B)
             for i, token_id in zip(again, ids_B.tolist(), strict=True):
                 token_ids[i] = token_id
@@ -277,34 +284,44 @@ class Sampler:
         )
         rows_S, uniform_S = host.unbind()
         ids_S = torch.empty_like(rows_S)
-        few = self._few_allowed(rows, masks)
+        own = [masks.get(row) for row in rows]
+        few = [
+            few_allowed(mask_W, self._vocab_size)
+            if mask_W is not None and state.strategy is not Strategy.GREEDY
+            else None
+            for mask_W, state in zip(own, states, strict=True)
+        ]
         for part in self._groups(states, few):
             at = index_of(part, self._device)
             rows_B, members = rows_S[at], [states[i] for i in part]
-            x_BV = self._adjusted(logits_SV[at], rows_B, members)
-            if (allowed_K := few.get(part[0])) is not None:
-                if len(allowed_K):
-                    x_BK = x_BV[:, allowed_K]
-                    index_B = self._draw_group(x_BK, rows_B, uniform_S[at], members, num_candidates)
-                    ids_S[at] = torch.where(index_B < 0, UNDECIDED, allowed_K[index_B])
-                else:
-                    ids_S[at] = UNDECIDED
-                continue
-            own = [masks.get(rows[i]) for i in part]
-            if any(mask_W is not None for mask_W in own):
-                apply_masks(x_BV := x_BV.clone(), own)
-            ids_S[at] = self._draw_group(x_BV, rows_B, uniform_S[at], members, num_candidates)
+            x_BV, uniform_B = self._adjusted(logits_SV[at], rows_B, members), uniform_S[at]
+            if members[0].strategy is Strategy.GREEDY:
+                ids_S[at] = self._best(x_BV, [own[i] for i in part])
+            elif few[part[0]] is not None:  # the same tokens are drawn from them alone
+                x_BK, ids_BK = picked(x_BV, [few[i] for i in part])
+                index_B = self._draw_group(x_BK, rows_B, uniform_B, members, num_candidates)
+                ids_B = ids_BK.gather(-1, index_B.clamp(min=0)[:, None])[:, 0]
+                ids_S[at] = torch.where(index_B < 0, UNDECIDED, ids_B)
+            else:
+                if any(own[i] is not None for i in part):
+                    x_BV = masked(x_BV, [own[i] for i in part])
+                ids_S[at] = self._draw_group(x_BV, rows_B, uniform_B, members, num_candidates)
         return ids_S
 
-    def _few_allowed(self, rows: Sequence[int], masks: Mapping[int, Any]) -> dict[int, Tensor]:
-        """Return the ids that masks allow, by position in `rows`, where these are so few that the
-        token is better drawn from them alone. It is the same one."""
-        found = {}
-        for i, row in enumerate(rows if masks else ()):
-            mask_W = masks.get(row)
-            if mask_W is not None and (ids_K := few_allowed(mask_W, self._vocab_size)) is not None:
-                found[i] = torch.from_numpy(ids_K).to(self._device)
-        return found
+    def _best(self, x_BV: Tensor, masks: Sequence[Any]) -> Tensor:
+        """Return each row's best token that its mask, if it has one, allows, (B,), or UNDECIDED.
+        The best of all is mostly allowed, and then nothing else need be looked at."""
+        ids_B = self._argmax(x_BV)
+        if any(mask_W is not None for mask_W in masks):
+            again = [
+                i
+                for i, (token_id, mask_W) in enumerate(zip(ids_B.tolist(), masks, strict=True))
+                if mask_W is not None and token_id != UNDECIDED and not allows(mask_W, token_id)
+            ]
+            if again:
+                at = index_of(again, self._device)
+                ids_B[at] = self._argmax(masked(x_BV[at], [masks[i] for i in again]))
+        return ids_B
 
     def _draw_group(
         self,
@@ -314,10 +331,9 @@ class Sampler:
         states: Sequence[RowState],
         num_candidates: int,
     ) -> Tensor:
-        """Return token ids, (B,), or UNDECIDED, for rows of one strategy and width."""
+        """Return token ids, (B,), or UNDECIDED, for rows of one strategy and width that are not
+        greedy."""
         strategy, width = states[0].strategy, states[0].width
-        if strategy is Strategy.GREEDY:
-            return self._argmax(x_BV)
         temperature_B1 = self._floats_RP[rows_B, TEMPERATURE, None]
         min_p_B1 = self._floats_RP[rows_B, MIN_P, None]
         if strategy is Strategy.FULL:
@@ -338,15 +354,12 @@ class Sampler:
         complete = ids_BK.shape[1] == x_BV.shape[1]
         return draw_truncated(best_BK, ids_BK, mass_BK, uniform_B, complete=complete)
 
-    def _groups(self, states: Sequence[RowState], alone: Container[int]) -> Iterator[list[int]]:
-        """Group the positions by strategy and width, in groups whose temporaries fit the caches;
-        those of `alone` are each a group."""
+    def _groups(self, states: Sequence[RowState], few: Sequence[Any]) -> Iterator[list[int]]:
+        """Group the positions by strategy, width and whether they have `few` tokens, in groups
+        whose temporaries fit the caches."""
         groups: dict[Any, list[int]] = {}
         for i, state in enumerate(states):
-            if i in alone:
-                yield [i]
-            else:
-                groups.setdefault((state.strategy, state.width), []).append(i)
+            groups.setdefault((state.strategy, state.width, few[i] is None), []).append(i)
         for members in groups.values():
             for start in range(0, len(members), self._rows_at_once):
                 yield members[start : start + self._rows_at_once]

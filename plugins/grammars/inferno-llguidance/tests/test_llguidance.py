@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
+import numpy as np
 import pytest
 
-from inferno.contracts import GrammarProvider, GrammarSpec, Vocabulary
+from inferno.contracts import GrammarProvider, GrammarSpec, MaskRequest, Vocabulary
 from inferno.errors import GrammarError
 from inferno.testing import GrammarProviderTests, load_catalog
 
@@ -89,6 +91,25 @@ def test_a_regular_expression_matches_the_whole_output(
 ) -> None:
     spec = GrammarSpec(kind="regex", text=text)
     assert matches(compiler, spec, yes) and not matches(compiler, spec, no)
+
+
+@pytest.mark.parametrize(
+    "text", ["[a-z ]{3,9}", "[A-Za-z0-9 ,.']*", r"[a-z]{1,4}\d+", "(?s:.{2,5})"]
+)
+def test_a_mask_has_the_tokens_that_may_follow_whatever_is_sliced(text: str) -> None:
+    """Words of several lengths, of which the slices take some together."""
+    words = ["word", " word", "two words", "Word", "7", "a long line of words, and more", "wo\nrd"]
+    tokens = [*VOCABULARY.tokens, *[word.encode() for word in words]]
+    vocabulary = attrs.evolve(VOCABULARY, tokens=tokens)
+    compiler = load_catalog().named(GrammarProvider, "llguidance").item.build(vocabulary)
+    matcher = compiler.compile(GrammarSpec(kind="regex", text=text))
+    for token_id in (None, ord("a"), ord("b")):
+        assert token_id is None or matcher.accept(token_id)
+        mask = np.zeros((1, -(-len(tokens) // 32)), np.int32)
+        compiler.fill([MaskRequest(matcher, (), 0)], mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(tokens)]
+        followed = [matcher.count_valid([i]) for i in range(len(tokens))]
+        assert bits.tolist() == followed
 
 
 def test_choices_are_taken_literally(compiler: Any) -> None:
