@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.tiny_served import write
@@ -40,7 +41,7 @@ except InfernoError as error:
 
 
 def test_closing_gives_the_memory_of_weights_and_cache_back(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 3}
+    sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 3}
     write(tmp_path, **sizes, num_key_value_heads=4, head_dim=64)
     done = run_python(CODE, str(tmp_path))
     given, weights, cached, cause = json.loads(done.stdout.splitlines()[-1])
