@@ -1,10 +1,12 @@
 """Build the native module in a variant for tests, and run this plugin's tests on it.
 
-    python variants.py sanitize|emulate|emulate-amx [arguments for pytest]
+    python variants.py sanitize|threads|emulate|emulate-amx [arguments for pytest]
 
-sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer. emulate: levels that this machine
-may lack (AVX-VNNI, AVX-512, AMX) as plain code, which needs SIMDe (Debian: libsimde-dev); their
-tiles are small. emulate-amx: only AMX's tiles, of full size, on a machine with AVX-512 and BF16.
+sanitize: with AddressSanitizer and UndefinedBehaviorSanitizer. threads: with ThreadSanitizer, the
+tests in which threads of Python call the kernels; an op has one thread, because the sanitizer does
+not see how OpenMP's threads wait for each other. emulate: levels that this machine may lack
+(AVX-VNNI, AVX-512, AMX) as plain code, which needs SIMDe (Debian: libsimde-dev); their tiles are
+small. emulate-amx: only AMX's tiles, of full size, on a machine with AVX-512 and BF16.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 OPTIONS = {
     "sanitize": "-DINFERNO_SANITIZE=ON",
+    "threads": "-DINFERNO_SANITIZE_THREADS=ON",
     "emulate": "-DINFERNO_EMULATE=ON",
     "emulate-amx": "-DINFERNO_EMULATE_AMX=ON",
 }
@@ -52,10 +55,14 @@ def main() -> int:
         f"sys.path.insert(0, {str(build)!r})\n"
         "sys.exit(pytest.main(sys.argv[1:]))"
     )
-    env = os.environ | (_sanitized() if variant == "sanitize" else {})
+    env, tests = dict(os.environ), [str(HERE / "tests"), *ABOUT_INSTALLED]
+    if variant == "sanitize":
+        env |= _sanitized()
+    elif variant == "threads":
+        env |= _sanitized_threads()
+        tests = [str(HERE / "tests" / "test_recording.py"), "-k", "each_thread or threads_compute"]
     return subprocess.run(
-        [sys.executable, "-c", code, str(HERE / "tests"), "-q", *ABOUT_INSTALLED, *sys.argv[2:]],
-        env=env,
+        [sys.executable, "-c", code, *tests, "-q", *sys.argv[2:]], env=env
     ).returncode
 
 
@@ -67,6 +74,15 @@ def _sanitized() -> dict[str, str]:
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "OMP_NUM_THREADS": "2",
+    }
+
+
+def _sanitized_threads() -> dict[str, str]:
+    """The same for a module whose races are looked for."""
+    return {
+        "LD_PRELOAD": _runtime("libtsan.so"),
+        "TSAN_OPTIONS": "halt_on_error=1:ignore_noninstrumented_modules=1:exitcode=66",
+        "OMP_NUM_THREADS": "1",
     }
 
 
