@@ -605,6 +605,15 @@ def test_broken_logits_harm_nobody(params: dict[str, Any]) -> None:
     sampled = sampler.sample(torch.stack([good, *cases.values()]), range(1 + len(cases)))
     assert sampled.token_ids == [draw_once(good, seed=11, **params), 42, 0, 0, 42]
     assert sampler.broken == {1, 2, 3, 4}
+    for allowed in (0, -1):  # one token, or nearly all
+        masked = Sampler(1 + len(cases), VOCAB)
+        for row in range(1 + len(cases)):
+            masked.admit(row, make_request(seed=11, **params), (1, 2))
+        words = np.full(-(-VOCAB // 32), allowed, np.int32)
+        words[0] = 1 << 7
+        rows = range(1 + len(cases))
+        masked.sample(torch.stack([good, *cases.values()]), rows, dict.fromkeys(rows, words))
+        assert {2, 3} <= masked.broken <= {1, 2, 3, 4}, "a token that is masked may be NaN"
     sampler.admit(1, make_request(), [0])
     assert sampler.broken == {2, 3, 4}, "the row has another request"
     assert not any(math.isnan(found.logprob) for found in sampled.logprobs.values())

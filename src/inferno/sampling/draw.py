@@ -75,3 +75,16 @@ def draw_truncated(
         last_B = (mass_BK > 0).sum(-1).sub_(1).clamp_(min=0)
         sure_B &= best_BK.gather(-1, last_B[:, None])[:, 0] > best_BK[:, -1]
     return torch.where(sure_B, ids_B, UNDECIDED)
+
+
+def confirmed(token_ids: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return what each row has drawn: its first token, and while a draft is the one drawn, the one
+    after it. `token_ids` has one for each row and draft."""
+    found, first = list[list[int]](), 0
+    for ids in drafts:
+        count = 1
+        while count <= len(ids) and ids[count - 1] == token_ids[first + count - 1]:
+            count += 1
+        found.append([*token_ids[first : first + count]])
+        first += 1 + len(ids)
+    return found

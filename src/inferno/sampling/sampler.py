@@ -55,7 +55,7 @@ from inferno.sampling.device import (
     DeviceDraws,
     Resident,
 )
-from inferno.sampling.draw import draw_truncated, index_of, sort_best, truncate
+from inferno.sampling.draw import confirmed, draw_truncated, index_of, sort_best, truncate
 from inferno.sampling.finite import are_broken
 from inferno.sampling.logprobs import wanted_logprobs
 from inferno.sampling.state import RowState, Strategy, TokenCounts
@@ -228,13 +228,7 @@ class Sampler:
         if not masks and all(self._rows[row].is_argmax for row in rows):
             best = self._argmax(logits_LV).tolist()
             if UNDECIDED not in best:
-                for found, begin, ids in zip(token_ids, first, drafts, strict=False):
-                    found.append(best[begin])
-                    for j, draft in enumerate(ids, 1):
-                        if draft != found[-1]:
-                            break
-                        found.append(best[begin + j])
-                return token_ids, {}
+                return confirmed(best, drafts), {}
         logprobs: dict[tuple[int, int], Logprobs] = {}
         members, offset = list(range(len(rows))), 0
         while members:
@@ -245,13 +239,8 @@ class Sampler:
                 token_ids[i].append(token_id)
                 if at_member in drawn.logprobs:
                     logprobs[i, offset] = drawn.logprobs[at_member]
-            members = [
-                i
-                for i in members
-                if len(drafts[i]) > offset
-                and drafts[i][offset] == token_ids[i][-1]
-                and rows[i] not in self.broken
-            ]
+            going = [i for i in members if len(drafts[i]) > offset and rows[i] not in self.broken]
+            members = [i for i in going if drafts[i][offset] == token_ids[i][-1]]
             offset += 1
         begins = [0, *accumulate(map(len, token_ids))]
         return token_ids, {begins[i] + j: found for (i, j), found in logprobs.items()}
