@@ -100,6 +100,7 @@ def command(
             fetch=FetchOptions(revision=revision, offline=bool(offline), progress=True),
             catalog=catalog,
             progress=progress,
+            say=lambda note: click.echo(f"  {note}", err=True),
         )
     count = len(made.files)
     size = f"{format_bytes(made.nbytes)} in {count} file{'s' * (count != 1)}"

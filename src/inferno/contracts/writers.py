@@ -199,6 +199,9 @@ class Writer:
     dense. Raises OptionError."""
     options: frozenset[str] = frozenset()
     """The fields of WriteOptions that it understands, besides `dtype` and `split`."""
+    groups: tuple[int, ...] = ()
+    """Values of `WriteOptions.group` to choose from where the user names none, the usual one first:
+    that with which the fewest matrices stay dense. Empty: `encoding` decides."""
     calibrated: bool = False
     """Whether `encode` makes use of what calibration saw."""
     weighted: bool = False

@@ -119,7 +119,8 @@ class Calibration:
         quantized = {e.path for e in self._folder.encoded.values() if e.path in watched}
         self._too_large += len(quantized & sights.too_large)
         self._unseen += len(quantized - seen.keys() - sights.too_large)
-        return self._scaled(number, tensors, seen, first), seen
+        scaled = {path: found for path, found in seen.items() if path in quantized}
+        return self._scaled(number, tensors, scaled, first), seen
 
     @torch.inference_mode()
     def _done(self, number: int, read: Callable[[str], memoryview]) -> None:
@@ -176,7 +177,8 @@ class Calibration:
         seen: Mapping[str, Seen],
         before: Any,
     ) -> dict[str, Tensor]:
-        """Return the layer's tensors, scaled if the encoding wants it."""
+        """Return the layer's tensors, scaled if the encoding wants it. `seen` has the matrices that
+        are quantized: others may have a shape that the encoding refuses."""
         if not isinstance(self._encoding, Scaling):
             return tensors
         start = f"{self.layers.paths[number]}."

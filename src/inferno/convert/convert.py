@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from attrs import field, frozen
 from inferno.catalog import Catalog, Offer, load_catalog
 from inferno.contracts import FetchOptions, Output, WriteOptions, Writer
 from inferno.convert.folder import Folder
+from inferno.convert.grouping import in_groups
 from inferno.convert.place import MANIFEST, Place
 from inferno.convert.source import Source
 from inferno.convert.writing import JOURNAL, Progress, write
@@ -51,11 +52,12 @@ def convert(
     fetch: FetchOptions | None = None,
     catalog: Catalog | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], object] | None = None,
 ) -> Conversion:
     """Write the model `ref` as the writer `to` does, at `path`: a file, or a folder if it writes
     one. `calibrate` is a text file for writers that look at activations, `imatrix` an importance
     matrix for those that weigh errors by it. Continues an interrupted run with the same arguments.
-    Raises an InfernoError."""
+    `say` is told the notes that are known before the work begins. Raises an InfernoError."""
     options, catalog = options or WriteOptions(), catalog or load_catalog()
     offer = catalog.named(Writer, to)
     writer = offer.item
@@ -68,7 +70,12 @@ def convert(
         if writer.output is not None:
             output = writer.output(source.as_model(imatrix), options, place.path.name)
         else:
+            options, grouped = in_groups(source, writer, options)
+            notes += grouped
             output = _folder_output(source, writer, options, calibrate, notes)
+        if say is not None:
+            for note in (*output.notes, *notes):
+                say(note)
         place.check([file.name for file in output.files], force=force)
         key = _key(offer, options, catalog, calibrate, imatrix)
         with place.locked():

@@ -204,16 +204,12 @@ def _divided(
     stay dense, by path. Raises UnsupportedError."""
     encoded: dict[str, Encoded] = {}
     dense: dict[str, str] = {}
-    for path in linear_modules(source):
-        name = f"{path}.weight"
-        info = view.tensors.get(name)
-        if info is None or len(info.shape) != 2:
-            raise UnsupportedError(f"{path} is not stored separately under that name", _OTHERS)
-        found = encoding.parts(path, (info.shape[0], info.shape[1]))
+    for path, shape in linear_shapes(source, view).items():
+        found = encoding.parts(path, shape)
         if isinstance(found, str):
             dense[path] = found
         else:
-            encoded[name] = Encoded(path, found)
+            encoded[f"{path}.weight"] = Encoded(path, found)
     if not encoded:
         raise UnsupportedError(
             f"no matrix can be quantized: {next(iter(dense.values()), 'none is linear')}",
@@ -237,6 +233,18 @@ def _notes(source: Source, view: DenseView, dense: Mapping[str, str]) -> Iterato
 def _stays(info: TensorInfo) -> bool:
     """Whether a tensor keeps its dtype: norms and tables that are stored in float32."""
     return info.dtype == "float32" and len(info.shape) < 2
+
+
+def linear_shapes(source: Source, view: DenseView) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of the matrices that quantization applies to, by path. Raises
+    UnsupportedError."""
+    found: dict[str, tuple[int, int]] = {}
+    for path in linear_modules(source):
+        info = view.tensors.get(f"{path}.weight")
+        if info is None or len(info.shape) != 2:
+            raise UnsupportedError(f"{path} is not stored separately under that name", _OTHERS)
+        found[path] = info.shape[0], info.shape[1]
+    return found
 
 
 def linear_modules(source: Source) -> list[str]:

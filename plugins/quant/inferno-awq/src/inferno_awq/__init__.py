@@ -32,6 +32,7 @@ def inferno_writers() -> list[Writer]:
             describe="a Hugging Face folder in AWQ, 4 bits",
             encoding="inferno_awq.encoding:AwqEncoding.of",
             options=frozenset({"group"}),
+            groups=(128, 64, 32),
             calibrated=True,
         )
     ]

@@ -67,6 +67,7 @@ def inferno_writers() -> list[Writer]:
             describe="a Hugging Face folder in compressed-tensors, 4 bits packed",
             encoding="inferno_compressed_tensors.encoding:PackedEncoding.of",
             options=frozenset({"group", "damping"}),
+            groups=(128, 64, 32),
             calibrated=True,
         )
     ]

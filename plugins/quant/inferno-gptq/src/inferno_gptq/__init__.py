@@ -43,6 +43,7 @@ def inferno_writers() -> list[Writer]:
             describe=f"a Hugging Face folder in GPTQ, {bits} bits",
             encoding=partial(_encoding, bits),
             options=frozenset({"group", "act_order", "damping"}),
+            groups=(128, 64, 32),
             calibrated=True,
         )
         for bits in (4, 8)
