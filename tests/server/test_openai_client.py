@@ -46,17 +46,18 @@ TOOLS: list[Any] = [
 class Served:
     """A running `inferno serve`."""
 
-    def __init__(self) -> None:
+    def __init__(self, ref: str = "demo", *options: str) -> None:
         command = [
             sys.executable,
             "-m",
             "inferno",
             "serve",
-            "demo",
+            ref,
             "--port",
             "0",
             "--api-key",
             "secret",
+            *options,
         ]
         environment = {**os.environ, "NO_COLOR": "1"}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)

@@ -1,0 +1,58 @@
+"""Log-probabilities beside transformers' float32 of the same file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from exactness import Expected, logprobs_of, perplexity, rms
+from float32 import Reference
+from tests.real.conftest import OPTIONS
+
+from inferno import LLM
+
+EXACT, ROUNDED = 1.005, 1.01
+
+
+def test_the_stored_reference_is_what_the_file_gives(
+    expected: Expected, reference: Reference
+) -> None:
+    """Of a window and of the long text, as far as it is computed quickly."""
+    for number in (0, -1):
+        now = reference.logprobs(expected.texts[number][:200])
+        np.testing.assert_allclose(now, expected.logprobs[number][:199], atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "options, length, most",
+    [
+        pytest.param({"dtype": "bfloat16"}, 8000, EXACT, id="bfloat16"),
+        pytest.param({"dtype": "float16"}, 2048, EXACT, id="float16"),
+        pytest.param({"dtype": "float32"}, 2048, EXACT, id="float32"),
+        pytest.param({"kv_cache_dtype": "int8"}, 2048, ROUNDED, id="int8 cache"),
+        pytest.param({"kv_cache_dtype": "fp8"}, 2048, ROUNDED, id="fp8 cache"),
+    ],
+)
+def test_perplexity_is_float32s(
+    options: dict[str, Any], length: int, most: float, gguf_file: str, expected: Expected
+) -> None:
+    """On eight windows of 512 tokens, and on one of 2048 or 8000: `benchmarks/exactness.py` has all
+    lengths for all types, which would take minutes here."""
+    texts = [*expected.texts[:-1], expected.texts[-1][:length]]
+    with LLM(gguf_file, max_model_len=length + 1, **{**OPTIONS, **options}) as llm:
+        ours = logprobs_of(llm, texts)
+    assert all(np.isfinite(each).all() for each in ours)
+    windows, theirs = ours[:-1], expected.logprobs[:-1]
+    ratios = {512: perplexity(windows) / perplexity(theirs)}
+    for end in sorted({2048, length}):
+        parts = [each[-1][: end - 1] for each in (ours, expected.logprobs)]
+        ratios[end] = perplexity(parts[:1]) / perplexity(parts[1:])
+    found = rms(windows, theirs)
+    assert all(1 / most < ratio < most for ratio in ratios.values()), (ratios, found)
+    assert found < RMS[next(iter(options.values()))], (ratios, found)
+
+
+RMS = {"bfloat16": 0.12, "float16": 0.12, "float32": 0.12, "int8": 0.14, "fp8": 0.3}
+"""The most that log-probabilities may differ, root mean square: rounding activations to 8 bits
+before the products with Q4_1, as llama.cpp does, is 0.1 of it."""
