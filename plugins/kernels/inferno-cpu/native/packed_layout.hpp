@@ -30,13 +30,13 @@ struct Iq4nl {  // ggml's kvalues_iq4nl
       128 + 1,   128 + 13,  128 + 25, 128 + 38, 128 + 53, 128 + 69, 128 + 89, 128 + 113};
 };
 
-// BITS a stored code, GROUPS of 32 columns a superblock, SPAN of them with one scale of x. Members
-// that the other layouts have too: kHead, bytes before the first superblock; kShared, how many groups
-// in a row have the same scale and minimum, and a scale of x each.
-template <int BITS, int GROUPS, Sub SUB, Min MIN, int OFFSET, class TABLE = Plain, int SPAN = 1>
+// BITS a stored code, GROUPS of 32 columns a superblock. Members that the other layouts have too:
+// kHead, bytes before the first superblock; kSpan, how many groups have one scale of x (0: all);
+// kShared, how many groups in a row have the same scale and minimum, and a scale of x each.
+template <int BITS, int GROUPS, Sub SUB, Min MIN, int OFFSET, class TABLE = Plain>
 struct Packed {
-  static constexpr int kGroups = GROUPS, kOffset = OFFSET, kSpan = SPAN, kHead = 0;
-  static constexpr int kShared = SUB == kNoSub && SPAN == 1 ? GROUPS : 1;
+  static constexpr int kGroups = GROUPS, kOffset = OFFSET, kSpan = 1, kHead = 0;
+  static constexpr int kShared = SUB == kNoSub ? GROUPS : 1;
   static constexpr int kStoredBits = BITS, kBits = TABLE::kBits ? TABLE::kBits : BITS;
   static constexpr Sub kSub = SUB;
   static constexpr Min kMinimum = MIN;
@@ -115,8 +115,8 @@ template <int GROUP>
 using Int4 = Packed<4, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
 template <int GROUP>
 using Int8 = Packed<8, GROUP / kColumns, kNoSub, kZeroPoint, 0>;
-template <int GROUP>  // x is rounded in groups of the same size: integers are summed over all of it
-using Int8Sym = Packed<8, GROUP / kColumns, kNoSub, kNoMin, 128, Plain, GROUP / kColumns>;
+template <int GROUP>
+using Int8Sym = Packed<8, GROUP / kColumns, kNoSub, kNoMin, 128>;
 
 // 8-bit codes with a scale, and a zero point, for the whole row, as has x (kSpan 0): integers are
 // summed over all columns. w = scale * (code - 128 - zero). UNPACKED: for many rows of x.
@@ -140,10 +140,10 @@ struct Rows8 {
 };
 
 // A panel unpacked for many rows of x. BITS bounds the codes; 4 also covers fewer bits.
-template <int BITS, int HALVES, bool MIN, int OFFSET, int SPAN, int SHARED>
+template <int BITS, int HALVES, bool MIN, int OFFSET, int SHARED>
 struct Unpacked {
-  static constexpr int kBits = BITS, kGroups = SPAN * SHARED, kOffset = OFFSET, kHalves = HALVES,
-                       kSpan = SPAN, kShared = SHARED, kHead = 0;
+  static constexpr int kBits = BITS, kGroups = SHARED, kOffset = OFFSET, kHalves = HALVES,
+                       kSpan = 1, kShared = SHARED, kHead = 0;
   static constexpr bool kHasMin = MIN, kUnpacked = true;
   static constexpr int kHeader = 0;
   static constexpr int kScaleBytes = 4 * kRows * HALVES;
@@ -177,7 +177,7 @@ constexpr int code_at(int lane, int column) {
 
 template <class L>
 struct UnpackedFrom {
-  using Of = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset, L::kSpan,
+  using Of = Unpacked<(L::kBits < 4 ? 4 : L::kBits), L::kHalves, L::kHasMin, L::kOffset,
                       L::kShared>;
 };
 template <bool ZERO>

@@ -7,8 +7,9 @@ namespace {
 // T quantized rows of x, as a tile reads them. For every 32 columns: the fours, [8][T][4] signed
 // bytes (for tiles of AMX [T][32]); T scales; and for each 16 columns T sums: the correction of the
 // integer sum for the offset or, in a layout with minimums, the scaled sum of x. With scales for 32
-// columns, the first is for all 32. If more columns share a scale of W or of x, the first group has
-// the sums of all; and if x has one for the whole row, first the correction, then the sum of x.
+// columns, the first is for all 32. If more columns share a scale and a minimum of W, the first group
+// has the sum of all; and if x has one scale for the whole row, first the correction, then the sum of
+// x.
 template <int T>
 struct Activations {
   static constexpr int kScales = kColumns * T, kSums = kScales + 4 * T, kBytes = kSums + 8 * T;
@@ -190,8 +191,8 @@ INL void scale_shared(const typename L::Header (&header)[R], const uint8_t* w, i
   }
 }
 
-// As multiply_group, of `span` groups whose scales, and those of x, are the same: their integers
-// are summed first.
+// As multiply_group, of all `span` groups of a row that has one scale, as has x: their integers are
+// summed first.
 template <class L, int R, int T>
 INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, int64_t stride,
                        const uint8_t* x, int64_t span, const Ahead& ahead, F32 (&f)[R][T]) {
@@ -243,10 +244,7 @@ void multiply(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups
   for (int64_t g = 0; g < groups; g += L::kGroups, w += L::kSuperBytes) {
     typename L::Header header[R];
     UNROLL_FOR (int r = 0; r < R; r++) header[r] = L::header(w + r * stride);
-    if constexpr (L::kSpan > 1) {
-      multiply_span<L, R, T>(header, w + L::kHeader, stride, x, L::kSpan, ahead, f);
-      x += L::kSpan * Activations<T>::kBytes;
-    } else if constexpr (L::kShared > 1) {
+    if constexpr (L::kShared > 1) {
       F32 products[R][T];
       UNROLL_FOR (int r = 0; r < R; r++)
         UNROLL_FOR (int t = 0; t < T; t++) products[r][t] = splat(0.0f);

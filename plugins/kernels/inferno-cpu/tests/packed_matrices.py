@@ -133,11 +133,8 @@ def ints(
 
 def rounded(m: Matrix, x_TI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """x in groups of 32 as int8 and their scales: what the kernel should multiply. The scales are
-    of larger groups for symmetric integers, and of rows for w8a8."""
-    layout = m.panels.panel_layout
-    span = LAYOUTS[layout].block // 32 if "_sym_" in layout else 1
-    if layout.startswith("w8a8"):
-        span = x_TI.shape[1] // 32
+    of rows for w8a8."""
+    span = x_TI.shape[1] // 32 if m.panels.panel_layout.startswith("w8a8") else 1
     x_TGi = x_TI.astype(np.float32).reshape(len(x_TI), -1, 32)
     greatest_TG = abs(x_TGi).max(2).reshape(len(x_TI), -1, span).max(2).repeat(span, 1)
     scale_TG = (greatest_TG / np.float32(127)).astype(np.float64)

@@ -56,8 +56,8 @@ def stored(weight: Blocks | IntGroups | W8A8) -> Stored:
 
 
 class PackedPanels(Weight):
-    """A quantized matrix. Rows of x are rounded to int8: in groups of 32, in the groups of an
-    `int8_sym` layout, or as a whole for `w8a8`.
+    """A quantized matrix. Rows of x are rounded to int8: in groups of 32, or as a whole for
+    `w8a8`.
 
     A row of x with an infinity or NaN gives a row of NaN.
     """
