@@ -105,6 +105,14 @@ def test_packed_products(layout: str | IntLayout | TableLayout) -> None:
             found_TO, wanted_TO = ours.matmul(x_TI).double(), x_TI.double() @ exact_OI.T
             magnitude_TO = x_TI.double().abs() @ exact_OI.abs().T
             assert ((found_TO - wanted_TO).abs() <= magnitude_TO * 2**-9 * 1.5).all(), tokens
+            assert_float32(ours, x_TI)
+
+
+def assert_float32(weight: Weight, x_TI: torch.Tensor) -> None:
+    """Products for heads are not rounded to x's type; rounded, they are those for layers."""
+    y_TO, rounded_TO = weight.matmul_float32(x_TI), weight.matmul(x_TI)
+    assert y_TO.dtype == torch.float32 and (y_TO != rounded_TO).any()
+    torch.testing.assert_close(y_TO.to(x_TI.dtype), rounded_TO, equal_nan=True)
 
 
 @pytest.mark.parametrize("chip", ["sm_86", "sm_90"])
@@ -132,6 +140,7 @@ def test_products_of_8_bit_floats(block: tuple[int, int], chip: str) -> None:
             rounded = tokens > 64 and CHIPS[chip].fp8
             bound = 2**-4 if rounded else 2**-8 if tokens > 64 else 2**-9
             assert ((found_TO - wanted_TO).abs() <= magnitude_TO * bound).all()
+            assert_float32(ours, x_TI)
         if block[0] == 1:
             found_NO = ours.grouped(x_TI[:9], starts_E1).double()
             parts = zip(x_TI[:9].double().split([5, 0, 4]), exact_OI.chunk(3), strict=True)
@@ -168,6 +177,7 @@ def test_products_with_rounded_activations(zeros: bool) -> None:
             exact_TO = wanted_TI.double() @ integers_OI.T * wanted_T1 * scales_O1[:, 0] + bias_O
             found_TO = ours.matmul(x_TI, bias_O)
             torch.testing.assert_close(found_TO, exact_TO.bfloat16(), equal_nan=True)
+            assert_float32(ours, x_TI)
         found_NO = ours.grouped(x_TI[:9], starts_E1, bias_O)
         torch.testing.assert_close(found_NO, weight.grouped(x_TI[:9], starts_E1, bias_O))
 
