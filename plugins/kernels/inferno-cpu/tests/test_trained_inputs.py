@@ -15,19 +15,21 @@ import torch
 from packed_matrices import matrix, product, tolerance
 from torch import Tensor
 
-from inferno.nn import ops
+from inferno.nn import Fp8Blocks, TableGroups, ops
 from inferno.nn.weight import Dense
 from inferno.testing import trained_hidden, trained_logits, trained_matrix, trained_products
 from inferno_cpu import _native, elementwise
 from inferno_cpu.dense import Panels
 from inferno_cpu.experts import combine, route
 from inferno_cpu.layouts import LAYOUTS
+from inferno_cpu.linear import stack
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 """Half a unit in the last place, relative."""
 TOKENS = 20
 COLUMNS = 512
+F32 = torch.float32
 Inputs = Callable[[int, int], Tensor]
 
 
@@ -89,6 +91,32 @@ def test_dense_products(weight_type: torch.dtype, type_: torch.dtype, inputs: In
     assert torch.equal(y_NR[7:], panels.matmul(x_TI[7:])[:, 32:])
 
 
+def codes(kind: str) -> Fp8Blocks | TableGroups:
+    """A matrix of codes with the values of a trained one, nearly: the massive channels' columns
+    share a scale with others, and are rounded more."""
+    w_OI = trained_matrix(64, COLUMNS)
+    if kind == "fp8":
+        scales_O1 = w_OI.abs().amax(1, keepdim=True) / 448
+        return Fp8Blocks((w_OI / scales_O1).to(torch.float8_e4m3fn), scales_O1, (1, COLUMNS), F32)
+    scales_OG = w_OI.view(64, -1, 64).abs().amax(2)
+    data_OB = torch.randint(0, 256, (64, COLUMNS // 2), dtype=torch.uint8)
+    return TableGroups(data_OB, scales_OG, kind, F32)
+
+
+@pytest.mark.parametrize("type_", DTYPES)
+@pytest.mark.parametrize("kind", ["fp8", "nf4", "fp4"])
+def test_products_of_codes(kind: str, type_: torch.dtype, inputs: Inputs) -> None:
+    """Against the values that the panels hold."""
+    panels = stack(codes(kind))
+    assert isinstance(panels, Panels)
+    w_OI, x_TI = panels.to_dense().data, inputs(TOKENS, COLUMNS).clamp(-6e4, 6e4).to(type_)
+    exact_TO = x_TI.double() @ w_OI.double().T
+    bound_TO = 1e-6 * (x_TI.double().abs() @ w_OI.double().abs().T)
+    for tokens in (1, 5, TOKENS):
+        y_TO = panels.matmul_float32(x_TI[:tokens])
+        assert ((y_TO - exact_TO[:tokens]).abs() <= bound_TO[:tokens]).all()
+
+
 @pytest.mark.parametrize("type_", DTYPES)
 def test_the_best_of_a_head_is_that_of_its_logits_and_of_equals_the_first(
     type_: torch.dtype,
@@ -123,6 +151,30 @@ def test_norms_of_massive_channels(dtype: torch.dtype, wide: bool) -> None:
         # Rounded before the weight and after it.
         bound_TD = (2.01 * EPS[dtype] + 4e-7) * exact_TD.abs() + torch.finfo(dtype).tiny
         assert ((ours_TD - exact_TD).abs() <= bound_TD).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotations_of_keys_with_large_channels(dtype: torch.dtype, normed: bool) -> None:
+    """Channels of 100 and 500, as biases of keys give; positions to 8 000."""
+    k_TKC = torch.randn(TOKENS, 2, 64, generator=torch.Generator().manual_seed(0))
+    k_TKC[:, :, 5] += 100
+    k_TKC[:, :, 40] -= 500
+    k_TKC = k_TKC.to(dtype)
+    weight_C = torch.rand(64, generator=torch.Generator().manual_seed(1)) if normed else None
+    angle_TE = torch.arange(TOKENS)[:, None] * 400 * 10_000.0 ** (-torch.arange(32) / 32)
+    cos_TE, sin_TE = angle_TE.cos(), angle_TE.sin()
+    ours_TKC = elementwise.norm_rope(k_TKC, weight_C, 1e-6, cos_TE, sin_TE, False)
+    x_TKC = k_TKC.double()
+    if weight_C is not None:
+        x_TKC = x_TKC / (x_TKC.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight_C.double()
+    a, b = x_TKC.chunk(2, -1)
+    cos_T1E, sin_T1E = cos_TE.double()[:, None], sin_TE.double()[:, None]
+    exact_TKC = torch.cat([a * cos_T1E - b * sin_T1E, b * cos_T1E + a * sin_T1E], -1)
+    size_TKC = torch.cat([a.abs() + b.abs()] * 2, -1)
+    # Normed values are rounded before they are turned.
+    bound_TKC = EPS[dtype] * (exact_TKC.abs() + 1.01 * normed * size_TKC) + 4e-7 * size_TKC
+    assert ((ours_TKC - exact_TKC).abs() <= bound_TKC).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
