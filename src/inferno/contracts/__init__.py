@@ -24,6 +24,7 @@ from inferno.contracts.attention import (
     CacheDType,
     CacheTensor,
     DType,
+    Waves,
 )
 from inferno.contracts.cache import CachePolicy, PrefixCache
 from inferno.contracts.chat import (
@@ -206,6 +207,7 @@ __all__ = [
     "Vocabulary",
     "Scaling",
     "W8A8Layout",
+    "Waves",
     "WriteOptions",
     "Writer",
     "WrittenFile",

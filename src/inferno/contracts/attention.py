@@ -1,6 +1,7 @@
 """Attention: a layer's spec, the need that a backend must serve, and the backend's declaration.
 
-Suffixes: T packed tokens, H query heads, K key/value heads, C head dim.
+Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, W waves, L lines, N
+positions.
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ class AttentionNeed(AttentionSpec):
     cache_dtype: CacheDType = "auto"
     """Dtype of the stored keys and values: auto is `dtype`; the others store a scale with each
     head's vector."""
+    waves: bool = False
+    """Whether `Attend` may be given `Waves`: where keys are rounded by their largest element, what
+    is constant in them is better left out."""
 
     @classmethod
     def of(
@@ -96,7 +100,8 @@ class AttentionNeed(AttentionSpec):
     ) -> Self:
         """Return the need of a layer with this spec."""
         fields = {a.name: getattr(spec, a.name) for a in attrs.fields(AttentionSpec)}
-        return cls(**fields, dtype=dtype, device=device, cache_dtype=cache_dtype)
+        waves = cache_dtype != "auto" and spec.latent_dim is None
+        return cls(**fields, dtype=dtype, device=device, cache_dtype=cache_dtype, waves=waves)
 
 
 @frozen
@@ -106,6 +111,29 @@ class CacheTensor:
 
     shape: tuple[int, ...]
     dtype: str
+
+
+@frozen(eq=False)
+class Waves:
+    """What is added to the scores for a constant part of the keys that is not in the cache, such as
+    a large bias.
+
+    Rotated by its position, a constant pair of channels is a cosine and a sine of the position, and
+    so is its product with a query. Before it is scaled, the score of query head h of token t and
+    the key at position n gets
+
+        sum over w of amplitudes[t, h, w] * lines[used[k, w], n]
+
+    where k is the key/value head of h.
+    """
+
+    amplitudes_THW: Tensor
+    """float32, contiguous."""
+    used_KW: Tensor
+    """int32, contiguous."""
+    lines_LN: Tensor
+    """float32; positions are contiguous, a multiple of 16. Those that no sequence has reached may
+    hold anything."""
 
 
 class Attend(Protocol):
@@ -119,9 +147,11 @@ class Attend(Protocol):
         cache: Mapping[str, Tensor],
         batch: Batch,
         sinks_H: Tensor | None = None,
+        waves: Waves | None = None,
     ) -> Tensor:
         """Return the output, (T, H, `need.output_dim`). `cache` holds the layer's tensors, each
-        (blocks, *shape of one block). `sinks_H` is given if `need.sinks`.
+        (blocks, *shape of one block). `sinks_H` is given if `need.sinks`, `waves` only if
+        `need.waves`.
 
         A token of slot -1 is not stored. It is a padding row, of length 0: it attends to nothing,
         and its output is finite but arbitrary. In a captured step (`batch.captured`) any row may

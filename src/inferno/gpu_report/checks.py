@@ -80,6 +80,7 @@ def _few_needs(job: Job) -> Iterator[AttentionNeed]:
     yield _need(job, 4, 1, 40, latent_dim=32)
     for kind in EIGHT_BITS:
         yield _need(job, 8, 2, 64, cache_dtype=kind)
+        yield _need(job, 8, 2, 64, cache_dtype=kind, waves=True)
 
 
 def _real_needs(job: Job) -> Iterator[AttentionNeed]:

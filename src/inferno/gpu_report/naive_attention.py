@@ -1,6 +1,7 @@
 """The reference for attention backends: attention over random sequences, in float64.
 
-Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence.
+Suffixes: H query heads, K key/value heads, C head dim, L tokens of a sequence, T packed tokens of a
+step, W waves.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionNeed, Waves
 
 LONGEST = 64
 """Random tokens of each sequence."""
@@ -40,16 +42,54 @@ def drawn(
     return qkv, sinks_H
 
 
+def drawn_waves(
+    need: AttentionNeed, num_sequences: int, longest: int = LONGEST, device: str = "cpu"
+) -> list[Waves] | None:
+    """Return waves of each sequence's tokens that change their attention, if the need has any."""
+    if not need.waves:
+        return None
+    generator, waves, frequencies = torch.Generator().manual_seed(1), 4, 3
+    positions = torch.arange(-(-longest // 16) * 16)
+    angles = positions * torch.tensor([1.0, 0.3, 1e-3])[:, None]
+    used_KW = torch.randint(
+        2 * frequencies, (need.num_kv_heads, waves), generator=generator, dtype=torch.int32
+    )
+    lines_LN = torch.cat([angles.cos(), angles.sin()]).to(device)
+    shape = longest, need.num_heads, waves
+    return [
+        Waves(
+            (torch.randn(shape, generator=generator) * (4 / need.scale)).to(device),
+            used_KW.to(device),
+            lines_LN,
+        )
+        for _ in range(num_sequences)
+    ]
+
+
+def waves_of(waves: Sequence[Waves], spans: Sequence[tuple[int, int, int]]) -> Waves:
+    """Return the waves of a step, which has the tokens [first, stop) of each (sequence, first,
+    stop)."""
+    rows_THW = [waves[i].amplitudes_THW[first:stop] for i, first, stop in spans]
+    return evolve(waves[0], amplitudes_THW=torch.cat([*rows_THW, waves[0].amplitudes_THW[:0]]))
+
+
 @lru_cache(maxsize=256)
 def naive(need: AttentionNeed, num_sequences: int, sequence: int, length: int) -> Tensor:
     """Return the attention of the first tokens of a random sequence. Cached: it is the same for
     every backend, level and block size."""
     qkv, sinks_H = drawn(need, num_sequences)
-    return exact(need, qkv[sequence], sinks_H, 0, length)
+    waves = drawn_waves(need, num_sequences)
+    own = None if waves is None else waves[sequence]
+    return exact(need, qkv[sequence], sinks_H, 0, length, own)
 
 
 def exact(
-    need: AttentionNeed, qkv: Sequence[Tensor], sinks_H: Tensor | None, first: int, stop: int
+    need: AttentionNeed,
+    qkv: Sequence[Tensor],
+    sinks_H: Tensor | None,
+    first: int,
+    stop: int,
+    waves: Waves | None = None,
 ) -> Tensor:
     """Return the attention of the queries from `first` to `stop`, one by one, in float64."""
     q_LHC, k_LKC, v_LKC = qkv
@@ -59,7 +99,13 @@ def exact(
     for position in range(first, stop):
         oldest = 0 if need.sliding_window is None else max(0, position + 1 - need.sliding_window)
         seen = slice(oldest, position + 1)
-        scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1) * need.scale
+        scores_LH = (k_LHC[seen] * q_LHC[position].double()).sum(-1)
+        if waves is not None:
+            lines_HWL = waves.lines_LN[:, seen].double()[waves.used_KW.long()]
+            heights_HW = waves.amplitudes_THW[position].double()
+            lines_HWL = lines_HWL.repeat_interleave(groups, 0)
+            scores_LH = scores_LH + torch.einsum("hw,hwl->lh", heights_HW, lines_HWL)
+        scores_LH = scores_LH * need.scale
         if need.soft_cap is not None:
             scores_LH = need.soft_cap * torch.tanh(scores_LH / need.soft_cap)
         weights_LH = (

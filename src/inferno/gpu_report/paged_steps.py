@@ -17,7 +17,14 @@ from torch import Tensor
 
 from inferno.contracts import AttentionBackend, AttentionNeed
 from inferno.core.kvcache import KVCache
-from inferno.gpu_report.naive_attention import LONGEST, drawn, exact, naive
+from inferno.gpu_report.naive_attention import (
+    LONGEST,
+    drawn,
+    drawn_waves,
+    exact,
+    naive,
+    waves_of,
+)
 from inferno.nn.batch import Batch
 
 STEPS: Sequence[Sequence[int]] = [
@@ -51,6 +58,7 @@ def run_steps(
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
     qkv, sinks_H = drawn(need, len(totals), longest, "cpu" if compared is None else device)
     sinks = () if sinks_H is None else (sinks_H.to(device),)
+    waves = drawn_waves(need, len(totals), longest, device)
     assert max(totals) <= longest, "no more tokens are drawn"
     tables = block_tables(len(totals), longest // block_size + 1)
     cache = {} if cache is None else cache
@@ -80,8 +88,13 @@ def run_steps(
             batch = attrs.evolve(batch, captured=True, context_lens=[bound] * len(rows))
         if item.begin is not None:
             item.begin(need, batch)
+        more: tuple[Any, ...] = sinks
+        if waves is not None:
+            own = waves_of(waves, [(i, a, b) for i, (a, b) in zip(active, spans, strict=True)])
+            rows_THW = _among_padding(own.amplitudes_THW, real_T.to(device))
+            more = (*(sinks or (None,)), attrs.evolve(own, amplitudes_THW=rows_THW))
         with torch.inference_mode():
-            ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *sinks)
+            ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *more)
         if compared is None:
             firsts = [a for a, _ in spans]
             theirs = [
@@ -91,7 +104,7 @@ def run_steps(
         else:
             firsts = [max(a, b - compared) for a, b in spans]
             theirs = [
-                exact(need, qkv[i], sinks_H, first, b)
+                exact(need, qkv[i], sinks_H, first, b, None if waves is None else waves[i])
                 for i, first, (_, b) in zip(active, firsts, spans, strict=True)
             ]
         kept = [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from attrs import frozen
 from torch import Tensor
 
-from inferno.contracts import Attend, AttentionSpec
+from inferno.contracts import Attend, AttentionSpec, Waves
 from inferno.nn.batch import Batch
 from inferno.nn.layer import Finalize, Layer
 
@@ -40,9 +40,11 @@ class Attention(Layer):
         v_TX: Tensor | None,
         batch: Batch,
         sinks_H: Tensor | None = None,
+        waves: Waves | None = None,
     ) -> Tensor:
         """Return (T, H·`spec.output_dim`), from (T, H·C), (T, K·C) and (T, K·V). Latent attention
-        has no values; `sinks_H` are the logits of `spec.sinks`."""
+        has no values; `sinks_H` are the logits of `spec.sinks`, `waves` what is added to scores for
+        a part of the keys that is not in `k_TX`."""
         spec, batch = self.spec, batch.for_window(self.spec.sliding_window)
         q_THC, k_TKC = (x.view(len(x), -1, spec.head_dim) for x in (q_TX, k_TX))
         v_TKC = (
@@ -50,10 +52,8 @@ class Attention(Layer):
             if v_TX is None
             else v_TX.view(len(v_TX), k_TKC.shape[1], -1)
         )
-        cache = self.cache
-        if sinks_H is None:
-            return self.attend(q_THC, k_TKC, v_TKC, cache, batch).flatten(1)
-        return self.attend(q_THC, k_TKC, v_TKC, cache, batch, sinks_H).flatten(1)
+        given = (sinks_H, waves) if waves is not None else () if sinks_H is None else (sinks_H,)
+        return self.attend(q_THC, k_TKC, v_TKC, self.cache, batch, *given).flatten(1)
 
 
 @frozen
@@ -72,9 +72,11 @@ class ByStep:
         cache: Mapping[str, Tensor],
         batch: Batch,
         sinks_H: Tensor | None = None,
+        waves: Waves | None = None,
     ) -> Tensor:
         attend = self.tokens if is_single(batch) else self.prompts
-        return attend(q_THC, k_TKC, v_TKC, cache, batch, sinks_H)
+        given = (sinks_H,) if waves is None else (sinks_H, waves)
+        return attend(q_THC, k_TKC, v_TKC, cache, batch, *given)
 
 
 def is_single(batch: Batch) -> bool:
@@ -89,5 +91,6 @@ def unbound(
     cache: Mapping[str, Tensor],
     batch: Batch,
     sinks_H: Tensor | None = None,
+    waves: Waves | None = None,
 ) -> Tensor:
     raise AssertionError("a backend is bound to every attention layer before the first step")

@@ -16,9 +16,12 @@ from torch import Tensor, nn
 
 from inferno.configs import DecoderConfig
 from inferno.nn.batch import Batch
+from inferno.nn.constant_keys import Pairs
 from inferno.nn.embedding import Embedding, LMHead, TiedLMHead
+from inferno.nn.layer import Finalize, Layer
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rope
+from inferno.nn.self_attention import SelfAttention
 
 Norm = Callable[[int, float], Any]
 """(size, eps) -> `RMSNorm` or `LayerNorm`, or a class with their interface."""
@@ -107,7 +110,7 @@ class SandwichDecoderLayer(nn.Module):
         return x_TD, after_mlp(self.mlp(h_TD))
 
 
-class Decoder(nn.Module):
+class Decoder(Layer):
     """Embedding, layers, norm. `rope` is called once per step; every layer is given its result."""
 
     def __init__(
@@ -162,6 +165,15 @@ class Decoder(nn.Module):
             norm_name=norm_name,
             embedding_scale=embedding_scale,
         )
+
+    def finalize(self, to: Finalize) -> None:
+        rope = self.rope
+        if not isinstance(rope, Rope):
+            return
+        pairs = Pairs(rope.rotated // 2, rope.interleaved)
+        for layer in self.layers.modules():
+            if isinstance(layer, SelfAttention) and to.takes_waves(layer.attention.layer_id):
+                rope.wants_lines |= layer.take_out_constant_keys(pairs)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Return the tokens' embeddings, the input of the first layer."""

@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed, AttentionSpec
+from inferno.contracts import AttentionNeed, AttentionSpec, Waves
 from inferno.nn.batch import Batch
 from inferno.nn.stored import Stored, may_pad
 
@@ -59,7 +59,9 @@ class GatheredAttend:
         cache: Mapping[str, Tensor],
         batch: Batch,
         sinks_H: Tensor | None = None,
+        waves: Waves | None = None,
     ) -> Tensor:
+        assert waves is None, "backends that store what was computed do not list them"
         stored = Stored.shared(batch)
         stored.store(cache["k"], k_TKC)
         if self.need.latent_dim is None:

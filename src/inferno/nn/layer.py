@@ -49,6 +49,8 @@ class Finalize:
     ops: Ops = TORCH
     attend: Callable[[int], Attend] = no_attention
     """Returns the attention backend of a layer id."""
+    takes_waves: Callable[[int], bool] = lambda layer_id: False
+    """Whether the attention backend of a layer id takes `contracts.Waves`."""
     max_model_len: int | None = None
     """Longest context in tokens; None: the model's."""
 

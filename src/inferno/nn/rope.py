@@ -1,7 +1,8 @@
 """Rotary position embedding (arXiv:2104.09864) and its extensions to contexts longer than in
 training.
 
-Suffixes: T tokens, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R / 2).
+Suffixes: T tokens, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R / 2), L lines
+(cosines, then sines), N positions.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Rope(Layer):
         self.rotated = int(head_dim * scaling.partial_rotary_factor)
         self.scaling = scaling
         self.ops = ops.TORCH
+        self.wants_lines = False
+        """Whether a layer reads `Rotation.lines_LN`. Set before the first step."""
         self.register_buffer("inv_freq_E", torch.empty(0), persistent=False)
         self._max_positions = max_position_embeddings
         self.serve(max_position_embeddings)
@@ -64,6 +67,7 @@ class Rope(Layer):
             frequencies_E if self.inv_freq_E.is_meta else frequencies_E.to(self.inv_freq_E.device)
         )
         self._tables: tuple[Tensor, Tensor] | None = None
+        self._lines_LN: Tensor | None = None
         self._filled = 0
 
     def forward(self, batch: Batch) -> Rotation:
@@ -72,7 +76,7 @@ class Rope(Layer):
         cos_NE, sin_NE = self._tables if last < self._filled and self._tables else self._fill(last)
         gather = self.ops.gather
         cos_TE, sin_TE = gather(cos_NE, batch.positions_T), gather(sin_NE, batch.positions_T)
-        return Rotation(cos_TE, sin_TE, self.ops, self.interleaved)
+        return Rotation(cos_TE, sin_TE, self.ops, self.interleaved, self._lines_LN)
 
     def _fill(self, last: int) -> tuple[Tensor, Tensor]:
         """Fill the tables of cos and sin beyond `last` and return them. Rows not filled yet are
@@ -80,16 +84,24 @@ class Rope(Layer):
         if self._tables is None:
             size = (max(self._longest, last + 1), len(self.inv_freq_E))
             self._tables = (self.inv_freq_E.new_empty(size), self.inv_freq_E.new_empty(size))
+            if self.wants_lines:
+                whole = -(-size[0] // _LINE_MULTIPLE) * _LINE_MULTIPLE
+                self._lines_LN = self.inv_freq_E.new_empty(2 * size[1], whole)
         stop = min(max(2 * self._filled, last + 1, _FIRST_POSITIONS), len(self._tables[0]))
         positions = torch.arange(self._filled, stop, device=self.inv_freq_E.device)
         angle_NE = positions[:, None].float() * self.inv_freq_E
         for table_NE, turned_NE in zip(self._tables, (angle_NE.cos(), angle_NE.sin()), strict=True):
             table_NE[self._filled : stop] = turned_NE * self.attention_factor
+        if self._lines_LN is not None:
+            for half_EN, table_NE in zip(self._lines_LN.chunk(2), self._tables, strict=True):
+                half_EN[:, self._filled : stop] = table_NE[self._filled : stop].T
         self._filled = stop
         return self._tables
 
 
 _FIRST_POSITIONS = 1024
+_LINE_MULTIPLE = 16
+"""Positions of a line, as `contracts.Waves` has them."""
 
 
 @frozen(eq=False)
@@ -101,6 +113,8 @@ class Rotation:
     sin_TE: Tensor
     ops: Ops
     interleaved: bool = False
+    lines_LN: Tensor | None = None
+    """`Waves.lines_LN` of the pairs, if `Rope.wants_lines`."""
 
     def __call__(self, x_THC: Tensor, norm: RMSNorm | None = None) -> Tensor:
         weight_C, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from inferno.contracts import AttentionSpec
 from inferno.nn.attention import Attention
 from inferno.nn.batch import Batch
+from inferno.nn.constant_keys import ConstantKeys, Pairs, large_pairs
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rotation
@@ -55,8 +56,32 @@ class SelfAttention(nn.Module):
         self.k_layernorm = layernorms[1] if layernorms else None
         self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.sinks else None
         self.attention = Attention(layer_id, spec)
+        self.constant_keys: ConstantKeys | None = None
         self.output = output
         self.add_module(output, Linear(heads_X, hidden_size, bias=output_bias))
+
+    def take_out_constant_keys(self, pairs: Pairs) -> bool:
+        """Take large biases out of the keys, which are rotated in these pairs. To be called before
+        the projections are finalized. Returns whether `forward` adds them to scores, by
+        `Rotation.lines_LN`."""
+        linear, first = (
+            (self.qkv_proj, self.sizes[0]) if self.fused else (self.qkv.linears["k_proj"], 0)
+        )
+        normalized = self.k_norm is not None or self.k_layernorm is not None
+        if linear.bias is None or normalized:
+            return False
+        spec, bias_O = self.attention.spec, linear.bias.detach().clone()
+        bias_KC = bias_O[first : first + self.sizes[1]].view(-1, self.head_dim)
+        large_KE = large_pairs(bias_KC, linear.weight, first, pairs)
+        if found := bool(large_KE.any()):
+            self.constant_keys = ConstantKeys.of(bias_KC, large_KE, pairs, spec.num_heads)
+            for channels_KE in pairs.split(bias_KC):
+                channels_KE.masked_fill_(large_KE, 0.0)
+        if spec.soft_cap is None and not spec.sinks:
+            # Where nothing is rotated, a constant adds the same to all scores of a query.
+            bias_KC[:, 2 * pairs.count :] = 0.0
+        linear.bias = nn.Parameter(bias_O, requires_grad=False)
+        return found
 
     def forward(self, x_TD: Tensor, rotate: Rotation, batch: Batch) -> Tensor:
         q_TX, k_TX, v_TX = (
@@ -67,7 +92,11 @@ class SelfAttention(nn.Module):
         if self.q_layernorm is not None and self.k_layernorm is not None:
             q_THC, k_THC = self.q_layernorm(q_THC), self.k_layernorm(k_THC)
         q_THC, k_THC = rotate(q_THC, self.q_norm), rotate(k_THC, self.k_norm)
+        waves = None
+        if self.constant_keys is not None:
+            assert rotate.lines_LN is not None, "the decoder has asked the rope for them"
+            waves = self.constant_keys.waves(q_THC, rotate.lines_LN)
         y_TD: Tensor = getattr(self, self.output)(
-            self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch, self.sinks)
+            self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch, self.sinks, waves)
         )
         return y_TD

@@ -112,9 +112,12 @@ class AttentionBackendTests(Installed):
                     )
 
     def test_8_bit_caches_lose_little(self, item: AttentionBackend, catalog: Catalog) -> None:
-        """Of plain and of latent attention, whichever is not refused."""
+        """Of plain and of latent attention, of waves, with a window and a soft cap too: whichever
+        is not refused."""
         plain, latent = next(self.grid()), list(self.grid())[-1]
-        for need, (kind, tolerance) in itertools.product((plain, latent), EIGHT_BITS.items()):
+        waves = attrs.evolve(plain, waves=True)
+        needs = plain, latent, waves, attrs.evolve(waves, sliding_window=16, soft_cap=20.0)
+        for need, (kind, tolerance) in itertools.product(needs, EIGHT_BITS.items()):
             need = attrs.evolve(need, cache_dtype=kind)  # type: ignore[arg-type]
             if self._refusal(catalog, need) is None:
                 for ours_THC, theirs_THC in run_steps(item, need, self.block_sizes[-1], STEPS):

@@ -82,9 +82,12 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
     for (int r = groups[g].start; r < groups[g].start + groups[g].rows; r++) {
       int64_t high = tile.position + r / heads + 1 - base,
               low = step.window ? high - step.window : 0;
+      const float* amplitudes =
+          kScaled ? step.waves.amplitudes + row_of(step, tile, r) * step.waves.count : nullptr;
       own.fade[r] = softmax.weights_of<kScaled, E>(
-          own.scores + r * kKeys, own.q_units[r], weights + r * kKeys, groups[g].first,
-          groups[g].stop, low, high, own.best + r, own.sums + r * 16, own.weights_units + r);
+          own.scores + r * kKeys, own.q_units[r], amplitudes, base, weights + r * kKeys,
+          groups[g].first, groups[g].stop, low, high, own.best + r, own.sums + r * 16,
+          own.weights_units + r);
     }
   const int columns = num_groups == 1 ? blocks : columns_at_once(kGroup);
   for (int b = 0; b < blocks; b += columns)
@@ -131,6 +134,9 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
   Softmax softmax;
   softmax.soft_cap = step.soft_cap;
   softmax.scale = step.soft_cap > 0 ? step.scale / step.soft_cap : step.scale * kLog2e;
+  if (sizeof(E) == 1 && step.waves.count)
+    softmax.waves = {step.waves.lines, step.waves.used + tile.head * step.waves.count,
+                     step.waves.stride, step.waves.count};
   Panels<E> now, then;
   if (tile.begin < tile.end) then.locate(step, tile, tile.begin);
   for (int64_t begin = tile.begin; begin < tile.end; begin += now.count) {

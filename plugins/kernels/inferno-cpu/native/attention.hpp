@@ -13,6 +13,15 @@
 
 enum CacheKind : int { kAsComputed = 0, kFp8 = 1, kInt8 = 2 };
 
+// What is added to scores for a constant part of the keys (inferno/contracts/attention.py).
+struct Waves {
+  const float* amplitudes;  // (T, H, count)
+  const int32_t* used;      // (K, count), of lines
+  const float* lines;       // each `stride` positions, a multiple of 16
+  int64_t stride;
+  int count;  // 0: nothing is added
+};
+
 // Queries query_starts[s] .. query_starts[s + 1] are the last of the context_lens[s] tokens of
 // sequence s.
 struct AttentionStep {
@@ -29,6 +38,7 @@ struct AttentionStep {
   int H, K, C, block_size;  // H <= 128 K; C <= 256; C and block_size divisible by 16
   float scale, soft_cap;    // soft_cap 0: none
   int64_t window;           // 0: none
+  Waves waves;              // 8-bit caches only
 };
 
 struct Attention {

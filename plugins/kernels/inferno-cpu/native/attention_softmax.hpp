@@ -58,21 +58,44 @@ float scale_query(const float* q, int C, X* to) {
   return unit.inverse;
 }
 
+// The waves of a key/value head.
+struct HeadWaves {
+  const float* lines = nullptr;
+  const int32_t* used = nullptr;
+  int64_t stride = 0;
+  int count = 0;
+};
+
+// The sum of waves of these amplitudes at sixteen positions.
+INL F32 sum_at(const HeadWaves& waves, const float* amplitudes, int64_t position) {
+  F32 total = splat(0.0f);
+  for (int w = 0; w < waves.count; w++) {
+    const float* line = waves.lines + waves.used[w] * waves.stride;
+    total = fma(load(line + position), splat(amplitudes[w]), total);
+  }
+  return total;
+}
+
 // The running softmax of one row.
 struct Softmax {
   float scale, soft_cap;
+  HeadWaves waves;
   const float *k_scales[kPanels], *v_scales[kPanels];  // null: none
 
-  // Turn scores, of this unit, into weights over the panels [first, stop); keys outside [low, high)
-  // get weight 0. Updates the maximum `best` and the sixteen partial sums of weights `sums`, and
+  // Turn scores, of this unit, into weights over the panels [first, stop), the first key of all at
+  // position `base`; keys outside [low, high) get weight 0. Adds waves of these amplitudes. Updates the maximum `best` and the sixteen partial sums of weights `sums`, and
   // sets the unit of the weights. Returns the factor by which earlier sums shrink.
   template <bool Scaled, class E, class X>
-  float weights_of(float* scores, float unit, X* weights, int first, int stop, int64_t low,
-                   int64_t high, float* best, float* sums, float* weights_unit) const {
+  float weights_of(float* scores, float unit, const float* amplitudes, int64_t base, X* weights,
+                   int first, int stop, int64_t low, int64_t high, float* best, float* sums,
+                   float* weights_unit) const {
     F32 top = splat(kNothing), factor = splat(Scaled ? scale * unit : scale);
     for (int p = first; p < stop; p++) {
       F32 x = load(scores + 16 * p) * factor;
-      if constexpr (Scaled) x = x * load(k_scales[p]);
+      if constexpr (Scaled) {
+        x = x * load(k_scales[p]);
+        if (waves.count) x = fma(sum_at(waves, amplitudes, base + 16 * p), splat(scale), x);
+      }
       if (soft_cap > 0) x = splat(soft_cap * kLog2e) * tanh(x);
       if (low > 16 * p || high < 16 * p + 16)
         x = keep(x, splat(kNothing), low - 16 * p, high - 16 * p);

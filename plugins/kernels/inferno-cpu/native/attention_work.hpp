@@ -165,6 +165,12 @@ void list_work(const AttentionStep& step, WorkList& work) {
 
 // ---- queries and output of a tile ----
 
+// The row of a tile among the step's T x H.
+int64_t row_of(const AttentionStep& step, const Tile& tile, int r) {
+  const int heads = step.H / step.K;
+  return (tile.query + r / heads) * step.H + tile.head * heads + r % heads;
+}
+
 template <class T>
 const T* query_row(const AttentionStep& step, const Tile& tile, int r) {
   const int heads = step.H / step.K;
@@ -204,9 +210,7 @@ void read_queries(const AttentionStep& step, const Tile& tile, Scratch& own) {
 template <class T>
 void write_row_of(const AttentionStep& step, const Tile& tile, int r, const float* out,
                   float total) {
-  const int heads = step.H / step.K;
-  T* y =
-      (T*)step.out + ((tile.query + r / heads) * step.H + tile.head * heads + r % heads) * step.C;
+  T* y = (T*)step.out + row_of(step, tile, r) * step.C;
   F32 scale = splat(total == 0.0f ? 0.0f : 1.0f / total);
   for (int c = 0; c < step.C; c += 16) store(y + c, load(out + c) * scale);
 }

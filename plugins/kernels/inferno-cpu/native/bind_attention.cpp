@@ -7,7 +7,8 @@ void bind_attention(nb::module_& m) {
            Address v, int64_t v_stride, Address out, Address k_cache, Address v_cache,
            Address k_scales, Address v_scales, Address slots, Address query_starts,
            Address context_lens, Address tables, int64_t table_stride, int64_t S, int H, int K,
-           int C, int block_size, float scale, float soft_cap, int64_t window) {
+           int C, int block_size, float scale, float soft_cap, int64_t window, Address amplitudes,
+           Address used, Address lines, int64_t line_stride, int num_waves) {
           AttentionStep step{dtype,
                              cache_kind,
                              at(q),
@@ -33,7 +34,9 @@ void bind_attention(nb::module_& m) {
                              block_size,
                              scale,
                              soft_cap,
-                             window};
+                             window,
+                             {at<float>(amplitudes), at<int32_t>(used), at<float>(lines),
+                              line_stride, num_waves}};
           run([=] { active().attention->attend(step); });
         });
 }

@@ -18,7 +18,15 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             cache=attention.cache,
             variants="inferno_triton.variants:variants",
             features=frozenset(
-                {"sliding_window", "soft_cap", "value_dim", "latent_dim", "sinks", "cache_dtype"}
+                {
+                    "sliding_window",
+                    "soft_cap",
+                    "value_dim",
+                    "latent_dim",
+                    "sinks",
+                    "cache_dtype",
+                    "waves",
+                }
             ),
             block_size=64,
             layout=attention.LAYOUT,

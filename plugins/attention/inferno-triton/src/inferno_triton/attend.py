@@ -13,7 +13,7 @@ import triton
 from attrs import frozen
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionNeed, Waves
 from inferno.nn.batch import Batch
 from inferno_triton import paged
 from inferno_triton.chips import chip_at
@@ -61,10 +61,11 @@ class TritonAttend:
         cache: Mapping[str, Tensor],
         batch: Batch,
         sinks_H: Tensor | None = None,
+        waves: Waves | None = None,
     ) -> Tensor:
         tensors = self._cache(cache)
         self._store(_unit_stride(k_TKC), _unit_stride(v_TKC), tensors, batch.slots_T)
-        return self._attend(_unit_stride(q_THC), tensors, batch, sinks_H)
+        return self._attend(_unit_stride(q_THC), tensors, batch, sinks_H, waves)
 
     @property
     def _kind(self) -> str:
@@ -109,7 +110,12 @@ class TritonAttend:
         )
 
     def _attend(
-        self, q_THC: Tensor, cache: tuple[Tensor, ...], batch: Batch, sinks_H: Tensor | None
+        self,
+        q_THC: Tensor,
+        cache: tuple[Tensor, ...],
+        batch: Batch,
+        sinks_H: Tensor | None,
+        waves: Waves | None,
     ) -> Tensor:
         need, (T, H, C) = self.need, q_THC.shape
         K, V, latent = need.num_kv_heads, need.output_dim, need.latent_dim is not None
@@ -140,6 +146,7 @@ class TritonAttend:
             batch.context_lens_S,
             parts,
             sums,
+            *_arguments(waves, q_THC),
             need.scale,
             need.soft_cap or 1.0,
             need.sliding_window or 0,
@@ -168,6 +175,7 @@ class TritonAttend:
             SINKS=sinks_H is not None,
             SPLIT=P > 1,
             SINGLE=single,
+            WAVES=waves is not None,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -182,6 +190,15 @@ class TritonAttend:
                 SP=triton.next_power_of_2(P),
             )
         return out_THV
+
+
+def _arguments(waves: Waves | None, like: Tensor) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    """Return amplitudes, used lines and lines, the distance between lines and the number of waves;
+    any tensors if there are none."""
+    if waves is None:
+        return like, like, like, 0, 0
+    lines_LN, used_KW = waves.lines_LN, waves.used_KW
+    return waves.amplitudes_THW, used_KW, lines_LN, lines_LN.stride(0), used_KW.shape[1]
 
 
 def _unit_stride(x_TXC: Tensor) -> Tensor:

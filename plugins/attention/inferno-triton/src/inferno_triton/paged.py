@@ -111,12 +111,13 @@ def store(
 @triton.jit
 def attend(
     q, k_cache, v_cache, k_scales, v_scales, sinks, tables, starts, contexts, out, sums,
+    amplitudes, used, lines, line_s, num_waves,
     scale, cap, window, q_t, q_h, table_s, num_seqs, splits,
     HEADS: tl.constexpr, G: tl.constexpr, GB: tl.constexpr, C: tl.constexpr, C1: tl.constexpr,
     C2: tl.constexpr, V: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr, VS: tl.constexpr,
     PAGE: tl.constexpr, BN: tl.constexpr, BQ: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
     REUSE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
-    SPLIT: tl.constexpr, SINGLE: tl.constexpr,
+    SPLIT: tl.constexpr, SINGLE: tl.constexpr, WAVES: tl.constexpr,
 ):  # fmt: skip
     """Attend from BQ queries of a sequence, GB query heads each, over one split of the context.
     Grid: (blocks of queries, key/value heads x blocks of their G query heads, splits).
@@ -124,7 +125,8 @@ def attend(
     SINGLE: every sequence has one query. Otherwise sequence s owns the blocks from
     starts[s] // BQ + s on. SPLIT: `out` has a float32 result for each split, and `sums` the base-2
     logarithm of its softmax's denominator; otherwise `out` is the result. REUSE: values are the
-    first V1 elements of the keys; VS is the distance between values in `v_cache`.
+    first V1 elements of the keys; VS is the distance between values in `v_cache`. WAVES: add
+    `contracts.Waves` to the scores.
     """
     HB: tl.constexpr = (G + GB - 1) // GB
     pid, split = tl.program_id(0), tl.program_id(2)
@@ -212,6 +214,14 @@ def attend(
         if KIND != "auto":
             k_scale_N = tl.load(k_scales + line_N, mask=known_N, other=0.0)
             scores_MN = scores_MN * k_scale_N[None, :]
+        if WAVES:
+            for w in range(num_waves):
+                line = tl.load(used + head * num_waves + w).to(tl.int64)
+                wave_N = tl.load(lines + line * line_s + t_N, mask=known_N, other=0.0)
+                height_M = tl.load(
+                    amplitudes + (row_M * (HEADS * G) + h_M) * num_waves + w, mask=live_M, other=0.0
+                )
+                scores_MN += height_M[:, None] * wave_N[None, :]
         if CAP:
             x_MN = scores_MN * (scale / cap)
             scores_MN = cap * LOG2E * (1.0 - 2.0 / (1.0 + tl.exp2(x_MN * (2.0 * LOG2E))))

@@ -84,7 +84,7 @@ def inferno_attention_backends() -> list[AttentionBackend]:
             refuses=refuses_attention,
             build="inferno_cpu.attend:build",
             cache=attention.cache,
-            features=frozenset({"sliding_window", "soft_cap", "cache_dtype"}),
+            features=frozenset({"sliding_window", "soft_cap", "cache_dtype", "waves"}),
             block_multiple=attention.BLOCK_MULTIPLE,
             priority=10,
         )

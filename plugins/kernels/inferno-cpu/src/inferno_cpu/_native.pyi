@@ -343,5 +343,10 @@ def attend(
     scale: float,
     soft_cap: float,
     window: int,
+    amplitudes: Address,
+    used: Address,
+    lines: Address,
+    line_stride: int,
+    num_waves: int,
     /,
 ) -> None: ...

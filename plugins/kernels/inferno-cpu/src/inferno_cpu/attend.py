@@ -11,7 +11,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from inferno.contracts import AttentionNeed
+from inferno.contracts import AttentionNeed, Waves
 from inferno.nn.batch import Batch
 from inferno_cpu import _native
 from inferno_cpu.dtypes import DTYPES
@@ -53,6 +53,7 @@ class NativeAttend:
         cache: Mapping[str, Tensor],
         batch: Batch,
         sinks_H: Tensor | None = None,
+        waves: Waves | None = None,
     ) -> Tensor:
         before, sizes, (scale, soft_cap, window) = self._static
         step: tuple[int, int, int, int, int, int] = batch.scratch.get(_step) or _step(batch)
@@ -80,8 +81,25 @@ class NativeAttend:
             scale,
             soft_cap,
             window,
+            *_NO_WAVES if waves is None else _addresses(waves),
         )
         return out_THC
+
+
+_NO_WAVES = (0, 0, 0, 0, 0)
+
+
+def _addresses(waves: Waves) -> tuple[int, int, int, int, int]:
+    """Return the addresses of amplitudes, used lines and lines, the stride of lines, and the number
+    of waves."""
+    used_KW, lines_LN = waves.used_KW, waves.lines_LN
+    return (
+        waves.amplitudes_THW.data_ptr(),
+        used_KW.data_ptr(),
+        lines_LN.data_ptr(),
+        lines_LN.stride(0),
+        used_KW.shape[1],
+    )
 
 
 def _contiguous_heads(x_TXC: Tensor) -> Tensor:
