@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from inferno.configs import RopeConfig
 from inferno.contracts import AttentionSpec, Waves
-from inferno.nn import Decoder, Dense, Finalize, Linear, Rope, SelfAttention
+from inferno.nn import Decoder, Dense, Finalize, Linear, RMSNorm, Rope, SelfAttention
 from inferno.nn.batch import Batch
 
 TOKENS, HEADS, KV_HEADS, HEAD, HIDDEN = 20, 4, 2, 16, 32
@@ -110,3 +110,20 @@ def test_scores_are_those_of_whole_keys(
 def test_stored_keys_have_no_large_channels(rotated: float) -> None:
     assert scores(False, False, rotated, taken=False)["k"].abs().amax() > 250
     assert scores(False, False, rotated, taken=True)["k"].abs().amax() < 40
+
+
+def test_small_inputs_make_a_bias_large() -> None:
+    """Trained norms give inputs of 0.05 to 0.4, not of 1."""
+    layers = Layers(
+        AttentionSpec(num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD, scale=1.0), False
+    )
+    keys = layers.self_attn.qkv.linears["k_proj"]
+    rope = Rope(HEAD, RopeConfig(rope_theta=100.0), max_position_embeddings=64)
+    decoder = Decoder([layers], rope, vocab_size=8, hidden_size=HIDDEN, eps=1e-6)
+    for size, taken in ((1.0, False), (0.01, True)):
+        assert keys.bias is not None
+        keys.bias.data[:] = 1.0
+        layers.input_layernorm = RMSNorm(HIDDEN, 1e-6)
+        layers.input_layernorm.weight.data[:] = size
+        decoder.finalize(Finalize(takes_waves=lambda layer: True))
+        assert bool((keys.bias == 0).all()) == taken

@@ -5,10 +5,13 @@ these a hundredth of their digits, and is the same in every key but for the rota
 to a score is a wave of the key's position (`contracts.Waves`), which is known exactly.
 
 Suffixes: T packed tokens, H query heads, K key/value heads, C head dim, D hidden, E rotated pairs,
-P pairs that are taken out, W waves (two for each), X both terms of each wave, L lines, N positions.
+P pairs that are taken out, W waves (two for each), X both terms of each wave, L lines, N positions,
+R rows of a matrix.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from attrs import frozen
@@ -19,7 +22,7 @@ from inferno.nn.weight import Weight
 
 LARGE = 2.0
 """A pair of channels is taken out if its bias is so many times as large as what a typical pair of
-its head adds to it, for inputs of root mean square 1."""
+its head adds to it."""
 
 _ROWS = 512
 """Rows of a matrix that are unpacked at once."""
@@ -79,12 +82,18 @@ class ConstantKeys:
         return Waves(first_THW + second_THW, self.used_KW, lines_LN)
 
 
-def large_pairs(bias_KC: Tensor, weight: Weight, first: int, pairs: Pairs) -> Tensor:
-    """Return which pairs of keys have a bias that is large beside what the weight's rows, from row
-    `first` on, give for inputs of root mean square 1: bool (K, E)."""
-    rows = torch.arange(first, first + bias_KC.numel(), device=bias_KC.device)
-    squares = [weight.rows(some).float().square().sum(-1) for some in rows.split(_ROWS)]
-    typical_K1 = (
-        torch.cat(squares).view(bias_KC.shape).median(-1, keepdim=True).values.mul(2).sqrt()
-    )
+def large_pairs(bias_KC: Tensor, usual_KC: Tensor, pairs: Pairs) -> Tensor:
+    """Return which pairs of keys have a bias that is large beside the usual size of the head's
+    channels without it: bool (K, E)."""
+    typical_K1 = usual_KC.median(-1, keepdim=True).values * math.sqrt(2)
     return torch.hypot(*pairs.split(bias_KC.float())) > LARGE * typical_K1
+
+
+def usual_sizes(weight: Weight, rows_R: Tensor, inputs_D: Tensor | None) -> Tensor:
+    """Return the root mean square of what these rows of the weight give, for independent inputs of
+    these sizes; None: of 1."""
+    squares = list[Tensor]()
+    for some in rows_R.split(_ROWS):
+        rows_RD = weight.rows(some).float()
+        squares.append((rows_RD if inputs_D is None else rows_RD * inputs_D).square().sum(-1))
+    return torch.cat(squares).sqrt()

@@ -167,13 +167,18 @@ class Decoder(Layer):
         )
 
     def finalize(self, to: Finalize) -> None:
-        rope = self.rope
-        if not isinstance(rope, Rope):
+        ropes = [module for module in self.rope.modules() if isinstance(module, Rope)]
+        if not ropes:
             return
-        pairs = Pairs(rope.rotated // 2, rope.interleaved)
-        for layer in self.layers.modules():
-            if isinstance(layer, SelfAttention) and to.takes_waves(layer.attention.layer_id):
-                rope.wants_lines |= layer.take_out_constant_keys(pairs)
+        pairs = Pairs(ropes[0].rotated // 2, ropes[0].interleaved)
+        for layer in self.layers:
+            norm: Any = getattr(layer, "input_layernorm", None)
+            attention = _attention_of(layer)
+            if attention is not None and to.takes_waves(attention.attention.layer_id):
+                inputs_D = None if norm is None else norm.weight.float() + norm.offset
+                found = attention.take_out_constant_keys(pairs, inputs_D)
+                for rope in ropes:
+                    rope.wants_lines |= found
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Return the tokens' embeddings, the input of the first layer."""
@@ -190,6 +195,10 @@ class Decoder(Layer):
             x_TD, delta_TD = layer(x_TD, delta_TD, rotation, batch)
         y_TD: Tensor = getattr(self, self.norm_name).after(x_TD, delta_TD)[1]
         return y_TD
+
+
+def _attention_of(layer: nn.Module) -> SelfAttention | None:
+    return next((m for m in layer.modules() if isinstance(m, SelfAttention)), None)
 
 
 def with_score(build: Callable[[Any], nn.Module], config: DecoderConfig) -> nn.Module:

@@ -40,6 +40,9 @@ class RMSNorm(Layer):
 class LayerNorm(nn.Module):
     """(x - mean(x)) / std(x) · weight + bias over the last dimension (arXiv:1607.06450)."""
 
+    offset = 0.0
+    """Added to the weight, as `RMSNorm` has it."""
+
     def __init__(self, size: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.eps = eps

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from inferno.contracts import AttentionSpec
 from inferno.nn.attention import Attention
 from inferno.nn.batch import Batch
-from inferno.nn.constant_keys import ConstantKeys, Pairs, large_pairs
+from inferno.nn.constant_keys import ConstantKeys, Pairs, large_pairs, usual_sizes
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rotation
@@ -60,10 +60,10 @@ class SelfAttention(nn.Module):
         self.output = output
         self.add_module(output, Linear(heads_X, hidden_size, bias=output_bias))
 
-    def take_out_constant_keys(self, pairs: Pairs) -> bool:
-        """Take large biases out of the keys, which are rotated in these pairs. To be called before
-        the projections are finalized. Returns whether `forward` adds them to scores, by
-        `Rotation.lines_LN`."""
+    def take_out_constant_keys(self, pairs: Pairs, inputs_D: Tensor | None) -> bool:
+        """Take large biases out of the keys, which are rotated in these pairs. `inputs_D` is how
+        large inputs are, if it is known. To be called before the projections are finalized. Returns
+        whether `forward` adds the biases to scores, by `Rotation.lines_LN`."""
         linear, first = (
             (self.qkv_proj, self.sizes[0]) if self.fused else (self.qkv.linears["k_proj"], 0)
         )
@@ -71,8 +71,10 @@ class SelfAttention(nn.Module):
         if linear.bias is None or normalized:
             return False
         spec, bias_O = self.attention.spec, linear.bias.detach().clone()
+        rows_O = torch.arange(first, first + self.sizes[1], device=bias_O.device)
         bias_KC = bias_O[first : first + self.sizes[1]].view(-1, self.head_dim)
-        large_KE = large_pairs(bias_KC, linear.weight, first, pairs)
+        usual_KC = usual_sizes(linear.weight, rows_O, inputs_D).view(bias_KC.shape)
+        large_KE = large_pairs(bias_KC, usual_KC, pairs)
         if found := bool(large_KE.any()):
             self.constant_keys = ConstantKeys.of(bias_KC, large_KE, pairs, spec.num_heads)
             for channels_KE in pairs.split(bias_KC):
