@@ -71,14 +71,14 @@ def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
 
 
 def _finalized(module: nn.Module, opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
-    waves = {layer: use.need.waves for use in opened.plan.attention for layer in use.layers}
+    needs = {layer: use.need for use in opened.plan.attention for layer in use.layers}
     finalize(
         module,
         Finalize(
             stack=stack_of(opened, packed),
             ops=ops_of(opened),
             attend=attention_of(opened).__getitem__,
-            takes_waves=waves.__getitem__,
+            need=needs.get,
             max_model_len=opened.plan.max_model_len,
         ),
     )

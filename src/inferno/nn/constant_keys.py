@@ -1,4 +1,5 @@
-"""Large biases of keys, taken out of the keys that are stored and added to the scores instead.
+"""Keys that 8 bits can hold: large biases are added to the scores instead, and large channels are
+divided by what their queries are multiplied by.
 
 A cache of 8 bits rounds a key by its largest channel. A bias of 300 beside channels of 3 leaves
 these a hundredth of their digits, and is the same in every key but for the rotation: what it adds
@@ -23,6 +24,10 @@ from inferno.nn.weight import Weight
 LARGE = 2.0
 """A pair of channels is taken out if its bias is so many times as large as what a typical pair of
 its head adds to it."""
+
+UNEVEN = 4.0
+"""A pair of channels is divided by a power of two if it is so many times as large as a typical pair
+of its head."""
 
 _ROWS = 512
 """Rows of a matrix that are unpacked at once."""
@@ -89,11 +94,20 @@ def large_pairs(bias_KC: Tensor, usual_KC: Tensor, pairs: Pairs) -> Tensor:
     return torch.hypot(*pairs.split(bias_KC.float())) > LARGE * typical_K1
 
 
-def usual_sizes(weight: Weight, rows_R: Tensor, inputs_D: Tensor | None) -> Tensor:
+def evening_factors(usual_KC: Tensor, pairs: Pairs) -> Tensor:
+    """Return what the channels of keys are divided by, and those of queries multiplied, so that no
+    pair is much larger than a typical one of its head: powers of two, the same for both channels of
+    a pair, as they are rotated into each other. (K, C)."""
+    sizes_KC = usual_KC.float().clone()
+    first_KE, second_KE = pairs.split(sizes_KC)
+    both_KE = torch.hypot(first_KE, second_KE) / math.sqrt(2)
+    first_KE.copy_(both_KE), second_KE.copy_(both_KE)
+    ratio_KC = sizes_KC / sizes_KC.median(-1, keepdim=True).values.clamp_min(1e-30)
+    return torch.where(ratio_KC >= UNEVEN, torch.exp2(ratio_KC.log2().floor()), 1.0)
+
+
+def usual_sizes(weight: Weight, rows_R: Tensor, inputs_D: Tensor) -> Tensor:
     """Return the root mean square of what these rows of the weight give, for independent inputs of
-    these sizes; None: of 1."""
-    squares = list[Tensor]()
-    for some in rows_R.split(_ROWS):
-        rows_RD = weight.rows(some).float()
-        squares.append((rows_RD if inputs_D is None else rows_RD * inputs_D).square().sum(-1))
-    return torch.cat(squares).sqrt()
+    these sizes."""
+    parts = (weight.rows(some_R).float() * inputs_D for some_R in rows_R.split(_ROWS))
+    return torch.cat([part_RD.square().sum(-1) for part_RD in parts]).sqrt()

@@ -172,13 +172,17 @@ class Decoder(Layer):
             return
         pairs = Pairs(ropes[0].rotated // 2, ropes[0].interleaved)
         for layer in self.layers:
+            attention = next((m for m in layer.modules() if isinstance(m, SelfAttention)), None)
+            need = None if attention is None else to.need(attention.attention.layer_id)
+            if attention is None or need is None or not need.waves:
+                continue
+            inputs_D = torch.ones(attention.hidden_size, device=ropes[0].inv_freq_E.device)
             norm: Any = getattr(layer, "input_layernorm", None)
-            attention = _attention_of(layer)
-            if attention is not None and to.takes_waves(attention.attention.layer_id):
-                inputs_D = None if norm is None else norm.weight.float() + norm.offset
-                found = attention.take_out_constant_keys(pairs, inputs_D)
-                for rope in ropes:
-                    rope.wants_lines |= found
+            if norm is not None:
+                inputs_D *= norm.weight.float() + norm.offset
+            found = attention.fit_keys(pairs, inputs_D, integers=need.cache_dtype == "int8")
+            for rope in ropes:
+                rope.wants_lines |= found
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Return the tokens' embeddings, the input of the first layer."""
@@ -195,10 +199,6 @@ class Decoder(Layer):
             x_TD, delta_TD = layer(x_TD, delta_TD, rotation, batch)
         y_TD: Tensor = getattr(self, self.norm_name).after(x_TD, delta_TD)[1]
         return y_TD
-
-
-def _attention_of(layer: nn.Module) -> SelfAttention | None:
-    return next((m for m in layer.modules() if isinstance(m, SelfAttention)), None)
 
 
 def with_score(build: Callable[[Any], nn.Module], config: DecoderConfig) -> nn.Module:

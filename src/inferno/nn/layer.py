@@ -9,7 +9,7 @@ from typing import Protocol
 from attrs import frozen
 from torch import nn
 
-from inferno.contracts import Attend
+from inferno.contracts import Attend, AttentionNeed
 from inferno.nn.ops import TORCH, Ops
 from inferno.nn.weight import Weight
 
@@ -49,8 +49,8 @@ class Finalize:
     ops: Ops = TORCH
     attend: Callable[[int], Attend] = no_attention
     """Returns the attention backend of a layer id."""
-    takes_waves: Callable[[int], bool] = lambda layer_id: False
-    """Whether the attention backend of a layer id takes `contracts.Waves`."""
+    need: Callable[[int], AttentionNeed | None] = lambda layer_id: None
+    """Returns what the attention backend of a layer id serves; None without a plan."""
     max_model_len: int | None = None
     """Longest context in tokens; None: the model's."""
 

@@ -27,6 +27,11 @@ class RMSNorm(Layer):
         if self.offset:
             self.weight = nn.Parameter(self.weight + self.offset, requires_grad=False)
 
+    def scale(self, factors: Tensor) -> None:
+        """Multiply what the norm returns by powers of two. To be called before it is finalized."""
+        weight = (self.weight.float() + self.offset) * factors - self.offset
+        self.weight = nn.Parameter(weight.to(self.weight.dtype), requires_grad=False)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.rms_norm(x, self.weight, self.eps)
 

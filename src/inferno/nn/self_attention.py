@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from inferno.contracts import AttentionSpec
 from inferno.nn.attention import Attention
 from inferno.nn.batch import Batch
-from inferno.nn.constant_keys import ConstantKeys, Pairs, large_pairs, usual_sizes
+from inferno.nn.constant_keys import (
+    ConstantKeys,
+    Pairs,
+    evening_factors,
+    large_pairs,
+    usual_sizes,
+)
 from inferno.nn.linear import Linear, MergedLinear
 from inferno.nn.norm import RMSNorm
 from inferno.nn.rope import Rotation
@@ -42,7 +48,7 @@ class SelfAttention(nn.Module):
         k and v as one matrix, qkv_proj. `output` is the last projection's name in it."""
         super().__init__()
         heads_X, kv_heads_X = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.head_dim = spec.head_dim
+        self.head_dim, self.hidden_size = spec.head_dim, hidden_size
         self.sizes, self.fused = [heads_X, kv_heads_X, kv_heads_X], fused
         if fused:
             self.qkv_proj = Linear(hidden_size, sum(self.sizes), bias=bias)
@@ -57,23 +63,42 @@ class SelfAttention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.sinks else None
         self.attention = Attention(layer_id, spec)
         self.constant_keys: ConstantKeys | None = None
+        self.evening: tuple[Tensor, Tensor] | None = None
+        """What rotated queries and keys are multiplied by, (H, C) and (K, C)."""
         self.output = output
         self.add_module(output, Linear(heads_X, hidden_size, bias=output_bias))
 
-    def take_out_constant_keys(self, pairs: Pairs, inputs_D: Tensor | None) -> bool:
-        """Take large biases out of the keys, which are rotated in these pairs. `inputs_D` is how
-        large inputs are, if it is known. To be called before the projections are finalized. Returns
-        whether `forward` adds the biases to scores, by `Rotation.lines_LN`."""
+    def fit_keys(self, pairs: Pairs, inputs_D: Tensor, *, integers: bool) -> bool:
+        """Make keys, which are rotated in these pairs, fit for a cache of 8 bits: take large biases
+        out and, if it stores integers, divide channels that are larger than others. `inputs_D` is
+        how large inputs are. To be called before anything is finalized. Returns whether `forward`
+        adds biases to scores, by `Rotation.lines_LN`."""
+        if self.q_norm is not None and self.k_norm is not None:
+            if integers:
+                usual_C = self.k_norm.weight.float() + self.k_norm.offset
+                factors_C = evening_factors(usual_C.abs()[None], pairs)[0]
+                self.q_norm.scale(factors_C)
+                self.k_norm.scale(1 / factors_C)
+            return False
+        if self.k_layernorm is not None:
+            return False
         linear, first = (
             (self.qkv_proj, self.sizes[0]) if self.fused else (self.qkv.linears["k_proj"], 0)
         )
-        normalized = self.k_norm is not None or self.k_layernorm is not None
-        if linear.bias is None or normalized:
-            return False
+        rows_O = torch.arange(first, first + self.sizes[1], device=inputs_D.device)
+        usual_KC = usual_sizes(linear.weight, rows_O, inputs_D).view(-1, self.head_dim)
+        factors_KC = evening_factors(usual_KC, pairs)
+        if integers and bool((factors_KC > 1).any()):
+            spec = self.attention.spec
+            factors_HC = factors_KC.repeat_interleave(spec.num_heads // spec.num_kv_heads, 0)
+            self.evening = factors_HC, 1 / factors_KC
+        return linear.bias is not None and self._take_out(linear, first, usual_KC, pairs)
+
+    def _take_out(self, linear: Linear, first: int, usual_KC: Tensor, pairs: Pairs) -> bool:
+        """Take large biases out of the keys, whose projection begins at row `first` of `linear`."""
+        assert linear.bias is not None
         spec, bias_O = self.attention.spec, linear.bias.detach().clone()
-        rows_O = torch.arange(first, first + self.sizes[1], device=bias_O.device)
         bias_KC = bias_O[first : first + self.sizes[1]].view(-1, self.head_dim)
-        usual_KC = usual_sizes(linear.weight, rows_O, inputs_D).view(bias_KC.shape)
         large_KE = large_pairs(bias_KC, usual_KC, pairs)
         if found := bool(large_KE.any()):
             self.constant_keys = ConstantKeys.of(bias_KC, large_KE, pairs, spec.num_heads)
@@ -98,6 +123,11 @@ class SelfAttention(nn.Module):
         if self.constant_keys is not None:
             assert rotate.lines_LN is not None, "the decoder has asked the rope for them"
             waves = self.constant_keys.waves(q_THC, rotate.lines_LN)
+        if self.evening is not None:
+            q_THC, k_THC = (
+                (x_TXC * factors_XC).to(x_TXC.dtype)
+                for x_TXC, factors_XC in zip((q_THC, k_THC), self.evening, strict=True)
+            )
         y_TD: Tensor = getattr(self, self.output)(
             self.attention(q_THC.flatten(1), k_THC.flatten(1), v_TX, batch, self.sinks, waves)
         )
