@@ -92,48 +92,49 @@ def by_inputs(
     """Round column by column, and let the columns that follow make up for each error, such that
     products with inputs of this Gram matrix (the sum of x xT) change least (arXiv:2210.17323).
 
-    `damping` is the share of the mean diagonal that is added to the diagonal; it is raised tenfold
-    until the matrix can be inverted. With `act_order`, columns are rounded, and grouped, from the
-    largest diagonal to the smallest."""
+    Columns are rounded from the largest diagonal to the smallest, so that what a few columns of
+    large inputs lose is made up for by all others. With `act_order`, they are grouped in that order
+    too; else as they are stored, with the scales of the matrix as it was. `damping` is the share of
+    the mean diagonal that is added to the diagonal; it is raised tenfold until the matrix can be
+    inverted."""
     weight_OI = weight_OI.float().clone()
     rows, columns = weight_OI.shape
     weight_OI[:, gram_II.diagonal() == 0] = 0.0  # never multiplied
-    order_I = torch.arange(columns)
-    if act_order:
-        order_I = gram_II.diagonal().argsort(descending=True, stable=True)
-        weight_OI = weight_OI[:, order_I]
-    inverse_II = _factor(gram_II, order_I if act_order else None, damping)
+    order_I = gram_II.diagonal().argsort(descending=True, stable=True)
+    in_order_I = torch.arange(columns) // grid.group
+    before = nearest(weight_OI, grid)
+    scales_OG, zeros_OG = before.scales_OG, before.zeros_OG.float()
+    group_I = in_order_I if act_order else in_order_I[order_I]
+    weight_OI = weight_OI[:, order_I]
+    inverse_II = _factor(gram_II, order_I, damping)
     codes_OI = torch.empty(rows, columns, dtype=torch.uint8)
-    scales, zeros = list[Tensor](), list[Tensor]()
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
         errors_OB = torch.zeros(rows, stop - start)
         for i in range(start, stop):
-            if i % grid.group == 0:
+            group = slice(int(group_I[i]), int(group_I[i]) + 1)
+            if act_order and i % grid.group == 0:
                 scale_O1, zero_O1 = grid.of(weight_OI[:, i : i + grid.group])
-                scales.append(scale_O1)
-                zeros.append(zero_O1)
+                scales_OG[:, group], zeros_OG[:, group] = scale_O1, zero_O1
+            scale_O1, zero_O1 = scales_OG[:, group], zeros_OG[:, group]
             column_O1 = weight_OI[:, i : i + 1]
-            code_O1 = grid.codes(column_O1, scales[-1], zeros[-1])
-            error_O1 = (column_O1 - scales[-1] * (code_O1 - zeros[-1])) / inverse_II[i, i]
-            codes_OI[:, i] = code_O1[:, 0].to(torch.uint8)
+            code_O1 = grid.codes(column_O1, scale_O1, zero_O1)
+            error_O1 = (column_O1 - scale_O1 * (code_O1 - zero_O1)) / inverse_II[i, i]
+            codes_OI[:, order_I[i]] = code_O1[:, 0].to(torch.uint8)
             weight_OI[:, i:stop] -= error_O1 * inverse_II[i, i:stop]
             errors_OB[:, i - start] = error_O1[:, 0]
         weight_OI[:, stop:] -= errors_OB @ inverse_II[start:stop, stop:]
     groups_I = torch.empty(columns, dtype=torch.int32)
-    groups_I[order_I] = torch.arange(columns, dtype=torch.int32) // grid.group
-    back_I = torch.empty_like(order_I)
-    back_I[order_I] = torch.arange(columns)
-    zeros_OG = torch.cat(zeros, 1).to(torch.uint8)
-    return Rounded(codes_OI[:, back_I], torch.cat(scales, 1), zeros_OG, groups_I)
+    groups_I[order_I] = group_I.int()
+    return Rounded(codes_OI, scales_OG, zeros_OG.to(torch.uint8), groups_I)
 
 
-def _factor(gram_II: Tensor, order_I: Tensor | None, damping: float) -> Tensor:
+def _factor(gram_II: Tensor, order_I: Tensor, damping: float) -> Tensor:
     """Return the upper Cholesky factor of the inverse of the damped matrix, with rows and columns
     in this order, float32. Computed in place in one matrix of float64: the largest one here."""
     info = torch.empty((), dtype=torch.int32)
     while True:
-        ordered_II = gram_II if order_I is None else gram_II[order_I][:, order_I]
+        ordered_II = gram_II[order_I][:, order_I]
         work_II = ordered_II.to(torch.float64, copy=True).mT  # as LAPACK has it; it is symmetric
         diagonal_I = work_II.diagonal()
         diagonal_I[diagonal_I == 0] = 1.0

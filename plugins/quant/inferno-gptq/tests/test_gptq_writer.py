@@ -78,6 +78,21 @@ def test_rounding_by_inputs_lowers_the_error_of_products() -> None:
             assert errors[0] < 0.8 * errors[1]
 
 
+def test_what_columns_of_large_inputs_lose_is_made_up_for() -> None:
+    """As in trained models: a few channels are a hundred times the others, and not the first."""
+    generator = torch.Generator().manual_seed(3)
+    mixed_NI = torch.randn(600, 48, generator=generator) @ torch.randn(48, 128, generator=generator)
+    mixed_NI[:, [101, 117, 127]] *= 100
+    x_NI, unseen_NI = mixed_NI[:400], mixed_NI[400:]
+    weight_OI = torch.randn(64, 128, generator=generator)
+    rounded = by_inputs(weight_OI, x_NI.T @ x_NI, Grid(4, 32, True))
+    assert torch.equal(rounded.groups_I, torch.arange(128, dtype=torch.int32) // 32)
+    plain = nearest(weight_OI, Grid(4, 32, True))
+    assert torch.equal(rounded.scales_OG, plain.scales_OG)
+    errors = [(unseen_NI @ (r.values() - weight_OI).T).norm() for r in (rounded, plain)]
+    assert errors[0] < 0.75 * errors[1]
+
+
 def test_inputs_that_are_always_zero_and_too_few_inputs() -> None:
     weight_OI = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
     x_NI = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
