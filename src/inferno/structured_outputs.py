@@ -21,9 +21,60 @@ expression that the whole output matches; a JSON list of strings; a grammar in t
 that llguidance documents; a GBNF grammar; a structural tag in JSON."""
 
 
-JSON_WHITESPACE = r"( |\r?\n[ \t]{0,32})"
-"""Whitespace in JSON, unless the caller says otherwise: a space, or a line break with the next
-line's indentation. If any were allowed, some models would write nothing else."""
+MAX_LEVELS = 16
+UNNAMED_LEVELS = 3
+"""Levels of indentation where a schema names no parts, or refers to itself."""
+
+
+def json_whitespace(schema: object) -> str:
+    """Return the whitespace in JSON of a schema, unless the caller says otherwise, as a regular
+    expression: a space, or a line break with the next line's indentation, at most four spaces or a
+    tab for each level of the schema. If any were allowed, some models would write nothing else."""
+    levels = min(_levels(schema, schema, {}, 0), MAX_LEVELS)
+    return rf"( |\r?\n( {{0,{4 * levels}}}|\t{{0,{levels}}}))"
+
+
+def _levels(part: object, root: object, known: dict[str, int], depth: int) -> int:
+    """Return how many brackets the parts that a schema names are in. `known` has those of
+    definitions; what is deeper than the limit of schemas counts as unnamed."""
+    if part is False:
+        return 0
+    if not isinstance(part, Mapping) or depth > MAX_DEPTH:
+        return UNNAMED_LEVELS
+    found = [0]
+    if isinstance(name := part.get("$ref"), str):
+        if name not in known:
+            known[name] = UNNAMED_LEVELS  # of a reference to itself
+            known[name] = _levels(_at(root, name), root, known, depth + 1)
+        found.append(known[name])
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(options := part.get(key), list):
+            found += [_levels(option, root, known, depth + 1) for option in options]
+    inner = [part[key] for key in ("items", "additionalProperties") if key in part]
+    for key in ("properties", "patternProperties"):
+        if isinstance(named := part.get(key), Mapping):
+            inner += named.values()
+    if isinstance(items := part.get("prefixItems"), list):
+        inner += items
+    if inner:
+        found.append(1 + max(_levels(each, root, known, depth + 1) for each in inner))
+    elif part.get("type") in ("object", "array") or not part.keys() - _NOTES:
+        found.append(UNNAMED_LEVELS)
+    return max(found)
+
+
+_NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
+"""Keywords that say nothing of the value."""
+
+
+def _at(root: object, reference: str) -> object:
+    """Return the part of a schema at `#/a/b`, or True, which is anything."""
+    if not reference.startswith("#"):
+        return True
+    for key in reference.split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        root = root.get(key, True) if isinstance(root, Mapping) else True
+    return root
 
 
 @frozen(kw_only=True)
@@ -61,7 +112,8 @@ class GrammarSpec:
         if self.whitespace == "":
             space = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
         else:
-            space = {"whitespace_pattern": self.whitespace or JSON_WHITESPACE}
+            schema = _json.loads(self.text) if self.kind == "json_schema" else True
+            space = {"whitespace_pattern": self.whitespace or json_whitespace(schema)}
         return {**space, "coerce_one_of": True}
 
 

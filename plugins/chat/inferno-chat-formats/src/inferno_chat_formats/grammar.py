@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import define, field
 
-from inferno.contracts import AddedToken, ToolChoice
+from inferno.contracts import AddedToken, GrammarSpec, ToolChoice
 from inferno_chat_formats.elements import ITEM
 from inferno_chat_formats.spec import Calls, Part, Slot, Spec, strings
 from inferno_chat_formats.values import resolve, types_of
@@ -18,9 +18,6 @@ Token = Callable[[str], AddedToken | None]
 
 _TEXT = "/(?s:.*)/"
 _SPACE = r"/\s{0,8}/"
-_JSON_SPACE = r"( |\n[ ]{0,32})"
-"""White space between the parts of JSON: a space, or a line break with indentation, but no endless
-run."""
 
 
 def grammar(
@@ -373,8 +370,9 @@ _QUOTE = '<|"|>'
 
 
 def _dumped(schema: Mapping[str, Any]) -> str:
-    options = {"x-guidance": {"whitespace_pattern": _JSON_SPACE, "coerce_one_of": True}}
-    return json.dumps({**_hoisted(dict(schema)), **options}, ensure_ascii=False)
+    hoisted = _hoisted(dict(schema))
+    spec = GrammarSpec(kind="json_schema", text=json.dumps(hoisted))
+    return json.dumps({**hoisted, "x-guidance": spec.json_options}, ensure_ascii=False)
 
 
 def _hoisted(schema: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ Suffixes: M masks, W words of 32 tokens.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import llguidance
@@ -16,6 +16,8 @@ from attrs import define, field
 from inferno.contracts import GrammarSpec, MaskRequest, Vocabulary
 from inferno.errors import GrammarError
 from inferno_llguidance.blame import blamed
+from inferno_llguidance.matcher import LLGuidanceMatcher, brief
+from inferno_llguidance.spacing import JsonMatcher, SpacingTable
 from inferno_llguidance.translate import llguidance_grammar
 
 LIMITS = llguidance.LLParserLimits(
@@ -47,40 +49,13 @@ class _Tokens:
         return list(self._encode(text))
 
 
-@define(eq=False)
-class LLGuidanceMatcher:
-    """See contracts.Matcher."""
-
-    inner: Any
-
-    @property
-    def is_done(self) -> bool:
-        done: bool = self.inner.is_stopped()
-        return done
-
-    @property
-    def error(self) -> str:
-        return brief(self.inner.get_error()) if self.inner.is_error() else ""
-
-    def accept(self, token_id: int) -> bool:
-        accepted: bool = self.inner.consume_token(token_id)
-        return accepted
-
-    def count_valid(self, token_ids: Sequence[int]) -> int:
-        count: int = self.inner.validate_tokens(list(token_ids))
-        return count
-
-    def forced(self) -> Sequence[int]:
-        tokens: list[int] = self.inner.compute_ff_tokens()
-        return tokens
-
-
-@define(eq=False)
+@define(eq=False, slots=False)
 class Compiler:
     """See contracts.GrammarCompiler."""
 
     vocabulary: Vocabulary
     _tokenizer: Any = field(init=False)
+    _threads: int = field(init=False)
     _executor: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -95,7 +70,8 @@ class Compiler:
             slices=list(SLICES),
         )
         # Beside the model's own threads, more would only disturb.
-        self._executor = llguidance.LLExecutor(num_threads=min(8, (os.cpu_count() or 2) // 2) or 1)
+        self._threads = min(8, (os.cpu_count() or 2) // 2) or 1
+        self._executor = llguidance.LLExecutor(num_threads=self._threads)
 
     def compile(self, spec: GrammarSpec) -> LLGuidanceMatcher:
         matcher = self._matcher(llguidance_grammar(spec))
@@ -103,7 +79,13 @@ class Compiler:
             raise GrammarError(brief(error), path=blamed(spec, error, self.error_of))
         if matcher.is_error() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise GrammarError("the grammar matches nothing", "Let it match some output.")
+        if spec.kind in ("json_schema", "json_object") and spec.whitespace is None:
+            return JsonMatcher(matcher, self._spacing)
         return LLGuidanceMatcher(matcher)
+
+    @cached_property
+    def _spacing(self) -> SpacingTable:
+        return SpacingTable.of(self.vocabulary)
 
     def error_of(self, spec: GrammarSpec) -> str:
         """Return why a grammar does not compile, or an empty string."""
@@ -125,15 +107,14 @@ class Compiler:
         assert masks_MW.flags["C_CONTIGUOUS"] and masks_MW.shape[1] >= words, "a row per mask"
         memory = masks_MW.ctypes.data, masks_MW.strides[0], len(masks_MW)
         asked: list[Any] = [(r.matcher.inner, r.index, list(r.drafts)) for r in requests]  # type: ignore[attr-defined]
-        if plain := [(inner, index) for inner, index, drafts in asked if not drafts]:
+        plain = [(inner, index) for inner, index, drafts in asked if not drafts]
+        if min(len(plain), self._threads) > 1:
             self._executor.unsafe_compute_mask_ptr(plain, *memory)
+        else:  # to wake another thread takes as long as a mask
+            for inner, index in plain:
+                inner.unsafe_compute_mask_ptr(memory[0] + index * memory[1], 4 * words)
         if drafted := [each for each in asked if each[2]]:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *memory)
-
-
-def brief(text: str) -> str:
-    """Return a message in one line, without the state that llguidance appends to it."""
-    found = re.search(r"^error: (.*)$", text, re.MULTILINE)  # of the library for regexes
-    head = text.partition("<state>")[0].strip().partition("\n")[0]
-    line = f"{head} {found[1]}" if found else head
-    return line[:500] or "the grammar cannot be compiled"
+        for matcher, drafts, index in requests:
+            if isinstance(matcher, JsonMatcher):
+                matcher.restrict(drafts, masks_MW[index : index + 1 + len(drafts)])

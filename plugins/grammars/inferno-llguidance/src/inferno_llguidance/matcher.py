@@ -1,0 +1,45 @@
+"""Follows one output with llguidance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import define
+
+
+@define(eq=False)
+class LLGuidanceMatcher:
+    """See contracts.Matcher."""
+
+    inner: Any
+
+    @property
+    def is_done(self) -> bool:
+        done: bool = self.inner.is_stopped()
+        return done
+
+    @property
+    def error(self) -> str:
+        return brief(self.inner.get_error()) if self.inner.is_error() else ""
+
+    def accept(self, token_id: int) -> bool:
+        accepted: bool = self.inner.consume_token(token_id)
+        return accepted
+
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        count: int = self.inner.validate_tokens(list(token_ids))
+        return count
+
+    def forced(self) -> Sequence[int]:
+        tokens: list[int] = self.inner.compute_ff_tokens()
+        return tokens
+
+
+def brief(text: str) -> str:
+    """Return a message in one line, without the state that llguidance appends to it."""
+    found = re.search(r"^error: (.*)$", text, re.MULTILINE)  # of the library for regexes
+    head = text.partition("<state>")[0].strip().partition("\n")[0]
+    line = f"{head} {found[1]}" if found else head
+    return line[:500] or "the grammar cannot be compiled"
