@@ -62,6 +62,7 @@ from inferno.testing.trained import (
     trained_matrix,
     trained_products,
 )
+from inferno.testing.trained_weights import TrainedTests, like_trained
 from inferno.testing.writer import WriterTests, skewed_model
 from inferno.text import ChatTemplate, Tokenizer
 from inferno.text.tokenizer import eos_token_ids
@@ -87,6 +88,7 @@ __all__ = [
     "SourceTests",
     "Tokenizer",
     "Toy",
+    "TrainedTests",
     "WriterTests",
     "assert_kernels",
     "assert_near",
@@ -99,6 +101,7 @@ __all__ = [
     "eos_token_ids",
     "generate",
     "gguf_dialect",
+    "like_trained",
     "load_catalog",
     "load_toy",
     "plan_of",

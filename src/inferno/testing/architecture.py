@@ -37,11 +37,12 @@ from inferno.testing.tiny import (
     ragged_prompts,
     without_kernels,
 )
+from inferno.testing.trained_weights import TrainedTests
 
 NUM_GREEDY = 64
 
 
-class ArchitectureTests(GgufTwins):
+class ArchitectureTests(GgufTwins, TrainedTests):
     """Set `config` to a toy `config.json`: its "architectures", its "model_type", small sizes (the
     tests run it often), a context of at least 160 tokens. It is written to disk unchanged. The
     reference is transformers' model of that config with random weights; if transformers has none,

@@ -219,6 +219,7 @@ class TestPhi3LongRope(FamilyTests):
         original_max_position_embeddings=64,
         rope_scaling={"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": long},
     )
+    trained = {"rope_scaling": {"rope_type": "longrope", "short_factor": long, "long_factor": long}}
 
     @pytest.fixture(scope="class")
     @classmethod
