@@ -116,16 +116,13 @@ class QuantSchemeTests(Installed):
             ], "register it as a buffer"
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_the_plan_says_what_takes_more_memory_than_it_is_stored_in(
-        self, item: QuantScheme, catalog: Catalog, dtype: str
-    ) -> None:
+    def test_plans_name_what_grows(self, item: QuantScheme, catalog: Catalog, dtype: str) -> None:
         for rows, columns in self.shapes:
             stored = self._stored(self.parts(rows, columns, 0))
             nbytes = sum(info.nbytes for info in stored.parts.values())
-            headers: Any = SimpleNamespace(
-                tensors={f"{self.path}.{part}": info for part, info in stored.parts.items()},
-                config={"quantization_config": stored.quant_config},
-            )
+            tensors = {f"{self.path}.{part}": info for part, info in stored.parts.items()}
+            config = {"quantization_config": stored.quant_config}
+            headers: Any = SimpleNamespace(tensors=tensors, config=config)
             model: Any = SimpleNamespace(vocab_size=0)
             planned = choose_schemes(catalog, headers, model, dtype, {}).value.loaded({}, dtype)
             [note, *_] = planned.notes or ("",)
