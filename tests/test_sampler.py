@@ -473,6 +473,28 @@ def test_greedy_rows_are_masked_only_where_the_best_token_is_excluded() -> None:
     assert seen == [(3, VOCAB), (1, VOCAB)]
 
 
+def test_greedy_drafts_under_masks_are_verified_in_one_look() -> None:
+    logits = some_logits(5, rows=5)
+    best, second = logits.topk(2, dim=-1).indices.T.tolist()
+    allowed = np.ones((3, VOCAB + -VOCAB % 32), bool)
+    allowed[1, best[1]] = False
+    masks = {0: np.packbits(allowed, axis=1, bitorder="little").view(np.int32)}
+    seen = []
+
+    def argmax(x_BV: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x_BV))
+        return TORCH.argmax(x_BV)
+
+    sampler = Sampler(2, VOCAB, ops=evolve(TORCH, argmax=argmax))
+    for row in range(2):
+        request = make_request(temperature=0.0)
+        sampler.admit(row, request, request.token_ids)
+    drafts = [[best[0], second[1]], [second[3]]]
+    found, _ = sampler.verify(logits, [0, 1], drafts, masks)
+    assert found == [[best[0], second[1], best[2]], [best[3]]]
+    assert seen == [5, 1]
+
+
 def test_tokens_without_mass_are_not_left_to_the_slow_ways_of_exp() -> None:
     """A CPU's exp is up to 35 times slower where its result is denormal or 0."""
     x_BV = torch.tensor([[0.0, -20.0, -50.0, -90.0, -1e4, -math.inf]])

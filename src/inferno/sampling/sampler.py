@@ -225,8 +225,10 @@ class Sampler:
         """
         first = [0, *accumulate(1 + len(ids) for ids in drafts)]
         token_ids: list[list[int]] = [[] for _ in rows]
-        if not masks and all(self._rows[row].is_argmax for row in rows):
-            best = self._argmax(logits_LV).tolist()
+        if all(self._rows[row].is_argmax for row in rows):
+            counts = zip(rows, [1 + len(ids) for ids in drafts], strict=True)
+            own = [each for row, n in counts for each in masks.get(row, [None] * n)[:n]]
+            best = self._best(logits_LV, own).tolist()
             if UNDECIDED not in best:
                 return confirmed(best, drafts), {}
         logprobs: dict[tuple[int, int], Logprobs] = {}
