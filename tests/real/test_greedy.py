@@ -53,7 +53,7 @@ def test_a_batch_changes_nothing(toy: Toy, prompts: list[list[int]], alone: list
 
 
 def test_chunks_change_nothing(toy: Toy, prompts: list[list[int]], alone: list[Outcome]) -> None:
-    for size in (100, 16):
+    for size in (100, 37):
         chunked = Toy(attrs.evolve(toy.plan, max_num_batched_tokens=size), toy.model)
         assert_same(generate(chunked, prompts, TOKENS), alone)
 
@@ -86,12 +86,13 @@ def test_drafts_change_no_token(
     speculative: str, gguf_file: str, prompts: list[list[int]], alone: list[Outcome]
 ) -> None:
     ref = speculative if speculative == "ngram" else gguf_file
+    some = slice(None, None, 3)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     options: dict[str, Any] = {**OPTIONS, "memory": "2GiB", "max_model_len": 2048}
     with LLM(gguf_file, speculative=ref, **options) as drafting:
-        outputs = drafting.generate([{"prompt_token_ids": p} for p in prompts], params)
+        outputs = drafting.generate([{"prompt_token_ids": p} for p in prompts[some]], params)
     assert sum(output.num_accepted_tokens for output in outputs) > 0
-    assert [output.outputs[0].token_ids for output in outputs] == [o.token_ids for o in alone]
+    assert [o.outputs[0].token_ids for o in outputs] == [o.token_ids for o in alone[some]]
 
 
 def test_greedy_tokens_are_the_references_first_choices(
