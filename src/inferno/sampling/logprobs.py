@@ -29,7 +29,7 @@ def logprobs_of(
         part = token_ids[start : start + 16]
         x_SV = replace_nonfinite(logits_SV[start : start + 16])
         max_S1 = x_SV.amax(-1, keepdim=True)
-        rest_S1 = _total(torch.exp(x_SV - max_S1)).log()[:, None]
+        rest_S1 = _total((x_SV - max_S1).exp_()).log()[:, None]
         x_S1 = x_SV.gather(-1, torch.tensor(part, device=x_SV.device)[:, None])
         rank_S = (x_SV > x_S1).sum(-1) + 1
         if others:
