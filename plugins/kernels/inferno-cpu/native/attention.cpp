@@ -50,7 +50,8 @@ struct Group { int start, rows, first, stop; };
 template <bool Ahead, class E, class X, class P>
 void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, int count,
                    const Softmax& softmax, const P* const* keys, const P* const* values,
-                   const P* const* keys_ahead, const P* const* values_ahead, Scratch& own) {
+                   const P* const* keys_ahead, const P* const* values_ahead, TileSums& sums,
+                   Scratch& own) {
   constexpr bool kScaled = sizeof(E) == 1, kOneGroup = !__is_same(X, P);  // see kDirect
   const int heads = step.H / step.K, rows = tile.tokens * heads, blocks = step.C / 16;
   const X* q = (const X*)own.q;
@@ -78,17 +79,37 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
           });
         });
     }
-  for (int g = 0; g < num_groups; g++)
-    for (int r = groups[g].start; r < groups[g].start + groups[g].rows; r++) {
-      int64_t high = tile.position + r / heads + 1 - base,
-              low = step.window ? high - step.window : 0;
-      const float* amplitudes =
-          kScaled ? step.waves.amplitudes + row_of(step, tile, r) * step.waves.count : nullptr;
-      own.fade[r] = softmax.weights_of<kScaled, E>(
-          own.scores + r * kKeys, own.q_units[r], amplitudes, base, weights + r * kKeys,
-          groups[g].first, groups[g].stop, low, high, own.best + r, own.sums + r * 16,
-          own.weights_units + r);
-    }
+  // All maxima first, then all weights: neither waits for the other's latency.
+  float tops[kBests];
+  for (int r = 0; r < rows; r += 16) store(tops + r, splat(kNothing));
+  const auto each_row = [&](auto body) {
+    for (int g = 0; g < num_groups; g++)
+      for (int r = groups[g].start; r < groups[g].start + groups[g].rows; r++) {
+        int64_t high = tile.position + r / heads + 1 - base,
+                low = step.window ? high - step.window : 0;
+        if (count == kPanels && low <= 0 && high >= kKeys) {
+          body(std::true_type{}, r, groups[g], low, high);
+        } else {
+          body(std::false_type{}, r, groups[g], low, high);
+        }
+      }
+  };
+  each_row([&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
+    const float* amplitudes =
+        kScaled ? step.waves.amplitudes + row_of(step, tile, r) * step.waves.count : nullptr;
+    tops[r] = softmax.exponents_of<kScaled, decltype(whole)::value>(
+        own.scores + r * kKeys, own.q_units[r], amplitudes, base, group.first, group.stop, low,
+        high);
+  });
+  for (int r = 0; r < rows; r += 16) {
+    F32 before = load(sums.best + r), best = max(load(tops + r), before);
+    store(own.fade + r, fade_of(before, best)), store(sums.best + r, best);
+  }
+  each_row([&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
+    own.weights_units[r] = softmax.weights_of<kScaled, decltype(whole)::value, E>(
+        own.scores + r * kKeys, weights + r * kKeys, group.first, group.stop, low, high,
+        sums.best[r], own.fade[r], sums.weights + 16 * r);
+  });
   const int columns = num_groups == 1 ? blocks : columns_at_once(kGroup);
   for (int b = 0; b < blocks; b += columns)
     for (int g = 0; g < num_groups; g++) {
@@ -99,7 +120,7 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
               weights + group.start * kKeys + 16 * group.first, values + group.first,
               values_ahead + group.first, group.stop - group.first, b,
               int(min(blocks, b + columns)), own.fade + group.start,
-              own.weights_units + group.start, own.out + group.start * kStride);
+              own.weights_units + group.start, sums.out + group.start * kStride);
         });
       });
     }
@@ -126,11 +147,10 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
   const int64_t size = int64_t(16) * C;
   if (tile.split == tile.num_splits - 1 && tile.stores) store_one<E>(step, tile.query, tile.head);
   read_queries<E, X>(step, tile, own);
-  for (int r = 0; r < rows; r++) {
-    own.best[r] = kNothing;
-    memset(own.sums + 16 * r, 0, 64);
-    memset(own.out + r * kStride, 0, size_t(C) * 4);
-  }
+  const bool one_run = tile.end <= (tile.begin / kRunPanels + 1) * kRunPanels;
+  own.sums.clear(rows, C);
+  if (!one_run) own.run.clear(rows, C);
+  TileSums* sums = &own.sums;  // the first run is added to nothing
   Softmax softmax;
   softmax.soft_cap = step.soft_cap;
   softmax.scale = step.soft_cap > 0 ? step.scale / step.soft_cap : step.scale * kLog2e;
@@ -140,6 +160,10 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
   Panels<E> now, then;
   if (tile.begin < tile.end) then.locate(step, tile, tile.begin);
   for (int64_t begin = tile.begin; begin < tile.end; begin += now.count) {
+    if (begin > tile.begin && begin % kRunPanels == 0) {
+      if (sums == &own.run) move_sums(own.run, rows, C, own.sums);
+      sums = &own.run;
+    }
     now = then;
     const int count = now.count;
     if (begin + count < tile.end) {
@@ -156,7 +180,7 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
     }
     if (rows <= kDirect || __is_same(X, E)) {
       attend_panels<true, E, X>(step, tile, 16 * begin, count, softmax, now.keys, now.values,
-                                then.keys, then.values, own);
+                                then.keys, then.values, *sums, own);
       continue;
     }
     const X *keys[kPanels], *values[kPanels];
@@ -166,8 +190,9 @@ void attend_tile(const AttentionStep& step, const Tile& tile, const Tile* next,
       keys[p] = k, values[p] = v;
     }
     attend_panels<false, E, X>(step, tile, 16 * begin, count, softmax, keys, values, keys, values,
-                               own);
+                               *sums, own);
   }
+  if (sums == &own.run) move_sums(own.run, rows, C, own.sums);
   finish(step, tile, work, own);
 }
 

@@ -76,38 +76,50 @@ INL F32 sum_at(const HeadWaves& waves, const float* amplitudes, int64_t position
   return total;
 }
 
-// The running softmax of one row.
+// The factors by which sums that are relative to these largest scores shrink, as others become the
+// largest. 0 if there was no key, whatever the sums are.
+INL F32 fade_of(F32 best, F32 top) {
+  return exp2_negative(best - top) * min(best - splat(kNothing), splat(1.0f));
+}
+
+// The running softmax of a row, over a chunk's panels [first, stop); keys outside [low, high) are
+// hidden. Whole: none is, and there are kPanels of them.
 struct Softmax {
   float scale, soft_cap;
   HeadWaves waves;
   const float *k_scales[kPanels], *v_scales[kPanels];  // null: none
 
-  // Turn scores, of this unit, into weights over the panels [first, stop), the first key of all at
-  // position `base`; keys outside [low, high) get weight 0. Adds waves of these amplitudes. Updates the maximum `best` and the sixteen partial sums of weights `sums`, and
-  // sets the unit of the weights. Returns the factor by which earlier sums shrink.
-  template <bool Scaled, class E, class X>
-  float weights_of(float* scores, float unit, const float* amplitudes, int64_t base, X* weights,
-                   int first, int stop, int64_t low, int64_t high, float* best, float* sums,
-                   float* weights_unit) const {
+  // Turn scores, of this unit, into exponents of 2, with waves of these amplitudes; the first key
+  // of all is at position `base`. Returns the largest.
+  template <bool Scaled, bool Whole>
+  float exponents_of(float* scores, float unit, const float* amplitudes, int64_t base, int first,
+                     int stop, int64_t low, int64_t high) const {
     F32 top = splat(kNothing), factor = splat(Scaled ? scale * unit : scale);
-    for (int p = first; p < stop; p++) {
+    for (int p = Whole ? 0 : first; p < (Whole ? kPanels : stop); p++) {
       F32 x = load(scores + 16 * p) * factor;
       if constexpr (Scaled) {
         x = x * load(k_scales[p]);
         if (waves.count) x = fma(sum_at(waves, amplitudes, base + 16 * p), splat(scale), x);
       }
       if (soft_cap > 0) x = splat(soft_cap * kLog2e) * tanh(x);
-      if (low > 16 * p || high < 16 * p + 16)
+      if (!Whole && (low > 16 * p || high < 16 * p + 16))
         x = keep(x, splat(kNothing), low - 16 * p, high - 16 * p);
       store(scores + 16 * p, x);
       top = max(x, top);
     }
-    float before = *best, now = largest(top);
-    if (!(now > before)) now = before;
+    return largest(top);
+  }
+
+  // Turn exponents into weights, relative to the largest one so far, `best`. Adds them to the
+  // sixteen partial sums `sums`, which fade, and returns the unit of the weights.
+  template <bool Scaled, bool Whole, class E, class X>
+  float weights_of(float* exponents, X* weights, int first, int stop, int64_t low, int64_t high,
+                   float best, float fade, float* sums) const {
+    if constexpr (Whole) first = 0, stop = kPanels;
     F32 total = splat(0.0f), peak = splat(0.0f);
     for (int p = first; p < stop; p++) {
-      F32 w = exp2_negative(load(scores + 16 * p) - splat(now));
-      bool partly = low > 16 * p || high < 16 * p + 16;
+      F32 w = exp2_negative(load(exponents + 16 * p) - splat(best));
+      const bool partly = !Whole && (low > 16 * p || high < 16 * p + 16);
       if (partly) w = keep(w, splat(0.0f), low - 16 * p, high - 16 * p);
       total = total + w;
       if constexpr (Scaled) {
@@ -115,26 +127,17 @@ struct Softmax {
         if (partly) w = keep(w, splat(0.0f), low - 16 * p, high - 16 * p);
         total = fma(w, splat(0.0f), total);  // NaN, if the scale is
         peak = max(w, peak);
-        store(scores + 16 * p, w);
+        store(exponents + 16 * p, w);
       } else {
         put_floats(weights + 16 * p, w);
       }
     }
-    if constexpr (Scaled) {
-      Unit u = unit_of<E>(largest(peak));
-      *weights_unit = u.inverse;
-      for (int p = first; p < stop; p++)
-        put_floats(weights + 16 * p, load(scores + 16 * p) * splat(u.factor));
-    }
-    float fade = 1.0f;
-    if (now != before) {
-      float shrink[16];
-      store(shrink, exp2_negative(splat(before - now)));
-      fade = shrink[0];
-    }
-    *best = now;
     store(sums, fma(load(sums), splat(fade), total));
-    return fade;
+    if constexpr (!Scaled) return 1.0f;
+    Unit u = unit_of<E>(largest(peak));
+    for (int p = first; p < stop; p++)
+      put_floats(weights + 16 * p, load(exponents + 16 * p) * splat(u.factor));
+    return u.inverse;
   }
 };
 

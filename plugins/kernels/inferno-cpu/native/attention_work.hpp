@@ -9,9 +9,20 @@
 
 namespace {
 
-// Panels of a context in one split, for few and for many rows. Fixed, so that the result of a
-// sequence does not depend on the rest of the batch.
-constexpr int64_t kSplitPanelsOfFew = 16, kSplitPanelsOfMany = 128;
+// The order of a row's sums. It follows from the positions of its keys alone, so that a token's
+// result is the same to the bit in every step, beside any others and on any number of threads:
+//  - a chunk is 64 keys, from a multiple of 64 on (kPanels): their weights relative to the largest
+//    score so far, rounded to the type that is multiplied, over 8-bit caches in a unit of the
+//    chunk; their values are added one after the other to the earlier ones', which fade;
+//  - a run is 256 keys, from a multiple of 256 on: its chunks, one after the other, from nothing;
+//  - a stretch is 2048 keys, from a multiple of 2048 on: the sums of its runs, one after the other;
+//  - a row is the sums of its stretches, one after the other.
+// Keys that a row does not see weigh 0. Where another row of its tile has a chunk, a run or a
+// stretch more, that adds nothing, which changes no bit but the sign of a zero: see write_row.
+// A tile ends where a run or a stretch does, as its rows are few or many; that decides who adds up
+// the runs, not the order.
+constexpr int64_t kRunPanels = 16, kStretchPanels = 128;
+static_assert(kRunPanels % kPanels == 0 && kStretchPanels % kRunPanels == 0, "");
 
 // Tokens of a sequence, one after the other. The rows of a replayed step are sequences of one
 // token; several of them may be of one sequence, as drafts are, and are one span: each key is then
@@ -28,6 +39,7 @@ struct Tile {
   int64_t sequence, context;
   int64_t query, position;  // of the first token: in the batch, in the sequence
   int64_t begin, end;       // panels
+  int64_t each;             // panels of a split: a run's or a stretch's
   int64_t partial;          // offset of its partial sums, in floats; -1 if the tile is complete
   int32_t head, tokens;
   int32_t split, num_splits;
@@ -58,16 +70,35 @@ struct WorkList {
 };
 thread_local WorkList own_work;
 
+constexpr int padded_bests(int rows) { return (rows + 15) / 16 * 16; }
+constexpr int kBests = padded_bests(kTileRows);
+
+// Sums over some keys of the rows of a tile. Of each: its weighted values in C channels, sixteen
+// sums of its weights, and the largest score, which both are relative to. That is kNothing if there
+// was no key yet; the others then count as zeros, whatever they are.
+struct alignas(64) TileSums {
+  float out[kTileRows * kStride];
+  float weights[kTileRows * 16];
+  float best[kBests];
+
+  void clear(int rows, int C) {
+    for (int r = 0; r < rows; r++) {
+      memset(out + r * kStride, 0, size_t(C) * 4), memset(weights + 16 * r, 0, 64);
+      best[r] = kNothing;
+    }
+  }
+};
+
 // Memory of a thread for one tile; kept.
 struct alignas(64) Scratch {
+  TileSums sums, run;  // over the whole tile; over a run that is not its first
   float scores[kTileRows * kKeys];
   bf16 weights[kTileRows * kKeys];
-  float out[kTileRows * kStride];
   float q[kTileRows * kStride];
   float keys[kKeys * kMaxHeadDim], values[kKeys * kMaxHeadDim];
   float padded[16 * kMaxHeadDim];
   float row[kMaxHeadDim];
-  float best[kTileRows], fade[kTileRows], sums[kTileRows * 16];
+  float fade[kBests];
   float q_units[kTileRows], weights_units[kTileRows];  // see attention_softmax.hpp
 };
 thread_local Scratch* scratch = nullptr;
@@ -108,6 +139,11 @@ void list_spans(const AttentionStep& step, WorkList& work) {
   }
 }
 
+// Floats of a split's partial sums: C + 16 for each row, and the rows' largest scores.
+constexpr int64_t floats_of(int64_t rows, int C) {
+  return rows * (C + 16) + padded_bests(int(rows));
+}
+
 // Count the tiles, or list them: prompts before single tokens, and the last tokens of a prompt
 // first, since they see the most keys.
 void list_tiles(const AttentionStep& step, WorkList& work, bool write) {
@@ -124,9 +160,7 @@ void list_tiles(const AttentionStep& step, WorkList& work, bool write) {
           int64_t begin = step.window ? max(0, position + 1 - step.window) / 16 : 0,
                   end = (reach + 15) / 16;
           int64_t rows = (stop - start) * heads;
-          // Splits begin at fixed positions, and those of a token do not depend on its neighbours:
-          // its result is the same in every step, to the bit.
-          int64_t each = span->singles || rows <= 16 ? kSplitPanelsOfFew : kSplitPanelsOfMany;
+          int64_t each = span->singles || rows <= 16 ? kRunPanels : kStretchPanels;
           int64_t first = begin / each, num_splits = max(1, (end + each - 1) / each - first);
           int32_t counter = num_splits > 1 ? int32_t(work.counters++) : -1;
           for (int64_t split = 0; split < num_splits; split++) {
@@ -138,6 +172,7 @@ void list_tiles(const AttentionStep& step, WorkList& work, bool write) {
                       position,
                       max(begin, (first + split) * each),
                       min(end, (first + split + 1) * each),
+                      each,
                       num_splits > 1 ? work.floats : -1,
                       head,
                       int32_t(stop - start),
@@ -147,7 +182,7 @@ void list_tiles(const AttentionStep& step, WorkList& work, bool write) {
                       span->tokens == 1};
             }
             work.count++;
-            if (num_splits > 1) work.floats += rows * (step.C + 2);
+            if (num_splits > 1) work.floats += floats_of(rows, step.C);
           }
         }
     }
@@ -206,60 +241,81 @@ void read_queries(const AttentionStep& step, const Tile& tile, Scratch& own) {
   }
 }
 
-// Write one row of output: `out` divided by its sum of weights.
+// Write one row of output: its weighted values divided by its sum of weights.
 template <class T>
-void write_row_of(const AttentionStep& step, const Tile& tile, int r, const float* out,
-                  float total) {
+void write_row_of(const AttentionStep& step, const Tile& tile, int r, const TileSums& sums) {
   T* y = (T*)step.out + row_of(step, tile, r) * step.C;
+  const float total = sum(load(sums.weights + 16 * r)), *out = sums.out + r * kStride;
   F32 scale = splat(total == 0.0f ? 0.0f : 1.0f / total);
-  for (int c = 0; c < step.C; c += 16) store(y + c, load(out + c) * scale);
+  for (int c = 0; c < step.C; c += 16)
+    store(y + c, fma(load(out + c), scale, splat(0.0f)));  // + 0: no zero is negative
 }
-void write_row(const AttentionStep& step, const Tile& tile, int r, const float* out, float total) {
+void write_row(const AttentionStep& step, const Tile& tile, int r, const TileSums& sums) {
   switch (step.dtype) {
-    case kFloat32: return write_row_of<float>(step, tile, r, out, total);
-    case kBFloat16: return write_row_of<bf16>(step, tile, r, out, total);
-    default: return write_row_of<f16>(step, tile, r, out, total);
+    case kFloat32: return write_row_of<float>(step, tile, r, sums);
+    case kBFloat16: return write_row_of<bf16>(step, tile, r, sums);
+    default: return write_row_of<f16>(step, tile, r, sums);
   }
+}
+
+// Add to the sums of `rows` rows those over later keys, whose rows are `stride` apart. Adding
+// nothing, or to nothing, changes no bit.
+void add_sums(const float* out, int64_t stride, const float* weights, const float* best, int rows,
+              int C, TileSums& to) {
+  float old[kBests], fresh[kBests];
+  for (int r = 0; r < rows; r += 16) {
+    F32 a = load(to.best + r), b = load(best + r), top = max(a, b);
+    store(old + r, fade_of(a, top)), store(fresh + r, fade_of(b, top)), store(to.best + r, top);
+  }
+  for (int r = 0; r < rows; r++) {
+    F32 x = splat(old[r]), y = splat(fresh[r]);
+    float *sums = to.out + r * kStride, *totals = to.weights + 16 * r;
+    for (int c = 0; c < C; c += 16)
+      store(sums + c, fma(load(out + r * stride + c), y, load(sums + c) * x));
+    store(totals, fma(load(weights + 16 * r), y, load(totals) * x));
+  }
+}
+
+// Add `part` to `whole`, and begin it again.
+void move_sums(TileSums& part, int rows, int C, TileSums& whole) {
+  add_sums(part.out, kStride, part.weights, part.best, rows, C, whole);
+  for (int r = 0; r < rows; r++) part.best[r] = kNothing;
 }
 
 // Combine the splits of a context; called on the thread that finishes the last one.
 void merge(const AttentionStep& step, const Tile& tile, const float* last, Scratch& own) {
   const int rows = tile.tokens * (step.H / step.K), C = step.C;
-  const int64_t size = int64_t(rows) * (C + 2);
-  const float* splits = last - int64_t(tile.split) * size;
-  for (int r = 0; r < rows; r++) {
-    float best = kNothing, total = 0.0f;
-    for (int p = 0; p < tile.num_splits; p++) {
-      float b = splits[p * size + rows * int64_t(C) + 2 * r];
-      best = b > best ? b : best;
+  const int64_t size = floats_of(rows, C), first = tile.begin / tile.each - tile.split;
+  const float* split = last - tile.split * size;
+  TileSums &whole = own.sums, &later = own.run, *stretch = &whole;
+  whole.clear(rows, C);
+  for (int p = 0; p < tile.num_splits; p++, split += size) {
+    if (p > 0 && (first + p) * tile.each % kStretchPanels == 0) {
+      if (stretch == &later) move_sums(later, rows, C, whole);
+      if (stretch == &whole) later.clear(rows, C);
+      stretch = &later;
     }
-    for (int c = 0; c < C; c += 16) store(own.out + c, splat(0.0f));
-    for (int p = 0; p < tile.num_splits; p++) {
-      const float* stats = splits + p * size + rows * int64_t(C) + 2 * r;
-      float shrink[16];
-      store(shrink, exp2_negative(splat(stats[0] - best)));
-      total += stats[1] * shrink[0];
-      for (int c = 0; c < C; c += 16)
-        store(own.out + c, fma(load(splits + p * size + int64_t(r) * C + c), splat(shrink[0]),
-                               load(own.out + c)));
-    }
-    write_row(step, tile, r, own.out, total);
+    const float* weights = split + int64_t(rows) * C;
+    add_sums(split, C, weights, weights + 16 * rows, rows, C, *stretch);
   }
+  if (stretch == &later) move_sums(later, rows, C, whole);
+  for (int r = 0; r < rows; r++) write_row(step, tile, r, whole);
 }
 
+// Write the output of a tile that is complete, or keep its sums for `merge`.
 void finish(const AttentionStep& step, const Tile& tile, const WorkList& work, Scratch& own) {
+  TileSums& sums = own.sums;
   const int rows = tile.tokens * (step.H / step.K), C = step.C;
   if (tile.partial < 0) {
-    for (int r = 0; r < rows; r++)
-      write_row(step, tile, r, own.out + r * kStride, sum(load(own.sums + 16 * r)));
+    for (int r = 0; r < rows; r++) write_row(step, tile, r, sums);
     return;
   }
   float* split = work.partials + tile.partial;
-  for (int r = 0; r < rows; r++) {
-    memcpy(split + int64_t(r) * C, own.out + r * kStride, size_t(C) * 4);
-    split[rows * int64_t(C) + 2 * r] = own.best[r];
-    split[rows * int64_t(C) + 2 * r + 1] = sum(load(own.sums + 16 * r));
-  }
+  for (int r = 0; r < rows; r++)
+    memcpy(split + int64_t(r) * C, sums.out + r * kStride, size_t(C) * 4);
+  float* weights = split + int64_t(rows) * C;
+  memcpy(weights, sums.weights, size_t(rows) * 64);
+  memcpy(weights + 16 * rows, sums.best, size_t(padded_bests(rows)) * 4);
   if (__atomic_add_fetch(&work.done[tile.counter], 1, __ATOMIC_ACQ_REL) == tile.num_splits)
     merge(step, tile, split, own);
 }

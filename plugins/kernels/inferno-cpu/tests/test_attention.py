@@ -67,15 +67,18 @@ class Sequences:
     def step(self, counts: Sequence[int], last: int = 1 << 30) -> tuple[Tensor, Tensor]:
         """(ours, theirs), the outputs of the step's tokens: of each sequence the `last`."""
         spans = [(i, self.done[i], self.done[i] + n) for i, n in enumerate(counts) if n]
-        q, k, v = (torch.cat([self.qkv[i][j][a:b] for i, a, b in spans]) for j in range(3))
-        q, k, v = views_of_one(q, k, v)
-        ours = self.attend(q, k, v, self.cache, self.batch(spans))
+        ours = self.attended(spans)
         for i, _, b in spans:
             self.done[i] = b
         ours = torch.cat([x[-last:] for x in torch.split(ours, [b - a for _, a, b in spans])])
         return ours, torch.cat(
             [naive(self.qkv[i], max(a, b - last), b, self.need) for i, a, b in spans]
         )
+
+    def attended(self, spans: Sequence[tuple[int, int, int]]) -> Tensor:
+        """Return our outputs of a step of these (sequence, first token, end)."""
+        q, k, v = (torch.cat([self.qkv[i][j][a:b] for i, a, b in spans]) for j in range(3))
+        return self.attend(*views_of_one(q, k, v), self.cache, self.batch(spans))
 
     def batch(self, spans: Sequence[tuple[int, int, int]]) -> Batch:
         B = self.block_size
@@ -198,15 +201,52 @@ def test_tokens_of_a_sequence_as_sequences_of_one_token(kind: str, window: int |
             spans += [(1, 60, 61), (1, 61, 62)]
             outputs.append([])
             for some in [spans] if sequences is together else [[span] for span in spans]:
-                q, k, v = (
-                    torch.cat([sequences.qkv[i][j][a:b] for i, a, b in some]) for j in range(3)
-                )
-                batch = sequences.batch(some)
-                outputs[-1].append(sequences.attend(q, k, v, sequences.cache, batch))
+                outputs[-1].append(sequences.attended(some))
         assert torch.equal(torch.cat(outputs[0]), torch.cat(outputs[1]))
         for name, tensor in together.cache.items():
             same = tensor.view(torch.uint8) == alone.cache[name].view(torch.uint8)
             assert same.all(), name
+
+
+LONG_AND_SHARP: Sequence[tuple[int, dict[str, Any]]] = [
+    (3000, {"heads": 4, "kv_heads": 1, "dim": 16, "dtype": "bfloat16"}),
+    (2200, {"heads": 9, "kv_heads": 3, "dim": 64, "dtype": "bfloat16"}),
+    (2200, {"heads": 3, "kv_heads": 1, "dim": 32, "dtype": "float32", "soft_cap": 20.0}),
+    (1000, {"heads": 20, "kv_heads": 1, "dim": 16, "dtype": "float16"}),
+    (2200, {"heads": 4, "kv_heads": 2, "dim": 32, "dtype": "bfloat16", "cache_dtype": "int8"}),
+    (2200, {"heads": 4, "kv_heads": 2, "dim": 32, "dtype": "bfloat16", "cache_dtype": "fp8_e4m3"}),
+    (600, {"heads": 16, "kv_heads": 1, "dim": 48, "dtype": "float16", "cache_dtype": "int8"}),
+    (1000, {"heads": 5, "kv_heads": 1, "dim": 16, "dtype": "float32", "cache_dtype": "fp8_e4m3"}),
+    (2400, {"heads": 4, "kv_heads": 2, "dim": 16, "dtype": "bfloat16", "sliding_window": 300}),
+    (900, {"heads": 6, "kv_heads": 2, "dim": 16, "dtype": "float32", "sliding_window": 77}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(LONG_AND_SHARP)))
+def test_a_token_is_the_same_to_the_bit_in_every_step(case: int) -> None:
+    """Flat and sharp attention, in one step on one thread; and in chunks of any size beside another
+    sequence, the last tokens as sequences of one, on two threads."""
+    length, sizes = LONG_AND_SHARP[case]
+    asked, draw = need(**sizes), random.Random(case)
+    whole, parts = (Sequences(asked, [length, 700], seed=case) for _ in range(2))
+    for sequences in (whole, parts):
+        for q, _, _ in sequences.qkv:
+            q *= torch.logspace(0, 2, asked.num_heads)[:, None]
+    _native.set_threads(1)
+    expected = whole.attended([(0, 0, length)])
+    _native.set_threads(2)
+    ours, begin, beside, alone = list[Tensor](), 0, 0, length - 30
+    while begin < alone:
+        stop = min(alone, begin + draw.choice([1, 2, 3, 5, 17, 40, 100, 255, 512, 900]))
+        spans = [(0, begin, stop)]
+        if beside < 600:
+            spans.insert(draw.randrange(2), (1, beside, beside + draw.choice([1, 4, 50])))
+        at = sum(b - a for i, a, b in spans[: spans.index((0, begin, stop))])
+        ours.append(parts.attended(spans)[at : at + stop - begin])
+        begin, beside = stop, max(b if i else beside for i, _, b in spans)
+    ours.append(parts.attended([(0, i, i + 1) for i in range(alone, length)]))
+    differ = (torch.cat(ours) != expected).flatten(1).any(1).nonzero().flatten().tolist()
+    assert not differ, f"{len(differ)} tokens, from {differ[0]} on"
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8_e4m3"])
