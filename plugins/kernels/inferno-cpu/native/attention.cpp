@@ -43,6 +43,24 @@ INL void prefetching(int group, const Body& body) {
   }
 }
 
+// Raise the rows' largest scores to those of a chunk, and set the factors by which sums shrink.
+INL void raise(float* best, const float* tops, int rows, float* fade) {
+  if (rows > 4) {
+    for (int r = 0; r < rows; r += 16) {
+      F32 before = load(best + r), now = max(load(tops + r), before);
+      store(fade + r, fade_of(before, now)), store(best + r, now);
+    }
+    return;
+  }
+  for (int r = 0; r < rows; r++) {  // mostly they stay
+    fade[r] = best[r] == kNothing ? 0.0f : 1.0f;
+    if (!(tops[r] > best[r])) continue;
+    float each[16];
+    store(each, fade_of(splat(best[r]), splat(tops[r])));
+    fade[r] = each[0], best[r] = tops[r];
+  }
+}
+
 // Rows computed at once, and the range of panels they see.
 struct Group { int start, rows, first, stop; };
 
@@ -101,10 +119,7 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
         own.scores + r * kKeys, own.q_units[r], amplitudes, base, group.first, group.stop, low,
         high);
   });
-  for (int r = 0; r < rows; r += 16) {
-    F32 before = load(sums.best + r), best = max(load(tops + r), before);
-    store(own.fade + r, fade_of(before, best)), store(sums.best + r, best);
-  }
+  raise(sums.best, tops, rows, own.fade);
   each_row([&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
     own.weights_units[r] = softmax.weights_of<kScaled, decltype(whole)::value, E>(
         own.scores + r * kKeys, weights + r * kKeys, group.first, group.stop, low, high,
