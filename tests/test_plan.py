@@ -812,6 +812,25 @@ def test_the_level_of_kernels_is_planned_and_shown(write: Callable[..., str]) ->
     assert "  fast: linear bfloat16, " in explained(with_level(plan.ref, None))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rounds"), [("float32", True), ("bfloat16", True), ("float32", False)]
+)
+def test_float32_is_not_called_exact_where_kernels_round(
+    write: Callable[..., str], dtype: DType, rounds: bool
+) -> None:
+    provider = KernelProvider(
+        name="fast",
+        ops=dict.fromkeys((LINEAR, *OPS), "nowhere:op"),
+        refuses=lambda need: None,
+        rounds=lambda need: rounds and need.layout == "int4_g32",
+    )
+    installed = load_catalog()
+    offers = {**installed.offers, "inferno_kernels": (Offer(provider, "inferno"),)}
+    plan = resolve(write(), on_cpu(dtype=dtype, isq="int4_g32"), Catalog(installed.plugins, offers))
+    said = [note for note in plan.notes if "int4_g32 are rounded to 8 bits" in note]
+    assert bool(said) == (dtype == "float32" and rounds)
+
+
 def test_a_level_that_cannot_run_is_an_error_of_the_plan(write: Callable[..., str]) -> None:
     def level() -> str:
         raise OptionError("FAST_LEVEL is v5, but this machine runs v4", "Set it to v4.")

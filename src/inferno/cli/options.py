@@ -107,7 +107,8 @@ engine_options = together(
         _engine(
             "--dtype",
             type=click.Choice(list(DTYPES)),
-            help="Compute type. [default: the checkpoint's]",
+            help="Compute type. Inputs of packed matrices may be rounded to 8 bits in any: "
+            "`inferno explain` says so. [default: the checkpoint's]",
         ),
         _engine("--device", help="cpu, cuda, cuda:N, mps or xpu. [default: cuda if available]"),
         _engine(

@@ -118,5 +118,9 @@ class KernelProvider:
     """Returns which of its builds this machine runs, such as an instruction set: `explain` and the
     start line show it beside the name. Raises OptionError if the user has chosen one that it cannot
     run. Must not import torch."""
+    rounds: Callable[[KernelNeed], bool] | None = field(default=None, converter=lazy.optional)
+    """Whether its products round activations to fewer bits than the need's dtype has, although the
+    layout does not say so. The plan names the matrices where that is unexpected: in float32. Must
+    not import torch."""
     priority: int = 0
     api_version: int = 1

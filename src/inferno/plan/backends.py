@@ -98,6 +98,7 @@ def choose_kernels(
         linear = [(need, o, refusals) for need, o, refusals in asked if need.op == LINEAR]
         for need, offer, refusals in linear:
             notes += _slow_matrices(need, offer, refusals, shapes, given=need.layout in layouts)
+        notes += _rounded_inputs(linear, layouts)
     elif device.kind == "cpu":
         hint = catalog.hint("kernels", device.kind)
         notes.append(f"no native kernels: torch multiplies the matrices, slowly. {hint}".rstrip())
@@ -107,6 +108,25 @@ def choose_kernels(
         tuple(refusal for _, _, refusals in asked for refusal in refusals),
         tuple(notes),
     )
+
+
+def _rounded_inputs(
+    linear: Sequence[tuple[KernelNeed, Offer[KernelProvider] | None, Sequence[Refusal]]],
+    layouts: Collection[str],
+) -> list[str]:
+    """Name the matrices whose products are less exact than float32, if that is the compute type."""
+    rounded = [
+        need.layout
+        for need, offer, _ in linear
+        if offer is not None and need.dtype == "float32" and need.layout in layouts
+        if offer.item.rounds is not None and offer.item.rounds(need)
+    ]
+    if not rounded:
+        return []
+    return [
+        f"the inputs of matrices in {', '.join(rounded)} are rounded to 8 bits, in float32 too; "
+        "without these kernels (--disable) torch multiplies them exactly, and slowly"
+    ]
 
 
 def _slow_matrices(

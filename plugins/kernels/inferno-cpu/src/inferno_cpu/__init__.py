@@ -36,6 +36,12 @@ def refuses(need: KernelNeed) -> str | None:
     return None if need.shape is None else layouts.refuses(need.layout, need.dtype, need.shape)
 
 
+def rounds(need: KernelNeed) -> bool:
+    """Whether rows of x become int8: w8a8 is defined so, and codes are decoded to floats."""
+    packed = need.layout in (*layouts.LAYOUTS, *layouts.SYMMETRIC)
+    return packed and not need.layout.startswith("w8a8")
+
+
 def refuses_attention(need: AttentionNeed) -> str | None:
     if need.device.kind == "cpu" and find_spec("inferno_cpu._native") is None:
         return _NOT_COMPILED
@@ -71,6 +77,7 @@ def inferno_kernels() -> list[KernelProvider]:
                 read="inferno_cpu.packing:read",
             ),
             level="inferno_cpu.level:level",
+            rounds=rounds,
             priority=10,
         )
     ]
