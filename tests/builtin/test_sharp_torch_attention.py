@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inferno.builtin import torch_cache
 from inferno.builtin.torch_attention import TorchAttend
-from inferno.contracts import AttentionNeed, Device
+from inferno.contracts import AttentionNeed, Device, DType
 from inferno.gpu_report.naive_attention import exact
 from inferno.gpu_report.paged_steps import batch_of
 from inferno.testing import KVCache
@@ -25,10 +25,11 @@ def attended(need: AttentionNeed, qkv: Sequence[Tensor]) -> Tensor:
     tables = [list(range(-(-length // block_size)))]
     cache = KVCache.allocate([torch_cache.layout(need, block_size)], len(tables[0]), "cpu")
     batch = batch_of([0], [0], [(0, length)], tables, block_size, "cpu")
-    return TorchAttend(need)(*qkv, cache.layers[0], batch)
+    q_THC, k_TKC, v_TKC = qkv
+    return TorchAttend(need)(q_THC, k_TKC, v_TKC, cache.layers[0], batch)
 
 
-def need(dtype: str, dim: int = 64) -> AttentionNeed:
+def need(dtype: DType, dim: int = 64) -> AttentionNeed:
     return AttentionNeed(
         num_heads=4,
         num_kv_heads=2,
@@ -42,7 +43,7 @@ def need(dtype: str, dim: int = 64) -> AttentionNeed:
 @pytest.mark.parametrize("sharpness", [1.0, 20.0, 100.0])
 @pytest.mark.parametrize(("dtype", "unit"), [("bfloat16", 2**-8), ("float16", 2**-11)])
 def test_sharp_attention_loses_the_rounding_of_the_output_alone(
-    dtype: str, unit: float, sharpness: float
+    dtype: DType, unit: float, sharpness: float
 ) -> None:
     generator, asked = torch.Generator().manual_seed(0), need(dtype)
     q, k, v = (torch.randn(200, heads, 64, generator=generator) for heads in (4, 2, 2))
