@@ -67,6 +67,8 @@ struct WorkList {
   int64_t spans_capacity = 0, tiles_capacity = 0, partials_capacity = 0, done_capacity = 0;
   int64_t num_spans = 0, count = 0, floats = 0, counters = 0;
   int64_t stored = 0;  // tokens of spans of more than one
+
+  ~WorkList() { free(spans), free(tiles), free(partials), free(done); }
 };
 thread_local WorkList own_work;
 
@@ -89,7 +91,7 @@ struct alignas(64) TileSums {
   }
 };
 
-// Memory of a thread for one tile; kept.
+// Memory of a thread for one tile; kept until the thread ends.
 struct alignas(64) Scratch {
   TileSums sums, run;  // over the whole tile; over a run that is not its first
   float scores[kTileRows * kKeys];
@@ -101,15 +103,19 @@ struct alignas(64) Scratch {
   float fade[kBests];
   float q_units[kTileRows], weights_units[kTileRows];  // see attention_softmax.hpp
 };
-thread_local Scratch* scratch = nullptr;
+struct OwnScratch {
+  Scratch* memory = nullptr;
+  ~OwnScratch() { free(memory); }
+};
+thread_local OwnScratch scratch;
 
 Scratch& own_scratch() {
-  if (!scratch) {
+  if (!scratch.memory) {
     int64_t capacity = 0;
-    scratch = grown<Scratch>(nullptr, &capacity, 1);
-    memset((void*)scratch, 0, sizeof(Scratch));
+    scratch.memory = grown<Scratch>(nullptr, &capacity, 1);
+    memset((void*)scratch.memory, 0, sizeof(Scratch));
   }
-  return *scratch;
+  return *scratch.memory;
 }
 
 // Whether sequence s + 1 is the next token of the one that sequence s is a token of: the block to

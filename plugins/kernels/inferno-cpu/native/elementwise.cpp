@@ -235,18 +235,22 @@ float max_of(const T* x, int64_t n) {
 }
 
 constexpr int64_t kChunk = 4096;
-thread_local float* tops = nullptr;
-thread_local int64_t tops_capacity = 0;
+struct Tops {
+  float* values = nullptr;
+  int64_t capacity = 0;
+  ~Tops() { free(values); }
+};
+thread_local Tops tops;
 
 void argmax(int dtype, const void* x, int64_t x_stride, int64_t* ids, int64_t rows, int64_t V) {
   const int64_t chunks = (V + kChunk - 1) / kChunk;
-  if (rows * chunks > tops_capacity) {
-    free(tops);
-    tops_capacity = 2 * rows * chunks;
-    tops = (float*)malloc(size_t(tops_capacity) * sizeof(float));
-    if (!tops) abort();
+  if (rows * chunks > tops.capacity) {
+    free(tops.values);
+    tops.capacity = 2 * rows * chunks;
+    tops.values = (float*)malloc(size_t(tops.capacity) * sizeof(float));
+    if (!tops.values) abort();
   }
-  float* found = tops;
+  float* found = tops.values;
   with_type(dtype, [&](auto element) {
     using T = decltype(element);
     auto chunk_of = [&](int64_t t, int64_t c) { return (const T*)x + t * x_stride + c * kChunk; };

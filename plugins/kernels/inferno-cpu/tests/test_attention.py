@@ -8,8 +8,11 @@ sequences.
 from __future__ import annotations
 
 import itertools
+import mmap
 import random
+import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -353,6 +356,27 @@ def test_8_bit_elements_are_the_nearest(kind: str) -> None:
     expected = over.round().to(dtype) if kind == "int8" else over.to(dtype)
     same = stored_CT[usable].float() == expected.float()
     assert same.double().mean() > 0.99, "but for ties that the scale's own rounding decides"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is Linux's")
+def test_a_thread_that_ends_gives_its_memory_back() -> None:
+    """A program may have a thread for each request. Each takes about a megabyte."""
+    _native.set_threads(1)
+    sequences = Sequences(need(), [20])
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    def attend_in_threads(count: int) -> None:
+        for _ in range(count):
+            thread = threading.Thread(target=sequences.attended, args=([(0, 0, 20)],))
+            thread.start()
+            thread.join()
+
+    attend_in_threads(10)
+    before = resident()
+    attend_in_threads(100)
+    assert resident() - before < 40e6
 
 
 def test_a_step_of_no_context_gives_zeros() -> None:
