@@ -26,6 +26,7 @@ from inferno.contracts import (
     CheckpointView,
     Device,
     DeviceKind,
+    DType,
     HeldMatrix,
     KernelProvider,
     QuantScheme,

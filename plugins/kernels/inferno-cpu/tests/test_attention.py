@@ -81,7 +81,8 @@ class Sequences:
     def attended(self, spans: Sequence[tuple[int, int, int]]) -> Tensor:
         """Return our outputs of a step of these (sequence, first token, end)."""
         q, k, v = (torch.cat([self.qkv[i][j][a:b] for i, a, b in spans]) for j in range(3))
-        return self.attend(*views_of_one(q, k, v), self.cache, self.batch(spans))
+        q, k, v = views_of_one(q, k, v)
+        return self.attend(q, k, v, self.cache, self.batch(spans))
 
     def batch(self, spans: Sequence[tuple[int, int, int]]) -> Batch:
         B = self.block_size
