@@ -125,7 +125,7 @@ def _rounded_inputs(
         return []
     return [
         f"the inputs of matrices in {', '.join(rounded)} are rounded to 8 bits, in float32 too; "
-        "without these kernels (--disable) torch multiplies them exactly, and slowly"
+        "without these kernels (--disable) torch multiplies them exactly, in more time"
     ]
 
 

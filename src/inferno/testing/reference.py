@@ -38,7 +38,9 @@ def transformers_model(config: Mapping[str, Any]) -> nn.Module:
     auto: Any = transformers
     fields = {k: v for k, v in config.items() if k not in ("model_type", "architectures")}
     read = auto.AutoConfig.for_model(config["model_type"], **json.loads(json.dumps(fields)))
-    model: nn.Module = auto.AutoModelForCausalLM.from_config(read, dtype=torch.float32)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)  # some modules draw what `randomize` only adds noise to
+        model: nn.Module = auto.AutoModelForCausalLM.from_config(read, dtype=torch.float32)
     randomize(model)
     return model.eval()
 
