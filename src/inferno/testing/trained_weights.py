@@ -83,7 +83,6 @@ class TrainedTests:
     in a file runs it."""
 
     config: ClassVar[dict[str, Any]]
-    rerouted: ClassVar[bool]
     trained: ClassVar[Mapping[str, Any]] = {}
     """Fields of `config` that are others here."""
     trained_error: ClassVar[float] = 1.0
@@ -174,7 +173,7 @@ class TrainedTests:
     def _computed_alike(self, toy: Toy) -> bool:
         """Whether a token is computed alike whatever is beside it: not where torch multiplies, as
         its sums depend on the number of rows, nor where states go from chunk to chunk."""
-        exact = toy.plan.dtype == "bfloat16" and not (toy.plan.states or self.rerouted)
+        exact = toy.plan.dtype == "bfloat16" and not toy.plan.states
         return exact and all(use.name != "torch" for use in toy.plan.attention)
 
 
