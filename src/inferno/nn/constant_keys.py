@@ -22,12 +22,12 @@ from inferno.contracts import Waves
 from inferno.nn.weight import Weight
 
 LARGE = 2.0
-"""A pair of channels is taken out if its bias is so many times as large as what a typical pair of
+"""A pair of channels is taken out if its bias is this many times as large as what a typical pair of
 its head adds to it."""
 
 UNEVEN = 4.0
-"""A pair of channels is divided by a power of two if it is so many times as large as a typical pair
-of its head."""
+"""A pair of channels is divided by a power of two if it is this many times as large as a typical
+pair of its head."""
 
 _ROWS = 512
 """Rows of a matrix that are unpacked at once."""

@@ -1,4 +1,4 @@
-"""Rows of logits that are no distribution: with NaN or +inf, or with no finite number at all.
+"""Rows of logits that are not a distribution: with NaN or +inf, or with no finite number at all.
 
 Damaged weights make them, and a compute or cache type that is too narrow for the model's numbers. A
 request with such a row ends: every token drawn for it would be noise. -inf for some tokens is
@@ -16,7 +16,7 @@ from inferno.plan import Plan
 
 
 def are_broken(logits_SV: Tensor) -> Tensor:
-    """Return whether each row is no distribution, (S,)."""
+    """Return whether each row is not a distribution, (S,)."""
     top_S = logits_SV.amax(-1)  # passes NaN on
     return top_S - top_S != 0
 

@@ -84,7 +84,7 @@ struct ColumnSteps {  // f16, f32
   }
 };
 
-// Steps that are summed in one chain. A step of many columns is a sum of its own already.
+// Steps that are summed in one chain. A step of many columns is already a sum.
 template <class S>
 constexpr int64_t kChain = S::kColumns <= 2 ? 256 : int64_t(1) << 62;
 

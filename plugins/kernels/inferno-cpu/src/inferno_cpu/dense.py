@@ -11,6 +11,7 @@ from torch import Tensor
 
 from inferno.nn.weight import Dense, Weight
 from inferno_cpu import _native
+from inferno_cpu.bias import FloatBias
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import CODES, DTYPE_NUMBERS, PANEL_ROWS
 from inferno_cpu.memory import pages, pieces
@@ -49,8 +50,7 @@ class Panels(Weight):
         self.shape = shape
         self.dtype, self.panel_layout = dtype, layout
         self.register_buffer("panels", panels, persistent=False)
-        self._given: Tensor | None = None
-        self._bias: Tensor | None = None
+        self._float_bias = FloatBias()
         self._kind = CODES[layout] if layout else DTYPES[dtype]
         self._address = panels.data_ptr()
 
@@ -89,7 +89,7 @@ class Panels(Weight):
             x_TI = x_TI.contiguous()
         tokens, stride = len(x_TI), x_TI.stride(0)
         y_TO = x_TI.new_empty((tokens, out_features), dtype=dtype)
-        bias = self._float_bias(bias_O)
+        bias = self._address_of(bias_O)
         _native.dense_matmul(
             self._kind,
             DTYPES[x_TI.dtype],
@@ -120,7 +120,7 @@ class Panels(Weight):
             x_NI.data_ptr(),
             x_NI.stride(0),
             self._address,
-            self._float_bias(bias_O),
+            self._address_of(bias_O),
             y_NR.data_ptr(),
             starts_E1.data_ptr(),
             matrices,
@@ -129,12 +129,10 @@ class Panels(Weight):
         )
         return y_NR
 
-    def _float_bias(self, bias_O: Tensor | None) -> int:
-        """Return the address of the bias in float32, or 0. Converts it once, since a layer always
-        passes the same one."""
-        if bias_O is not self._given:
-            self._given, self._bias = bias_O, None if bias_O is None else bias_O.float()
-        return 0 if self._bias is None else self._bias.data_ptr()
+    def _address_of(self, bias_O: Tensor | None) -> int:
+        """Return the address of the bias in float32, or 0."""
+        bias_O = self._float_bias.of(bias_O)
+        return 0 if bias_O is None else bias_O.data_ptr()
 
     def argmax(self, x_TI: Tensor) -> Tensor:
         """Return `matmul_float32(x_TI).argmax(-1)` (int64) without storing the product: the lowest

@@ -15,6 +15,7 @@ from torch import Tensor
 from inferno.errors import InfernoError
 from inferno.nn import W8A8, IntGroups, Weight
 from inferno_cpu import _native
+from inferno_cpu.bias import FloatBias
 from inferno_cpu.dtypes import DTYPES
 from inferno_cpu.layouts import LAYOUTS, SYMMETRIC, nbytes, refuses
 from inferno_cpu.memory import pages, pieces
@@ -75,8 +76,7 @@ class PackedPanels(Weight):
         # The arguments of a call, so that it costs little more than the kernel.
         self._number, self._address = LAYOUTS[layout].number, panels.data_ptr()
         self._out, self._in = shape
-        self._given: Tensor | None = None
-        self._bias: Tensor | None = None
+        self._float_bias = FloatBias()
 
     @classmethod
     def of(cls, *weights: Blocks | IntGroups | W8A8, dtype: torch.dtype) -> PackedPanels:
@@ -110,9 +110,7 @@ class PackedPanels(Weight):
         return self._product(x_TI, bias_O, x_TI.dtype)
 
     def matmul_float32(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        if bias_O is not self._given:  # converted once, since a layer always passes the same one
-            self._given, self._bias = bias_O, None if bias_O is None else bias_O.float()
-        return self._product(x_TI, self._bias, torch.float32)
+        return self._product(x_TI, self._float_bias.of(bias_O), torch.float32)
 
     def _product(self, x_TI: Tensor, bias_O: Tensor | None, dtype: torch.dtype) -> Tensor:
         """`dtype` is that of the result and of the bias."""
