@@ -78,6 +78,8 @@ _UNSAID = {
 
 PLUGINS = DOCS.parent / "plugins"
 FAMILIES = PLUGINS / "models"
+PREFIXES = {"package": ("package:",)}
+"""What references begin with, for sources whose list depends on the machine."""
 INDEX = PLUGINS / "index" / "inferno-index" / "src" / "inferno_index" / "hints.json"
 
 
@@ -300,7 +302,7 @@ def index() -> str:
             ref: offer.distribution
             for offer in catalog.of("inferno_sources")
             if _is_ours(offer.distribution)
-            for ref in offer.item.list()
+            for ref in PREFIXES.get(offer.item.name) or offer.item.list()
         },
         "size": {
             size: offer.distribution

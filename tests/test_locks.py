@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +13,10 @@ from attrs import evolve
 from tests.hub_stand_in import SHA, Hub, stand_in
 from tests.tiny_served import OPTIONS, llm_of, serving_llm, write
 
-from inferno.cli import lock
+from inferno.cli import lock, render
 from inferno.contracts import WriteOptions
 from inferno.convert import convert
+from inferno.errors import CheckpointError
 from inferno.plan import Options, reopen, resolve
 
 pytest.importorskip("inferno_gguf", reason="needs inferno-gguf")
@@ -82,6 +86,49 @@ def test_a_model_of_the_hub_whole_or_one_file(folder: Path, hub: Hub, ref: str) 
         "model.gguf": (folder / "model.gguf").read_bytes()
     }
     is_served(ref)
+
+
+def installed(site: Path, version: str) -> None:
+    """Write the model and its metadata as pip would install them from a wheel."""
+    digest = {
+        file.name: base64.urlsafe_b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()
+        for file in (site / "bear").iterdir()
+    }
+    for old in site.glob("*.dist-info"):
+        shutil.rmtree(old)
+    info = site / f"bear-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: bear\nVersion: {version}\n")
+    (info / "RECORD").write_text("".join(f"bear/{f},sha256={d},\n" for f, d in digest.items()))
+
+
+def test_the_model_of_an_installed_package_and_no_other_version(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("inferno_package", reason="needs inferno-package")
+    site = folder / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    shutil.copytree(folder / MODEL, site / "bear")
+    installed(site, "1.2")
+
+    is_served("package:bear")
+    plan = lock.read("package:bear", {})
+    assert plan.origin is not None and (plan.origin.name, plan.origin.version) == ("bear", "1.2")
+    assert set(plan.origin.files) == {f"bear/{name}" for name in contents(folder / MODEL)}
+    assert "package: bear 1.2, " in render.explained(plan)
+
+    installed(site, "1.3")
+    with pytest.raises(CheckpointError, match="made for bear 1.2, and bear 1.3 is here"):
+        reopen(plan)
+    (site / "bear" / "generation_config.json").write_text("{}")
+    installed(site, "1.2")
+    with pytest.raises(CheckpointError, match="made for bear 1.2, whose files have changed"):
+        reopen(plan)
+    other = resolve(MODEL, evolve(OPTIONS, overrides=("model.layers.0.*=package:bear",)))
+    installed(site, "1.4")
+    with pytest.raises(CheckpointError, match="and bear 1.4 is here"):
+        reopen(other)
 
 
 def test_a_draft_model_and_matrices_of_another_file(folder: Path) -> None:

@@ -326,7 +326,8 @@ class Catalog:
             known = sorted({name for o in offers for name in o.item.list()})
             looked = "; ".join(f"{o.item.name}: {o.item.describe}" for o in offers)
             near = f" Known here: {', '.join(known)}." if known else ""
-            hint = self.hint("model", ref)
+            prefix = "".join(ref.partition(":")[:2])
+            hint = self.hint("model", ref) or self.hint("model", prefix)
             raise ModelNotFoundError(
                 f"no model {ref!r}", f"{hint} Looked for {looked}.{near}".lstrip()
             )

@@ -38,7 +38,7 @@ class ModelTable:
     """The fields of a model's table besides the engine's options."""
 
     ref: str
-    """The model: a directory, a file, a hub id, or `demo`."""
+    """The model: a directory, a file, a hub id, `package:NAME`, or `demo`."""
     aliases: tuple[str, ...] = ()
     """Other names for clients."""
     pin: bool = False

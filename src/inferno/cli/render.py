@@ -77,7 +77,7 @@ def explained(plan: Plan) -> str:
 def _decisions(plan: Plan) -> list[Row]:
     limits = f"{plan.max_num_seqs} requests at once, {plan.max_num_batched_tokens} tokens in a step"
     return [
-        ("source", f"{plan.source}: {plan.path}", _origin(plan, "source")),
+        ("source", _source(plan), _origin(plan, "source")),
         ("architecture", plan.architecture, _origin(plan, "architecture")),
         ("format", plan.format, _origin(plan, "format")),
         *_scheme_rows(plan, classes=True),
@@ -96,6 +96,11 @@ def _decisions(plan: Plan) -> list[Row]:
         ("context", f"{plan.max_model_len} tokens", ""),
         ("limits", limits, ""),
     ]
+
+
+def _source(plan: Plan) -> str:
+    came_with = f"{plan.origin.name} {plan.origin.version}, " if plan.origin is not None else ""
+    return f"{plan.source}: {came_with}{plan.path}"
 
 
 def _device(device: Device) -> str:

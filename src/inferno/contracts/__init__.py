@@ -97,7 +97,7 @@ from inferno.contracts.proposers import (
 )
 from inferno.contracts.request_fields import FieldEffect, JSONType, RequestField
 from inferno.contracts.rows import RowRange, RowsView, expert_rows
-from inferno.contracts.sources import FetchOptions, Source
+from inferno.contracts.sources import FetchOptions, Origin, Source
 from inferno.contracts.states import StateSpec
 from inferno.contracts.writers import (
     DenseCheckpoint,
@@ -169,6 +169,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "OPS",
+    "Origin",
     "Output",
     "QUANTIZE",
     "OutputFormat",

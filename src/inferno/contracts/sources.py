@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from attrs import field, frozen
@@ -22,6 +22,17 @@ class FetchOptions:
 
 
 @frozen(kw_only=True)
+class Origin:
+    """What a reference stood for when it was looked up: later it may be another model."""
+
+    name: str
+    """Of what the files came with, such as a Python package."""
+    version: str
+    files: Mapping[str, str]
+    """File -> its SHA-256 in hexadecimal, as declared where it came from."""
+
+
+@frozen(kw_only=True)
 class Source:
     """A place where model references are looked up."""
 
@@ -35,5 +46,8 @@ class Source:
     """Returns a local path for the reference. Raises ModelNotFoundError. Imports no torch."""
     list: Callable[[], Collection[str]] = field(factory=lambda: tuple, converter=lazy.function)
     """Returns the references that it can list without network access."""
+    origin: Callable[[str], Origin] | None = field(default=None, converter=lazy.optional)
+    """Returns what a reference that was fetched stands for: plans keep it, and what another process
+    or a lock runs must be the same. Reads no file of the model. Raises InfernoError."""
     priority: int = 0
     api_version: int = 1

@@ -22,6 +22,7 @@ from inferno.contracts import (
 )
 from inferno.errors import CheckpointError, OptionError, UnsupportedError
 from inferno.plan.decided import Decided, refusals_of
+from inferno.plan.origins import origin_of
 from inferno.plan.plan import OverrideUse, by_pattern
 from inferno.plan.stored import adapted, architecture_name, matrix_of, modules_of
 
@@ -119,7 +120,13 @@ def open_overrides(
             format, checkpoint = catalog.open(path)
             on_error.callback(checkpoint.close)
             decisions += [Decided.by("source", source), Decided.by("format", format)]
-            use = OverrideUse(pattern=pattern, ref=ref, path=str(path), format=format.item.name)
+            use = OverrideUse(
+                pattern=pattern,
+                ref=ref,
+                path=str(path),
+                format=format.item.name,
+                origin=origin_of(source.item, ref),
+            )
             opened[ref] = Override(use, checkpoint)
         found.append(evolve(opened[ref], use=evolve(opened[ref].use, pattern=pattern)))
     offers = tuple(offer for decision in decisions for offer in decision.offers)

@@ -34,6 +34,7 @@ from inferno.errors import CheckpointError, PluginError, UnsupportedError
 from inferno.plan.chat_formats import chat_need, choose_chat_format
 from inferno.plan.composite import Composite, composed, reopened
 from inferno.plan.devices import Machine, agree_on_device
+from inferno.plan.origins import agree_on_origins
 from inferno.plan.plan import Plan
 from inferno.plan.stored import adapted, unused_tensors
 
@@ -173,10 +174,12 @@ def text_assets(checkpoint: Checkpoint, architecture: Architecture) -> TextAsset
 
 def reopen(plan: Plan, catalog: Catalog | None = None, machine: Machine | None = None) -> Opened:
     """Open a plan made by another process or read from a file. Raises PluginError if the installed
-    packages differ from those it was made with, DeviceError if its device is not here."""
+    packages differ from those it was made with, DeviceError if its device is not here,
+    CheckpointError if its model is another one now."""
     catalog = catalog or load_catalog(disable=plan.disable, only=plan.only)
     agree(plan, catalog)
     agree_on_device(plan.device, machine)
+    agree_on_origins(plan, catalog)
     parts = Parts.of(plan, catalog)
     checkpoint = adapted(catalog.open(Path(plan.path))[1], parts.architecture)
     with ExitStack() as on_error:

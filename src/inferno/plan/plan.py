@@ -13,7 +13,7 @@ from attrs import field, frozen
 from cattrs.preconf.msgspec import make_converter
 
 from inferno.catalog import Refusal
-from inferno.contracts import AttentionNeed, CacheTensor, Device
+from inferno.contracts import AttentionNeed, CacheTensor, Device, Origin
 from inferno.errors import OptionError
 from inferno.plan.cache_groups import CacheGroupPlan, StateUse
 
@@ -86,6 +86,8 @@ class OverrideUse:
     """Module path -> scheme of its matrix, as `Plan.modules`: of these modules only."""
     tokens: bool = False
     """Whether one of the matrices has a row for each token."""
+    origin: Origin | None = None
+    """As `Plan.origin`."""
 
 
 @frozen(kw_only=True)
@@ -218,6 +220,8 @@ class Plan:
     path: str
     model_id: str
     source: str
+    origin: Origin | None = None
+    """What the reference stands for, if the source says so: what runs must be the same."""
     architecture: str
     format: str
     config: Mapping[str, Any]

@@ -42,6 +42,7 @@ from inferno.plan.isq import IsqChoice, choose_isq, quantizable
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
 from inferno.plan.opened import Opened, Parts, model_config, text_assets
 from inferno.plan.options import Options
+from inferno.plan.origins import origin_of
 from inferno.plan.plan import Plan
 from inferno.plan.schemes import choose_schemes
 from inferno.plan.speculation import MTPUse, choose_drafting, choose_proposer, mtp_use
@@ -195,6 +196,7 @@ def _decide(
         path=str(path),
         model_id=options.served_model_name or ref,
         source=source.value.name,
+        origin=origin_of(source.value, ref),
         architecture=name,
         format=format.value.name,
         config=dict(checkpoint.config),
