@@ -29,6 +29,7 @@ COMMANDS = (
     "plugins",
     "pull",
     "convert",
+    "package",
     "cache",
     "ps",
     "load",

@@ -88,7 +88,7 @@ def command(
         act_order=act_order,
         damping=damping,
     )
-    with _shown() as progress:
+    with progress_bar() as progress:
         made = convert(
             ref,
             to,
@@ -117,7 +117,7 @@ def _list(catalog: Catalog) -> None:
 
 
 @contextmanager
-def _shown() -> Iterator[Progress]:
+def progress_bar() -> Iterator[Progress]:
     """Draw a bar on stderr, if it is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

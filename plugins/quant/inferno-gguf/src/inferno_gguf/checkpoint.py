@@ -61,6 +61,11 @@ class GgufCheckpoint:
         """The file with the metadata."""
         return self._stored.files[0]
 
+    @property
+    def license(self) -> str:
+        """The model's licence as the file names it; empty if it does not."""
+        return str(self.first_file.metadata.get("general.license") or "")
+
     def text(self) -> TextAssets:
         return self._stored.text(self._dialect.strip_after)
 
