@@ -275,6 +275,11 @@ class Pty:
         """What was printed after what the last `expect` found, without escapes."""
         return ESCAPES.sub("", self.raw)[self._seen :]
 
+    @property
+    def settings(self) -> list[Any]:
+        """The terminal's modes."""
+        return termios.tcgetattr(self._main)
+
     def type(self, text: str) -> None:
         os.write(self._main, text.encode())
 
@@ -325,16 +330,16 @@ def test_a_terminal_shows_markdown_and_folds_thoughts(
     )
     server = live(FakeLLM(reply=reply, response_template=RESPONSE_TEMPLATE, delay=0.01))
     it = terminal("--url", server.url)
-    it.expect("> ")
-    it.type("hi\n")
+    it.expect(">")
+    it.type("hi\r")
     it.expect("Thought for")
     it.expect("prompt tokens cached")
     assert "**bold**" not in it.raw.rpartition("Thought for")[2]
     assert "\x1b[1mbold\x1b[0m" in it.raw
-    it.expect("> ")
-    it.type("/think show\n")
+    it.expect(">")
+    it.type("/think show\r")
     it.expect("Let me see.")
-    it.expect("> ")
+    it.expect(">")
     it.type("\x04")
     assert it.ended() == 0
 
@@ -345,23 +350,21 @@ def test_ctrl_c_stops_the_answer_then_warns_then_exits(
     llm = FakeLLM(reply="word ", endless=True, delay=0.01)
     server = live(llm)
     it = terminal("--url", server.url)
-    it.expect("> ")
-    it.type("go\n")
+    it.expect(">")
+    it.type("go\r")
     it.expect("word word")
     it.type("\x03")
     it.expect("stopped")
     wait_until(lambda: len(llm.aborted) == 1)
     llm.endless = False
-    it.expect("> ")
-    it.type("again\n")
+    it.expect(">")
+    it.type("again\r")
     it.expect("prompt tokens cached")
     assert re.search(r"assistant\n(word )+.*again", llm.prompts[-1], re.DOTALL)
-    it.expect("> ")
-    time.sleep(0.5)  # Python's readline misses a signal between its prompt and its wait for a key
+    it.expect(">")
     it.type("\x03")
     it.expect("Press Ctrl-C again to exit.")
-    it.expect("> ")
-    time.sleep(0.5)
+    it.expect(">")
     it.type("\x03")
     assert it.ended() == 130
 
@@ -371,17 +374,86 @@ def test_a_message_may_have_several_lines(
 ) -> None:
     server = live(FakeLLM(reply="A"))
     it = terminal("--url", server.url)
-    it.expect("> ")
-    it.type('"""one\n')
-    it.expect(". ")
-    it.type('two"""\n')
+    it.expect(">")
+    it.type('"""one\r')
+    it.expect(".")
+    it.type('two"""\r')
     it.expect("cached")
-    it.expect("> ")
-    it.type("three \\\n")
-    it.expect(". ")
-    it.type("four\n")
+    it.expect(">")
+    it.type("three \\\r")
+    it.expect(".")
+    it.type("four\r")
     it.expect("cached")
     assert prompts(server) == ["u:one\ntwo", "u:one\ntwo a:A u:three \nfour"]
+
+
+PASTED = "\x1b[200~one\r  two {\r\n}  漢字\x1b[201~"
+
+
+def test_a_paste_is_one_message_and_edited_as_one(
+    live: Callable[..., Live], terminal: Callable[..., Pty]
+) -> None:
+    server = live(FakeLLM(reply="A"))
+    it = terminal("--url", server.url)
+    it.expect(">")
+    it.type(PASTED)
+    it.expect("漢字")
+    it.type("\x7f語\x1b[A\x05!\r")  # backspace, up, to the line's end
+    it.expect("cached")
+    it.expect(">")
+    it.type("\x1b[A\x1b[A\x1b[A\x01Again: \r")  # from the history, above its first line
+    it.expect("cached")
+    first = "u:one\n  two {!\n}  漢語"
+    assert prompts(server) == [first, f"{first} a:A u:Again: one\n  two {{!\n}}  漢語"]
+
+
+@pytest.mark.parametrize("key", ["\n", "\x1b\r", "\x1b\n"])
+def test_a_key_starts_a_new_line(
+    live: Callable[..., Live], terminal: Callable[..., Pty], key: str
+) -> None:
+    server = live(FakeLLM(reply="A"))
+    it = terminal("--url", server.url)
+    it.expect(">")
+    it.type(f"one{key}two\r")
+    it.expect("cached")
+    assert prompts(server) == ["u:one\ntwo"]
+
+
+def test_what_is_typed_and_pasted_during_an_answer_waits_for_the_next_prompt(
+    live: Callable[..., Live], terminal: Callable[..., Pty]
+) -> None:
+    llm = FakeLLM(reply="word ", endless=True, delay=0.01)
+    server = live(llm)
+    it = terminal("--url", server.url)
+    it.expect(">")
+    it.type("go\r")
+    it.expect("word word")
+    llm.endless = False
+    it.type(f"later\r{PASTED}\r")
+    it.expect("cached")
+    shown = it.text
+    it.expect("cached")
+    it.expect("cached")
+    assert "later" not in shown, "it would garble the answer"
+    assert [text.rpartition("u:")[2] for text in prompts(server)] == [
+        "go",
+        "later",
+        "one\n  two {\n}  漢字",
+    ]
+
+
+def test_the_terminal_is_left_as_it_was(
+    live: Callable[..., Live], terminal: Callable[..., Pty]
+) -> None:
+    it = terminal("--url", live().url)
+    before = it.settings
+    it.expect(">")
+    assert it.settings != before
+    it.type("\x04")
+    assert it.ended() == 0
+    assert it.settings == before
+    assert it.raw.count("\x1b[?2004h") > 0
+    assert it.raw.rindex("\x1b[?2004l") > it.raw.rindex("\x1b[?2004h")
 
 
 def test_what_was_typed_comes_back_in_the_next_session(
@@ -389,24 +461,24 @@ def test_what_was_typed_comes_back_in_the_next_session(
 ) -> None:
     server = live()
     first = terminal("--url", server.url)
-    first.expect("> ")
-    first.type("remember me\n")
+    first.expect(">")
+    first.type("remember me\r")
     first.expect("cached")
-    first.expect("> ")
-    first.type("/exi\t\n")
+    first.expect(">")
+    first.type("/exi\t\r")
     assert first.ended() == 0
     path = tmp_path / "config" / "inferno" / "chat_history"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     second = terminal("--url", server.url)
-    second.expect("> ")
-    second.type("\x1b[A\x1b[A\n")
+    second.expect(">")
+    second.type("\x1b[A\x1b[A\r")
     second.expect("cached")
     assert prompts(server) == ["u:remember me"] * 2
     private = terminal("--url", server.url, "--no-history")
-    private.expect("> ")
-    private.type("secret\n")
+    private.expect(">")
+    private.type("secret\r")
     private.expect("cached")
-    private.expect("> ")
+    private.expect(">")
     private.type("\x04")
     assert private.ended() == 0
     assert "secret" not in path.read_text()
@@ -417,8 +489,8 @@ def test_a_model_cannot_drive_the_terminal(
 ) -> None:
     reply = "a\x1b]0;owned\x07b\x1b[2Jc\x9b31md\r\x08e"
     it = terminal("--url", live(FakeLLM(reply=reply, chunk=1)).url)
-    it.expect("> ")
-    it.type("hi\n")
+    it.expect(">")
+    it.type("hi\r")
     it.expect("prompt tokens cached")
     assert "\x1b]0;owned" not in it.raw and "\x1b[2J" not in it.raw and "\x07" not in it.raw
     assert "\x9b" not in it.raw
@@ -428,7 +500,7 @@ def test_a_closed_terminal_ends_the_chat(
     live: Callable[..., Live], terminal: Callable[..., Pty]
 ) -> None:
     it = terminal("--url", live().url)
-    it.expect("> ")
+    it.expect(">")
     it.process.send_signal(signal.SIGHUP)
     assert it.ended() != 0
 

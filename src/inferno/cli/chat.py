@@ -19,6 +19,7 @@ from inferno.errors import InfernoError, OptionError
 if TYPE_CHECKING:
     from inferno.cli.chat_model import ChatModel
     from inferno.cli.conversation import Conversation
+    from inferno.cli.prompt import Reader
 
 
 @declare
@@ -63,23 +64,22 @@ def command(
     with opening as model:
         from inferno.cli.chat_commands import COMMANDS
         from inferno.cli.conversation import Conversation
-        from inferno.cli.prompt import line_editing
+        from inferno.cli.prompt import message_reader
 
         conversation = Conversation(
             model, _screen(), system=system or "", thinking=thinking, settings=sampling
         )
         if sys.stdin.isatty():
             click.echo(f"{model.name}. /help lists the commands.", err=True)
-        with line_editing(list(COMMANDS), history) if sys.stdin.isatty() else _nothing():
-            _talk(conversation)
+        with message_reader(list(COMMANDS), history) as read:
+            _talk(conversation, read)
     if conversation.failed is not None and not sys.stdin.isatty():
         sys.exit(conversation.failed.exit_code)
 
 
-def _talk(conversation: Conversation) -> None:
+def _talk(conversation: Conversation, read: Reader) -> None:
     """Read and obey until the end."""
     from inferno.cli.chat_commands import Exit, obey
-    from inferno.cli.prompt import read
 
     warned = False
     while True:
@@ -90,7 +90,7 @@ def _talk(conversation: Conversation) -> None:
                 raise
             arm_interrupt()
             warned = True
-            click.echo("\nPress Ctrl-C again to exit.", err=True)
+            click.echo("Press Ctrl-C again to exit.", err=True)
             continue
         warned = False
         try:
@@ -144,8 +144,3 @@ def _screen() -> Any:
 
     console = Console()
     return lambda: Terminal(console)
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -9,6 +9,7 @@ import rich_click as click
 from attrs import frozen
 
 from inferno.cli.conversation import SETTINGS, Conversation
+from inferno.cli.prompt import KEYS
 from inferno.errors import OptionError
 
 _THINKING = {"on": True, "off": False, "default": None}
@@ -43,10 +44,7 @@ def _help(conversation: Conversation, rest: str) -> None:
     width = max(len(command.usage) for command in shown)
     for command in shown:
         _say(f"  {command.usage:{width}}  {command.help}")
-    _say(
-        'A line that ends in \\ goes on in the next; """ begins and ends several lines. '
-        "Ctrl-C stops an answer, Ctrl-D exits."
-    )
+    _say(KEYS)
 
 
 def _clear(conversation: Conversation, rest: str) -> None:
