@@ -8,8 +8,9 @@ from tests.fake_engine import END, TOKENIZER, FakeEngine, echoes, forever, front
 from inferno.contracts import TextAssets
 from inferno.errors import InfernoError, OptionError, RequestError
 from inferno.llm import LLM, Logprob
+from inferno.llm.defaults import default_params, interactive_params
 from inferno.llm.outputs import OutputBuilder
-from inferno.llm.preprocessor import default_params, open_for
+from inferno.llm.preprocessor import open_for
 from inferno.requests import EngineOutput, FinishReason, Request
 from inferno.sampling_params import SamplingParams
 
@@ -149,6 +150,12 @@ def test_without_params_the_checkpoint_s_sampling_is_used() -> None:
     model, engine = llm(default_params=params)
     model.generate("hi")
     assert engine.submitted[0].params.temperature == 0.6
+
+
+def test_at_a_terminal_an_answer_ends_by_itself_or_where_the_checkpoint_says() -> None:
+    assert interactive_params(TextAssets()).max_tokens is None
+    given = TextAssets(generation_config={"max_new_tokens": 77, "temperature": 0.6})
+    assert interactive_params(given) == SamplingParams(max_tokens=77, temperature=0.6)
 
 
 def test_a_checkpoint_that_does_not_sample_is_greedy() -> None:

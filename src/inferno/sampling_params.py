@@ -114,7 +114,7 @@ class SamplingParams:
         validator=_Between(1),
         metadata=_described(
             "Maximum number of tokens to generate.",
-            flag_default="the model's, else 256",
+            flag_default="the model's, else until the answer or the context ends",
         ),
     )
     min_tokens: int = field(

@@ -90,6 +90,14 @@ def test_settings_and_thinking_reach_the_server(live: Callable[..., Live]) -> No
     assert not server.llm.prompts[-1].endswith("assistant\n</think>\n\n")
 
 
+def test_an_answer_that_a_server_cuts_says_so(live: Callable[..., Live]) -> None:
+    server = live(FakeLLM(reply="word ", endless=True, fills_context=True, max_model_len=120))
+    result = chat(server, "/set max_tokens 5", "hi", "/set max_tokens default", "/undo", "hi")
+    limit, context = (line for line in result.stderr.splitlines() if line.startswith("Cut"))
+    assert limit.startswith("Cut after 5 tokens, the limit: /set max_tokens 20 raises it")
+    assert context.startswith("Cut: The context is full, or the server limits answers. /undo")
+
+
 def test_a_key_is_sent_and_its_lack_explained(
     live: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,8 @@ class FakePreprocessor:
     """A chat prompt is its messages, joined."""
 
     template: FakeTemplate = field(factory=FakeTemplate)
-    default_params: SamplingParams = SamplingParams(max_tokens=256, temperature=0.6)
+    interactive_params: SamplingParams = SamplingParams(max_tokens=None, temperature=0.6)
+    max_model_len: int = 12
     tokenizer: None = None
     vocab_size: int = 10
 
@@ -54,22 +55,33 @@ class FakeLLM:
     preprocessor: FakePreprocessor = field(factory=FakePreprocessor)
     asked: list[tuple[Any, SamplingParams]] = field(factory=list)
     interrupt: bool = False
+    silent: bool = False
+    """It ends at once."""
+    finish_reasons: list[str] = field(factory=list)
+    """Of `generate`."""
 
     def stream(self, prompt: str, params: SamplingParams) -> Iterator[TextDelta]:
         self.asked.append((prompt, params))
-        for word in reversed(prompt.split()):
+        words, reason = prompt.split()[::-1], "stop"
+        room = self.preprocessor.max_model_len - len(words)
+        if (limit := min(params.max_tokens or room, room)) < len(words):
+            words, reason = words[:limit], "length"
+        for word in () if self.silent else words:
             yield TextDelta(index=0, text=word + " ", token_ids=(1,))
             if self.interrupt:
                 self.interrupt = False
                 raise KeyboardInterrupt
+        yield TextDelta(index=0, token_ids=(2,) * (reason == "stop"), finish_reason=reason)
 
     def generate(
         self, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams]
     ) -> list[RequestOutput]:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         self.asked += zip(prompts, each, strict=True)
+        reasons = self.finish_reasons or ["stop"] * len(prompts)
         answer = [
-            CompletionOutput(index=0, text=f"[{prompt}]", token_ids=(1, 2)) for prompt in prompts
+            CompletionOutput(index=0, text=f"[{prompt}]", token_ids=(1, 2), finish_reason=reason)
+            for prompt, reason in zip(prompts, reasons, strict=True)
         ]
         now = RequestMetrics(0, 0, 0)
         return [
@@ -101,7 +113,7 @@ def run(*args: str, stdin: str = "", code: int = 0) -> Result:
 def test_one_prompt_is_streamed_and_its_speed_told_on_stderr(llm: FakeLLM) -> None:
     result = run("generate", "toy", "--prompt", "what is it")
     assert result.stdout == "it is u:what \n"
-    assert "3 tokens in" in result.stderr and "tokens/s" in result.stderr
+    assert "4 tokens in" in result.stderr and "tokens/s" in result.stderr
 
 
 def test_raw_and_template_less_prompts_go_as_they_are(llm: FakeLLM) -> None:
@@ -109,6 +121,51 @@ def test_raw_and_template_less_prompts_go_as_they_are(llm: FakeLLM) -> None:
     llm.preprocessor.template.exists = False
     run("generate", "--prompt", "as it is")
     assert [prompt for prompt, _ in llm.asked] == ["as it is", "as it is"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--max-tokens", "2"), "Cut after 2 tokens, the limit: a larger --max-tokens"),
+        (("--system", "s " * 7), "Cut: the context of 12 tokens is full"),
+    ],
+)
+def test_an_answer_that_is_cut_says_so_and_how_to_get_more(
+    llm: FakeLLM, args: tuple[str, ...], said: str
+) -> None:
+    result = run("generate", "toy", "--prompt", "what is it then", *args)
+    assert result.stdout.startswith("then ")
+    assert said in result.stderr
+    assert said not in run("generate", "toy", "--prompt", "what is it").stderr
+
+
+def test_several_answers_that_are_cut_are_counted(llm: FakeLLM) -> None:
+    llm.finish_reasons = ["length", "stop", "length"]
+    result = run("generate", "--prompts", "a | b | c", "--max-tokens", "2")
+    assert "2 of 3 answers: Cut after 2 tokens" in result.stderr
+
+
+def test_a_model_that_ends_at_once_says_so(llm: FakeLLM) -> None:
+    llm.silent = True
+    said = run("generate", "-p", "The end.", "--raw").stderr
+    assert "Nothing was generated" in said and "Without --raw" in said
+    assert "Nothing was generated" in run("generate", "-p", "x").stderr
+    said = run("chat", stdin="hm\n/retry\n").stderr
+    assert said.count("ended at once, without an answer: /retry asks again") == 2
+    assert [prompt for prompt, _ in llm.asked][-2:] == ["u:hm", "u:hm"]
+
+
+def test_an_answer_goes_on_to_its_end(llm: FakeLLM) -> None:
+    run("generate", "-p", "x")
+    run("chat", stdin="x\n")
+    assert [params.max_tokens for _, params in llm.asked] == [None, None]
+
+
+def test_a_chat_says_where_an_answer_is_cut(llm: FakeLLM) -> None:
+    result = run("chat", "--max-tokens", "2", stdin="what is it\n")
+    assert "Cut after 2 tokens, the limit: /set max_tokens 8 raises it" in result.stderr
+    result = run("chat", "--system", "s " * 9, stdin="what is it\n")
+    assert "The context of 12 tokens is full. /undo" in result.stderr
 
 
 def test_several_prompts_are_answered_in_their_order_under_headers(llm: FakeLLM) -> None:

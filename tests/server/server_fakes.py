@@ -95,6 +95,8 @@ class FakeLLM:
     chunk: int = 3
     delay: float = 0.0
     endless: bool = False
+    fills_context: bool = False
+    """Answers end where the context is full, as an engine's do."""
     dies_after: int | None = None
     """Raise EngineDeadError after this many deltas."""
     fails_after: int | None = None
@@ -242,6 +244,8 @@ class FakeLLM:
             at[i] = -1
             return [TextDelta(index=i, finish_reason="abort")]
         limit = params.max_tokens or 10**9
+        if self.fills_context:
+            limit = min(limit, self.max_model_len - len(ids))
         end = min(at[i] + self.chunk, limit, 10**9 if self.endless else len(self.reply))
         text = "".join(self.reply[k % len(self.reply)] for k in range(at[i], end))
         finish = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from attrs import frozen
 
+from inferno.cli.endings import Ending
 from inferno.errors import OptionError
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ class ChatModel(Protocol):
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Piece | Usage]:
+    ) -> Iterator[Piece | Usage | Ending]:
         """Generate the next message. `settings` are sampling parameters by their names. Yields what
-        is new, and the counts as far as they are known. Closing the iterator stops the answer.
-        Raises InfernoError."""
+        is new, the counts as far as they are known, and why it ended. Closing the iterator stops
+        the answer. Raises InfernoError."""
         ...
 
 
@@ -77,7 +78,7 @@ class LocalModel:
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Piece | Usage]:
+    ) -> Iterator[Piece | Usage | Ending]:
         run = self._run
         prompt = run.chat_prompt(messages, thinking)
         form = self._format
@@ -86,7 +87,9 @@ class LocalModel:
             settings = {**settings, "skip_special_tokens": False}
         params = run.params(**settings)
         cached = count = 0
+        text, delta = "", None
         for delta in run.llm.stream(prompt, params):
+            text += delta.text
             cached, count = max(cached, delta.num_cached), count + len(delta.token_ids)
             yield Usage(len(prompt), cached, count)
             if parser is not None:
@@ -95,6 +98,7 @@ class LocalModel:
                 yield Piece("content", delta.text)
         if parser is not None:
             yield from map(_piece, parser.finish())
+        yield run.ending(params, count, delta, text)
 
 
 def _piece(delta: Delta) -> Piece:

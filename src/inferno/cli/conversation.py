@@ -14,6 +14,7 @@ from attrs import Factory, define, field
 
 from inferno.cli import arm_interrupt, report
 from inferno.cli.chat_model import ChatModel, Message, Usage
+from inferno.cli.endings import Ending
 from inferno.cli.screen import Screen
 from inferno.errors import InfernoError, OptionError
 from inferno.sampling_params import Parameter, SamplingParams, parameters
@@ -151,7 +152,7 @@ class Conversation:
         """Generate and show the next message; None if there is nothing of it. Reports errors."""
         if self.system:
             messages = [{"role": "system", "content": self.system}, *messages]
-        screen, usage = self.screen(), Usage(0, 0, 0)
+        screen, usage, ending = self.screen(), Usage(0, 0, 0), Ending()
         parts: dict[str, str] = {"content": "", "reasoning": ""}
         start, first, stopped = time.perf_counter(), 0.0, False
         answer = self.model.answer(messages, self.settings, self.thinking)
@@ -159,6 +160,9 @@ class Conversation:
             for new in answer:
                 if isinstance(new, Usage):
                     usage = new
+                    continue
+                if isinstance(new, Ending):
+                    ending = new
                     continue
                 first = first or time.perf_counter()
                 parts[new.kind] += new.text
@@ -178,7 +182,9 @@ class Conversation:
         self.thought = parts["reasoning"]
         self.totals.add(usage, end - start)
         click.echo(click.style(_line(usage, start, first or end, end, stopped), dim=True), err=True)
-        if stopped and not parts["content"]:
+        if note := ending.of_chat():
+            click.echo(note, err=True)
+        if not parts["content"] and (stopped or ending.is_empty):
             return None
         thought = {"reasoning_content": self.thought} if self.thought else {}
         return {"role": "assistant", "content": parts["content"], **thought}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -11,6 +12,9 @@ from inferno.cli.options import declare, engine_options, ref_argument, template_
 from inferno.cli.sampling import sampling_options, take_sampling
 from inferno.cli.structured import structured_options, take_structured
 from inferno.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from inferno.cli.endings import Ending
 
 
 @declare
@@ -64,7 +68,7 @@ def command(
         inputs = [run.prompt(text, system=system, thinking=thinking, raw=raw) for text in texts]
         params = run.params(**sampling)
         if len(inputs) == 1 and stream:
-            run.stream(inputs[0], params)
+            _say(run.stream(inputs[0], params), raw)
             return
         outputs, seconds = run.timed(lambda: run.llm.generate(inputs, params))
         for text, output in zip(texts, outputs, strict=True):
@@ -73,6 +77,15 @@ def command(
             click.echo(output.outputs[0].text)
         tokens = [len(output.outputs[0].token_ids) for output in outputs]
         click.echo(speed(sum(tokens), seconds, f"{len(tokens)} prompts"), err=True)
+        answers = [output.outputs[0] for output in outputs]
+        endings = [run.ending(params, len(a.token_ids), a, a.text) for a in answers]
+        for ending, count in Counter(endings).items():
+            _say(ending, raw, f"{count} of {len(answers)} answers: " if len(answers) > 1 else "")
+
+
+def _say(ending: Ending, raw: bool, whose: str = "") -> None:
+    if text := ending.of_command(raw=raw):
+        click.echo(whose + text, err=True)
 
 
 def _texts(given: tuple[str, ...], prompts: str | None) -> list[str]:

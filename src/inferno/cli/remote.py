@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from inferno.cli.chat_model import Message, Piece, Usage
+from inferno.cli.endings import Ending
 from inferno.cli.running_server import unix_path, untrusted
 from inferno.errors import OptionError, RemoteError
 from inferno.sampling_params import parameters
@@ -57,7 +58,7 @@ class RemoteModel:
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Piece | Usage]:
+    ) -> Iterator[Piece | Usage | Ending]:
         if unknown := settings.keys() - _IN_BODY:
             raise OptionError(f"a server does not take {', '.join(unknown)}", "Leave it out.")
         body: dict[str, Any] = {
@@ -69,10 +70,18 @@ class RemoteModel:
         }
         if thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": thinking}
+        tokens, is_cut = 0, False
         with self._request("POST", "chat/completions", body) as response:
             for line in response.iter_lines():
                 if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-                    yield from _event(_object(data))
+                    event = _object(data)
+                    is_cut = is_cut or _is_cut(event)
+                    for new in _event(event):
+                        tokens = new.completion_tokens if isinstance(new, Usage) else tokens
+                        yield new
+        if is_cut:
+            limit = settings.get("max_tokens")
+            yield Ending("context") if limit is None or tokens < limit else Ending("limit", limit)
 
     @contextmanager
     def _request(self, method: str, path: str, body: Any = None) -> Iterator[httpx.Response]:
@@ -109,6 +118,10 @@ def _base(url: str) -> str:
         )
     path = parts.path.rstrip("/") or "/v1"
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _is_cut(event: Mapping[str, Any]) -> bool:
+    return any(choice.get("finish_reason") == "length" for choice in event.get("choices") or ())
 
 
 def _event(event: Mapping[str, Any]) -> Iterator[Piece | Usage]:

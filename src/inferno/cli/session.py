@@ -13,10 +13,11 @@ import rich_click as click
 from attrs import evolve, frozen
 
 from inferno.cli import render
+from inferno.cli.endings import Ending
 from inferno.cli.options import chosen, plan_options
 from inferno.errors import OptionError
 from inferno.host import load_torch_library
-from inferno.llm import LLM
+from inferno.llm import LLM, CompletionOutput, TextDelta
 from inferno.llm.preprocessor import Preprocessor
 from inferno.llm.prompts import Prompt
 from inferno.plan import Opened, Plan, open_model
@@ -109,8 +110,22 @@ class Run:
         return self.preprocessor.vocab_size or (tokenizer.vocab_size if tokenizer else 1)
 
     def params(self, **given: Any) -> SamplingParams:
-        """The checkpoint's default parameters, overridden by `given`."""
-        return evolve(self.preprocessor.default_params, **given)
+        """The checkpoint's parameters for a person at a terminal, overridden by `given`."""
+        return evolve(self.preprocessor.interactive_params, **given)
+
+    def ending(
+        self,
+        params: SamplingParams,
+        tokens: int,
+        last: TextDelta | CompletionOutput | None,
+        text: str,
+    ) -> Ending:
+        """Return why an answer ended, given its last delta or the whole, and its text."""
+        if last is None:
+            return Ending()
+        is_empty = not text.strip() and last.stop_reason is None
+        limit = self.preprocessor.max_model_len
+        return Ending.of(last.finish_reason, tokens, params, limit, is_empty=is_empty)
 
     def prompt(self, text: str, *, system: str | None, thinking: bool | None, raw: bool) -> Prompt:
         """One user message, through the chat template if the model has one, unless `raw`."""
@@ -142,9 +157,9 @@ class Run:
             )
         return {"enable_thinking": thinking}
 
-    def stream(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Print the answer as it is generated, then its speed on stderr."""
-        text = ""
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Ending:
+        """Print the answer as it is generated, then its speed on stderr. Returns why it ended."""
+        text, delta = "", None
         tokens, first, start = 0, None, time.perf_counter()
         for delta in self.llm.stream(prompt, params):
             first = first or time.perf_counter()
@@ -157,7 +172,7 @@ class Run:
         click.echo(
             speed(tokens, end - start, f"first after {(first or end) - start:.2f} s"), err=True
         )
-        return text
+        return self.ending(params, tokens, delta, text)
 
     def timed(self, call: Callable[[], _Result]) -> tuple[_Result, float]:
         start = time.perf_counter()

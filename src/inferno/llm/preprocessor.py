@@ -17,23 +17,20 @@ from inferno.contracts import (
     LogitsProcessor,
     OutputFormat,
     ReasoningMarkers,
-    TextAssets,
 )
-from inferno.errors import CheckpointError, OptionError, RequestError
+from inferno.errors import OptionError, RequestError
+from inferno.llm.defaults import DEFAULT_MAX_TOKENS, default_params, interactive_params
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.prompts import Prompt, integers, unwrapped
 from inferno.plan import Opened, Options, open_model
 from inferno.processor_calls import ProcessorCall
 from inferno.requests import Reduction, Request
-from inferno.sampling_params import SamplingParams, parameters
+from inferno.sampling_params import SamplingParams
 from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
 
 MAX_LOGPROB_IDS = 1024
 """Maximum of `logprob_token_ids`."""
-
-DEFAULT_MAX_TOKENS = 256
-"""`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
 
 
 def open_for(ref: str | None, options: Mapping[str, Any]) -> Opened:
@@ -80,6 +77,8 @@ class Preprocessor:
     eos_token_ids: tuple[int, ...] = ()
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """For requests without parameters: from the checkpoint's `generation_config.json`."""
+    interactive_params: SamplingParams = SamplingParams(max_tokens=None)
+    """For a person at a terminal, where the command line says nothing else."""
     chat_format: Callable[[], OutputFormat | None] = lambda: None
     """Builds the model's output format; None if all output is content. Raises ValueError if the
     checkpoint's own description of it is wrong."""
@@ -109,6 +108,7 @@ class Preprocessor:
             vocab_size=plan.vocab_size,
             eos_token_ids=tuple(i for i in eos if i < plan.vocab_size),
             default_params=default_params(assets),
+            interactive_params=interactive_params(assets),
             chat_format=cache(partial(opened.chat_format, override)),
             pooling=PoolingConfig.of(assets, config, tokenizer, template, reranker),
             logits_processors=opened.parts.logits_processors,
@@ -365,22 +365,6 @@ def _check_vocabulary(name: str, other: Checkpoint, tokenizer: Tokenizer | None)
     theirs = Tokenizer.from_assets(other.text(), other.config)
     if tokenizer and theirs and not tokenizer.same_vocabulary(theirs):
         raise OptionError(f"{name} has another vocabulary", "Choose one with the same tokenizer.")
-
-
-def default_params(assets: TextAssets) -> SamplingParams:
-    """A checkpoint's default sampling parameters. `do_sample: false` means greedy, as in
-    transformers."""
-    config = assets.generation_config
-    names = [p.name for p in parameters() if p.in_generation_config]
-    values = {name: config[name] for name in names if config.get(name) is not None}
-    if config.get("do_sample") is False:
-        values["temperature"] = 0.0
-    try:
-        return SamplingParams(
-            max_tokens=config.get("max_new_tokens") or DEFAULT_MAX_TOKENS, **values
-        )
-    except (RequestError, TypeError) as error:
-        raise CheckpointError(f"generation_config.json: {error}", "Correct the file.") from error
 
 
 def _nth(params: SamplingParams, index: int) -> SamplingParams:
