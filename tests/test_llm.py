@@ -2,6 +2,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
 import pytest
 from tests.fake_engine import END, TOKENIZER, FakeEngine, echoes, forever, front, says
 
@@ -156,6 +157,24 @@ def test_at_a_terminal_an_answer_ends_by_itself_or_where_the_checkpoint_says() -
     assert interactive_params(TextAssets()).max_tokens is None
     given = TextAssets(generation_config={"max_new_tokens": 77, "temperature": 0.6})
     assert interactive_params(given) == SamplingParams(max_tokens=77, temperature=0.6)
+
+
+@pytest.mark.parametrize("said", [{}, {"eos_token_id": 2}, {"do_sample": True}])
+def test_at_a_terminal_the_tail_is_cut_where_the_checkpoint_says_nothing(
+    said: dict[str, Any],
+) -> None:
+    assets = TextAssets(generation_config=said)
+    usual = SamplingParams(max_tokens=None, temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+    assert interactive_params(assets) == usual
+    assert default_params(assets).temperature == 1, "the API's are OpenAI's"
+
+
+@pytest.mark.parametrize("said", [{"top_p": 0.9}, {"do_sample": False}, {"temperature": 1.0}])
+def test_at_a_terminal_what_the_checkpoint_says_is_not_mixed_with_other_values(
+    said: dict[str, Any],
+) -> None:
+    assets = TextAssets(generation_config=said)
+    assert interactive_params(assets) == attrs.evolve(default_params(assets), max_tokens=None)
 
 
 def test_a_checkpoint_that_does_not_sample_is_greedy() -> None:

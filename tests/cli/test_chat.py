@@ -32,6 +32,7 @@ from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 from inferno.cli import cli
 from inferno.cli.chat_model import Piece
 from inferno.cli.screen import Terminal, complete, printable
+from inferno.sampling_params import SamplingParams
 
 # A terminal's own words: colours, cursor movements, titles.
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -96,6 +97,14 @@ def test_an_answer_that_a_server_cuts_says_so(live: Callable[..., Live]) -> None
     limit, context = (line for line in result.stderr.splitlines() if line.startswith("Cut"))
     assert limit.startswith("Cut after 5 tokens, the limit: /set max_tokens 20 raises it")
     assert context.startswith("Cut: The context is full, or the server limits answers. /undo")
+
+
+def test_a_server_of_inferno_suggests_how_to_sample(live: Callable[..., Live]) -> None:
+    usual = SamplingParams(max_tokens=None, temperature=0.8, top_k=40)
+    server = live(FakeLLM(interactive_params=usual))
+    chat(server, "/set top_k 7", "hi")
+    params = server.llm.seen[-1][1]
+    assert (params.temperature, params.top_k) == (0.8, 7)
 
 
 def test_a_key_is_sent_and_its_lack_explained(

@@ -108,6 +108,7 @@ class FakeLLM:
     output_format: OutputFormat | None = None
     """Instead of a response template's."""
     default_params: SamplingParams = SamplingParams(max_tokens=256)
+    interactive_params: SamplingParams = SamplingParams(max_tokens=None)
     model_id: str = "fake"
     tokenizer: Tokenizer | None = TOKENIZER
     template: ChatTemplate = field(factory=lambda: ChatTemplate({"default": TEMPLATE}))
@@ -146,6 +147,7 @@ class FakeLLM:
             max_model_len=self.max_model_len,
             vocab_size=self.vocab_size,
             default_params=self.default_params,
+            interactive_params=self.interactive_params,
             chat_format=self.chat_format,
             prompts=self.prompts,
             pooling=self.pooling,

@@ -157,6 +157,7 @@ def test_models_are_listed_by_every_name(client: Any) -> None:
     assert card.pop("x_inferno") and card == listed["data"][0]
     assert listed["data"][0]["object"] == "model"
     assert listed["data"][0]["max_model_len"] == 4096
+    assert listed["data"][0]["interactive_sampling"]["temperature"] == 1.0
     assert error(http.get("/v1/models/other/model"), 404)["code"] == "model_not_found"
 
 

@@ -32,7 +32,10 @@ def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **value
     machine = Machine(elsewhere=not locked)
     with open_model(chosen(ref), plan_options(values), machine=machine) as opened:
         plan = opened.plan
-        click.echo(plan_to_json(plan) if as_json else render.explained(plan))
+        if as_json:
+            click.echo(plan_to_json(plan))
+        else:
+            click.echo(render.explained(plan, opened.text()))
         if checked:
             from inferno.loading import check
 

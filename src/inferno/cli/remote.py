@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +38,8 @@ class RemoteModel:
             transport=None if socket is None else httpx.HTTPTransport(uds=socket),
         )
         self._name = name or self._first()
+        self._sampling: dict[str, Mapping[str, Any]] = {}
+        """By model, what the server suggests for a person at a terminal."""
 
     @property
     def name(self) -> str:
@@ -47,8 +49,24 @@ class RemoteModel:
         self._client.close()
 
     def names(self) -> Sequence[str]:
+        return [str(card["id"]) for card in self._cards()]
+
+    def _cards(self) -> Sequence[Mapping[str, Any]]:
         with self._request("GET", "models") as response:
-            return [str(card["id"]) for card in _object(response.read()).get("data") or ()]
+            return _object(response.read()).get("data") or ()
+
+    def _suggested(self) -> Mapping[str, Any]:
+        """Sampling parameters to send where the user sets none: inferno's API has OpenAI's defaults
+        where a checkpoint names none. Other servers suggest nothing."""
+        if self.name not in self._sampling:
+            card: Mapping[str, Any] = {}
+            with suppress(RemoteError):  # a server need not list its models
+                card = next((card for card in self._cards() if card["id"] == self.name), {})
+            found = card.get("interactive_sampling")
+            if found is None and card.get("owned_by") == "inferno":
+                return {}  # not loaded yet
+            self._sampling[self.name] = found or {}
+        return self._sampling[self.name]
 
     def choose(self, name: str) -> None:
         known = self.names()
@@ -66,6 +84,7 @@ class RemoteModel:
             "messages": list(messages),
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._suggested(),
             **settings,
         }
         if thinking is not None:

@@ -12,7 +12,7 @@ from inferno import __version__, host
 from inferno.contracts import COMPUTE_DTYPES
 
 if TYPE_CHECKING:
-    from inferno.contracts import Device
+    from inferno.contracts import Device, TextAssets
     from inferno.plan import AttentionUse, Plan, SchemeUse
 
 Row = tuple[str, str, str]
@@ -56,10 +56,10 @@ def _measured_rows(plan: Plan) -> Iterable[Row]:
         yield "measured", f"{host.format_bytes(plan.measured.used)}: {_measured(plan)}", ""
 
 
-def explained(plan: Plan) -> str:
+def explained(plan: Plan, assets: TextAssets) -> str:
     """The whole plan: decisions, memory, and why nothing else was chosen."""
     parts = [
-        _section(f"{plan.ref}", _table(_decisions(plan))),
+        _section(f"{plan.ref}", _table([*_decisions(plan), *_sampling_rows(assets)])),
         _section(f"Memory, of {host.format_bytes(plan.memory_limit)}", _table(_memory_rows(plan))),
     ]
     if plan.notes:
@@ -101,6 +101,22 @@ def _decisions(plan: Plan) -> list[Row]:
 def _source(plan: Plan) -> str:
     came_with = f"{plan.origin.name} {plan.origin.version}, " if plan.origin is not None else ""
     return f"{plan.source}: {came_with}{plan.path}"
+
+
+def _sampling_rows(assets: TextAssets) -> Iterable[Row]:
+    from inferno.llm import defaults
+
+    interactive = defaults.named_values(defaults.interactive_params(assets))
+    api = defaults.named_values(defaults.default_params(assets))
+    text = f"{_values(interactive)}, as the checkpoint says"
+    if apart := {name: value for name, value in interactive.items() if value != api[name]}:
+        text = f"{_values(apart)} in the terminal and on the page: the checkpoint names none; "
+        text += f"the API's are {_values({name: api[name] for name in apart})}"
+    yield "sampling", text, ""
+
+
+def _values(params: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in params.items())
 
 
 def _device(device: Device) -> str:

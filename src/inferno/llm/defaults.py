@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from inferno.contracts import TextAssets
@@ -29,7 +31,23 @@ def default_params(assets: TextAssets) -> SamplingParams:
 
 
 def interactive_params(assets: TextAssets) -> SamplingParams:
-    """A checkpoint's sampling parameters for a person at a terminal, who can stop an answer: it
-    ends by itself or with the context, unless the checkpoint says otherwise."""
-    limit = assets.generation_config.get("max_new_tokens") or None
-    return attrs.evolve(default_params(assets), max_tokens=limit)
+    """The sampling parameters for a person at a terminal or at the page: the checkpoint's. If it
+    says nothing of temperature, top_k, top_p or min_p, drawing from the whole vocabulary would make
+    a small model talk rubbish: then they are what llama.cpp and Ollama take. A person can stop an
+    answer: it ends by itself or with the context, unless the checkpoint limits it."""
+    values: dict[str, Any] = {"max_tokens": assets.generation_config.get("max_new_tokens") or None}
+    if not says_how_to_sample(assets):
+        values |= {p.name: p.interactive for p in parameters() if p.interactive is not None}
+    return attrs.evolve(default_params(assets), **values)
+
+
+def says_how_to_sample(assets: TextAssets) -> bool:
+    """Whether a checkpoint says which tokens to draw from."""
+    config = assets.generation_config
+    named = (config.get(p.name) for p in parameters() if p.interactive is not None)
+    return config.get("do_sample") is False or any(value is not None for value in named)
+
+
+def named_values(params: SamplingParams) -> dict[str, float]:
+    """Return those of the parameters that a checkpoint may set, by name."""
+    return {p.name: getattr(params, p.name) for p in parameters() if p.in_generation_config}

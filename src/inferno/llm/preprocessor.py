@@ -78,7 +78,7 @@ class Preprocessor:
     default_params: SamplingParams = SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)
     """For requests without parameters: from the checkpoint's `generation_config.json`."""
     interactive_params: SamplingParams = SamplingParams(max_tokens=None)
-    """For a person at a terminal, where the command line says nothing else."""
+    """For a person at a terminal or at the page who says nothing else."""
     chat_format: Callable[[], OutputFormat | None] = lambda: None
     """Builds the model's output format; None if all output is content. Raises ValueError if the
     checkpoint's own description of it is wrong."""

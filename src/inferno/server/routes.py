@@ -12,6 +12,7 @@ from litestar.params import FromPath, JSONBody
 
 import inferno
 from inferno.errors import RequestError
+from inferno.llm.defaults import named_values
 from inferno.server.anthropic import models as anthropic
 from inferno.server.describe import details
 from inferno.server.errors import RETRY_AFTER
@@ -164,7 +165,9 @@ def _card(slot: Slot, name: str) -> dict[str, Any]:
         "status": slot.status,
     }
     if slot.served is not None:
-        card["max_model_len"] = slot.served.preprocessor.max_model_len
+        preprocessor = slot.served.preprocessor
+        card["max_model_len"] = preprocessor.max_model_len
+        card["interactive_sampling"] = named_values(preprocessor.interactive_params)
     if slot.state is State.FAILED and slot.error is not None:
         card["error"] = slot.error.cause
     return card
