@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -17,6 +17,9 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.server import create_app
 from inferno.server.transport import Door, Limits
+
+if TYPE_CHECKING:
+    from tests.server.page_chat import Chat
 
 
 class Live:
@@ -113,3 +116,34 @@ def client() -> Iterator[Callable[..., TestClient[Any]]]:
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    from tests.server.page_chat import CHROMIUM, playwright
+
+    with playwright.sync_playwright() as driver:
+        try:
+            browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"no Chromium: apt install chromium, or playwright install ({error})"[:200])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def chat(browser: Any, live: Callable[..., Live]) -> Iterator[Callable[..., Chat]]:
+    """Opens the page of a server that says what `llm` does, in a new profile."""
+    from tests.server.page_chat import Chat
+
+    contexts = []
+
+    def start(llm: FakeLLM | None = None, view: dict[str, Any] | None = None, **app: Any) -> Chat:
+        contexts.append(browser.new_context(**(view or {})))
+        contexts[-1].set_default_timeout(15_000)
+        return Chat(contexts[-1].new_page(), live(llm, **app))
+
+    yield start
+    for context in contexts:
+        context.close()

@@ -17,7 +17,7 @@ import inferno.server.page
 FOLDER = Path(inferno.server.page.__file__).parent
 FILES = sorted(path.name for path in FOLDER.iterdir() if path.suffix not in ("", ".py"))
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
-MAX_PACKED = 30_000
+MAX_PACKED = 40_000
 """Bytes of the whole page as a browser loads it."""
 
 

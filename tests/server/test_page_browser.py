@@ -4,102 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.conftest import Live, wait_until
+from tests.server.conftest import wait_until
+from tests.server.page_chat import Chat, expect
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the page's tests need the extra: pip install 'inferno[browser]'"
-)
-expect = playwright.expect
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Riga"}}</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        try:
-            browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium: apt install chromium, or playwright install ({error})"[:200])
-        yield browser
-        browser.close()
-
-
-class Chat:
-    """The page, as a person uses it."""
-
-    def __init__(self, page: Any, live: Live) -> None:
-        self.page, self.live = page, live
-        self.problems: list[str] = []
-        """What the browser complained about."""
-        self.requested: set[str] = set()
-        page.on("console", self._note)
-        page.on("pageerror", lambda e: self.problems.append(str(e)))
-        page.on("request", lambda r: self.requested.add(r.url))
-        page.goto(live.url)
-
-    def _note(self, message: Any) -> None:
-        if message.type == "error":
-            self.problems.append(message.text)
-
-    def send(self, text: str) -> None:
-        self.page.get_by_role("textbox", name="Message").fill(text)
-        self.page.keyboard.press("Enter")
-
-    def ask(self, text: str) -> None:
-        """Send, and wait for the end of the answer."""
-        self.send(text)
-        self.done()
-
-    def done(self) -> None:
-        expect(self.button("Send")).to_be_visible()
-        expect(self.page.locator(".assistant.live")).to_have_count(0)
-
-    def button(self, name: str) -> Any:
-        return self.page.get_by_role("button", name=name, exact=True)
-
-    def act(self, article: Any, name: str) -> None:
-        article.hover()
-        article.get_by_role("button", name=name).click()
-
-    @property
-    def answer(self) -> Any:
-        return self.page.locator("article.assistant").last
-
-    @property
-    def question(self) -> Any:
-        return self.page.locator("article.user .bubble").last
-
-    def texts(self) -> list[str]:
-        """The shown messages."""
-        found: list[str] = self.page.locator("article :is(.bubble, .prose)").all_inner_texts()
-        return found
-
-
-@pytest.fixture
-def chat(browser: Any, live: Callable[..., Live]) -> Iterator[Callable[..., Chat]]:
-    """Opens the page of a server that says what `llm` does, in a new profile."""
-    contexts = []
-
-    def start(llm: FakeLLM | None = None, view: dict[str, Any] | None = None, **app: Any) -> Chat:
-        contexts.append(browser.new_context(**(view or {})))
-        contexts[-1].set_default_timeout(15_000)
-        return Chat(contexts[-1].new_page(), live(llm, **app))
-
-    yield start
-    for context in contexts:
-        context.close()
 
 
 def speaker(reply: str, **fields: Any) -> FakeLLM:

@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { $, announce, download, el, icon, iconButton, toast } from "./dom.js";
 import { MessageView } from "./message.js";
+import { follow, toEnd, watchScroller } from "./scrolling.js";
 import { buildSettings, history, local, requestBody, sampling } from "./settings.js";
 import { openStore } from "./store.js";
 
@@ -41,7 +42,7 @@ function show(conversation) {
   window.history.replaceState(null, "", hash.trim() || location.pathname);
   draw();
   drawList();
-  $("scroller").scrollTop = $("scroller").scrollHeight;
+  toEnd();
   closeSide();
   if (matchMedia("(hover: hover)").matches) $("input").focus();
 }
@@ -154,6 +155,7 @@ async function answer(conversation) {
   }
   if (state.running.get(conversation.id) === stop) state.running.delete(conversation.id);
   state.views.get(message)?.end();
+  if (state.views.has(message)) follow(); // what was waiting to be drawn, the numbers, an error
   announce(message.error ? "" : "The answer is complete");
   drawState();
   if (conversation.messages.includes(message)) await save(conversation);
@@ -186,9 +188,7 @@ async function receive(conversation, message, body, signal) {
     if (stats.thought === undefined && message.reasoning && (message.content || message.calls.length)) {
       stats.thought = (now - first) / 1000;
     }
-    const follow = atEnd();
     for (const [kind, text] of parts) state.views.get(message)?.append(kind, text);
-    if (follow && parts.length) requestAnimationFrame(() => scrollDown(message));
     if (now - saved > 1000) {
       saved = now;
       state.store.put(conversation).catch(() => {}); // `save` reports it at the end
@@ -226,15 +226,6 @@ function take(message, delta) {
 }
 
 // The page around them
-
-function atEnd() {
-  const { scrollTop, scrollHeight, clientHeight } = $("scroller");
-  return scrollHeight - scrollTop - clientHeight < 80;
-}
-
-function scrollDown(message) {
-  if (state.views.has(message)) $("scroller").scrollTop = $("scroller").scrollHeight;
-}
 
 function drawState() {
   const busy = state.running.has(state.current.id);
@@ -372,8 +363,7 @@ async function start() {
   $("model").onchange = () => (local.set("model", $("model").value), drawState());
   $("input").oninput = fit;
   $("composer").onsubmit = (event) => (event.preventDefault(), submit());
-  $("scroller").onscroll = () => ($("latest").hidden = atEnd());
-  $("latest").onclick = () => ($("scroller").scrollTop = $("scroller").scrollHeight);
+  watchScroller(() => state.running.has(state.current.id));
   document.addEventListener("keydown", keys);
   loadModels();
   state.store = await openStore();
