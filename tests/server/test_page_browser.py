@@ -23,11 +23,20 @@ def speaker(reply: str, **fields: Any) -> FakeLLM:
     return FakeLLM(reply=reply, response_template=RESPONSE_TEMPLATE, **fields)
 
 
+def _count(text: str) -> int:
+    return int(text.split()[0].replace(",", ""))
+
+
 def test_an_answer_is_streamed_and_its_tokens_are_counted(chat: Callable[..., Chat]) -> None:
     it = chat(FakeLLM(reply="# Title\n\nSome **bold** text. " * 3, endless=True, delay=0.01))
     it.send("hi")
     expect(it.answer.locator("h3").first).to_have_text("Title")
     expect(it.button("Stop the answer")).to_be_visible()  # it still grows
+    context = it.page.locator("#context")
+    expect(context).to_contain_text("of 4,096 tokens of context")
+    before = context.inner_text()
+    expect(context).not_to_have_text(before)
+    assert _count(before) < _count(context.inner_text())
     it.live.llm.endless = False
     it.done()
     expect(it.answer.locator(".stats")).to_contain_text("tokens/s")

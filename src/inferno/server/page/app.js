@@ -17,6 +17,8 @@ const state = {
   locked: new Set(), // what to do once there is a key
 };
 
+const number = new Intl.NumberFormat("en");
+
 // Conversations
 
 function blank() {
@@ -184,7 +186,10 @@ async function receive(conversation, message, body, signal) {
     if (choice?.finish_reason) message.finish = choice.finish_reason;
     const parts = choice ? take(message, choice.delta) : [];
     if (parts.length && !first) stats.first = ((first = now) - start) / 1000;
-    if (event.usage) count(stats, event.usage, (now - first) / 1000);
+    if (event.usage) {
+      count(stats, event.usage, (now - first) / 1000);
+      if (conversation === state.current) drawContext();
+    }
     if (stats.thought === undefined && message.reasoning && (message.content || message.calls.length)) {
       stats.thought = (now - first) / 1000;
     }
@@ -232,13 +237,20 @@ function drawState() {
   $("send").replaceChildren(icon(busy ? "stop" : "send"));
   $("send").ariaLabel = $("send").title = busy ? "Stop the answer" : "Send";
   $("send").classList.toggle("stopping", busy);
-  const model = state.models.find(({ id }) => id === $("model").value);
-  const limit = model?.max_model_len;
+  const limit = model()?.max_model_len;
+  $("empty-title").textContent = model()?.id ?? "inferno";
+  $("empty-note").textContent = limit ? `${number.format(limit)} tokens of context` : "";
+  drawContext();
+}
+
+const model = () => state.models.find(({ id }) => id === $("model").value);
+
+/** How much of the context is used, while an answer comes too. */
+function drawContext() {
+  const limit = model()?.max_model_len;
   const { stats } = state.current.messages.findLast(({ stats }) => stats?.tokens) ?? {};
-  const number = (n) => n.toLocaleString("en");
-  $("context").textContent = stats && limit ? `${number(stats.prompt + stats.tokens)} of ${number(limit)} tokens of context` : "";
-  $("empty-title").textContent = model?.id ?? "inferno";
-  $("empty-note").textContent = limit ? `${number(limit)} tokens of context` : "";
+  const used = stats && `${number.format(stats.prompt + stats.tokens)} of ${number.format(limit)} tokens of context`;
+  $("context").textContent = limit ? (used ?? "") : "";
 }
 
 async function loadModels() {
