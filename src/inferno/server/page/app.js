@@ -69,7 +69,7 @@ function viewOf(message, live) {
 function drawList() {
   const items = state.conversations.map((conversation) => {
     const current = conversation === state.current;
-    const open = el("button", { type: "button", className: "open", onclick: () => show(conversation), "aria-current": current ? "true" : null }, conversation.title || "Untitled");
+    const open = el("button", { type: "button", className: "open", dir: "auto", onclick: () => show(conversation), "aria-current": current ? "true" : null }, conversation.title || "Untitled");
     const busy = state.running.has(conversation.id) ? " busy" : "";
     return el("li", { className: (current ? "current" : "") + busy }, open, iconButton("close", `Delete ${conversation.title || "Untitled"}`, () => drop(conversation)));
   });

@@ -39,7 +39,7 @@ export class MessageView {
 
   /** Replace the text by a field to change it in. */
   edit() {
-    const field = el("textarea", { value: this.message.content, "aria-label": "Change the message" });
+    const field = el("textarea", { value: this.message.content, dir: "auto", "aria-label": "Change the message" });
     const done = () => this.node.replaceChildren(...old);
     const save = () => (field.value.trim() ? this.actions.edit(this.message, field.value) : done());
     field.onkeydown = (event) => {
@@ -62,7 +62,7 @@ export class MessageView {
 
   #question() {
     const { message, actions } = this;
-    const text = el("div", { className: "bubble" }, message.content);
+    const text = el("div", { className: "bubble", dir: "auto" }, message.content);
     if (message.role === "tool") text.prepend(el("div", { className: "from" }, icon("tool"), `${message.name} returned`));
     const buttons = [copyButton("Copy message", () => message.content)];
     if (message.role === "user") buttons.push(iconButton("edit", "Edit message", () => this.edit()));
@@ -117,7 +117,7 @@ export class MessageView {
     const open = !live && actions.unanswered(message);
     const fields = [];
     const cards = message.calls.map((call) => {
-      const field = el("textarea", { rows: 2, placeholder: "Result", "aria-label": `Result of ${call.name}` });
+      const field = el("textarea", { rows: 2, dir: "auto", placeholder: "Result", "aria-label": `Result of ${call.name}` });
       fields.push(field);
       return el(
         "div",

@@ -17,7 +17,7 @@ export class MarkdownView {
   constructor(text, live) {
     this.node = el("div", { className: "prose" });
     if (live) this.append(text);
-    else this.node.append(...parse(text).map(blockNode));
+    else this.node.append(...parse(text).map(topNode));
   }
 
   append(text) {
@@ -51,10 +51,17 @@ export class MarkdownView {
     // The usual long block is code that only grew: it stays, and so does a selection in it.
     const kept = this.#live.length === 1 && blocks[0]?.t === "code" && updateCode(old, blocks[0]) ? 1 : 0;
     for (const { node } of this.#live.slice(kept)) node.remove();
-    const nodes = [...this.#live.slice(0, kept).map(({ node }) => node), ...blocks.slice(kept).map(blockNode)];
+    const nodes = [...this.#live.slice(0, kept).map(({ node }) => node), ...blocks.slice(kept).map(topNode)];
     this.node.append(...nodes.slice(kept));
     this.#live = rest.map((block, i) => ({ block, node: nodes[done.length + i] }));
   }
+}
+
+/** A block that is part of nothing else: its first letter says which way it runs. */
+function topNode(block) {
+  const node = blockNode(block);
+  if (block.t !== "code") node.dir = "auto";
+  return node;
 }
 
 function blockNode(block) {
@@ -127,7 +134,7 @@ function codeNode({ lang, v }) {
   const code = el("code", {}, ...coloured(v, lang));
   return el(
     "figure",
-    { className: "code" },
+    { className: "code", dir: "ltr" },
     el("figcaption", {}, el("span", {}, lang || "text"), copyButton("Copy code", () => code.textContent)),
     el("pre", { tabIndex: 0 }, code),
   );

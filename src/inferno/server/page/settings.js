@@ -31,7 +31,7 @@ export function buildSettings() {
     local.set("settings", JSON.stringify(saved));
   };
   const area = (name, label, rows, placeholder, hint) => {
-    const props = { id: `set-${name}`, name, rows, placeholder, value: saved[name] ?? "", "aria-describedby": hint && `${name}-hint` };
+    const props = { id: `set-${name}`, name, rows, placeholder, dir: "auto", value: saved[name] ?? "", "aria-describedby": hint && `${name}-hint` };
     return el("div", { className: "item" }, el("label", { for: props.id }, label), el("textarea", props), hint && el("p", { id: `${name}-hint` }, hint));
   };
   const numbers = NUMBERS.map(({ name, label, hint, ...limits }) => {
