@@ -59,6 +59,12 @@ GESTURES: dict[str, Callable[[Chat], None]] = {
 }
 
 
+def _rests(it: Chat) -> bool:
+    place = it.page.evaluate(TOP)
+    it.page.wait_for_timeout(200)
+    return bool(it.page.evaluate(TOP) == place)
+
+
 @pytest.mark.parametrize("gesture", GESTURES)
 def test_who_turns_back_is_left_there_until_they_return(
     chat: Callable[..., Chat], gesture: str
@@ -73,7 +79,7 @@ def test_who_turns_back_is_left_there_until_they_return(
     expect(latest).to_be_hidden()
     GESTURES[gesture](it)
     expect(latest).to_be_visible()
-    it.page.wait_for_timeout(300)  # a smooth scroll has ended
+    wait_until(lambda: _rests(it))  # a smooth scroll has ended
     place, length = it.page.evaluate(TOP), it.page.evaluate(ABOVE)
     wait_until(lambda: it.page.evaluate(ABOVE) > length + 200)
     assert it.page.evaluate(TOP) == place

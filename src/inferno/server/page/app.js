@@ -1,132 +1,162 @@
 // The page: conversations, and the answers that are being generated for them.
 
 import * as api from "./api.js";
-import { $, announce, download, el, icon, iconButton, toast } from "./dom.js";
+import { write } from "./answer.js";
+import { Conversation } from "./conversation.js";
+import { $, announce, arrange, el, icon, iconButton, toast } from "./dom.js";
+import { exportAs } from "./export.js";
 import { MessageView } from "./message.js";
+import { closeSide, nextTheme, openSide, togglePanel } from "./panels.js";
 import { follow, toEnd, watchScroller } from "./scrolling.js";
-import { buildSettings, history, local, requestBody, sampling } from "./settings.js";
+import { buildSettings, local, requestBody } from "./settings.js";
 import { openStore } from "./store.js";
 
 const state = {
   store: null,
-  conversations: [], // the latest first
+  conversations: new Map(), // by id
   current: null,
   models: [],
-  running: new Map(), // a conversation's id: the controller that stops its answer
-  views: new Map(), // a shown message: its view
+  running: new Map(), // a conversation's id: the message that is written to it, and what stops that
+  elsewhere: new Map(), // a conversation's id: the message that another tab writes to it, and a timer
+  views: new Map(), // a shown message's id: its view
   locked: new Set(), // what to do once there is a key
 };
 
+const SILENCE = 10_000; // milliseconds after which a tab that wrote an answer is taken for closed
 const number = new Intl.NumberFormat("en");
 
 // Conversations
 
-function blank() {
-  return { id: crypto.randomUUID?.() ?? String(Math.random()).slice(2), title: "", created: Date.now(), updated: Date.now(), messages: [] };
-}
-
-async function save(conversation) {
-  if (!state.conversations.includes(conversation)) state.conversations.unshift(conversation);
-  const first = conversation.messages.find(({ role }) => role === "user");
-  conversation.title = first?.content.trim().replace(/\s+/g, " ").slice(0, 80) ?? "";
-  conversation.updated = Date.now();
+async function save(conversation, messages, options) {
+  conversation.title = titleOf(conversation);
+  state.conversations.set(conversation.id, conversation);
   try {
-    await state.store.put(conversation);
+    await state.store.put(conversation.head, messages, options);
+    conversation.kept = true;
   } catch (error) {
     toast(`This browser could not keep the conversation: ${error.message}. Export it, and delete old ones.`);
   }
-  drawList();
 }
 
-function show(conversation) {
+function titleOf(conversation) {
+  const first = conversation.path().find(({ role }) => role === "user");
+  return first?.content.trim().replace(/\s+/g, " ").slice(0, 80) ?? "";
+}
+
+async function load(conversation) {
+  const messages = conversation.messages ? null : await state.store.messages(conversation.id);
+  if (!conversation.messages) conversation.read(messages);
+}
+
+async function show(conversation) {
+  state.wanted = conversation;
+  await load(conversation);
+  if (state.wanted !== conversation) return; // another one was chosen meanwhile
   state.current = conversation;
-  const hash = conversation.messages.length ? `#${conversation.id}` : " ";
-  window.history.replaceState(null, "", hash.trim() || location.pathname);
+  state.views.clear();
+  present();
+  closeSide();
+}
+
+/** Show the end of the current conversation. */
+function present() {
+  const { id, messages } = state.current;
+  window.history.replaceState(null, "", messages.size ? `#${id}` : location.pathname);
   draw();
   drawList();
   toEnd();
-  closeSide();
   if (matchMedia("(hover: hover)").matches) $("input").focus();
 }
 
+/** What is being written to a conversation, here or in another tab. */
+const writing = ({ id }) => (state.running.get(id) ?? state.elsewhere.get(id))?.message;
+
 function draw() {
-  const { messages, id } = state.current;
-  state.views.clear();
-  const last = messages.at(-1);
-  $("messages").replaceChildren(...messages.map((m) => viewOf(m, m === last && state.running.has(id)).node));
-  $("empty").hidden = messages.length > 0;
-  $("title").textContent = state.current.title || "New conversation";
-  document.title = state.current.title ? `${state.current.title} · inferno` : "inferno";
+  const path = state.current.path();
+  const live = writing(state.current);
+  const shown = new Set(path.map(({ id }) => id));
+  for (const id of state.views.keys()) if (!shown.has(id)) state.views.delete(id);
+  const nodes = path.map((message, i) => {
+    if (!state.views.has(message.id)) state.views.set(message.id, new MessageView(message, actions));
+    const view = state.views.get(message.id);
+    view.draw(message.id === live?.id, state.current.versions(message), i === path.length - 1);
+    return view.node;
+  });
+  arrange($("messages"), nodes);
+  $("empty").hidden = path.length > 0;
   drawState();
 }
 
-function viewOf(message, live) {
-  const view = new MessageView(message, actions, live);
-  state.views.set(message, view);
-  return view;
-}
-
 function drawList() {
-  const items = state.conversations.map((conversation) => {
+  const { id, title } = state.current;
+  const all = [...state.conversations.values()].sort((a, b) => b.updated - a.updated);
+  const drawn = JSON.stringify([id, title, all.map((each) => [each.id, each.title, Boolean(writing(each))])]);
+  if (drawn === state.drawn) return; // the focus in it stays
+  state.drawn = drawn;
+  const items = all.map((conversation) => {
     const current = conversation === state.current;
-    const open = el("button", { type: "button", className: "open", dir: "auto", onclick: () => show(conversation), "aria-current": current ? "true" : null }, conversation.title || "Untitled");
-    const busy = state.running.has(conversation.id) ? " busy" : "";
-    return el("li", { className: (current ? "current" : "") + busy }, open, iconButton("close", `Delete ${conversation.title || "Untitled"}`, () => drop(conversation)));
+    const name = conversation.title || "Untitled";
+    const open = el("button", { type: "button", className: "open", dir: "auto", onclick: () => show(conversation), "aria-current": current ? "true" : null }, name);
+    const busy = writing(conversation) ? " busy" : "";
+    return el("li", { className: (current ? "current" : "") + busy }, open, iconButton("close", `Delete ${name}`, () => drop(conversation)));
   });
   $("list").replaceChildren(...items);
-  $("title").textContent = state.current.title || "New conversation";
+  $("title").textContent = title || "New conversation";
+  document.title = title ? `${title} · inferno` : "inferno";
 }
 
 async function drop(conversation) {
-  state.running.get(conversation.id)?.abort();
-  state.conversations = state.conversations.filter((each) => each !== conversation);
+  await load(conversation);
+  forget(conversation.id);
   await state.store.remove(conversation.id);
-  if (conversation === state.current) show(blank());
-  drawList();
   toast("Conversation deleted.", "Undo", async () => {
-    await save(conversation);
+    await save(conversation, [...conversation.messages.values()], { create: true });
     show(conversation);
   });
 }
 
-/** Change the shown conversation so that it can be undone. */
-function change(messages, note) {
-  const conversation = state.current;
-  const before = conversation.messages;
-  state.running.get(conversation.id)?.abort();
-  conversation.messages = messages;
-  save(conversation);
-  draw();
-  if (!note) return;
-  toast(note, "Undo", () => {
-    state.running.get(conversation.id)?.abort();
-    conversation.messages = before;
-    save(conversation);
-    show(conversation);
-  });
+/** A conversation was deleted, here or in another tab. */
+function forget(id) {
+  state.running.get(id)?.stop.abort();
+  state.conversations.delete(id);
+  if (id === state.current.id) show(new Conversation({}, []));
+  drawList();
 }
-
-const until = (message) => state.current.messages.slice(0, state.current.messages.indexOf(message));
 
 const actions = {
   edit(message, text) {
-    const later = state.current.messages.length - until(message).length - 1;
-    change(until(message), later ? "What followed the old message was removed." : null);
+    state.current.leaf = message.parent;
     send(text);
   },
   again(message) {
-    const later = state.current.messages.length - until(message).length - 1;
-    change(until(message), later ? "What followed the old answer was removed." : null);
+    state.current.leaf = message.parent;
     answer(state.current);
   },
   retry: (message) => retry(state.current, message),
   remove(message) {
-    change(state.current.messages.filter((each) => each !== message), "Message deleted.");
+    const conversation = state.current;
+    const { leaf } = conversation;
+    if (state.running.get(conversation.id)?.message === message) state.running.get(conversation.id).stop.abort();
+    save(conversation, [conversation.remove(message)]);
+    draw();
+    drawList();
+    toast("Message deleted.", "Undo", () => {
+      message.restored = true;
+      conversation.restore(message, leaf);
+      save(conversation, [message]);
+      show(conversation);
+    });
   },
-  unanswered: (message) => message === state.current.messages.at(-1),
+  choose(message) {
+    state.current.choose(message);
+    save(state.current, []);
+    draw();
+    drawList();
+    state.views.get(message.id)?.node.querySelector(".versions button:not(:disabled)")?.focus();
+  },
   results(message, texts) {
-    const results = message.calls.map(({ id, name }, i) => ({ role: "tool", call_id: id, name, content: texts[i] }));
-    change([...state.current.messages, ...results]);
+    const results = message.calls.map(({ id, name }, i) => state.current.add({ role: "tool", call_id: id, name, content: texts[i] }));
+    save(state.current, results);
     answer(state.current);
   },
 };
@@ -135,105 +165,103 @@ const actions = {
 
 function send(text) {
   const conversation = state.current;
-  conversation.messages.push({ role: "user", content: text });
-  save(conversation);
+  const message = conversation.add({ role: "user", content: text });
+  conversation.updated = Date.now();
+  save(conversation, [message], { create: !conversation.kept });
   answer(conversation);
 }
 
+/** Write an answer to what the conversation shows. */
 async function answer(conversation) {
-  const message = { role: "assistant", content: "", reasoning: "", calls: [], stats: {} };
-  const stop = new AbortController();
-  const body = requestBody($("model").value || undefined, conversation.messages);
-  conversation.messages.push(message);
-  state.running.set(conversation.id, stop);
-  if (conversation === state.current) show(conversation);
+  state.running.get(conversation.id)?.stop.abort();
+  const body = requestBody($("model").value || undefined, conversation.path());
+  const message = conversation.add({ role: "assistant", content: "", reasoning: "", calls: [], stats: {} });
+  const run = { message, stop: new AbortController() };
+  state.running.set(conversation.id, run);
+  save(conversation, [message], { writing: true });
+  if (conversation === state.current) present();
   announce("The answer has begun");
-  try {
-    await receive(conversation, message, body, stop.signal);
-  } catch (error) {
-    if (error.name === "AbortError") message.stopped = true;
-    else if (error.status === 401) askKey(() => retry(conversation, message));
-    if (!message.stopped) message.error = failure(error);
+  const grown = () => {
+    state.views.get(message.id)?.grow();
+    if (conversation === state.current) drawContext();
+  };
+  const isKept = () => state.conversations.get(conversation.id) === conversation && conversation.messages.get(message.id) === message;
+  const keep = () => isKept() && state.store.put(conversation.head, [message], { writing: true }).catch(() => {}); // `save` reports it at the end
+  const error = await write(message, body, run.stop.signal, grown, keep);
+  if (state.running.get(conversation.id) === run) state.running.delete(conversation.id);
+  if (error?.status === 401) askKey(() => retry(conversation, message));
+  if (conversation === state.current) {
+    draw();
+    follow(); // what was waiting to be drawn, the numbers, an error
   }
-  if (state.running.get(conversation.id) === stop) state.running.delete(conversation.id);
-  state.views.get(message)?.end();
-  if (state.views.has(message)) follow(); // what was waiting to be drawn, the numbers, an error
+  if (isKept()) await save(conversation, [message]);
+  drawList();
   announce(message.error ? "" : "The answer is complete");
-  drawState();
-  if (conversation.messages.includes(message)) await save(conversation);
 }
 
+/** Answer again where an answer failed. One of which nothing came is of no use as a version. */
 function retry(conversation, message) {
-  conversation.messages = conversation.messages.filter((each) => each !== message);
+  const { parent } = message;
+  if (!message.content && !message.reasoning) save(conversation, [conversation.remove(message)]);
+  conversation.leaf = parent;
   answer(conversation);
 }
 
-function failure(error) {
-  if (!(error instanceof api.ApiError)) console.error(error);
-  const again = error.retryAfter ? ` It asks to try again in ${error.retryAfter} s.` : "";
-  return error.message[0].toUpperCase() + error.message.slice(1) + again;
+function stop() {
+  const { id } = state.current;
+  if (state.running.has(id)) state.running.get(id).stop.abort();
+  else state.store.tell({ stop: id });
 }
 
-async function receive(conversation, message, body, signal) {
-  const start = performance.now();
-  const { stats } = message;
-  let first = 0;
-  let saved = start;
-  for await (const event of api.chat(body, signal)) {
-    const now = performance.now();
-    const [choice] = event.choices ?? [];
-    if (event.x_inferno?.ignored) message.ignored = event.x_inferno.ignored;
-    if (choice?.finish_reason) message.finish = choice.finish_reason;
-    const parts = choice ? take(message, choice.delta) : [];
-    if (parts.length && !first) stats.first = ((first = now) - start) / 1000;
-    if (event.usage) {
-      count(stats, event.usage, (now - first) / 1000);
-      if (conversation === state.current) drawContext();
-    }
-    if (stats.thought === undefined && message.reasoning && (message.content || message.calls.length)) {
-      stats.thought = (now - first) / 1000;
-    }
-    for (const [kind, text] of parts) state.views.get(message)?.append(kind, text);
-    if (now - saved > 1000) {
-      saved = now;
-      state.store.put(conversation).catch(() => {}); // `save` reports it at the end
-    }
-  }
+// Other tabs
+
+function heard({ head, messages, writing: more, removed, stop: stopped }) {
+  if (removed) return forget(removed);
+  if (stopped) return state.running.get(stopped)?.stop.abort();
+  if (!head) return; // from a newer page
+  clearTimeout(state.elsewhere.get(head.id)?.timer);
+  state.elsewhere.delete(head.id);
+  if (more) state.elsewhere.set(head.id, { message: messages[0], timer: setTimeout(quiet, SILENCE, head.id) });
+  adopt(head, messages);
 }
 
-function count(stats, usage, seconds) {
-  stats.tokens = usage.completion_tokens;
-  stats.prompt = usage.prompt_tokens;
-  stats.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  if (stats.tokens > 1 && seconds > 0.05) stats.rate = (stats.tokens - 1) / seconds;
+/** Take over what another tab wrote. */
+function adopt(head, messages) {
+  const { id, updated } = head;
+  const conversation = state.conversations.get(id) ?? new Conversation(head);
+  state.conversations.set(id, conversation);
+  conversation.kept = true;
+  conversation.updated = Math.max(conversation.updated, updated);
+  const own = state.running.get(id);
+  if (messages.some((each) => each.deleted && each.id === own?.message.id)) own.stop.abort();
+  if (conversation.messages) conversation.merge(messages.filter((each) => each.deleted || each.id !== own?.message.id));
+  if (!conversation.messages) Object.assign(conversation, head);
+  else conversation.title = titleOf(conversation);
+  if (conversation === state.current) draw();
+  drawList();
 }
 
-/** Add a delta to a message. Returns what is new as [kind, text]. */
-function take(message, delta) {
-  const parts = [];
-  const thought = delta.reasoning ?? delta.reasoning_content;
-  if (thought) {
-    message.reasoning += thought;
-    parts.push(["reasoning", thought]);
-  }
-  if (delta.content) {
-    message.content += delta.content;
-    parts.push(["content", delta.content]);
-  }
-  for (const { index, id, function: part } of delta.tool_calls ?? []) {
-    const call = (message.calls[index] ??= { id: "", name: "", arguments: "" });
-    call.id ||= id ?? "";
-    call.name += part?.name ?? "";
-    call.arguments += part?.arguments ?? "";
-    parts.push(["call", ""]);
-  }
-  return parts;
+/** Nothing was heard of another tab's answer for a while. */
+function quiet(id) {
+  state.elsewhere.delete(id);
+  if (id === state.current.id) draw();
+  drawList();
+}
+
+/** Read what a tab may have missed while it was frozen. */
+async function refresh() {
+  if (document.hidden) return;
+  const { id } = state.current;
+  const [heads, messages] = await Promise.all([state.store.heads(), state.store.messages(id)]);
+  const known = new Set(heads.map((head) => head.id));
+  for (const each of state.conversations.values()) if (each.kept && !known.has(each.id) && state.store.durable) forget(each.id);
+  for (const head of heads) adopt(head, head.id === id ? messages : []);
 }
 
 // The page around them
 
 function drawState() {
-  const busy = state.running.has(state.current.id);
+  const busy = Boolean(writing(state.current));
   $("send").replaceChildren(icon(busy ? "stop" : "send"));
   $("send").ariaLabel = $("send").title = busy ? "Stop the answer" : "Send";
   $("send").classList.toggle("stopping", busy);
@@ -248,7 +276,7 @@ const model = () => state.models.find(({ id }) => id === $("model").value);
 /** How much of the context is used, while an answer comes too. */
 function drawContext() {
   const limit = model()?.max_model_len;
-  const { stats } = state.current.messages.findLast(({ stats }) => stats?.tokens) ?? {};
+  const { stats } = state.current.path().findLast(({ stats }) => stats?.tokens) ?? {};
   const used = stats && `${number.format(stats.prompt + stats.tokens)} of ${number.format(limit)} tokens of context`;
   $("context").textContent = limit ? (used ?? "") : "";
 }
@@ -282,51 +310,10 @@ function askKey(then) {
   $("key").showModal();
 }
 
-function exportAs(kind) {
-  const { title, messages, created } = state.current;
-  const name = `${(title || "conversation").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40).replace(/^-|-$/g, "")}.${kind}`;
-  if (kind === "json") {
-    const value = { title, created: new Date(created).toISOString(), model: $("model").value, sampling: sampling(), messages: history(messages) };
-    return download(name, "application/json", `${JSON.stringify(value, null, 2)}\n`);
-  }
-  const heads = { system: "System", user: "You", assistant: "Answer", tool: "Result" };
-  const parts = history(messages).map(({ role, content, tool_calls = [] }) => {
-    const calls = tool_calls.map(({ function: f }) => `Calls \`${f.name}\` with \`${f.arguments}\``);
-    return [`## ${heads[role]}`, content, ...calls].filter(Boolean).join("\n\n");
-  });
-  download(name, "text/markdown", `# ${title || "Conversation"}\n\n${parts.join("\n\n")}\n`);
-}
-
-function openSide(open) {
-  document.body.classList.toggle("side-open", open);
-  $("menu").ariaExpanded = String(open);
-  if (open) $("new").focus();
-}
-
-const closeSide = () => openSide(false);
-
-function togglePanel(open) {
-  $("settings").hidden = !open;
-  $("tune").ariaExpanded = String(open);
-  (open ? $("settings-close") : $("tune")).focus();
-}
-
-const THEMES = { "": "System", light: "Light", dark: "Dark" };
-
-function nextTheme(step) {
-  const names = Object.keys(THEMES);
-  const now = document.documentElement.dataset.theme ?? "";
-  const theme = names[(names.indexOf(now) + step) % names.length];
-  if (theme) document.documentElement.dataset.theme = theme;
-  else delete document.documentElement.dataset.theme;
-  local.set("theme", theme);
-  $("theme").querySelector("span").textContent = `Theme: ${THEMES[theme].toLowerCase()}`;
-}
-
 function submit() {
   const text = $("input").value;
-  if (state.running.has(state.current.id)) return state.running.get(state.current.id).abort();
-  if (!text.trim()) return;
+  if (writing(state.current)) return stop();
+  if (!text.trim() || !state.store) return;
   $("input").value = "";
   fit();
   send(text);
@@ -343,16 +330,16 @@ function keys(event) {
   if (key === "Escape") {
     if ($("key").open) return;
     if (document.body.classList.contains("side-open")) closeSide();
-    else if (state.running.has(state.current.id)) state.running.get(state.current.id).abort();
+    else if (writing(state.current)) stop();
     else if (!$("settings").hidden) togglePanel(false);
   } else if (target === $("input") && key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
-    if (!state.running.has(state.current.id)) submit();
+    if (!writing(state.current)) submit();
   } else if (target === $("input") && key === "ArrowUp" && !target.value) {
-    const last = state.current.messages.findLast(({ role }) => role === "user");
+    const last = state.current.path().findLast(({ role }) => role === "user");
     if (last) {
       event.preventDefault();
-      state.views.get(last).edit();
+      state.views.get(last.id).edit();
     }
   } else if (key === "/" && !target.closest?.("input, textarea, select")) {
     event.preventDefault();
@@ -363,25 +350,28 @@ function keys(event) {
 async function start() {
   nextTheme(0);
   buildSettings();
-  state.current = blank();
-  $("new").onclick = () => show(blank());
+  state.current = new Conversation({}, []);
+  $("new").onclick = () => show(new Conversation({}, []));
   $("menu").onclick = () => openSide(!document.body.classList.contains("side-open"));
   $("shade").onclick = closeSide;
   $("tune").onclick = () => togglePanel($("settings").hidden);
   $("settings-close").onclick = () => togglePanel(false);
   $("theme").onclick = () => nextTheme(1);
-  $("export-md").onclick = () => exportAs("md");
-  $("export-json").onclick = () => exportAs("json");
+  $("export-md").onclick = () => exportAs("md", state.current, $("model").value);
+  $("export-json").onclick = () => exportAs("json", state.current, $("model").value);
   $("model").onchange = () => (local.set("model", $("model").value), drawState());
   $("input").oninput = fit;
   $("composer").onsubmit = (event) => (event.preventDefault(), submit());
-  watchScroller(() => state.running.has(state.current.id));
+  watchScroller(() => Boolean(writing(state.current)));
   document.addEventListener("keydown", keys);
   loadModels();
-  state.store = await openStore();
-  $("storage-note").hidden = state.store.durable;
-  state.conversations = (await state.store.all()).sort((a, b) => b.updated - a.updated);
-  show(state.conversations.find(({ id }) => `#${id}` === location.hash) ?? state.current);
+  const note = $("storage-note").textContent;
+  const blocked = () => Object.assign($("storage-note"), { hidden: false, textContent: "Close the other tabs of this page: they run an older version of it." });
+  state.store = await openStore(blocked, heard);
+  Object.assign($("storage-note"), { hidden: state.store.durable, textContent: note });
+  for (const head of await state.store.heads()) state.conversations.set(head.id, Object.assign(new Conversation(head), { kept: true }));
+  await show(state.conversations.get(location.hash.slice(1)) ?? state.current);
+  document.addEventListener("visibilitychange", refresh);
 }
 
 start();

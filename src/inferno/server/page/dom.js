@@ -15,6 +15,13 @@ export function el(tag, props = {}, ...children) {
   return node;
 }
 
+/** Make `nodes` the children of a node. Those that stay are not touched: they keep their focus. */
+export function arrange(parent, nodes) {
+  const wanted = new Set(nodes);
+  for (const old of [...parent.childNodes]) if (!wanted.has(old)) old.remove();
+  nodes.forEach((node, i) => parent.childNodes[i] === node || parent.insertBefore(node, parent.childNodes[i] ?? null));
+}
+
 export const $ = (id) => document.getElementById(id);
 
 /** One of the icons in index.html. */

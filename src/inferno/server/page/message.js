@@ -6,35 +6,47 @@ import { MarkdownView } from "./render.js";
 const count = new Intl.NumberFormat("en");
 const rate = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
-/** The view of a message. `actions` has `edit`, `again`, `remove`, `results` and `retry`. */
+/** The view of a message. `actions` has `edit`, `again`, `remove`, `results`, `retry` and `choose`. */
 export class MessageView {
-  constructor(message, actions, live = false) {
+  #drawn = {}; // what of the message is shown: lengths of its texts, and its calls as JSON
+
+  constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.live = live;
     const name = { user: "You", assistant: "Answer", tool: "Result of a call" }[message.role];
     this.head = el("h2", { className: "hidden" }, name);
-    this.node = el("article", { className: message.role }, this.head);
-    if (message.role === "assistant") this.#answer();
-    else this.#question();
+    this.tail = el("div", { className: "foot" });
+    this.node = el("article", { className: message.role }, this.head, this.tail);
+    if (message.role === "assistant") this.tail.before((this.state = el("p", { className: "state" }, "Waiting for the first token")));
+    else this.tail.before(this.#bubble());
   }
 
-  /** Show what was added to the message. */
-  append(kind, text) {
-    if (kind === "reasoning") this.#thoughts().append(text);
-    else if (kind === "content") this.#prose().append(text);
-    else this.#calls();
-    this.#state();
+  /** Show the message as it is now. `live` says that more follows, `versions` what stands beside it,
+   * `last` that nothing comes after it. */
+  draw(live, versions, last) {
+    const { message } = this;
+    this.live = live;
+    if (message.role === "assistant") this.grow();
+    if (message.role === "assistant") this.#calls(!live && last);
+    const foot = JSON.stringify([live, versions.length, versions.indexOf(message), message.stats, message.finish, message.error]);
+    if (foot === this.#drawn.foot) return;
+    this.#drawn.foot = foot;
+    this.tail.replaceChildren(...(live ? [] : [this.#buttons(versions)]), ...this.#turner(versions));
+    if (message.role === "assistant" && !live) this.#ending();
   }
 
-  /** The answer has ended, well or not. */
-  end() {
-    this.live = false;
-    this.text?.end();
-    this.thought?.end();
-    this.#calls();
+  /** Show what was added to the text. */
+  grow() {
+    const { message, live } = this;
+    for (const kind of ["reasoning", "content"]) {
+      const text = message[kind] ?? "";
+      const drawn = this.#drawn[kind] ?? 0;
+      if (text.length > drawn) this.#text(kind, text.slice(drawn));
+      this.#drawn[kind] = text.length;
+      if (!live) this[kind]?.end();
+    }
+    if (live) this.#calls(false);
     this.#state();
-    this.#foot();
   }
 
   /** Replace the text by a field to change it in. */
@@ -60,61 +72,42 @@ export class MessageView {
     field.focus();
   }
 
-  #question() {
-    const { message, actions } = this;
-    const text = el("div", { className: "bubble", dir: "auto" }, message.content);
-    if (message.role === "tool") text.prepend(el("div", { className: "from" }, icon("tool"), `${message.name} returned`));
-    const buttons = [copyButton("Copy message", () => message.content)];
-    if (message.role === "user") buttons.push(iconButton("edit", "Edit message", () => this.edit()));
-    buttons.push(iconButton("delete", "Delete message", () => actions.remove(message)));
-    this.node.append(text, el("div", { className: "foot" }, el("div", { className: "acts" }, ...buttons)));
+  #bubble() {
+    const { role, name, content } = this.message;
+    const text = el("div", { className: "bubble", dir: "auto" }, content);
+    if (role === "tool") text.prepend(el("div", { className: "from" }, icon("tool"), `${name} returned`));
+    return text;
   }
 
-  #answer() {
-    const { message } = this;
-    this.state = el("p", { className: "state", hidden: true }, "Waiting for the first token");
-    this.tail = el("div", { className: "foot" });
-    this.node.append(this.state, this.tail);
-    if (message.reasoning) this.#thoughts(message.reasoning);
-    if (message.content) this.#prose(message.content);
-    this.#calls();
-    this.#state();
-    if (!this.live) this.#foot();
-  }
-
-  #prose(text = "") {
-    if (!this.text) {
-      this.text = new MarkdownView(text, this.live);
-      this.state.before(this.text.node);
-    }
-    return this.text;
-  }
-
-  #thoughts(text = "") {
-    if (!this.thought) {
-      this.thought = new MarkdownView(text, this.live);
-      this.summary = el("summary");
-      this.head.after(el("details", { className: "thinking" }, this.summary, this.thought.node));
-    }
-    return this.thought;
+  #text(kind, text) {
+    const old = this[kind];
+    if (old && !old.ended) return old.append(text);
+    const view = (this[kind] = new MarkdownView(this.message[kind], this.live));
+    if (old) return old.node.replaceWith(view.node);
+    if (kind === "content") return (this.callsNode ?? this.state).before(view.node);
+    this.summary = el("summary");
+    this.head.after(el("details", { className: "thinking" }, this.summary, view.node));
   }
 
   #state() {
     const { message, live } = this;
     const thinking = live && message.reasoning && !message.content && !message.calls?.length;
     this.state.hidden = !live || Boolean(message.reasoning || message.content || message.calls?.length);
-    this.node.classList.toggle("live", live);
+    this.node.classList.toggle("live", Boolean(live));
     if (!this.summary) return;
     const seconds = message.stats?.thought;
     this.summary.classList.toggle("busy", Boolean(thinking));
     this.summary.textContent = thinking ? "Thinking" : seconds ? `Thought for ${seconds.toFixed(1)} s` : "Thought";
   }
 
-  #calls() {
+  /** `open` if their results can be given. */
+  #calls(open) {
+    const { message, actions } = this;
+    const drawn = JSON.stringify([message.calls, open]);
+    if (drawn === this.#drawn.calls) return;
+    this.#drawn.calls = drawn;
     this.callsNode?.remove();
-    const { message, live, actions } = this;
     if (!message.calls?.length) return;
-    const open = !live && actions.unanswered(message);
     const fields = [];
     const cards = message.calls.map((call) => {
       const field = el("textarea", { rows: 2, dir: "auto", placeholder: "Result", "aria-label": `Result of ${call.name}` });
@@ -133,21 +126,47 @@ export class MessageView {
     this.state.before(this.callsNode);
   }
 
-  #foot() {
+  #buttons(versions) {
     const { message, actions } = this;
-    const buttons = el(
-      "div",
-      { className: "acts" },
-      copyButton("Copy answer", () => message.content),
-      iconButton("again", "Answer again", () => actions.again(message)),
-      iconButton("delete", "Delete message", () => actions.remove(message)),
-    );
+    const isAnswer = message.role === "assistant";
+    const buttons = [copyButton(isAnswer ? "Copy answer" : "Copy message", () => message.content)];
+    if (isAnswer) buttons.push(iconButton("again", "Answer again", () => actions.again(message)));
+    if (message.role === "user") buttons.push(iconButton("edit", "Edit message", () => this.edit()));
+    buttons.push(iconButton("delete", versions.length > 1 ? "Delete this version" : "Delete message", () => actions.remove(message)));
+    return el("div", { className: "acts" }, ...buttons);
+  }
+
+  /** Leads to the versions that stand beside this one. */
+  #turner(versions) {
+    if (versions.length < 2) return [];
+    const at = versions.indexOf(this.message);
+    const to = (name, label, other) => {
+      const button = iconButton(name, label, () => this.actions.choose(other));
+      button.disabled = !other;
+      return button;
+    };
+    return [
+      el(
+        "div",
+        { className: "versions", role: "group", "aria-label": "Versions" },
+        to("left", "Older version", versions[at - 1]),
+        el("span", {}, `${at + 1} / ${versions.length}`),
+        to("right", "Newer version", versions[at + 1]),
+      ),
+    ];
+  }
+
+  /** The numbers, and what went wrong. */
+  #ending() {
+    const { message, actions } = this;
     const stats = el("div", { className: "stats" }, statistics(message));
-    this.tail.replaceChildren(buttons, stats);
+    this.tail.append(stats);
     if (message.ignored?.length) stats.append(` · not used by this model: ${message.ignored.join(", ")}`);
+    this.problem?.remove();
     if (!message.error) return;
     const again = el("button", { type: "button", onclick: () => actions.retry(message) }, "Try again");
-    this.tail.before(el("div", { className: "error", role: "alert" }, el("p", {}, message.error), again));
+    this.problem = el("div", { className: "error", role: "alert" }, el("p", {}, message.error), again);
+    this.tail.before(this.problem);
   }
 }
 

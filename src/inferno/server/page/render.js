@@ -16,8 +16,14 @@ export class MarkdownView {
   /** `live` if more text follows: `append` it, and `end`. */
   constructor(text, live) {
     this.node = el("div", { className: "prose" });
+    this.#ended = !live;
     if (live) this.append(text);
     else this.node.append(...parse(text).map(topNode));
+  }
+
+  /** Whether no more text can be appended. */
+  get ended() {
+    return this.#ended;
   }
 
   append(text) {

@@ -92,7 +92,8 @@ export function history(messages) {
 /** An answer of which nothing arrived. */
 const isEmpty = (m) => m.role === "assistant" && !m.content && !m.calls?.length;
 
-function plain({ role, content, reasoning, calls, call_id }) {
+/** A message as the API has it. */
+export function plain({ role, content, reasoning, calls, call_id }) {
   if (role === "tool") return { role, tool_call_id: call_id, content };
   const message = { role, content };
   if (reasoning) message.reasoning_content = reasoning; // the template decides what it shows of it
