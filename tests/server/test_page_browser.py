@@ -304,7 +304,7 @@ def test_settings_reach_the_model_and_survive_a_reload(chat: Callable[..., Chat]
     it.button("Settings").click()
     it.button("Back to the model’s defaults").click()
     it.ask("hi")
-    assert llm.seen[-1][1] == llm.default_params.__class__(max_tokens=None)
+    assert llm.seen[-1][1] == llm.default_params.__class__(max_tokens=1024)
 
 
 def test_another_model_can_be_chosen(chat: Callable[..., Chat]) -> None:

@@ -35,7 +35,10 @@ async function receive(message, body, signal, grown) {
     const [choice] = event.choices ?? [];
     if (event.x_inferno?.ignored) message.ignored = event.x_inferno.ignored;
     if (choice?.finish_reason) message.finish = choice.finish_reason;
-    if (choice && take(message, choice.delta) && !first) stats.first = ((first = now) - start) / 1000;
+    if (choice && take(message, choice.delta) && !first) {
+      first = now;
+      stats.first ??= (first - start) / 1000;
+    }
     if (event.usage) count(stats, event.usage, (now - first) / 1000);
     if (stats.thought === undefined && message.reasoning && (message.content || message.calls.length)) {
       stats.thought = (now - first) / 1000;
@@ -45,10 +48,11 @@ async function receive(message, body, signal, grown) {
 }
 
 function count(stats, usage, seconds) {
-  stats.tokens = usage.completion_tokens;
-  stats.prompt = usage.prompt_tokens;
+  const before = stats.before ?? 0; // what a continued answer had, which is in the prompt now
+  stats.tokens = before + usage.completion_tokens;
+  stats.prompt = usage.prompt_tokens - before;
   stats.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  if (stats.tokens > 1 && seconds > 0.05) stats.rate = (stats.tokens - 1) / seconds;
+  if (usage.completion_tokens > 1 && seconds > 0.05) stats.rate = (usage.completion_tokens - 1) / seconds;
 }
 
 /** Add a delta to a message. Returns whether it had anything. */

@@ -8,7 +8,7 @@ import { exportAs } from "./export.js";
 import { MessageView } from "./message.js";
 import { closeSide, nextTheme, openSide, togglePanel } from "./panels.js";
 import { follow, toEnd, watchScroller } from "./scrolling.js";
-import { buildSettings, local, requestBody } from "./settings.js";
+import { buildSettings, local, requestBody, showDefaults } from "./settings.js";
 import { openStore } from "./store.js";
 
 const state = {
@@ -133,6 +133,12 @@ const actions = {
     answer(state.current);
   },
   retry: (message) => retry(state.current, message),
+  goOn: (message) => answer(state.current, { message }),
+  unlimited(message) {
+    state.current.leaf = message.parent;
+    answer(state.current, { limited: false });
+  },
+  fresh: () => show(new Conversation({}, [])),
   remove(message) {
     const conversation = state.current;
     const { leaf } = conversation;
@@ -171,11 +177,12 @@ function send(text) {
   answer(conversation);
 }
 
-/** Write an answer to what the conversation shows. */
-async function answer(conversation) {
+/** Write an answer to what the conversation shows, or more of its last one, `message`. */
+async function answer(conversation, { message = null, limited = true } = {}) {
   state.running.get(conversation.id)?.stop.abort();
-  const body = requestBody($("model").value || undefined, conversation.path());
-  const message = conversation.add({ role: "assistant", content: "", reasoning: "", calls: [], stats: {} });
+  const body = requestBody($("model").value || undefined, conversation.path(), limited, message);
+  if (message) goesOn(message);
+  else message = conversation.add({ role: "assistant", content: "", reasoning: "", calls: [], stats: {} });
   const run = { message, stop: new AbortController() };
   state.running.set(conversation.id, run);
   save(conversation, [message], { writing: true });
@@ -189,6 +196,8 @@ async function answer(conversation) {
   const keep = () => isKept() && state.store.put(conversation.head, [message], { writing: true }).catch(() => {}); // `save` reports it at the end
   const error = await write(message, body, run.stop.signal, grown, keep);
   if (state.running.get(conversation.id) === run) state.running.delete(conversation.id);
+  const { prompt, tokens } = message.stats;
+  if (message.finish === "length" && prompt + tokens >= model()?.max_model_len) message.full = true;
   if (error?.status === 401) askKey(() => retry(conversation, message));
   if (conversation === state.current) {
     draw();
@@ -197,6 +206,12 @@ async function answer(conversation) {
   if (isKept()) await save(conversation, [message]);
   drawList();
   announce(message.error ? "" : "The answer is complete");
+}
+
+/** Forget how an answer ended, to continue it. */
+function goesOn(message) {
+  for (const name of ["finish", "stopped", "error"]) delete message[name];
+  message.stats.before = message.stats.tokens;
 }
 
 /** Answer again where an answer failed. One of which nothing came is of no use as a version. */
@@ -261,6 +276,7 @@ async function refresh() {
 // The page around them
 
 function drawState() {
+  showDefaults(model()?.max_model_len);
   const busy = Boolean(writing(state.current));
   $("send").replaceChildren(icon(busy ? "stop" : "send"));
   $("send").ariaLabel = $("send").title = busy ? "Stop the answer" : "Send";

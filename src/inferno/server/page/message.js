@@ -6,7 +6,8 @@ import { MarkdownView } from "./render.js";
 const count = new Intl.NumberFormat("en");
 const rate = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
-/** The view of a message. `actions` has `edit`, `again`, `remove`, `results`, `retry` and `choose`. */
+/** The view of a message. `actions` has `edit`, `again`, `remove`, `results`, `retry`,
+ * `choose`, `goOn`, `unlimited` and `fresh`. */
 export class MessageView {
   #drawn = {}; // what of the message is shown: lengths of its texts, and its calls as JSON
 
@@ -28,11 +29,12 @@ export class MessageView {
     this.live = live;
     if (message.role === "assistant") this.grow();
     if (message.role === "assistant") this.#calls(!live && last);
-    const foot = JSON.stringify([live, versions.length, versions.indexOf(message), message.stats, message.finish, message.error]);
+    const foot = JSON.stringify([live, versions.length, versions.indexOf(message), last, message]);
     if (foot === this.#drawn.foot) return;
     this.#drawn.foot = foot;
     this.tail.replaceChildren(...(live ? [] : [this.#buttons(versions)]), ...this.#turner(versions));
-    if (message.role === "assistant" && !live) this.#ending();
+    this.box?.remove();
+    if (message.role === "assistant" && !live) this.#ending(last);
   }
 
   /** Show what was added to the text. */
@@ -156,17 +158,35 @@ export class MessageView {
     ];
   }
 
-  /** The numbers, and what went wrong. */
-  #ending() {
+  /** The numbers, what went wrong, and how to go on. */
+  #ending(last) {
     const { message, actions } = this;
     const stats = el("div", { className: "stats" }, statistics(message));
     this.tail.append(stats);
     if (message.ignored?.length) stats.append(` · not used by this model: ${message.ignored.join(", ")}`);
-    this.problem?.remove();
-    if (!message.error) return;
-    const again = el("button", { type: "button", onclick: () => actions.retry(message) }, "Try again");
-    this.problem = el("div", { className: "error", role: "alert" }, el("p", {}, message.error), again);
-    this.tail.before(this.problem);
+    const [className, text, label, onclick] = this.#notice(last) ?? [];
+    if (!text) return;
+    const role = className === "error" ? "alert" : "note";
+    this.box = el("div", { className, role }, el("p", {}, text), el("button", { type: "button", onclick }, label));
+    this.tail.before(this.box);
+  }
+
+  /** What the reader should know of an answer that did not come to its end, and what to do then. */
+  #notice(last) {
+    const { message, actions } = this;
+    const { error, finish, stopped, full, content, calls, stats } = message;
+    const canGoOn = content.trim() && !calls.length;
+    const goOn = ["Continue", () => actions.goOn(message)];
+    if (error) return ["error", error, "Try again", () => actions.retry(message)];
+    if (!last) return null;
+    if (full) return ["notice", "The context is full.", "New conversation", actions.fresh];
+    if (stopped) return canGoOn ? ["notice", "You stopped the answer.", ...goOn] : null;
+    if (!finish) return ["notice", "The answer was interrupted.", ...(canGoOn ? goOn : ["Try again", () => actions.retry(message)])];
+    if (finish !== "length") return null;
+    const limit = `The answer was cut off after ${count.format(stats.tokens ?? 0)} tokens`;
+    if (canGoOn) return ["notice", `${limit}.`, ...goOn];
+    const what = calls.length ? "in the middle of a call" : "before it came to the point";
+    return ["notice", `${limit}, ${what}.`, "Answer again without a limit", () => actions.unlimited(message)];
   }
 }
 

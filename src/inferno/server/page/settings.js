@@ -10,7 +10,7 @@ const NUMBERS = [
   { name: "top_p", label: "Top p", min: 0, max: 1, step: "any", hint: "Of the likeliest tokens, this share." },
   { name: "top_k", label: "Top k", min: -1, step: 1, hint: "This many of the likeliest tokens." },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: "any", hint: "Drop tokens below this share of the best." },
-  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "Longest answer." },
+  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "Longest answer; it can be continued." },
   { name: "seed", label: "Seed", step: 1, hint: "Same seed, same answer." },
 ];
 const CHOICES = [
@@ -18,7 +18,20 @@ const CHOICES = [
   { name: "effort", label: "Effort", options: [["", "Default"], ["low", "Low"], ["medium", "Medium"], ["high", "High"]] },
 ];
 
+const MAX_TOKENS = 4096; // of an answer, unless the settings say how many
+
 const saved = JSON.parse(local.get("settings") ?? "{}");
+
+let defaults = {};
+
+/** Show what holds where nothing is entered, for a model with so many tokens of context. */
+export function showDefaults(context) {
+  defaults = { max_tokens: longest(context) };
+  for (const { name } of NUMBERS) $(`set-${name}`).placeholder = defaults[name] ?? "default";
+}
+
+/** Tokens that an answer may have at first: a small model may go on to the end of the context. */
+const longest = (context) => Math.min(MAX_TOKENS, Math.ceil((context ?? 2 * MAX_TOKENS) / 4));
 
 /** Build the form. What is entered holds from the next message on, in every conversation. */
 export function buildSettings() {
@@ -35,7 +48,7 @@ export function buildSettings() {
     return el("div", { className: "item" }, el("label", { for: props.id }, label), el("textarea", props), hint && el("p", { id: `${name}-hint` }, hint));
   };
   const numbers = NUMBERS.map(({ name, label, hint, ...limits }) => {
-    const props = { id: `set-${name}`, name, type: "number", placeholder: "default", value: saved[name] ?? "", "aria-describedby": `hint-${name}`, ...limits };
+    const props = { id: `set-${name}`, name, type: "number", placeholder: defaults[name] ?? "default", value: saved[name] ?? "", "aria-describedby": `hint-${name}`, ...limits };
     return el("div", { className: "item" }, el("label", { for: props.id }, label), el("input", props), el("p", { id: `hint-${name}` }, hint));
   });
   const choices = CHOICES.map(({ name, label, options }) => {
@@ -67,11 +80,14 @@ function toolsProblem(text) {
   }
 }
 
-/** The body of the chat request that asks for a conversation's next message. */
-export function requestBody(model, messages) {
+/** The body of the chat request that asks for a conversation's next message, or with `goesOn` for
+ * more of its last. Unless it is `limited`, an answer may take what is left of the context. */
+export function requestBody(model, messages, limited, goesOn) {
   const body = { model, messages: history(messages), stream: true };
+  if (goesOn) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
+  if (limited) body.max_tokens = defaults.max_tokens ?? longest();
   body.stream_options = { include_usage: true, continuous_usage_stats: true };
-  for (const { name } of NUMBERS) if (saved[name]) body[name] = Number(saved[name]);
+  for (const { name } of NUMBERS) if (saved[name] && (limited || name !== "max_tokens")) body[name] = Number(saved[name]);
   if (saved.tools?.trim()) body.tools = JSON.parse(saved.tools);
   if (saved.thinking) body.chat_template_kwargs = { enable_thinking: saved.thinking === "on" };
   if (saved.effort) body.reasoning_effort = saved.effort;
