@@ -113,8 +113,8 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def hook(name: str) -> str:
-    doc = _clean(hookspecs.HOOKS[name].__doc__)
-    oldest, newest = hookspecs.API_VERSIONS[name]
+    doc = _clean(hookspecs.HOOKS[name].function.__doc__)
+    oldest, newest = hookspecs.HOOKS[name].versions
     version = f"version {newest}" if oldest == newest else f"versions {oldest} and {newest}"
     return (
         f"```python\n@hookimpl\ndef {name}() -> list[{KINDS[name].__name__}]: "

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from inferno.catalog import load_catalog
 from inferno.contracts import HeldMatrix, KernelProvider, QuantScheme, StoredMatrix, TensorInfo
 from inferno.errors import OptionError, PluginError, UnsupportedError
-from inferno.hookspecs import API_VERSIONS
+from inferno.hookspecs import HOOKS
 from inferno.plan import Options, resolve
 
 STRANGER = Path(__file__).parent / "thirdparty" / "inferno-stranger"
@@ -245,7 +245,8 @@ def test_a_declaration_of_another_version_is_set_aside_alone(
 def test_a_contract_is_understood_in_its_present_version_and_the_one_before(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(API_VERSIONS, "inferno_architectures", (2, 3))
+    hook = HOOKS["inferno_architectures"]
+    monkeypatch.setitem(HOOKS, "inferno_architectures", hook._replace(versions=(2, 3)))
     versions = [
         f"Architecture(name='V{v}', config='a:b', build='a:b', api_version={v})"
         for v in (1, 2, 3, 4)

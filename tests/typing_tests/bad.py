@@ -21,12 +21,7 @@ def inferno_sources(ref: str) -> list[Source]:
     return []
 
 
-@hookimpl(specname="inferno_architecturs")  # error: call-overload, untyped-decorator
-def architectures() -> list[Architecture]:
-    return []
-
-
-@hookimpl(specname="inferno_architectures")  # error: arg-type
+@hookimpl(specname="inferno_sources")  # error: call-arg, call-arg
 def sources() -> list[Source]:
     return []
 

@@ -16,13 +16,13 @@ def inferno_hints() -> list[Hint]:
     return [Hint(kind="architecture", name="Better", distribution="inferno-better")]
 
 
-@hookimpl(specname="inferno_sources")
-def shelves() -> list[Source]:
+@hookimpl
+def inferno_sources() -> list[Source]:
     return []
 
 
-@hookimpl(specname="inferno_kernels")
-def kernels() -> list[KernelProvider]:
+@hookimpl
+def inferno_kernels() -> list[KernelProvider]:
     return [KernelProvider(name="good", ops={"linear": "good:linear"}, refuses=refuses)]
 
 

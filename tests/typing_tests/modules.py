@@ -5,9 +5,9 @@ from __future__ import annotations
 import good
 import misspelt
 
-from inferno.hookspecs import ProvidesArchitectures, ProvidesHints, ProvidesSources
+from inferno.hookspecs import ProvidesArchitectures, ProvidesHints, ProvidesWriters
 
 right: ProvidesArchitectures = good
 hints: ProvidesHints = good
 wrong: ProvidesArchitectures = misspelt  # error: assignment
-absent: ProvidesSources = good  # error: assignment
+absent: ProvidesWriters = good  # error: assignment

@@ -30,13 +30,9 @@ from inferno.contracts import (
     Hint,
     KernelNeed,
     KernelProvider,
-    LogitsProcessor,
-    Proposer,
     QuantScheme,
-    RequestField,
     Source,
     StoredMatrix,
-    Writer,
 )
 from inferno.errors import (
     InfernoError,
@@ -45,35 +41,10 @@ from inferno.errors import (
     OptionError,
     UnsupportedError,
 )
+from inferno.hookspecs import HOOKS
 
 ANY = "*"
 """The name of the fallback architecture, chosen if none has the model's name."""
-
-_NOUNS: Mapping[type, str] = {
-    Architecture: "architecture",
-    CheckpointFormat: "checkpoint format",
-    QuantScheme: "quantization scheme",
-    KernelProvider: "kernel provider",
-    AttentionBackend: "attention backend",
-    CachePolicy: "cache policy",
-    Proposer: "proposer",
-    ChatFormat: "chat format",
-    GrammarProvider: "grammar provider",
-    LogitsProcessor: "logits processor",
-    RequestField: "request field",
-    Source: "source",
-    Hint: "hint",
-    Writer: "conversion target",
-}
-_MISSING: Mapping[type, MissingKind] = {
-    Architecture: "architecture",
-    CheckpointFormat: "format",
-    QuantScheme: "scheme",
-    AttentionBackend: "attention",
-    CachePolicy: "cache policy",
-    ChatFormat: "chat format",
-}
-"""Kinds that users refer to by name, and their kinds in hints."""
 
 
 @frozen
@@ -91,6 +62,7 @@ class Catalog:
         """Return the declaration of that kind and name, of that distribution if given. Raises
         OptionError if there is none, PluginError if there are two."""
         [hook] = [hook for hook, declared in KINDS.items() if declared is kind]
+        noun, hinted = HOOKS[hook].noun, HOOKS[hook].hinted
         found = [
             o
             for o in self.of(hook)
@@ -98,12 +70,12 @@ class Catalog:
         ]
         if not found:
             names = ", ".join(sorted({o.item.name for o in self.of(hook)})) or "none"
-            hint = self.hint(_MISSING[kind], name) if kind in _MISSING else ""
+            hint = self.hint(hinted, name) if hinted else ""
             raise OptionError(
-                f"there is no {_NOUNS[kind]} {name!r}",
+                f"there is no {noun} {name!r}",
                 f"{hint} Installed: {names}. `inferno plugins` lists them.".lstrip(),
             )
-        return single(found, f"{_NOUNS[kind]} {name!r}")
+        return single(found, f"{noun} {name!r}")
 
     @property
     def broken(self) -> tuple[Plugin, ...]:

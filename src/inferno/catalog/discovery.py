@@ -11,12 +11,12 @@ from typing import Any
 
 import pluggy
 
-from inferno import hookspecs
 from inferno.catalog.catalog import Catalog
 from inferno.catalog.offers import KINDS, Offer, Plugin, SetAside
 from inferno.catalog.versions import current
 from inferno.contracts import lazy
 from inferno.errors import InfernoError, OptionError, PluginError
+from inferno.hookspecs import HOOKS
 
 GROUP = "inferno"
 """The entry-point group in which plugins register."""
@@ -70,7 +70,7 @@ def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
     return [found[key] for key in sorted(found)]
 
 
-_SPECS = type("_Specs", (), dict(hookspecs.HOOKS))
+_SPECS = type("_Specs", (), {name: hook.function for name, hook in HOOKS.items()})
 """Every hook in one class: pluggy looks at each attribute of what it is given, for each manager."""
 
 
@@ -125,7 +125,7 @@ def _misspelt(error: pluggy.PluginValidationError) -> PluginError:
 def _of_another_version(hook: str, item: Any) -> SetAside | None:
     """Return why a declaration is set aside whose contract version this kernel does not support, or
     None."""
-    oldest, newest = hookspecs.API_VERSIONS[hook]
+    oldest, newest = HOOKS[hook].versions
     speaks = item.api_version
     if isinstance(speaks, int) and oldest <= speaks <= newest:
         return None
@@ -160,6 +160,3 @@ def _broken(name: str, distribution: str, version: str, error: Exception) -> Plu
 def _line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
-assert set(KINDS) == set(hookspecs.API_VERSIONS), "every hook has a kind"

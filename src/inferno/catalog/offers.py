@@ -3,60 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args, get_type_hints
 
 from attrs import field, frozen
 
-from inferno.contracts import (
-    Architecture,
-    AttentionBackend,
-    CachePolicy,
-    ChatFormat,
-    CheckpointFormat,
-    GrammarProvider,
-    Hint,
-    KernelProvider,
-    LogitsProcessor,
-    Proposer,
-    QuantScheme,
-    RequestField,
-    Source,
-    Writer,
-)
+from inferno import contracts
+from inferno.contracts import Declaration
+from inferno.hookspecs import HOOKS
 
-T = TypeVar(
-    "T",
-    Architecture,
-    AttentionBackend,
-    CachePolicy,
-    ChatFormat,
-    CheckpointFormat,
-    GrammarProvider,
-    Hint,
-    KernelProvider,
-    LogitsProcessor,
-    Proposer,
-    QuantScheme,
-    RequestField,
-    Source,
-    Writer,
-)
+T = TypeVar("T", bound=Declaration)
 
 KINDS: Mapping[str, type] = {
-    "inferno_architectures": Architecture,
-    "inferno_checkpoint_formats": CheckpointFormat,
-    "inferno_quant_schemes": QuantScheme,
-    "inferno_kernels": KernelProvider,
-    "inferno_attention_backends": AttentionBackend,
-    "inferno_cache_policies": CachePolicy,
-    "inferno_proposers": Proposer,
-    "inferno_chat_formats": ChatFormat,
-    "inferno_grammars": GrammarProvider,
-    "inferno_logits_processors": LogitsProcessor,
-    "inferno_request_fields": RequestField,
-    "inferno_sources": Source,
-    "inferno_writers": Writer,
-    "inferno_hints": Hint,
+    name: get_args(get_type_hints(hook.function, vars(contracts))["return"])[0]
+    for name, hook in HOOKS.items()
 }
 """The type of declaration that each hook returns a list of."""
 

@@ -3,7 +3,7 @@ at run time.
 
 A declaration's callables may be given as `"package.module:name"`; they are imported when first
 called, so that listing plugins costs nothing. Every declaration carries the `api_version` of its
-hook (`hookspecs.API_VERSIONS`); contracts grow by optional fields with defaults.
+hook (`hookspecs.HOOKS`); contracts grow by optional fields with defaults.
 """
 
 from inferno.contracts.architectures import (
@@ -52,6 +52,7 @@ from inferno.contracts.checkpoints import (
     without,
 )
 from inferno.contracts.classifiers import classifier_of
+from inferno.contracts.declaration import Declaration
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
 from inferno.contracts.formats import CheckpointFormat
@@ -138,6 +139,7 @@ __all__ = [
     "DType",
     "Delta",
     "DenseCheckpoint",
+    "Declaration",
     "Device",
     "DeviceKind",
     "Dialect",
