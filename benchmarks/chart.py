@@ -19,7 +19,7 @@ from report import HIT, OURS, median, of, ratio
 from samples import Run, last_name, load
 from weights import FORMATS
 
-from inferno import svg
+from inferno_eval import svg
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

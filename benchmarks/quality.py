@@ -24,8 +24,9 @@ from quality_schemes import ENCODINGS, with_writers
 
 from inferno.catalog import load_catalog
 from inferno.convert import convert
-from inferno.evaluation import Report, evaluate
 from inferno.plan import Options
+from inferno_eval.evaluate import evaluate
+from inferno_eval.report import Report
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how-to" / "quality.md"

@@ -19,7 +19,7 @@ from types import ModuleType
 import click
 
 from inferno import cli, contracts, errors, hookspecs, sampling_params
-from inferno.catalog import ANY, KINDS, Catalog, load_catalog
+from inferno.catalog import ANY, GROUPS, KINDS, Catalog, load_catalog
 from inferno.cli import config
 from inferno.llm import outputs
 from inferno.plan import options, plan
@@ -283,7 +283,7 @@ def _architectures() -> dict[str, list[contracts.Architecture]]:
 
 def index() -> str:
     """What the plugins of this repository provide, by kind and name, each with its distribution."""
-    catalog = load_catalog()
+    catalog = load_catalog(groups=GROUPS)
     hints: dict[str, dict[str, str]] = {
         "architecture": _named_architectures(),
         "format": _declared(catalog, "inferno_checkpoint_formats"),
@@ -298,6 +298,7 @@ def index() -> str:
             if _is_ours(offer.distribution)
             for kind in offer.item.kinds
         },
+        "command": _declared(catalog, "inferno_commands"),
         "model": {
             ref: offer.distribution
             for offer in catalog.of("inferno_sources")
@@ -394,7 +395,7 @@ def _checked(tests: Path) -> Iterator[str]:
 def commands() -> str:
     group = cli.cli
     context = click.Context(group, info_name="inferno")
-    return "\n\n".join(_command(name, context) for name in cli.COMMANDS)
+    return "\n\n".join(_command(name, context) for name in group.list_commands(context))
 
 
 def _command(name: str, parent: click.Context) -> str:

@@ -250,7 +250,7 @@ COMMANDS = {
         for flag in (*option.opts, *option.secondary_opts)
         if flag.startswith("--")
     }
-    for name in cli.COMMANDS
+    for name in cli.cli.list_commands(click.Context(cli.cli))
     if (command := cli.cli.get_command(click.Context(cli.cli), name)) is not None
 }
 FLAGS_OF_OTHERS = {"benchmarks/README.md"}  # those of run.py

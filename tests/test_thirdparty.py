@@ -14,21 +14,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from inferno.catalog import load_catalog
+from inferno.cli import cli
 from inferno.contracts import HeldMatrix, KernelProvider, QuantScheme, StoredMatrix, TensorInfo
 from inferno.errors import OptionError, PluginError, UnsupportedError
 from inferno.hookspecs import HOOKS
 from inferno.plan import Options, resolve
 
-STRANGER = Path(__file__).parent / "thirdparty" / "inferno-stranger"
+STRANGERS = Path(__file__).parent / "thirdparty"
+STRANGER, SCRIBE = STRANGERS / "inferno-stranger", STRANGERS / "inferno-scribe"
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stranger's package, installed into a folder of its own."""
-    source = shutil.copytree(STRANGER, tmp_path_factory.mktemp("source") / "inferno-stranger")
+    """The strangers' packages, installed into a folder of their own."""
+    source = shutil.copytree(STRANGERS, tmp_path_factory.mktemp("source") / "strangers")
     target = tmp_path_factory.mktemp("site")
     pip = [
         sys.executable,
@@ -41,7 +44,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-index",
     ]
     done = subprocess.run(
-        [*pip, "--target", str(target), str(source)], capture_output=True, text=True
+        [*pip, "--target", str(target), *map(str, source.iterdir())], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return target
@@ -83,8 +86,9 @@ def run(site: Path, *command: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_its_own_conformance_tests_pass(installed: Path, tmp_path: Path) -> None:
-    tests = shutil.copytree(STRANGER / "tests", tmp_path / "tests")
+@pytest.mark.parametrize("stranger", [STRANGER, SCRIBE], ids=lambda stranger: stranger.name)
+def test_its_own_conformance_tests_pass(installed: Path, stranger: Path, tmp_path: Path) -> None:
+    tests = shutil.copytree(stranger / "tests", tmp_path / "tests")
     out = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), cwd=tmp_path)
     assert "passed" in out and "failed" not in out
 
@@ -131,6 +135,15 @@ with LLM(sys.argv[1], device="cpu", max_num_seqs=4) as own:
     run(installed, "-c", script, str(checkpoint))
 
 
+def test_its_command_is_one_of_inferno(installed: Path, checkpoint: Path) -> None:
+    assert "scribe     Write the tokens that follow others." in run(
+        installed, "-m", "inferno", "-h"
+    )
+    assert "scribe" in run(installed, "-m", "inferno", "plugins")
+    out = run(installed, "-m", "inferno", "scribe", "after", str(checkpoint), "1", "2", "--count=3")
+    assert len([int(token) for token in out.split()]) == 3
+
+
 # --- plugins that break their contract ------------------------------------------------------------
 
 
@@ -140,7 +153,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def install(self, name: str, source: str, version: str = "1.0") -> None:
+    def install(self, name: str, source: str, version: str = "1.0", group: str = "inferno") -> None:
         """A distribution `inferno-NAME` with one module and one entry point."""
         (self.folder / f"broken_{name}.py").write_text(
             "from __future__ import annotations\n" + source
@@ -150,7 +163,7 @@ class Site:
         (info / "METADATA").write_text(
             f"Metadata-Version: 2.1\nName: inferno-{name}\nVersion: {version}\n"
         )
-        (info / "entry_points.txt").write_text(f"[inferno]\n{name} = broken_{name}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = broken_{name}\n")
         importlib.invalidate_caches()
 
 
@@ -404,3 +417,82 @@ def test_a_name_that_is_offered_twice_is_an_error_only_when_chosen(site: Site) -
     assert load_catalog().cache_policy().offer.distribution == "inferno"
     with pytest.raises(PluginError, match="inferno and inferno-two"):
         load_catalog().cache_policy("lru")
+
+
+# --- commands that cannot be run ------------------------------------------------------------------
+
+COMMAND = """
+import click
+from inferno import hookimpl
+from inferno.contracts import Command
+@hookimpl
+def inferno_commands():
+    return [Command(name={name!r}, help="Do it.", command={command!r})]
+@click.command()
+def go(): click.echo("gone")
+number = 7
+"""
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(cli, args)
+
+
+def install_command(site: Site, name: str, command: str, plugin: str = "doer") -> None:
+    source = COMMAND.format(name=name, command=f"broken_{plugin}:{command}")
+    site.install(plugin, source, group="inferno.commands")
+
+
+def test_a_command_of_a_plugin_is_listed_and_run(site: Site) -> None:
+    install_command(site, "do", "go")
+    assert "Do it." in invoke("--help").output
+    assert invoke("do").output == "gone\n"
+    assert "Did you mean `inferno do`?" in invoke("doo").output
+
+
+def test_a_plugin_cannot_take_a_command_of_inferno(site: Site) -> None:
+    install_command(site, "explain", "go")
+    assert "Do it." not in invoke("--help").output
+    assert "plugins would run" in invoke("explain", "--help").output
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [("number", "It must be a click.Command"), ("absent", "cannot be imp")]
+)
+def test_a_command_that_is_none_is_an_error_of_its_plugin(
+    site: Site, command: str, reason: str
+) -> None:
+    install_command(site, "do", command)
+    result = invoke("do")
+    assert result.exit_code == 5 and "inferno-doer" in result.output and reason in result.output
+
+
+def test_two_commands_of_one_name_are_refused_when_it_is_run(site: Site) -> None:
+    install_command(site, "do", "go")
+    install_command(site, "do", "go", plugin="other")
+    assert invoke("--help").exit_code == 0
+    result = invoke("do")
+    assert result.exit_code == 5 and "inferno-doer and inferno-other" in result.output
+
+
+def test_the_command_of_a_broken_plugin_says_what_is_broken(site: Site) -> None:
+    site.install("do", "import a_library_that_is_not_here", group="inferno.commands")
+    assert invoke("--help").exit_code == 0
+    result = invoke("do")
+    assert result.exit_code == 2 and "inferno-do did not" in result.output
+
+
+def test_a_hook_is_asked_in_its_own_group_of_entry_points(site: Site) -> None:
+    site.install("doer", COMMAND.format(name="do", command="broken_doer:go"))
+    [plugin] = load_catalog().broken
+    assert plugin.error == (
+        "PluginError: inferno_commands is no hook of the entry-point group 'inferno'"
+    )
+    assert plugin.remedy.startswith("Register its module in the group 'inferno.commands'.")
+
+
+def test_switches_know_plugins_of_every_group(site: Site) -> None:
+    install_command(site, "do", "go")
+    assert not load_catalog(disable=["doer"]).aside
+    catalog = load_catalog(disable=["doer"], groups=["inferno.commands"])
+    assert [p.name for p in catalog.plugins if p.disabled] == ["doer"]

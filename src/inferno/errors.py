@@ -20,6 +20,7 @@ MissingKind = Literal[
     "model",
     "grammar",
     "size",
+    "command",
 ]
 """Kinds of things that a distribution may provide."""
 

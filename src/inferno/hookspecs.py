@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         CachePolicy,
         ChatFormat,
         CheckpointFormat,
+        Command,
         Declaration,
         GrammarProvider,
         Hint,
@@ -43,6 +44,9 @@ hookimpl = cast("HookImpl", pluggy.HookimplMarker("inferno"))
 """Marks a plugin's function as an implementation of the hook of its name. Plugins import it as
 `inferno.hookimpl`."""
 
+ENGINE, COMMANDS = "inferno", "inferno.commands"
+"""Groups of entry points: what runs and serves models; what the command line lists. Each is loaded
+where it is needed, so that neither slows the other's start."""
 F = TypeVar("F", bound="Callable[..., object]")
 
 
@@ -58,13 +62,19 @@ class Hook(NamedTuple):
     kept."""
     hinted: MissingKind | None
     """As what hints (`contracts.Hint`) name its declarations, if users refer to them by name."""
+    group: str
+    """The group of entry points whose modules implement it."""
 
 
 def _hook(
-    noun: str, *, versions: tuple[int, int] = (1, 1), hinted: MissingKind | None = None
+    noun: str,
+    *,
+    versions: tuple[int, int] = (1, 1),
+    hinted: MissingKind | None = None,
+    group: str = ENGINE,
 ) -> Callable[[F], F]:
     def mark(function: F) -> F:
-        vars(function)["declared"] = Hook(function, noun, versions, hinted)
+        vars(function)["declared"] = Hook(function, noun, versions, hinted, group)
         return hookspec(function)
 
     return mark
@@ -167,6 +177,13 @@ class ProvidesHints(Protocol):
     @_hook("hint")
     def inferno_hints(self) -> list[Hint]:
         """Which distributions provide what is not installed, for the remedies of errors."""
+        ...
+
+
+class ProvidesCommands(Protocol):
+    @_hook("command", hinted="command", group=COMMANDS)
+    def inferno_commands(self) -> list[Command]:
+        """Commands of the command line, in a module of the entry-point group `inferno.commands`."""
         ...
 
 

@@ -37,7 +37,10 @@ def test_help_imports_of_inferno_only_what_declares_the_options(args: list[str])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = set(done.stderr.strip().split("|"))
-    ours = {n for n in found if n.startswith("inferno.") and not n.startswith("inferno.cli.")}
+    # The list of commands asks the plugins that add some: declarations only.
+    for_list = ("inferno.catalog", "inferno.contracts", "inferno.hookspecs")
+    free = ("inferno.cli.",) if args else ("inferno.cli.", *for_list)
+    ours = {n for n in found if n.startswith("inferno.") and not n.startswith(free)}
     needed = {
         "inferno.cli",
         "inferno.core",

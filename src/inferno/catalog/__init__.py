@@ -2,12 +2,12 @@
 chooses."""
 
 from inferno.catalog.catalog import ANY, Catalog
-from inferno.catalog.discovery import GROUP, load_catalog
+from inferno.catalog.discovery import GROUPS, load_catalog
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, SetAside
 
 __all__ = [
     "ANY",
-    "GROUP",
+    "GROUPS",
     "KINDS",
     "Catalog",
     "Choice",

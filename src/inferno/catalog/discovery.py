@@ -6,7 +6,7 @@ import difflib
 import importlib.metadata
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pluggy
@@ -16,22 +16,28 @@ from inferno.catalog.offers import KINDS, Offer, Plugin, SetAside
 from inferno.catalog.versions import current
 from inferno.contracts import lazy
 from inferno.errors import InfernoError, OptionError, PluginError
-from inferno.hookspecs import HOOKS
+from inferno.hookspecs import ENGINE, HOOKS
 
-GROUP = "inferno"
-"""The entry-point group in which plugins register."""
+GROUPS = tuple(dict.fromkeys(hook.group for hook in HOOKS.values()))
+"""The entry-point groups in which plugins register."""
 
 
-def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Catalog:
-    """Load the plugins of this environment. `disable` and `only` name entry points or
-    distributions; `only` keeps the built-in ones."""
+def load_catalog(
+    *, disable: Iterable[str] = (), only: Iterable[str] = (), groups: Collection[str] = (ENGINE,)
+) -> Catalog:
+    """Load the plugins of this environment that are registered in those groups. `disable` and
+    `only` name entry points or distributions, of any group; `only` keeps the built-in ones."""
     disabled, kept = set(disable), set(only)
     plugins: list[Plugin] = []
-    offers: dict[str, list[Offer[Any]]] = {hook: [] for hook in KINDS}
+    offers: dict[str, list[Offer[Any]]] = {
+        name: [] for name, hook in HOOKS.items() if hook.group in groups
+    }
     seen: set[str] = set()
     for entry, distribution, version in _entry_points():
         names = {entry.name, distribution}
         seen |= names
+        if entry.group not in groups:
+            continue
         if names & disabled or (kept and not names & kept and entry.name != "builtin"):
             plugins.append(Plugin(entry.name, distribution, version, disabled=True))
             continue
@@ -59,19 +65,24 @@ def load_catalog(*, disable: Iterable[str] = (), only: Iterable[str] = ()) -> Ca
 
 
 def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, str, str]]:
-    """Return every entry point of the group with its distribution, in a fixed order. A distribution
-    found twice counts once."""
-    found: dict[tuple[str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    """Return every entry point of the groups with its distribution, in a fixed order. A
+    distribution found twice counts once."""
+    found: dict[tuple[str, str, str], tuple[importlib.metadata.EntryPoint, str, str]] = {}
+    installed = importlib.metadata.entry_points()
+    for entry in (entry for group in GROUPS for entry in installed.select(group=group)):
         if entry.dist is not None:
             metadata = entry.dist.metadata  # parsed anew at each access
             name = metadata["Name"]
-            found.setdefault((name, entry.name), (entry, name, metadata["Version"]))
+            found.setdefault((name, entry.name, entry.group), (entry, name, metadata["Version"]))
     return [found[key] for key in sorted(found)]
 
 
-_SPECS = type("_Specs", (), {name: hook.function for name, hook in HOOKS.items()})
-"""Every hook in one class: pluggy looks at each attribute of what it is given, for each manager."""
+_SPECS = {
+    group: type("_Specs", (), {n: h.function for n, h in HOOKS.items() if h.group == group})
+    for group in GROUPS
+}
+"""Every hook of a group in one class: pluggy looks at each attribute of what it is given, for each
+manager."""
 
 
 def _ask(
@@ -80,16 +91,18 @@ def _ask(
     """Call every hook that the plugin implements. Returns its declarations by hook, and those of
     another API version. Each plugin has its own manager, so that its mistakes do not affect
     others."""
-    manager = pluggy.PluginManager(GROUP)
-    manager.add_hookspecs(_SPECS)
+    manager = pluggy.PluginManager(ENGINE)
+    manager.add_hookspecs(_SPECS[entry.group])
     manager.register(entry.load(), name=entry.name)
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        raise _misspelt(error) from error
+        raise _unknown(error, entry.group) from error
     declared: dict[str, list[Any]] = {}
     aside: list[SetAside] = []
     for hook, kind in KINDS.items():
+        if HOOKS[hook].group != entry.group:
+            continue
         for items in getattr(manager.hook, hook)():
             held = declared.setdefault(hook, [])
             for item in items:
@@ -112,11 +125,16 @@ def _ask(
     return declared, tuple(aside)
 
 
-def _misspelt(error: pluggy.PluginValidationError) -> PluginError:
-    """Name a function that is marked as a hook and is none, and the hook that was probably
-    meant."""
+def _unknown(error: pluggy.PluginValidationError, group: str) -> PluginError:
+    """Name a function that is marked as a hook and is none of this group, and the hook or group
+    that was probably meant."""
     found = re.search(r"'(\w+)'", str(error))
     name = found[1] if found else str(error)
+    if name in HOOKS:
+        return PluginError(
+            f"{name} is no hook of the entry-point group {group!r}",
+            f"Register its module in the group {HOOKS[name].group!r}.",
+        )
     near = difflib.get_close_matches(name, KINDS, 1)
     remedy = f"Did you mean {near[0]}?" if near else f"Hooks: {', '.join(KINDS)}."
     return PluginError(f"there is no hook {name}", remedy)

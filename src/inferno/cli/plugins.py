@@ -26,9 +26,9 @@ def command(
     """List the installed plugins and what they offer."""
     import json
 
-    from inferno.catalog import load_catalog
+    from inferno.catalog import GROUPS, load_catalog
 
-    plugins = load_catalog(disable=disable, only=only).plugins
+    plugins = load_catalog(disable=disable, only=only, groups=GROUPS).plugins
     if as_json:
         click.echo(json.dumps([_entry(plugin) for plugin in plugins], indent=2))
         return

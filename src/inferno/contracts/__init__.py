@@ -52,6 +52,7 @@ from inferno.contracts.checkpoints import (
     without,
 )
 from inferno.contracts.classifiers import classifier_of
+from inferno.contracts.commands import Command
 from inferno.contracts.declaration import Declaration
 from inferno.contracts.device import Device, DeviceKind
 from inferno.contracts.dialect import Dialect, RowJoin, RowSplit
@@ -133,6 +134,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointFormat",
     "CheckpointView",
+    "Command",
     "DTYPE_BYTES",
     "DenseMatrices",
     "Mixed",

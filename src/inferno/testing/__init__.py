@@ -24,6 +24,7 @@ from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests
 from inferno.testing.chat_format import ChatFormatTests
 from inferno.testing.checkpoint_format import CheckpointFormatTests
+from inferno.testing.command import CommandTests
 from inferno.testing.fake_runner import FakeRunner
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.grammars import GrammarProviderTests
@@ -77,6 +78,7 @@ __all__ = [
     "ChatFormatTests",
     "ChatTemplate",
     "CheckpointFormatTests",
+    "CommandTests",
     "Encoded",
     "FakeRunner",
     "GrammarProviderTests",

@@ -11,15 +11,15 @@ import numpy as np
 from attrs import evolve, frozen
 
 from inferno.errors import CheckpointError, OptionError
-from inferno.evaluation.groups import BY, Group, groups_of
-from inferno.evaluation.passes import Pass, Passage, Progress
-from inferno.evaluation.report import GroupReport, Report
-from inferno.evaluation.windows import windows_of
 from inferno.plan import Options, open_model
 from inferno.text import Tokenizer
+from inferno_eval.groups import BY, Group, groups_of
+from inferno_eval.passes import Pass, Passage, Progress
+from inferno_eval.report import GroupReport, Report
+from inferno_eval.windows import windows_of
 
 if TYPE_CHECKING:
-    from inferno.evaluation.spool import Spool
+    from inferno_eval.spool import Spool
 
 
 def evaluate(
@@ -69,7 +69,7 @@ def evaluate(
     if against is None:
         alone = passage.through(ref, model)
         return report(reference=None, weights=alone.weights, perplexity=alone.perplexity)
-    from inferno.evaluation.spool import Spool  # torch
+    from inferno_eval.spool import Spool  # torch
 
     with Spool.create(passage.num_tokens, vocab_size) as spool:
         pair = _Pair(passage, ref, model, against, plain, spool)

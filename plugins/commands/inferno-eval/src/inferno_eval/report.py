@@ -7,7 +7,7 @@ import json
 import attrs
 from attrs import frozen
 
-from inferno.evaluation.measures import Divergence, Perplexity
+from inferno_eval.measures import Divergence, Perplexity
 
 
 @frozen(kw_only=True)

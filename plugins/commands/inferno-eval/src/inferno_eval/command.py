@@ -13,7 +13,8 @@ from inferno.cli.options import chosen, declare, engine_options, plan_options, r
 from inferno.errors import OptionError
 
 if TYPE_CHECKING:
-    from inferno.evaluation import Perplexity, Report
+    from inferno_eval.measures import Perplexity
+    from inferno_eval.report import Report
 
 
 @declare
@@ -61,7 +62,9 @@ def command(
 ) -> None:
     """Compute REF's perplexity on a text, as llama-perplexity does, and how far its predictions are
     from those of another model. --isq, --override and --revision apply to REF only."""
-    from inferno.evaluation import evaluate, plot, report_to_json
+    from inferno_eval.evaluate import evaluate
+    from inferno_eval.plot import plot
+    from inferno_eval.report import report_to_json
 
     if text is None:
         raise OptionError("--text is missing", "Name a file: --text FILE.")

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import field, frozen
 
-from inferno.evaluation.measures import Array, Divergence, Perplexity
-from inferno.evaluation.windows import Window
 from inferno.host import load_torch_library
 from inferno.plan import Options, modules_of, open_model, unused_tensors
 from inferno.process.prepare import prepared
+from inferno_eval.measures import Array, Divergence, Perplexity
+from inferno_eval.windows import Window
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from inferno.evaluation.forward import Scorer
+    from inferno_eval.forward import Scorer
 
 Progress = Callable[[str, int, int], None]
 """progress(model, positions that are scored, all positions)."""
@@ -84,7 +84,7 @@ class Passage:
         is the one that `progress` is told."""
         load_torch_library()
         with open_model(ref, options) as opened, prepared(opened) as packed:
-            from inferno.evaluation.forward import Scorer
+            from inferno_eval.forward import Scorer
 
             scorer, plan = Scorer(opened, packed), opened.plan
             stored = modules_of(opened.checkpoint.tensors, unused_tensors(opened.config))

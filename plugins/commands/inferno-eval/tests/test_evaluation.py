@@ -20,13 +20,17 @@ from tests.toy_states import ToyConfig, catalog_with_toy, naive_logits, write_to
 from torch import Tensor
 
 from inferno.cli import cli
-from inferno.cli.eval import table
 from inferno.errors import CheckpointError, InfernoError, OptionError
-from inferno.evaluation import Report, evaluate, plot, report_to_json, spool, windows_of
-from inferno.evaluation.forward import Scorer
-from inferno.evaluation.groups import groups_of
 from inferno.plan import Options, open_model
 from inferno_demo import path as demo_path
+from inferno_eval import spool
+from inferno_eval.command import table
+from inferno_eval.evaluate import evaluate
+from inferno_eval.forward import Scorer
+from inferno_eval.groups import groups_of
+from inferno_eval.plot import plot
+from inferno_eval.report import Report, report_to_json
+from inferno_eval.windows import windows_of
 
 HELDOUT = demo_path().parent / "heldout.txt"
 EXACT = Options(dtype="float32", device="cpu")
@@ -313,7 +317,7 @@ def test_what_cannot_be_evaluated_is_refused_before_a_model_is_loaded(
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     (tmp_path / "short.txt").write_text("a b c")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("inferno.evaluation.passes.Passage.through", None)
+    monkeypatch.setattr("inferno_eval.passes.Passage.through", None)
     for key in ("ref", "against"):
         change: Callable[[Path], None] | None = given.get(key)
         if change is not None:
@@ -331,7 +335,7 @@ def test_a_full_disk_is_noticed_before_anything_is_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr("inferno.evaluation.spool.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("inferno_eval.spool.shutil.disk_usage", lambda folder: usage)
     with pytest.raises(OptionError, match="has 1000 B free"):
         evaluate("demo", against="demo", text=HELDOUT, window=64, limit=1)
 

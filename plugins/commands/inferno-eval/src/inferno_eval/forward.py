@@ -15,7 +15,6 @@ from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import ModelRunner
 from inferno.device import device_errors
-from inferno.evaluation.windows import Window
 from inferno.loading import begin_of, load_model, ops_of
 from inferno.nn.batch import Batch
 from inferno.packing import PackedWeights
@@ -23,6 +22,7 @@ from inferno.plan import Opened, trial_plan
 from inferno.requests import Request
 from inferno.sampling import are_broken, not_finite
 from inferno.sampling_params import SamplingParams
+from inferno_eval.windows import Window
 
 ROWS = 256
 """Positions whose logits are in memory at once."""

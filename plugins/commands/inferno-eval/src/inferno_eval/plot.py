@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from inferno import svg
-from inferno.evaluation.measures import Divergence
-from inferno.evaluation.report import Report
+from inferno_eval import svg
+from inferno_eval.measures import Divergence
+from inferno_eval.report import Report
 
 _HEAD, _ROW, _BAR = 108, 22, 14
 _NAME, _PANEL, _VALUE, _GAP = 210, 250, 70, 24

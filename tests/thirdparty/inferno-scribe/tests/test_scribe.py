@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from inferno.testing import CommandTests
+
+
+class TestScribe(CommandTests):
+    command = "scribe"
