@@ -56,10 +56,12 @@ def _measured_rows(plan: Plan) -> Iterable[Row]:
         yield "measured", f"{host.format_bytes(plan.measured.used)}: {_measured(plan)}", ""
 
 
-def explained(plan: Plan, assets: TextAssets) -> str:
-    """The whole plan: decisions, memory, and why nothing else was chosen."""
+def explained(plan: Plan, assets: TextAssets | None = None) -> str:
+    """The whole plan: decisions, memory, and why nothing else was chosen. With `assets`, how the
+    checkpoint is sampled by default too."""
+    sampling = () if assets is None else _sampling_rows(assets)
     parts = [
-        _section(f"{plan.ref}", _table([*_decisions(plan), *_sampling_rows(assets)])),
+        _section(f"{plan.ref}", _table([*_decisions(plan), *sampling])),
         _section(f"Memory, of {host.format_bytes(plan.memory_limit)}", _table(_memory_rows(plan))),
     ]
     if plan.notes:
