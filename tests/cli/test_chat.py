@@ -107,6 +107,30 @@ def test_a_server_of_inferno_suggests_how_to_sample(live: Callable[..., Live]) -
     assert (params.temperature, params.top_k) == (0.8, 7)
 
 
+def test_a_full_context_offers_what_helps_and_nothing_is_lost(live: Callable[..., Live]) -> None:
+    server = live(FakeLLM(reply="A", max_model_len=200))
+    result = chat(server, "one", "x" * 150, "/undo", "/retry", code=1)
+    assert "/undo forgets the last message and its answer, /clear" in result.stderr
+    assert "--context-overflow drop-oldest" in result.stderr
+    result = chat(live(FakeLLM(max_model_len=200)), "x" * 200, code=1)
+    assert "Send a shorter one" in result.stderr
+
+
+def test_the_oldest_turns_are_dropped_and_kept_in_the_conversation(
+    live: Callable[..., Live], tmp_path: Path
+) -> None:
+    server, path = live(FakeLLM(reply="A", max_model_len=1000)), tmp_path / "chat.json"
+    said = [f"message {i}" for i in range(40)]
+    args = ("--system", "Be brief.", "--context-overflow", "drop-oldest", "--max-tokens", "50")
+    result = chat(server, *said, f"/save {path}", args=args)
+    assert result.stdout == "A\n" * 40
+    notes = [line for line in result.stderr.splitlines() if "oldest messages" in line]
+    assert 1 < len(notes) < 12, "not at every message"
+    assert prompts(server)[-1].startswith("s:Be brief. u:message ")
+    assert prompts(server)[-1].endswith("u:message 39") and "message 0 " not in prompts(server)[-1]
+    assert len(json.loads(path.read_text())["messages"]) == 81
+
+
 def test_a_key_is_sent_and_its_lack_explained(
     live: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,13 @@ class FakeTemplate:
         return "{% if enable_thinking %}"
 
 
+class Characters:
+    """A tokenizer: each character is a token."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [*map(ord, text)]
+
+
 @define
 class FakePreprocessor:
     """A chat prompt is its messages, joined."""
@@ -35,7 +42,7 @@ class FakePreprocessor:
     template: FakeTemplate = field(factory=FakeTemplate)
     interactive_params: SamplingParams = SamplingParams(max_tokens=None, temperature=0.6)
     max_model_len: int = 12
-    tokenizer: None = None
+    tokenizer: Characters | None = None
     vocab_size: int = 10
 
     def chat_format(self) -> None:
@@ -237,6 +244,18 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(llm: FakeLLM) -> None:
     result = run("chat", stdin="stop me\ngo on\n")
     assert "stopped" in result.stderr
     assert [prompt for prompt, _ in llm.asked] == ["u:stop me", "u:stop me a:me  u:go on"]
+
+
+def test_a_model_in_this_process_drops_the_oldest_turns_too(llm: FakeLLM) -> None:
+    llm.preprocessor.max_model_len, llm.preprocessor.tokenizer = 100, Characters()
+    lines = "".join(f"message {i}\n" for i in range(9))
+    args = ("chat", "--system", "s", "--context-overflow", "drop-oldest", "--max-tokens", "20")
+    result = run(*args, stdin=lines)
+    asked = [prompt for prompt, _ in llm.asked]
+    assert len(asked) == 9 and all(len(prompt) <= 80 for prompt in asked)
+    assert all(prompt.startswith("s:s u:message") for prompt in asked)
+    assert "message 0" not in asked[-1] and "oldest messages are not sent" in result.stderr
+    assert len({prompt.split()[2] for prompt in asked}) < 9
 
 
 def test_bench_of_ragged_requests_prints_their_numbers(llm: FakeLLM) -> None:

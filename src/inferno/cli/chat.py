@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 @click.option(
     "--history/--no-history", default=True, help="Keep what is typed for the next session."
 )
+@click.option(
+    "--context-overflow",
+    type=click.Choice(["refuse", "drop-oldest"]),
+    default="refuse",
+    help="What to do when the conversation no longer fits: refuse the message, or go on without "
+    "the oldest turns.",
+)
 @sampling_options
 @template_option
 @engine_options
@@ -48,6 +55,7 @@ def command(
     url: str | None,
     api_key: str | None,
     history: bool,
+    context_overflow: str,
     chat_template: str | None,
     **values: Any,
 ) -> None:
@@ -60,7 +68,8 @@ def command(
         else:
             url = None  # a variable for other programs does not make a path or hub id a server's
     values["chat_template"] = chat_template
-    opening = _remote(url, api_key, ref, values) if url else _local(ref, values)
+    drops = context_overflow == "drop-oldest"
+    opening = _remote(url, api_key, ref, values, drops) if url else _local(ref, values, drops)
     with opening as model:
         from inferno.cli.chat_commands import COMMANDS
         from inferno.cli.conversation import Conversation
@@ -107,7 +116,7 @@ def _talk(conversation: Conversation, read: Reader) -> None:
 
 
 @contextlib.contextmanager
-def _local(ref: str | None, values: dict[str, Any]) -> Iterator[ChatModel]:
+def _local(ref: str | None, values: dict[str, Any], drops_oldest: bool) -> Iterator[ChatModel]:
     from inferno.process.launch import launch_early
 
     launch_early()
@@ -116,12 +125,12 @@ def _local(ref: str | None, values: dict[str, Any]) -> Iterator[ChatModel]:
 
     chat_template = values.pop("chat_template")
     with session.opened(ref, values, chat_template) as run:
-        yield LocalModel(run)
+        yield LocalModel(run, drops_oldest=drops_oldest)
 
 
 @contextlib.contextmanager
 def _remote(
-    url: str, key: str | None, name: str | None, values: dict[str, Any]
+    url: str, key: str | None, name: str | None, values: dict[str, Any], drops_oldest: bool
 ) -> Iterator[ChatModel]:
     from inferno.cli.remote import RemoteModel
 
@@ -131,7 +140,7 @@ def _remote(
                 f"--{option.replace('_', '-')} is for a model in this process, not for {url}",
                 "Leave it out.",
             )
-    with contextlib.closing(RemoteModel(url, key, name)) as model:
+    with contextlib.closing(RemoteModel(url, key, name, drops_oldest=drops_oldest)) as model:
         yield model
 
 

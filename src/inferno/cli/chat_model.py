@@ -35,6 +35,17 @@ class Usage:
     completion_tokens: int
 
 
+@frozen
+class Dropped:
+    """How many of the oldest messages the prompt went without, because it would not fit."""
+
+    messages: int
+
+
+New = Piece | Usage | Ending | Dropped
+"""What an answer brings."""
+
+
 class ChatModel(Protocol):
     @property
     def name(self) -> str: ...
@@ -49,7 +60,7 @@ class ChatModel(Protocol):
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Piece | Usage | Ending]:
+    ) -> Iterator[New]:
         """Generate the next message. `settings` are sampling parameters by their names. Yields what
         is new, the counts as far as they are known, and why it ended. Closing the iterator stops
         the answer. Raises InfernoError."""
@@ -59,8 +70,10 @@ class ChatModel(Protocol):
 class LocalModel:
     """A model in this process."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, *, drops_oldest: bool = False) -> None:
+        """`drops_oldest`: a conversation that does not fit loses its oldest turns, instead of
+        being refused."""
+        self._run, self._drops_oldest = run, drops_oldest
         self._format = run.preprocessor.chat_format()
 
     @property
@@ -78,8 +91,13 @@ class LocalModel:
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Piece | Usage | Ending]:
+    ) -> Iterator[New]:
         run = self._run
+        if self._drops_oldest:
+            count = len(messages)
+            limit = run.params(**settings).max_tokens
+            messages = run.fitting(messages, thinking, limit)
+            yield Dropped(count - len(messages))
         prompt = run.chat_prompt(messages, thinking)
         form = self._format
         parser = form.parser(run.chat_text(messages, thinking), ()) if form is not None else None

@@ -13,10 +13,10 @@ import rich_click as click
 from attrs import Factory, define, field
 
 from inferno.cli import arm_interrupt, report
-from inferno.cli.chat_model import ChatModel, Message, Usage
-from inferno.cli.endings import Ending
+from inferno.cli.chat_model import ChatModel, Dropped, Message, Usage
+from inferno.cli.endings import CONTEXT_LENGTH_EXCEEDED, MAKE_ROOM, SHORTEN, Ending
 from inferno.cli.screen import Screen
-from inferno.errors import InfernoError, OptionError
+from inferno.errors import InfernoError, OptionError, RequestError
 from inferno.sampling_params import Parameter, SamplingParams, parameters
 
 SETTINGS: Mapping[str, Parameter] = {
@@ -66,6 +66,8 @@ class Conversation:
     thought: str = ""
     """The reasoning of the last answer."""
     totals: Totals = Factory(Totals)
+    dropped: int = 0
+    """How many of the oldest messages the last prompt went without."""
 
     def say(self, text: str) -> None:
         """Send a message and show the answer. One that is refused leaves the conversation as it
@@ -95,6 +97,7 @@ class Conversation:
     def clear(self) -> None:
         """Forget the messages, not the settings."""
         self.messages, self.files, self.unanswered, self.thought = [], [], "", ""
+        self.dropped = 0
 
     def set(self, name: str, value: str) -> None:
         """Set a sampling parameter from text; "default" unsets it. Raises OptionError or
@@ -148,6 +151,12 @@ class Conversation:
             self.system = str(messages.pop(0)["content"])
         self.messages, self.settings = messages, settings
 
+    def _say_dropped(self, count: int) -> None:
+        if count > self.dropped:
+            note = f"The context is full: the {count} oldest messages are not sent any more."
+            click.echo(note, err=True)
+        self.dropped = count
+
     def _answer(self, messages: list[Message]) -> Message | None:
         """Generate and show the next message; None if there is nothing of it. Reports errors."""
         if self.system:
@@ -164,12 +173,18 @@ class Conversation:
                 if isinstance(new, Ending):
                     ending = new
                     continue
+                if isinstance(new, Dropped):
+                    self._say_dropped(new.messages)
+                    continue
                 first = first or time.perf_counter()
                 parts[new.kind] += new.text
                 screen.show(new)
         except InfernoError as error:
             screen.close()
             self.failed = error
+            if error.code == CONTEXT_LENGTH_EXCEEDED:  # other remedies cannot help a long chat
+                remedy = MAKE_ROOM if self.messages else SHORTEN
+                error = RequestError(error.cause, remedy, code=error.code)
             report(error)
             if not parts["content"]:
                 return None

@@ -8,6 +8,16 @@ from attrs import frozen
 
 from inferno.sampling_params import SamplingParams
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code of the error for a prompt that does not fit."""
+MAKE_ROOM = (
+    "/undo forgets the last message and its answer, /clear the whole conversation; a chat started "
+    "with --context-overflow drop-oldest goes on without the oldest turns."
+)
+"""What to do about a full context."""
+SHORTEN = "Send a shorter one, or start with a larger --max-model-len if the model allows it."
+"""What to do about a first message that is too long."""
+
 Kind = Literal["stop", "limit", "context"]
 
 
@@ -78,6 +88,3 @@ class Ending:
                 "makes it write."
             )
         return ""
-
-
-MAKE_ROOM = "/undo forgets the last message and its answer, /clear the whole conversation."

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from inferno.cli.chat_model import Message, Piece, Usage
+from inferno.cli.chat_model import Dropped, Message, New, Piece, Usage
 from inferno.cli.endings import Ending
 from inferno.cli.running_server import unix_path, untrusted
 from inferno.errors import OptionError, RemoteError
@@ -25,9 +25,18 @@ _IN_BODY = {parameter.name for parameter in parameters() if parameter.in_body}
 class RemoteModel:
     """One model of a server. Close it after use."""
 
-    def __init__(self, url: str, key: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        name: str | None = None,
+        *,
+        drops_oldest: bool = False,
+    ) -> None:
         """`url` with a path is used as it is, else `/v1` is added; `unix:PATH` is a Unix socket.
-        Without `name`, the server's first model answers. Raises OptionError or RemoteError."""
+        Without `name`, the server's first model answers. `drops_oldest`: the server, which must be
+        inferno's, drops the oldest turns of a conversation that does not fit. Raises OptionError or
+        RemoteError."""
         socket = unix_path(url)
         self.url = _base(url if socket is None else "http://localhost")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -38,6 +47,7 @@ class RemoteModel:
             transport=None if socket is None else httpx.HTTPTransport(uds=socket),
         )
         self._name = name or self._first()
+        self._drops_oldest = drops_oldest
         self._sampling: dict[str, Mapping[str, Any]] = {}
         """By model, what the server suggests for a person at a terminal."""
 
@@ -76,7 +86,7 @@ class RemoteModel:
 
     def answer(
         self, messages: Sequence[Message], settings: Mapping[str, Any], thinking: bool | None
-    ) -> Iterator[Piece | Usage | Ending]:
+    ) -> Iterator[New]:
         if unknown := settings.keys() - _IN_BODY:
             raise OptionError(f"a server does not take {', '.join(unknown)}", "Leave it out.")
         body: dict[str, Any] = {
@@ -87,6 +97,8 @@ class RemoteModel:
             **self._suggested(),
             **settings,
         }
+        if self._drops_oldest:
+            body["truncation"] = "auto"
         if thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": thinking}
         tokens, is_cut = 0, False
@@ -95,6 +107,9 @@ class RemoteModel:
                 if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
                     event = _object(data)
                     is_cut = is_cut or _is_cut(event)
+                    if notes := event.get("x_inferno"):
+                        names = notes.get("ignored") or ()
+                        yield Dropped(sum(name.startswith("messages[") for name in names))
                     for new in _event(event):
                         tokens = new.completion_tokens if isinstance(new, Usage) else tokens
                         yield new
@@ -179,7 +194,9 @@ def _refusal(status: int, content: bytes) -> RemoteError:
     try:
         error = json.loads(content)["error"]
         message = error["message"] if isinstance(error, dict) else str(error)
+        code = error.get("code") if isinstance(error, dict) else None
     except (ValueError, KeyError, TypeError):
+        code = None
         message = content[:200].decode(errors="replace").strip() or "no reason was given"
     remedies = {
         401: "Give the server's key: --api-key KEY, or OPENAI_API_KEY.",
@@ -187,7 +204,10 @@ def _refusal(status: int, content: bytes) -> RemoteError:
         429: "The server is busy: /retry in a moment.",
         503: "The server is not ready: /retry in a moment.",
     }
-    return RemoteError(f"the server answered {status}: {message}", remedies.get(status, ""))
+    found = RemoteError(f"the server answered {status}: {message}", remedies.get(status, ""))
+    if isinstance(code, str):
+        found.code = code
+    return found
 
 
 def _use_one_of(names: Sequence[str]) -> str:

@@ -13,11 +13,12 @@ import rich_click as click
 from attrs import evolve, frozen
 
 from inferno.cli import render
-from inferno.cli.endings import Ending
+from inferno.cli.endings import CONTEXT_LENGTH_EXCEEDED, Ending
 from inferno.cli.options import chosen, plan_options
-from inferno.errors import OptionError
+from inferno.errors import OptionError, RequestError
 from inferno.host import load_torch_library
 from inferno.llm import LLM, CompletionOutput, TextDelta
+from inferno.llm.overflow import room, windows
 from inferno.llm.preprocessor import Preprocessor
 from inferno.llm.prompts import Prompt
 from inferno.plan import Opened, Plan, open_model
@@ -145,6 +146,33 @@ class Run:
     def chat_text(self, messages: Sequence[Mapping[str, Any]], thinking: bool | None) -> str:
         """The text of `chat_prompt`."""
         return self.preprocessor.render_chat(messages, **self._variables(thinking))
+
+    def fitting(
+        self, messages: Sequence[Mapping[str, Any]], thinking: bool | None, max_tokens: int | None
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the messages without their oldest turns, as many as must go for an answer to
+        fit."""
+        limit = room(self.preprocessor.max_model_len, max_tokens)
+        if self._fits(messages, thinking, limit) or self.preprocessor.tokenizer is None:
+            return messages
+        encode = self.preprocessor.tokenizer.encode
+        sizes = [len(encode(str(each["content"]), add_special_tokens=False)) for each in messages]
+        kept = messages
+        for indices in windows([str(each["role"]) for each in messages], sizes, limit):
+            kept = [messages[i] for i in indices]
+            if self._fits(kept, thinking, limit):
+                break
+        return kept
+
+    def _fits(
+        self, messages: Sequence[Mapping[str, Any]], thinking: bool | None, limit: int
+    ) -> bool:
+        try:
+            return len(self.chat_prompt(messages, thinking)) <= limit
+        except RequestError as error:
+            if error.code != CONTEXT_LENGTH_EXCEEDED:
+                raise
+            return False
 
     def _variables(self, thinking: bool | None) -> dict[str, Any]:
         """Variables for the chat template. Raises OptionError if it does not know them."""

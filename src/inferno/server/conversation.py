@@ -15,6 +15,7 @@ from inferno.llm import TextDelta
 from inferno.sampling_params import MAX_LOGPROBS, SamplingParams
 from inferno.server.generation import Prepared
 from inferno.server.model import ChatPrompt, ServedModel
+from inferno.server.overflow import encode_fitting
 from inferno.server.parsing import Parsed
 from inferno.server.schema import ChatRequest, sampling_values
 from inferno.server.shape import Choice
@@ -41,7 +42,7 @@ async def prepare(parsed: Parsed[ChatRequest], model: ServedModel) -> Conversati
     use = ToolUse.of(body, model)
     special = found is not None and found.writes_special(tools=bool(use.offered))
     params = _params(body, model, keeps_special=special)
-    prompt = await model.encode_chat(body, use.offered)
+    prompt = await encode_fitting(body, model, use.offered, params.max_tokens)
     held = _held(params, use, model, prompt.text)
     params = model.preprocessor.reasoned(held, found, prompt.text)
     prompt = evolve(prompt, token_ids=model.preprocessor.truncated(prompt.token_ids, params))

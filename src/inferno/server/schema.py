@@ -139,6 +139,7 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    truncation: str | None = None
 
 
 @frozen(kw_only=True)

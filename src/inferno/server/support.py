@@ -125,6 +125,10 @@ CHAT = (
         "`x_inferno.ignored`.",
         add_generation_prompt="Default: true unless the last message is continued.",
         continue_final_message="The model continues the last message.",
+        truncation="auto drops the oldest turns of a conversation that leaves no room for the "
+        "answer (`max_tokens`, at most half of the context; else a quarter of it), by the half, "
+        "and keeps system messages; dropped ones are listed in `x_inferno.ignored`. disabled, the "
+        "default: a 400.",
     ),
     *_NO_EFFECT,
     Field(

@@ -53,6 +53,7 @@ class ResponsesRequest(_Sampling):
     session_id: str | None = None
     prompt_cache_key: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    truncation: str | None = None
 
 
 @frozen(kw_only=True)

@@ -252,7 +252,7 @@ class ResponsesShape(Shape[_Choice]):
             "tools": body.tools or [],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": self._usage() if done else None,
             "user": None,
             "metadata": self.metadata,

@@ -48,12 +48,8 @@ RESPONSES = (
         prompt_cache_key="A session, if there is no session_id. Shared prefixes are found by "
         "content.",
         chat_template_kwargs="Variables for the chat template, as in chat.",
-    ),
-    Field(
-        "truncation",
-        "accepted",
-        "Nothing is left out: a prompt that does not fit is a 400.",
-        harmless=("disabled",),
+        truncation="auto drops the oldest turns of a conversation that does not fit, as in chat; "
+        "disabled: a 400.",
     ),
     Field("max_tool_calls", "accepted", "It limits OpenAI's own tools only."),
     Field("context_management", "accepted", "Nothing is compacted.", harmless=([],)),

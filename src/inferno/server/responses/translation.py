@@ -32,6 +32,7 @@ _SAME = (
     "cache_salt",
     "request_id",
     "chat_template_kwargs",
+    "truncation",
     *(p.name for p in SAMPLING),
 )
 _MAX_METADATA = 16
