@@ -1,11 +1,12 @@
 // The page: conversations, and the answers that are being generated for them.
 
-import * as api from "./api.js";
 import { write } from "./answer.js";
 import { Conversation } from "./conversation.js";
 import { $, announce, arrange, el, icon, iconButton, toast } from "./dom.js";
+import { draftOf, keepTyped, setDraft, typed } from "./drafts.js";
 import { exportAs } from "./export.js";
 import { MessageView } from "./message.js";
+import { askKey, loadModels, model } from "./models.js";
 import { closeSide, nextTheme, openSide, togglePanel } from "./panels.js";
 import { follow, toEnd, watchScroller } from "./scrolling.js";
 import { buildSettings, local, requestBody, showDefaults } from "./settings.js";
@@ -15,11 +16,9 @@ const state = {
   store: null,
   conversations: new Map(), // by id
   current: null,
-  models: [],
   running: new Map(), // a conversation's id: the message that is written to it, and what stops that
   elsewhere: new Map(), // a conversation's id: the message that another tab writes to it, and a timer
   views: new Map(), // a shown message's id: its view
-  locked: new Set(), // what to do once there is a key
 };
 
 const SILENCE = 10_000; // milliseconds after which a tab that wrote an answer is taken for closed
@@ -52,8 +51,10 @@ async function show(conversation) {
   state.wanted = conversation;
   await load(conversation);
   if (state.wanted !== conversation) return; // another one was chosen meanwhile
+  keepTyped();
   state.current = conversation;
   state.views.clear();
+  fill(draftOf(conversation));
   present();
   closeSide();
 }
@@ -107,10 +108,15 @@ function drawList() {
 
 async function drop(conversation) {
   await load(conversation);
+  keepTyped();
+  const draft = draftOf(conversation);
+  if (conversation === state.current) fill("");
+  setDraft(conversation, "");
   forget(conversation.id);
   await state.store.remove(conversation.id);
   toast("Conversation deleted.", "Undo", async () => {
     await save(conversation, [...conversation.messages.values()], { create: true });
+    setDraft(conversation, draft);
     show(conversation);
   });
 }
@@ -119,7 +125,11 @@ async function drop(conversation) {
 function forget(id) {
   state.running.get(id)?.stop.abort();
   state.conversations.delete(id);
-  if (id === state.current.id) show(new Conversation({}, []));
+  if (id === state.current.id) {
+    const next = new Conversation({}, []);
+    if ($("input").value) setDraft(next, $("input").value); // what was typed in a tab that did not delete it
+    show(next);
+  }
   drawList();
 }
 
@@ -180,7 +190,7 @@ function send(text) {
 /** Write an answer to what the conversation shows, or more of its last one, `message`. */
 async function answer(conversation, { message = null, limited = true } = {}) {
   state.running.get(conversation.id)?.stop.abort();
-  const body = requestBody($("model").value || undefined, conversation.path(), limited, message);
+  const body = requestBody(model()?.id, conversation.path(), limited, message);
   if (message) goesOn(message);
   else message = conversation.add({ role: "assistant", content: "", reasoning: "", calls: [], stats: {} });
   const run = { message, stop: new AbortController() };
@@ -287,8 +297,6 @@ function drawState() {
   drawContext();
 }
 
-const model = () => state.models.find(({ id }) => id === $("model").value);
-
 /** How much of the context is used, while an answer comes too. */
 function drawContext() {
   const limit = model()?.max_model_len;
@@ -297,42 +305,19 @@ function drawContext() {
   $("context").textContent = limit ? (used ?? "") : "";
 }
 
-async function loadModels() {
-  try {
-    state.models = await api.models();
-  } catch (error) {
-    if (error.status === 401) askKey(loadModels);
-    else toast(error.message, "Try again", loadModels);
-    return;
-  }
-  const wanted = local.get("model");
-  $("model").replaceChildren(...state.models.map(({ id }) => el("option", { value: id, selected: id === wanted }, id)));
-  $("model").disabled = state.models.length < 2;
-  drawState();
-}
-
-/** Ask for a key, then do what needed it. */
-function askKey(then) {
-  state.locked.add(then);
-  if ($("key").open) return;
-  $("key").querySelector("form").onsubmit = () => {
-    api.setKey($("key-input").value.trim());
-    $("key-input").value = "";
-    const all = new Set([...state.locked, ...(state.models.length ? [] : [loadModels])]);
-    state.locked.clear();
-    all.forEach((each) => each());
-  };
-  $("key-cancel").onclick = () => $("key").close();
-  $("key").showModal();
-}
-
 function submit() {
   const text = $("input").value;
   if (writing(state.current)) return stop();
   if (!text.trim() || !state.store) return;
-  $("input").value = "";
-  fit();
+  fill("");
+  setDraft(state.current, "");
   send(text);
+}
+
+/** Put a text into the field. */
+function fill(text) {
+  $("input").value = text;
+  fit();
 }
 
 /** Grow the field with its text. */
@@ -376,11 +361,12 @@ async function start() {
   $("export-md").onclick = () => exportAs("md", state.current, $("model").value);
   $("export-json").onclick = () => exportAs("json", state.current, $("model").value);
   $("model").onchange = () => (local.set("model", $("model").value), drawState());
-  $("input").oninput = fit;
+  $("input").oninput = () => (fit(), typed(state.current, $("input").value));
+  window.addEventListener("pagehide", keepTyped);
   $("composer").onsubmit = (event) => (event.preventDefault(), submit());
   watchScroller(() => Boolean(writing(state.current)));
   document.addEventListener("keydown", keys);
-  loadModels();
+  loadModels(drawState);
   const note = $("storage-note").textContent;
   const blocked = () => Object.assign($("storage-note"), { hidden: false, textContent: "Close the other tabs of this page: they run an older version of it." });
   state.store = await openStore(blocked, heard);
