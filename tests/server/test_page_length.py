@@ -73,3 +73,58 @@ def test_thinking_that_is_cut_off_can_be_done_without_a_limit(chat: Callable[...
     expect(it.answer).to_contain_text("Because.")
     assert llm.seen[-1][1].max_tokens is None
     expect(it.page.get_by_role("group", name="Versions")).to_have_text("2 / 2")
+
+
+def test_a_long_message_is_folded(chat: Callable[..., Chat]) -> None:
+    it = chat()
+    it.ask("short")
+    assert not it.page.locator(".folded").count()
+    it.ask("a line of a long message\n" * 100 + "the end")
+    folded = it.question.bounding_box()["height"]
+    assert folded < 300
+    it.button("Show all 2,507 characters").click()
+    assert it.question.bounding_box()["height"] > 1500
+    it.button("Show less").click()
+    assert it.question.bounding_box()["height"] == folded
+    assert "the end" in it.live.llm.prompts[-1]
+
+
+def test_a_message_that_is_too_long_is_taken_back(chat: Callable[..., Chat]) -> None:
+    llm = FakeLLM(max_model_len=200)
+    it = chat(llm)
+    field = it.page.get_by_role("textbox", name="Message")
+    refusal = it.page.get_by_role("alert")
+    it.send("long " * 60)
+    expect(refusal).to_contain_text("the context holds 200")
+    expect(field).to_have_value("long " * 60)
+    expect(it.page.locator("article")).to_have_count(0)
+    expect(it.page.locator("#list li")).to_have_count(0)
+    it.ask("short")
+    expect(refusal).to_have_count(0)
+    it.send("x" * 90)
+    expect(refusal).to_be_visible()
+    expect(field).to_have_value("x" * 90)
+    assert it.texts() == ["short", "Hello there"]
+    it.page.reload()
+    expect(field).to_have_value("x" * 90)
+    assert it.texts() == ["short", "Hello there"]
+    it.page.keyboard.press("Enter")
+    it.button("Ask in a new conversation").click()
+    expect(it.page.locator("article")).to_have_count(0)
+    expect(field).to_have_value("x" * 90)
+    it.page.keyboard.press("Enter")
+    it.done()
+    assert it.texts() == ["x" * 90, "Hello there"]
+    it.button("short").click()
+    expect(field).to_have_value("")
+
+
+def test_a_changed_message_that_is_too_long_leaves_the_old_one(chat: Callable[..., Chat]) -> None:
+    it = chat(FakeLLM(max_model_len=200))
+    it.ask("short")
+    it.act(it.page.locator("article.user"), "Edit message")
+    it.page.get_by_role("textbox", name="Change the message").fill("long " * 60)
+    it.page.keyboard.press("Enter")
+    expect(it.page.get_by_role("alert")).to_contain_text("the context holds 200")
+    expect(it.page.get_by_role("textbox", name="Message")).to_have_value("long " * 60)
+    assert it.texts() == ["short", "Hello there"]

@@ -4,11 +4,13 @@ import { values } from "./store.js";
 
 const session = values("session"); // the key is gone with the tab
 
-/** A request that failed. `status` is 0 if no answer came; `message` says what to do. */
+/** A request that failed. `status` is 0 if no answer came; `code` is the server's name of the fault;
+ * `message` says what to do. */
 export class ApiError extends Error {
-  constructor(status, message, retryAfter = 0) {
+  constructor(status, message, { code = null, retryAfter = 0 } = {}) {
     super(message);
     this.status = status;
+    this.code = code;
     this.retryAfter = retryAfter;
   }
 }
@@ -32,7 +34,7 @@ export async function* chat(body, signal) {
         continue;
       }
       const event = JSON.parse(data);
-      if (event.error) throw new ApiError(503, event.error.message);
+      if (event.error) throw new ApiError(503, event.error.message, event.error);
       yield event;
     }
   } catch (error) {
@@ -53,15 +55,16 @@ async function request(path, options) {
     throw new ApiError(0, "The server does not answer. Check that it runs, then try again. Your message is kept.");
   }
   if (response.ok) return response;
-  throw new ApiError(response.status, await reason(response), Number(response.headers.get("Retry-After")));
+  const { message, code } = await reason(response);
+  throw new ApiError(response.status, message, { code, retryAfter: Number(response.headers.get("Retry-After")) });
 }
 
 async function reason(response) {
   const text = await response.text();
   try {
-    return JSON.parse(text).error.message;
+    return JSON.parse(text).error;
   } catch {
-    return `The server answered with status ${response.status}. Its log may say why.`;
+    return { message: `The server answered with status ${response.status}. Its log may say why.` };
   }
 }
 

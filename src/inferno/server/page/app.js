@@ -1,6 +1,7 @@
 // The page: conversations, and the answers that are being generated for them.
 
 import { write } from "./answer.js";
+import { accept, fill, fit, refuse } from "./composer.js";
 import { Conversation } from "./conversation.js";
 import { $, announce, arrange, el, icon, iconButton, toast } from "./dom.js";
 import { draftOf, keepTyped, setDraft, typed } from "./drafts.js";
@@ -27,7 +28,7 @@ const number = new Intl.NumberFormat("en");
 // Conversations
 
 async function save(conversation, messages, options) {
-  conversation.title = titleOf(conversation);
+  conversation.name();
   state.conversations.set(conversation.id, conversation);
   try {
     await state.store.put(conversation.head, messages, options);
@@ -35,11 +36,6 @@ async function save(conversation, messages, options) {
   } catch (error) {
     toast(`This browser could not keep the conversation: ${error.message}. Export it, and delete old ones.`);
   }
-}
-
-function titleOf(conversation) {
-  const first = conversation.path().find(({ role }) => role === "user");
-  return first?.content.trim().replace(/\s+/g, " ").slice(0, 80) ?? "";
 }
 
 async function load(conversation) {
@@ -52,6 +48,7 @@ async function show(conversation) {
   await load(conversation);
   if (state.wanted !== conversation) return; // another one was chosen meanwhile
   keepTyped();
+  accept();
   state.current = conversation;
   state.views.clear();
   fill(draftOf(conversation));
@@ -113,12 +110,17 @@ async function drop(conversation) {
   if (conversation === state.current) fill("");
   setDraft(conversation, "");
   forget(conversation.id);
-  await state.store.remove(conversation.id);
+  await discard(conversation);
   toast("Conversation deleted.", "Undo", async () => {
     await save(conversation, [...conversation.messages.values()], { create: true });
     setDraft(conversation, draft);
     show(conversation);
   });
+}
+
+function discard({ id }) {
+  state.conversations.delete(id);
+  return state.store.remove(id);
 }
 
 /** A conversation was deleted, here or in another tab. */
@@ -208,6 +210,7 @@ async function answer(conversation, { message = null, limited = true } = {}) {
   if (state.running.get(conversation.id) === run) state.running.delete(conversation.id);
   const { prompt, tokens } = message.stats;
   if (message.finish === "length" && prompt + tokens >= model()?.max_model_len) message.full = true;
+  if (error?.code === "context_length_exceeded" && takeBack(conversation, message)) return;
   if (error?.status === 401) askKey(() => retry(conversation, message));
   if (conversation === state.current) {
     draw();
@@ -230,6 +233,31 @@ function retry(conversation, message) {
   if (!message.content && !message.reasoning) save(conversation, [conversation.remove(message)]);
   conversation.leaf = parent;
   answer(conversation);
+}
+
+/** A message for which the context has no room goes back into the field, to be shortened or asked
+ * elsewhere. Returns whether it did: what was answered before, or is not in view, stays. */
+function takeBack(conversation, answer) {
+  const question = conversation.messages.get(answer.parent);
+  const isAlone = question?.role === "user" && conversation.versions(answer).length === 1 && !answer.content;
+  if (!isAlone || conversation !== state.current) return false;
+  const text = [question.content, $("input").value].filter(Boolean).join("\n\n");
+  const gone = [conversation.remove(answer), conversation.remove(question)];
+  const rest = conversation.path().length > 0;
+  if (rest) save(conversation, gone);
+  else discard(conversation);
+  const next = rest ? conversation : new Conversation({}, []);
+  setDraft(next, text);
+  show(next).then(() => refuse(answer.error, rest ? askElsewhere : null));
+  return true;
+}
+
+function askElsewhere() {
+  const text = $("input").value;
+  setDraft(state.current, "");
+  const next = new Conversation({}, []);
+  setDraft(next, text);
+  show(next);
 }
 
 function stop() {
@@ -261,7 +289,7 @@ function adopt(head, messages) {
   if (messages.some((each) => each.deleted && each.id === own?.message.id)) own.stop.abort();
   if (conversation.messages) conversation.merge(messages.filter((each) => each.deleted || each.id !== own?.message.id));
   if (!conversation.messages) Object.assign(conversation, head);
-  else conversation.title = titleOf(conversation);
+  else conversation.name();
   if (conversation === state.current) draw();
   drawList();
 }
@@ -310,20 +338,9 @@ function submit() {
   if (writing(state.current)) return stop();
   if (!text.trim() || !state.store) return;
   fill("");
+  accept();
   setDraft(state.current, "");
   send(text);
-}
-
-/** Put a text into the field. */
-function fill(text) {
-  $("input").value = text;
-  fit();
-}
-
-/** Grow the field with its text. */
-function fit() {
-  $("input").style.height = "auto";
-  $("input").style.height = `${$("input").scrollHeight}px`;
 }
 
 function keys(event) {

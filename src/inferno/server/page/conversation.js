@@ -35,6 +35,12 @@ export class Conversation {
     return path.reverse();
   }
 
+  /** Take the title from the first message that is shown. */
+  name() {
+    const first = this.path().find(({ role }) => role === "user");
+    this.title = first?.content.trim().replace(/\s+/g, " ").slice(0, 80) ?? "";
+  }
+
   /** All that are not deleted, as they were made. */
   all() {
     return [...this.messages.values()].filter(({ deleted }) => !deleted).sort(byTime);

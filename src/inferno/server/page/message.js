@@ -4,6 +4,8 @@ import { copyButton, el, icon, iconButton } from "./dom.js";
 import { MarkdownView } from "./render.js";
 
 const count = new Intl.NumberFormat("en");
+const LONG = 1500; // characters of a message that is folded
+const LINES = 16; // as many lines are
 const rate = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
 /** The view of a message. `actions` has `edit`, `again`, `remove`, `results`, `retry`,
@@ -19,7 +21,7 @@ export class MessageView {
     this.tail = el("div", { className: "foot" });
     this.node = el("article", { className: message.role }, this.head, this.tail);
     if (message.role === "assistant") this.tail.before((this.state = el("p", { className: "state" }, "Waiting for the first token")));
-    else this.tail.before(this.#bubble());
+    else this.tail.before(...this.#bubble());
   }
 
   /** Show the message as it is now. `live` says that more follows, `versions` what stands beside it,
@@ -74,11 +76,21 @@ export class MessageView {
     field.focus();
   }
 
+  /** The text, folded if it is long. */
   #bubble() {
     const { role, name, content } = this.message;
     const text = el("div", { className: "bubble", dir: "auto" }, content);
     if (role === "tool") text.prepend(el("div", { className: "from" }, icon("tool"), `${name} returned`));
-    return text;
+    if (content.length < LONG && content.split("\n").length < LINES) return [text];
+    const whole = `Show all ${count.format(content.length)} characters`;
+    const button = el("button", { type: "button", className: "unfold", "aria-expanded": "false" }, whole);
+    text.classList.add("folded");
+    button.onclick = () => {
+      const folded = text.classList.toggle("folded");
+      button.textContent = folded ? whole : "Show less";
+      button.ariaExpanded = String(!folded);
+    };
+    return [text, button];
   }
 
   #text(kind, text) {
