@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.test_sampler import VOCAB, logits_at, make_request, requests, some_logits
 
+from inferno.constraints import Masks
 from inferno.nn.draws import adjust, draw
 from inferno.nn.ops import TORCH, Ops
 from inferno.nn.ranks import Ranks
@@ -39,10 +40,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def mask_of(share: float, seed: int) -> np.ndarray:
-    """The words of a mask that allows about this share of the tokens, at least one."""
+    """A mask (1, W) that allows about this share of the tokens, at least one."""
     allowed = np.random.default_rng(seed).random(-(-VOCAB // 32) * 32) < share
     allowed[seed % VOCAB], allowed[VOCAB:] = True, False
-    return np.packbits(allowed, bitorder="little").view(np.int32)
+    return np.packbits(allowed, bitorder="little").view(np.int32)[None]
 
 
 def waiting(request: Request) -> bool:
@@ -81,7 +82,8 @@ def test_a_batch_gives_what_the_sampler_gives(
             logits[-1] = spoiled
         before, at = logits.clone(), [rows[i] for i in some]
         # Few or many tokens are allowed, in every second row.
-        masks = {row: mask_of(masked, row + step) for row in at[::2]} if masked else {}
+        held = {row: mask_of(masked, row + step) for row in at[::2]} if masked else {}
+        masks = Masks(known=held)
         expected = usual.sample(logits, at, masks).token_ids
         draw_on = device.sample if step == 3 else device.start
         drawn = draw_on(logits, at, masks)

@@ -15,6 +15,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from inferno.constraints import Masks
 from inferno.core.validation import validate_request
 from inferno.errors import RequestError
 from inferno.nn.masses import UNIT, floor_share, integer_masses, relative_probabilities
@@ -444,7 +445,7 @@ def test_a_mask_draws_what_logits_of_minus_infinity_draw(
             request = make_request(seed=seed + row, **params)
             sampler.admit(row, request, request.token_ids)
         x = logits if mask else (logits.float() + excluded).to(dtype)
-        given_masks = dict(enumerate(masks)) if mask else {}
+        given_masks = Masks(known=dict(enumerate(masks[:, None])) if mask else {})
         drawn.append(sampler.sample(x, list(range(len(shares))), given_masks).token_ids)
     known = [bits[:VOCAB].any() for bits in allowed]
     assert [t for t, ok in zip(drawn[0], known, strict=True) if ok] == [
@@ -464,13 +465,14 @@ def test_greedy_rows_are_masked_only_where_the_best_token_is_excluded() -> None:
     best, second = logits.topk(2, dim=-1).indices.T.tolist()
     allowed = np.ones((3, VOCAB + -VOCAB % 32), bool)
     allowed[1, best[1]] = False
-    masks = dict(enumerate(np.packbits(allowed, axis=1, bitorder="little").view(np.int32)))
+    words = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    masks = Masks(known=dict(enumerate(words[:, None])))
     sampler = Sampler(3, VOCAB, ops=evolve(TORCH, argmax=argmax))
     for row in range(3):
         request = make_request(temperature=0.0)
         sampler.admit(row, request, request.token_ids)
     assert sampler.sample(logits, [0, 1, 2], masks).token_ids == [best[0], second[1], best[2]]
-    assert seen == [(3, VOCAB), (1, VOCAB)]
+    assert seen == [(3, VOCAB), (1, VOCAB - 1)], "among the allowed ones alone"
 
 
 def test_greedy_drafts_under_masks_are_verified_in_one_look() -> None:
@@ -478,7 +480,7 @@ def test_greedy_drafts_under_masks_are_verified_in_one_look() -> None:
     best, second = logits.topk(2, dim=-1).indices.T.tolist()
     allowed = np.ones((3, VOCAB + -VOCAB % 32), bool)
     allowed[1, best[1]] = False
-    masks = {0: np.packbits(allowed, axis=1, bitorder="little").view(np.int32)}
+    masks = Masks(known={0: np.packbits(allowed, axis=1, bitorder="little").view(np.int32)})
     seen = []
 
     def argmax(x_BV: torch.Tensor) -> torch.Tensor:
@@ -631,10 +633,11 @@ def test_broken_logits_harm_nobody(params: dict[str, Any]) -> None:
         masked = Sampler(1 + len(cases), VOCAB)
         for row in range(1 + len(cases)):
             masked.admit(row, make_request(seed=11, **params), (1, 2))
-        words = np.full(-(-VOCAB // 32), allowed, np.int32)
-        words[0] = 1 << 7
+        words = np.full((1, -(-VOCAB // 32)), allowed, np.int32)
+        words[0, 0] = 1 << 7
         rows = range(1 + len(cases))
-        masked.sample(torch.stack([good, *cases.values()]), rows, dict.fromkeys(rows, words))
+        masks = Masks(known=dict.fromkeys(rows, words))
+        masked.sample(torch.stack([good, *cases.values()]), rows, masks)
         assert {2, 3} <= masked.broken <= {1, 2, 3, 4}, "a token that is masked may be NaN"
     sampler.admit(1, make_request(), [0])
     assert sampler.broken == {2, 3, 4}, "the row has another request"

@@ -282,6 +282,12 @@ def allow_all(num_tokens: int) -> Mask:
     return words
 
 
+def has_bit(mask_W: Mask, token_id: int) -> bool:
+    """Return whether a mask allows a token. It allows none past its end."""
+    word, bit = divmod(token_id, 32)
+    return word < len(mask_W) and bool(mask_W[word] >> bit & 1)
+
+
 def set_bit(mask_W: Mask, token_id: int) -> None:
     mask_W.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
 

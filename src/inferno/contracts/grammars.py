@@ -36,7 +36,9 @@ class Matcher(Protocol):
         ...
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        """Return how many leading ones of these tokens may follow. Changes nothing."""
+        """Return how many leading ones of these tokens may follow. Changes nothing. A greedy draw
+        asks for the model's best token alone, and for a mask only if it may not follow: the mask
+        allows each token that may, or where text is forced, at least `forced`'s first."""
         ...
 
     def forced(self) -> Sequence[int]:
@@ -67,7 +69,8 @@ class GrammarCompiler(Protocol):
     def fill(self, requests: Sequence[MaskRequest], masks_MW: Any) -> None:
         """Write masks into a numpy array of int32, all zero: bit i of word w allows token 32 w + i.
         An end token is allowed where the output may end. Runs beside the model's step, so it should
-        release the interpreter's lock. Leaves the matchers as they were."""
+        release the interpreter's lock; or after it, for a greedy draw whose best token may not
+        follow. Leaves the matchers as they were."""
         ...
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from inferno.constraints import Constraint, Constraints, Drafts, Grammars, Mask
+from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks
 from inferno.core.kvcache import CacheGroups
 from inferno.core.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
@@ -26,8 +26,8 @@ log = logging.getLogger("inferno.engine")
 class Ticket(Protocol):
     """A step in flight."""
 
-    def draw(self, masks: Mapping[int, Mask]) -> None:
-        """Draw the step's tokens, with masks by row. Called once, before the next launch."""
+    def draw(self, masks: Masks) -> None:
+        """Draw the step's tokens under masks. Called once, before the next launch."""
         ...
 
     def result(self) -> Sampled:
@@ -66,7 +66,7 @@ class Engine:
         self.plan = plan
         self._scheduler, self._runner = scheduler, runner
         self._lag, self._constrain = lag, constrain
-        self._constraints = Constraints(plan.vocab_size)
+        self._constraints = Constraints(plan.vocab_size, looks=not lag)
         self._compiling: dict[str, Request] = {}
         self._in_flight: deque[tuple[Step, Ticket]] = deque()
 
@@ -164,7 +164,7 @@ class Engine:
                 outputs += self._launch_constrained(step)
             else:
                 ticket = self._runner.launch(step)
-                ticket.draw({})
+                ticket.draw(NO_MASKS)
                 self._in_flight.append((step, ticket))
         if len(self._in_flight) > (0 if step.is_empty else self._lag):
             outputs += self._commit()
@@ -189,8 +189,8 @@ class Engine:
         flight are committed first; their outputs are returned. Without such steps, the masks are
         computed beside the forward pass."""
         request_of = self._scheduler.request_of
-        ids = {s.row: request_of(s.row).id for s in step.slices if s.samples}
-        masks = self._constraints.masks(ids, beside=not self._in_flight)
+        requests = {s.row: request_of(s.row) for s in step.slices if s.samples}
+        masks = self._constraints.masks(requests, beside=not self._in_flight)
         ticket = self._runner.launch(step, masks.begin)
         outputs = list[EngineOutput]()
         while masks.rows and self._in_flight:

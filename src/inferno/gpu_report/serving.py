@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from attrs import define, evolve, field, frozen
 
-from inferno.constraints import Mask
+from inferno.constraints import Masks
 from inferno.core.engine import Engine, Runner, Ticket
 from inferno.core.types import Sampled, Step
 from inferno.gpu_report.job import Job
@@ -277,7 +277,7 @@ class _TimedTicket:
     ticket: Ticket
     times: _Times
 
-    def draw(self, masks: Mapping[int, Mask]) -> None:
+    def draw(self, masks: Masks) -> None:
         begin = time.perf_counter()
         self.ticket.draw(masks)
         self.times.draw.append(time.perf_counter() - begin)

@@ -26,14 +26,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.constraints.rules import (
-    LogitsRules,
-    allows,
-    few_allowed,
-    masked,
-    picked,
-    processed,
-)
+from inferno.constraints import NO_MASKS, Masks
+from inferno.constraints.rules import LogitsRules, few_allowed, masked, picked, processed
 from inferno.contracts import LogitsProcessor
 from inferno.device.staging import sent
 from inferno.errors import InfernoError
@@ -46,6 +40,7 @@ from inferno.nn.masses import (
 )
 from inferno.nn.ops import TORCH, Ops
 from inferno.requests import Logprobs, Request
+from inferno.sampling.best import best_allowed
 from inferno.sampling.device import (
     FREQUENCY,
     MIN_P,
@@ -63,9 +58,6 @@ from inferno.sampling_params import SamplingParams
 
 _SECOND_LOOK = 4096
 """Candidates of the second attempt. The third sorts the whole vocabulary."""
-
-
-NO_MASKS: Mapping[int, Any] = {}
 
 
 @frozen(eq=False)
@@ -146,21 +138,22 @@ class Sampler:
         self._top_p_R[row] = int(params.top_p * 2**UNIFORM_BITS)
 
     def sample(
-        self, logits_SV: Tensor, rows: Sequence[int], masks: Mapping[int, Any] = NO_MASKS
+        self, logits_SV: Tensor, rows: Sequence[int], masks: Masks = NO_MASKS, at: int = 0
     ) -> Drawn:
         """Draw one token per logits row; `rows[i]` is row i's resident row, each named once.
 
-        `masks` has the bitmask of allowed tokens (W,) of some resident rows: it is applied after
-        the bias. Counts the tokens as generated. Does not change the logits.
+        Masks are applied after the bias: those of the token after `at` drafts. Counts the tokens
+        as generated. Does not change the logits.
         """
+        places = [(row, at) for row in rows]
         states = [self._rows[row] for row in rows]
         own_SV, logits_SV = logits_SV, processed(logits_SV, [s.rules for s in states])
         if all(state.is_argmax for state in states):
-            token_ids = self._best(logits_SV, [masks.get(row) for row in rows]).tolist()
+            token_ids = best_allowed(self._argmax, logits_SV, places, masks).tolist()
             if UNDECIDED not in token_ids:
                 return Drawn(token_ids, {})
         else:
-            token_ids = self._draw(logits_SV, rows, states, masks=masks).tolist()
+            token_ids = self._draw(logits_SV, places, states, masks=masks).tolist()
         for num_candidates in (_SECOND_LOOK, self._vocab_size):
             again = [i for i, token_id in enumerate(token_ids) if token_id == UNDECIDED]
             if not again:
@@ -169,13 +162,11 @@ class Sampler:
                 found = are_broken(own_SV[again]).tolist()
                 self.broken |= {rows[i] for i, broken in zip(again, found, strict=True) if broken}
             x_BV = replace_nonfinite(logits_SV[again])
-            rows_again = [rows[i] for i in again]
-            ids_B = self._draw(
-                x_BV, rows_again, [states[i] for i in again], num_candidates, masks=masks
-            )
+            some = [places[i] for i in again]
+            ids_B = self._draw(x_BV, some, [states[i] for i in again], num_candidates, masks=masks)
             if num_candidates == self._vocab_size:
                 x_BV.clamp_(min=torch.finfo(x_BV.dtype).min)  # no mask excludes all tokens
-                x_BV = masked(x_BV, [masks.get(row) for row in rows_again])
+                x_BV = masked(x_BV, [masks.of(*place) for place in some])
                 ids_B = torch.where(ids_B == UNDECIDED, x_BV.argmax(-1), ids_B)
             for i, token_id in zip(again, ids_B.tolist(), strict=True):
                 token_ids[i] = token_id
@@ -188,7 +179,7 @@ class Sampler:
         return any(self._rows[row].waits for row in rows)
 
     def start(
-        self, logits_SV: Tensor, rows: Sequence[int], masks: Mapping[int, Any] = NO_MASKS
+        self, logits_SV: Tensor, rows: Sequence[int], masks: Masks = NO_MASKS
     ) -> tuple[Tensor, Tensor]:
         """Draw what `sample` draws, for rows that do not wait. Returns the token ids, (S,), and the
         rows, both on the device: no call waits for it."""
@@ -196,7 +187,8 @@ class Sampler:
             counts = self._generated, self._recent
             resident = Resident(self._floats_RP, self._top_k_R, self._top_p_R, *counts)
             self._draws = DeviceDraws(resident, self._device, self._vocab_size, self._ops)
-        return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows], masks)
+        words = {row: mask_W for row in rows if (mask_W := masks.of(row)) is not None}
+        return self._draws.draw(logits_SV, rows, [self._rows[row] for row in rows], words)
 
     def failures(self, rows: Sequence[int]) -> dict[str, InfernoError]:
         """Return the errors of these rows' logits processors, by request id."""
@@ -213,30 +205,29 @@ class Sampler:
         logits_LV: Tensor,
         rows: Sequence[int],
         drafts: Sequence[Sequence[int]],
-        masks: Mapping[int, Any] = NO_MASKS,
+        masks: Masks = NO_MASKS,
     ) -> tuple[list[list[int]], dict[int, Logprobs]]:
         """Draw the tokens of slices with drafts: for each row, the token after its last known one,
         and while a draft equals the token drawn in its place, the one after it.
 
         `logits_LV` has 1 + len(drafts[i]) rows for rows[i]. Each draw is the one that a step
         without drafts would make: it has its own position's uniform number, and sees the penalties
-        of the tokens before it. `masks` have a row of words for each of them. Returns each row's
-        tokens, and the log-probabilities that are wanted, by position in all rows' tokens.
+        of the tokens before it. Returns each row's tokens, and the log-probabilities that are
+        wanted, by position in all rows' tokens.
         """
         first = [0, *accumulate(1 + len(ids) for ids in drafts)]
         token_ids: list[list[int]] = [[] for _ in rows]
         if all(self._rows[row].is_argmax for row in rows):
-            counts = zip(rows, [1 + len(ids) for ids in drafts], strict=True)
-            own = [each for row, n in counts for each in masks.get(row, [None] * n)[:n]]
-            best = self._best(logits_LV, own).tolist()
+            each = zip(rows, drafts, strict=True)
+            places = [(row, at) for row, ids in each for at in range(1 + len(ids))]
+            best = best_allowed(self._argmax, logits_LV, places, masks).tolist()
             if UNDECIDED not in best:
                 return confirmed(best, drafts), {}
         logprobs: dict[tuple[int, int], Logprobs] = {}
         members, offset = list(range(len(rows))), 0
         while members:
             at = torch.tensor([first[i] + offset for i in members], device=self._device)
-            here = {row: mask_NW[offset] for row, mask_NW in masks.items() if offset < len(mask_NW)}
-            drawn = self.sample(logits_LV[at], [rows[i] for i in members], here)
+            drawn = self.sample(logits_LV[at], [rows[i] for i in members], masks, offset)
             for at_member, (i, token_id) in enumerate(zip(members, drawn.token_ids, strict=True)):
                 token_ids[i].append(token_id)
                 if at_member in drawn.logprobs:
@@ -255,39 +246,37 @@ class Sampler:
             logits_SV = torch.nn.functional.pad(logits_SV, (0, missing), value=-math.inf)
         if all(state.is_argmax for state in states):
             return [max(0, token_id) for token_id in self._argmax(logits_SV).tolist()]
-        ids_S = self._draw(logits_SV, rows, states, offset=offset)
+        ids_S = self._draw(logits_SV, [(row, 0) for row in rows], states, offset=offset)
         drawn: list[int] = torch.where(ids_S == UNDECIDED, logits_SV.argmax(-1), ids_S).tolist()
         return drawn
 
     def _draw(
         self,
         logits_SV: Tensor,
-        rows: Sequence[int],
+        places: Sequence[tuple[int, int]],
         states: Sequence[RowState],
         num_candidates: int = 0,
         *,
-        masks: Mapping[int, Any] = NO_MASKS,
+        masks: Masks = NO_MASKS,
         offset: int = 0,
     ) -> Tensor:
-        """Return token ids, (S,), or UNDECIDED; considers at least `num_candidates`."""
-        host = torch.tensor(
-            [rows, [state.uniform(offset) for state in states]], device=self._device
-        )
+        """Return token ids, (S,), or UNDECIDED; considers at least `num_candidates`. `places` are
+        the rows, each with the number of drafts before the draw."""
+        uniforms = [state.uniform(offset) for state in states]
+        host = torch.tensor([[row for row, _ in places], uniforms], device=self._device)
         rows_S, uniform_S = host.unbind()
         ids_S = torch.empty_like(rows_S)
-        own = [masks.get(row) for row in rows]
-        few = [
-            few_allowed(mask_W, self._vocab_size)
-            if mask_W is not None and state.strategy is not Strategy.GREEDY
-            else None
-            for mask_W, state in zip(own, states, strict=True)
+        own = [
+            None if state.strategy is Strategy.GREEDY else masks.of(*place)
+            for place, state in zip(places, states, strict=True)
         ]
+        few = [None if mask_W is None else few_allowed(mask_W, self._vocab_size) for mask_W in own]
         for part in self._groups(states, few):
             at = index_of(part, self._device)
             rows_B, members = rows_S[at], [states[i] for i in part]
             x_BV, uniform_B = self._adjusted(logits_SV[at], rows_B, members), uniform_S[at]
             if members[0].strategy is Strategy.GREEDY:
-                ids_S[at] = self._best(x_BV, [own[i] for i in part])
+                ids_S[at] = best_allowed(self._argmax, x_BV, [places[i] for i in part], masks)
             elif few[part[0]] is not None:  # the same tokens are drawn from them alone
                 x_BK, ids_BK = picked(x_BV, [few[i] for i in part])
                 index_B = self._draw_group(x_BK, rows_B, uniform_B, members, num_candidates)
@@ -298,21 +287,6 @@ class Sampler:
                     x_BV = masked(x_BV, [own[i] for i in part])
                 ids_S[at] = self._draw_group(x_BV, rows_B, uniform_B, members, num_candidates)
         return ids_S
-
-    def _best(self, x_BV: Tensor, masks: Sequence[Any]) -> Tensor:
-        """Return each row's best token that its mask, if it has one, allows, (B,), or UNDECIDED.
-        The best of all is mostly allowed, and then nothing else need be looked at."""
-        ids_B = self._argmax(x_BV)
-        if any(mask_W is not None for mask_W in masks):
-            again = [
-                i
-                for i, (token_id, mask_W) in enumerate(zip(ids_B.tolist(), masks, strict=True))
-                if mask_W is not None and token_id != UNDECIDED and not allows(mask_W, token_id)
-            ]
-            if again:
-                at = index_of(again, self._device)
-                ids_B[at] = self._argmax(masked(x_BV[at], [masks[i] for i in again]))
-        return ids_B
 
     def _draw_group(
         self,

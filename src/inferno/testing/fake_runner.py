@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from attrs import define, field
 
-from inferno.constraints import Drafts
+from inferno.constraints import NO_MASKS, Drafts, Masks
 from inferno.core.types import Move, Sampled, Slice, StateCopy, Step, Verified
 
 Tokens = tuple[int, ...]
@@ -23,7 +22,7 @@ class FakeTicket:
     step: Step
     sampled: Sampled | None = None
 
-    def draw(self, masks: Mapping[int, Any]) -> None:
+    def draw(self, masks: Masks) -> None:
         assert self.sampled is None, "a step is drawn twice"
         self.runner.drawn += 1
         self.sampled = self.runner.draw(self.step)
@@ -77,7 +76,7 @@ class FakeRunner:
     def run(self, step: Step) -> Sampled:
         """Launch, draw, and return the results."""
         ticket = self.launch(step)
-        ticket.draw({})
+        ticket.draw(NO_MASKS)
         return ticket.result()
 
     def launch(self, step: Step, cut: Callable[[Drafts], Drafts] | None = None) -> FakeTicket:

@@ -178,6 +178,25 @@ class GrammarProviderTests(Installed):
         assert matcher.count_valid([a, b, one, a]) == 2, "the count changes nothing"
         assert not matcher.accept(one) or matcher.error
 
+    @pytest.mark.parametrize("name", CASES)
+    def test_a_single_token_that_may_follow_is_in_the_mask(
+        self, item: GrammarProvider, compiler: GrammarCompiler, name: str
+    ) -> None:
+        """Greedy draws are not masked if it may. End tokens, special ones and ids without a token
+        included."""
+        case = CASES[name]
+        if case.kind not in item.kinds:
+            pytest.skip(f"it does not compile {case.kind}")
+        matcher = compiler.compile(GrammarSpec(kind=case.kind, text=case.text))
+        for turn in range(6):
+            allowed, forced = _allowed(_masks(compiler, matcher)[0]), list(matcher.forced())
+            asked = forced[:1] or range(len(VOCABULARY.tokens))
+            assert {i for i in asked if matcher.count_valid([i])} <= allowed, f"after {turn}"
+            follows = sorted(allowed - {_END})
+            if matcher.is_done or not follows:
+                break
+            assert matcher.accept(follows[turn % len(follows)])
+
     def test_forced_tokens_are_the_only_text(self, compiler: GrammarCompiler) -> None:
         matcher = compiler.compile(GrammarSpec(kind="regex", text="1ab1[ab]"))
         forced = list(matcher.forced())

@@ -20,7 +20,7 @@ from attrs import define, evolve, frozen
 from torch import Tensor, nn
 
 from inferno.catalog import Catalog, load_catalog
-from inferno.constraints import Drafts
+from inferno.constraints import Drafts, Masks
 from inferno.contracts import Capture
 from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups, KVCache
@@ -110,9 +110,7 @@ class Recorder(ModelRunner):
             self.seen.setdefault(self._owners[row], []).append(logits_V.float())
         return launched
 
-    def draw(
-        self, launched: LaunchedStep, masks: Mapping[int, Any]
-    ) -> Sampled | Callable[[], Sampled]:
+    def draw(self, launched: LaunchedStep, masks: Masks) -> Sampled | Callable[[], Sampled]:
         with self._linted(launched.step):
             return super().draw(launched, masks)
 

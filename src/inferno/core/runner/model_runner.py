@@ -23,7 +23,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from inferno.constraints import Drafts
+from inferno.constraints import Drafts, Masks
 from inferno.contracts import Capture, Drafter, DraftRequest, LogitsProcessor, Model, Span
 from inferno.core.kvcache import KVCache
 from inferno.core.runner.inputs import InputSpec
@@ -69,8 +69,8 @@ class LaunchedStep:
     sampled: Sampled | Callable[[], Sampled] | None = None
     """The results, or what waits for them."""
 
-    def draw(self, masks: Mapping[int, Any]) -> None:
-        """Draw its tokens, with masks by row (`engine.Mask`)."""
+    def draw(self, masks: Masks) -> None:
+        """Draw its tokens under masks."""
         self.sampled = self.runner.draw(self, masks)
         self.logits_LV = None
 
@@ -303,19 +303,16 @@ class ModelRunner:
         return self._sampler.peek(logits_SV, rows, offset)
 
     @torch.inference_mode()
-    def draw(
-        self, launched: LaunchedStep, masks: Mapping[int, Any]
-    ) -> Sampled | Callable[[], Sampled]:
+    def draw(self, launched: LaunchedStep, masks: Masks) -> Sampled | Callable[[], Sampled]:
         """Draw the tokens of a launched step. Returns its results, or what waits for them."""
         arrays, logits_LV = launched.arrays, launched.logits_LV
         if arrays is None or logits_LV is None:
             return launched.sampled_of([])
         rows, verified = arrays.sampling_rows, dict[int, Verified]()
-        first = {row: mask_NW[0] for row, mask_NW in masks.items()}
         if self.overlaps and arrays.drafts is None and not self._sampler.waits(rows):
-            return self._started(launched, first)
+            return self._started(launched, masks)
         if arrays.drafts is None:
-            drawn = self._sampler.sample(logits_LV, rows, first)
+            drawn = self._sampler.sample(logits_LV, rows, masks)
             self._tables.append(arrays, drawn.token_ids)
             token_ids, logprobs = drawn.token_ids, drawn.logprobs
         else:
@@ -341,7 +338,7 @@ class ModelRunner:
             if row in broken
         }
 
-    def _started(self, launched: LaunchedStep, masks: Mapping[int, Any]) -> Callable[[], Sampled]:
+    def _started(self, launched: LaunchedStep, masks: Masks) -> Callable[[], Sampled]:
         """Draw on the device, keep the tokens there for the next step, and start to copy them."""
         arrays, logits_SV = launched.arrays, launched.logits_LV
         assert arrays is not None and logits_SV is not None, "it has rows to draw"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import define
+from attrs import define, field
 
 
 @define(eq=False)
@@ -14,6 +14,8 @@ class LLGuidanceMatcher:
     """See contracts.Matcher."""
 
     inner: Any
+    _forced: Sequence[int] | None = field(default=None, kw_only=True)
+    """What `forced` has found since the last token: it is asked before and after a draw."""
 
     @property
     def is_done(self) -> bool:
@@ -25,6 +27,7 @@ class LLGuidanceMatcher:
         return brief(self.inner.get_error()) if self.inner.is_error() else ""
 
     def accept(self, token_id: int) -> bool:
+        self._forced = None
         accepted: bool = self.inner.consume_token(token_id)
         return accepted
 
@@ -33,8 +36,9 @@ class LLGuidanceMatcher:
         return count
 
     def forced(self) -> Sequence[int]:
-        tokens: list[int] = self.inner.compute_ff_tokens()
-        return tokens
+        if self._forced is None:
+            self._forced = tuple(self.inner.compute_ff_tokens())
+        return self._forced
 
 
 def brief(text: str) -> str:

@@ -107,7 +107,7 @@ class JsonMatcher(LLGuidanceMatcher):
     def accept(self, token_id: int) -> bool:
         if not self._in_place(self._state, (), token_id) and self._goes_on():
             return False
-        if not self.inner.consume_token(token_id):
+        if not super().accept(token_id):
             return False
         self._state = int(self.table.next_QT[self._state, token_id])
         return True

@@ -1,0 +1,131 @@
+"""The masks of one step. A draw at random chooses among the allowed tokens: its mask is computed in
+a thread, while the model runs. A greedy draw looks at the model's best token first, and has a mask
+computed only if the grammar refuses that one.
+
+Suffixes: M masks, W words of 32 tokens, N a row's next token and drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+
+from inferno.constraints.constraint import Constraint, Mask, has_bit
+from inferno.contracts import GrammarCompiler, MaskRequest
+
+Drafts = Mapping[int, Sequence[int]]
+"""Draft tokens by row."""
+
+
+@define(eq=False)
+class Masks:
+    """Which tokens a step's rows may draw. A row without a constraint or a mask may draw any."""
+
+    constraints: Mapping[int, Constraint] = field(factory=dict)
+    """By row."""
+    words: int = 0
+    drafts: Drafts = field(factory=dict)
+    """Those that the step verifies; the constraints allow them."""
+    known: dict[int, Mask] = field(factory=dict)
+    """The masks that are computed, by row."""
+
+    def __bool__(self) -> bool:
+        return bool(self.constraints or self.known)
+
+    def allows(self, row: int, token_id: int, at: int = 0) -> bool:
+        """Return whether a row may draw a token, or may after `at` drafts. If no mask says so, the
+        grammar is asked for this token alone, in a tenth of the time of a mask. False may then also
+        mean that only a mask can tell."""
+        if (mask_NW := self.known.get(row)) is not None:
+            return has_bit(mask_NW[at], token_id)
+        if (constraint := self.constraints.get(row)) is None:
+            return True
+        if at or constraint.count_valid((token_id,)) != 1:
+            return False
+        # Of several ways to write forced text in tokens, a mask may allow one.
+        forced = constraint.forced()
+        return not forced or forced[0] == token_id
+
+    def of(self, row: int, at: int = 0) -> Mask | None:
+        """Return a row's mask (W,), or the one after `at` drafts; None if it has no constraint."""
+        if row in self.constraints:
+            self.fill((row,))
+        mask_NW = self.known.get(row)
+        return None if mask_NW is None else mask_NW[at]
+
+    def fill(self, rows: Collection[int]) -> None:
+        """Compute the masks of these rows that are not known yet. Other rows are left out."""
+        missing = [r for r in self.constraints if r in rows and r not in self.known]
+        if not missing:
+            return
+        counts = [1 + len(self.drafts.get(row, ())) for row in missing]
+        masks_MW = np.zeros((sum(counts), self.words), np.int32)
+        requests: dict[int, tuple[GrammarCompiler, dict[int, MaskRequest]]] = {}
+        first = 0
+        for row, count in zip(missing, counts, strict=True):
+            constraint = self.constraints[row]
+            self.known[row] = mask_NW = masks_MW[first : first + count]
+            asked = constraint.fill(self.drafts.get(row, ()), mask_NW)
+            if asked is not None:
+                compiler = constraint.compiler
+                assert compiler is not None, "a constraint that asks for masks has a compiler"
+                _, own = requests.setdefault(id(compiler), (compiler, {}))
+                own[row] = asked._replace(index=first)
+            first += count
+        for compiler, own in requests.values():
+            try:
+                compiler.fill(list(own.values()), masks_MW)
+            except Exception as error:  # a provider's fault ends its requests, not the engine
+                for row in own:
+                    reason = f"no mask was computed: {type(error).__name__}: {error}"
+                    self.constraints[row].fail(reason)
+        for row in missing:
+            self.constraints[row].finish_fill(self.known[row])
+
+
+NO_MASKS = Masks()
+
+
+@define(eq=False)
+class MaskJob:
+    """Computes the masks of one step."""
+
+    rows: Mapping[int, Constraint]
+    words: int
+    asking: Collection[int]
+    """Rows whose draws ask for their best token before they need a mask."""
+    pool: ThreadPoolExecutor | None
+    """Computes the other rows' masks beside the step; None: after it."""
+    _masks: Masks = field(factory=Masks)
+    _begun: Future[Any] | None = None
+
+    def begin(self, drafts: Drafts) -> Drafts:
+        """Return the step's drafts without those that a constraint forbids, and begin the masks if
+        they are computed beside the step."""
+        found = {}
+        for row, ids in drafts.items():
+            constraint = self.rows.get(row)
+            found[row] = ids if constraint is None else ids[: constraint.count_valid(ids)]
+        drafts = {row: ids for row, ids in found.items() if ids}
+        self._masks = Masks(self.rows, self.words, drafts)
+        if self.pool is not None and (wanted := self._wanted()):
+            self._begun = self.pool.submit(self._masks.fill, wanted)
+        return drafts
+
+    def _wanted(self) -> list[int]:
+        """Return the rows that need their masks from the start. After drafts a constraint is not
+        asked for single tokens."""
+        drafts = self._masks.drafts
+        return [row for row in self.rows if row not in self.asking or row in drafts]
+
+    def result(self) -> Masks:
+        """Return the masks, once those that are needed from the start are computed."""
+        if self._begun is not None:
+            self._begun.result()
+        elif self.pool is None:
+            self._masks.fill(self._wanted())
+        return self._masks

@@ -1,0 +1,177 @@
+"""How many masks greedy draws need: one for each token that the grammar refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import define, evolve
+
+from inferno import LLM, SamplingParams
+from inferno.constraints import Masks
+from inferno.constraints.constraint import Mask, allow_all, set_bit
+from inferno.contracts import GrammarSpec, ReasoningMarkers
+
+PROMPT = "def f(x):"
+ANY = {"regex": "(?s:.*)"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "kind": {"enum": ["cat", "cow"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", device="cpu", max_num_seqs=4) as llm:
+        yield llm
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows for which masks were computed, whenever some were."""
+    found, whole = list[int](), Masks.fill
+
+    def fill(self: Masks, rows: Collection[int]) -> None:
+        before = len(self.known)
+        whole(self, rows)
+        if len(self.known) > before:
+            found.append(len(self.known) - before)
+
+    monkeypatch.setattr(Masks, "fill", fill)
+    return found
+
+
+def asking(structured: Any, **changes: Any) -> SamplingParams:
+    values = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, **changes}
+    return SamplingParams(structured_outputs=structured, **values)
+
+
+def texts(llm: LLM, params: Sequence[SamplingParams], prompt: str = PROMPT) -> list[str]:
+    return [each.outputs[0].text for each in llm.generate([prompt] * len(params), list(params))]
+
+
+@pytest.mark.parametrize("changes", [{}, {"frequency_penalty": 0.5}, {"logprobs": 2}], ids=str)
+def test_a_greedy_answer_that_the_grammar_allows_has_no_mask(
+    llm: LLM, computed: list[int], changes: dict[str, Any]
+) -> None:
+    free, held = asking(None, **changes), asking(ANY, **changes)
+    [first, second] = texts(llm, [free, held])
+    assert first == second and not computed
+
+
+def test_an_answer_that_is_drawn_at_random_has_a_mask_for_each_token(
+    llm: LLM, computed: list[int]
+) -> None:
+    texts(llm, [asking(ANY, temperature=1.0, seed=1), asking(ANY)])
+    assert computed == [1] * 24
+
+
+@define(eq=False)
+class Every:
+    """Allows every token, but in every third place one alone."""
+
+    only: int
+    asked: int = 0
+    """How often it refused a token."""
+    filled: int = 0
+    position: int = 0
+    is_done: bool = False
+    error: str = ""
+    compiler: Any = None
+
+    def ends(self, token_id: int | None) -> bool:
+        return False
+
+    def fail(self, error: str) -> None:
+        self.error = error
+
+    def allows(self, token_id: int) -> bool:
+        return self.position % 3 != 2 or token_id == self.only
+
+    def accept(self, token_id: int) -> bool:
+        assert self.allows(token_id)
+        self.position += 1
+        return True
+
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        self.asked += not self.allows(token_ids[0])
+        return int(self.allows(token_ids[0]))
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+    def fill(self, drafts: Sequence[int], mask_NW: Mask) -> None:
+        self.filled += len(mask_NW)
+        if self.position % 3 == 2:
+            set_bit(mask_NW[0], self.only)
+        else:
+            mask_NW[0] = allow_all(32 * mask_NW.shape[1])
+
+    def finish_fill(self, mask_NW: Mask) -> None:
+        return None
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_mask_is_computed_for_each_token_that_is_refused(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    engine: Any = llm._engine
+    constraint = Every(only=65)
+    monkeypatch.setattr(engine, "_constrain", lambda request: constraint)
+    [output] = llm.generate(PROMPT, asking(None, temperature=temperature, seed=1))
+    token_ids = output.outputs[0].token_ids
+    assert len(token_ids) == 24 and set(token_ids[2::3]) == {65}
+    if temperature:
+        assert (constraint.asked, constraint.filled) == (0, 24)
+    else:
+        assert constraint.filled == constraint.asked and 1 <= constraint.filled <= 8
+
+
+THINK = ReasoningMarkers(open="<think>", close="</think>", is_open=True)
+AFTER_REASONING = GrammarSpec(kind="regex", text="[0-9]{2} [a-z ]{9}", reasoning=THINK)
+HELD = [
+    asking({"json": SCHEMA}),
+    asking({"json_object": True}, max_tokens=40),
+    asking({"regex": "[a-z ]{30}"}, logit_bias={97: 5.0}),
+    asking({"choice": ["red", "green"]}, logprobs=1),
+    asking({"grammar": 'root ::= item+ "."\nitem ::= [0-9] ","'}),
+    asking(AFTER_REASONING, thinking_token_budget=5, reasoning=THINK, max_tokens=60),
+    asking(evolve(AFTER_REASONING, reasoning=evolve(THINK, is_open=False))),
+    asking(None, thinking_token_budget=3, reasoning=THINK),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"speculative": "ngram"}], ids=str)
+def test_answers_are_those_of_draws_that_have_all_their_masks(
+    computed: list[int], options: dict[str, Any]
+) -> None:
+    """With forced text as drafts, and drafts of a proposer."""
+    with LLM("demo", device="cpu", max_num_seqs=16, **options) as llm:
+        engine: Any = llm._engine
+        assert engine._constraints.looks
+        found = texts(llm, HELD, "<think>")
+        few = sum(computed)
+        engine._constraints.looks = False
+        assert found == texts(llm, HELD, "<think>")
+        assert 0 < few < (sum(computed) - few) / 2
+
+
+def test_forced_text_is_written_in_the_tokens_of_its_mask() -> None:
+    """Another way to write it may be valid too."""
+
+    class Forced(Every):
+        def forced(self) -> Sequence[int]:
+            return (7, 8)
+
+    mask_NW = np.zeros((1, 1), np.int32)
+    set_bit(mask_NW[0], 7)
+    masks = Masks({3: Forced(only=7)}, words=1)
+    assert masks.allows(3, 7) and not masks.allows(3, 9)
+    assert not masks.allows(3, 7, at=1), "after drafts only a mask can tell"
+    assert masks.allows(4, 9), "a row without a constraint"
+    known = Masks({3: Forced(only=7)}, words=1, known={3: mask_NW})
+    assert known.allows(3, 7) and not known.allows(3, 9) and not known.allows(3, 32)
