@@ -25,6 +25,9 @@ MAX_STOPS = 256
 """Maximum number of stop strings, and of stop token ids."""
 MAX_STOP_CHARACTERS = 10_000
 """Maximum of the stop strings' lengths together."""
+INTERACTIVE = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""Values for a person at a terminal or at the page, as in llama.cpp and Ollama, if the checkpoint
+says nothing of how to sample."""
 
 
 @frozen
@@ -61,7 +64,6 @@ def _described(
     flag: bool = True,
     short_flag: str = "",
     in_generation_config: bool = False,
-    interactive: float | None = None,
     flag_default: str = "",
 ) -> dict[str, Any]:
     """Return a field's metadata: the keyword arguments of its `Parameter`."""
@@ -72,13 +74,8 @@ def _described(
         "flag": flag,
         "short_flag": short_flag,
         "in_generation_config": in_generation_config,
-        "interactive": interactive,
-        "flag_default": flag_default or _the_models(interactive) * in_generation_config,
+        "flag_default": flag_default or ("the model's" if in_generation_config else ""),
     }
-
-
-def _the_models(interactive: float | None) -> str:
-    return "the model's" if interactive is None else f"the model's, else {interactive:g}"
 
 
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -132,19 +129,14 @@ class SamplingParams:
         default=1.0,
         validator=_Between(0),
         metadata=_described(
-            "0 takes the most likely token (greedy).",
-            short_flag="-t",
-            in_generation_config=True,
-            interactive=0.8,
+            "0 takes the most likely token (greedy).", short_flag="-t", in_generation_config=True
         ),
     )
     top_k: int = field(
         default=0,
         validator=_Between(-1),
         metadata=_described(
-            "Keep the k most likely tokens; 0 or -1 keeps all.",
-            in_generation_config=True,
-            interactive=40,
+            "Keep the k most likely tokens; 0 or -1 keeps all.", in_generation_config=True
         ),
     )
     top_p: float = field(
@@ -153,7 +145,6 @@ class SamplingParams:
         metadata=_described(
             "Keep the smallest set of most likely tokens whose probabilities sum to at least this.",
             in_generation_config=True,
-            interactive=0.95,
         ),
     )
     min_p: float = field(
@@ -162,7 +153,6 @@ class SamplingParams:
         metadata=_described(
             "Keep tokens with at least this fraction of the most likely token's probability.",
             in_generation_config=True,
-            interactive=0.05,
         ),
     )
     presence_penalty: float = field(
@@ -384,9 +374,6 @@ class Parameter:
     """The default, as the command line's help shows it."""
     in_generation_config: bool
     """Whether a checkpoint's generation_config.json may set it, by the same name."""
-    interactive: float | None
-    """Its value in the terminal and on the page, as in llama.cpp and Ollama, if the checkpoint says
-    nothing of how to sample."""
 
 
 def parameters(cls: type[SamplingParams] = SamplingParams) -> tuple[Parameter, ...]:

@@ -10,7 +10,7 @@ import rich_click as click
 
 from inferno.cli.options import together
 from inferno.errors import OptionError
-from inferno.sampling_params import Parameter, parameters
+from inferno.sampling_params import INTERACTIVE, Parameter, parameters
 
 _FORMS: dict[Any, dict[str, Any]] = {
     int: {"type": int},
@@ -27,8 +27,10 @@ _PARAMETERS = tuple(p for p in parameters() if p.flag)
 
 def _help(parameter: Parameter) -> str:
     repeated = " May be repeated." if _FORMS[parameter.type].get("multiple") else ""
-    default = f" [default: {parameter.flag_default}]" if parameter.flag_default else ""
-    return f"{parameter.help}{repeated}{default}"
+    default = parameter.flag_default
+    if parameter.name in INTERACTIVE:
+        default += f", else {INTERACTIVE[parameter.name]:g}"
+    return f"{parameter.help}{repeated}" + (f" [default: {default}]" if default else "")
 
 
 def options_of(found: Iterable[Parameter]) -> list[Callable[[Any], Any]]:

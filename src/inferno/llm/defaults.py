@@ -8,7 +8,7 @@ import attrs
 
 from inferno.contracts import TextAssets
 from inferno.errors import CheckpointError, RequestError
-from inferno.sampling_params import SamplingParams, parameters
+from inferno.sampling_params import INTERACTIVE, SamplingParams, parameters
 
 DEFAULT_MAX_TOKENS = 256
 """`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""
@@ -37,15 +37,15 @@ def interactive_params(assets: TextAssets) -> SamplingParams:
     answer: it ends by itself or with the context, unless the checkpoint limits it."""
     values: dict[str, Any] = {"max_tokens": assets.generation_config.get("max_new_tokens") or None}
     if not says_how_to_sample(assets):
-        values |= {p.name: p.interactive for p in parameters() if p.interactive is not None}
+        values |= INTERACTIVE
     return attrs.evolve(default_params(assets), **values)
 
 
 def says_how_to_sample(assets: TextAssets) -> bool:
     """Whether a checkpoint says which tokens to draw from."""
     config = assets.generation_config
-    named = (config.get(p.name) for p in parameters() if p.interactive is not None)
-    return config.get("do_sample") is False or any(value is not None for value in named)
+    named = any(config.get(name) is not None for name in INTERACTIVE)
+    return named or config.get("do_sample") is False
 
 
 def named_values(params: SamplingParams) -> dict[str, float]:
