@@ -307,6 +307,29 @@ def test_settings_reach_the_model_and_survive_a_reload(chat: Callable[..., Chat]
     assert llm.seen[-1][1] == llm.default_params.__class__(max_tokens=1024)
 
 
+def test_the_servers_defaults_for_people_are_sent(chat: Callable[..., Chat]) -> None:
+    llm = FakeLLM()
+    it = chat(llm)
+    it.ask("hi")
+    assert llm.seen[-1][1].temperature == 1.0, "the server says nothing"
+    said = {"temperature": 0.8, "top_k": 40, "min_p": 0.05, "max_tokens": None}
+    card = {"id": "fake", "max_model_len": 4096, "interactive_sampling": said}
+    it.page.route("**/v1/models", lambda route: route.fulfill(json={"data": [card]}))
+    it.page.reload()
+    it.button("Settings").click()
+    expect(it.page.get_by_label("Temperature")).to_have_attribute("placeholder", "0.8")
+    expect(it.page.get_by_label("Max tokens")).to_have_attribute("placeholder", "1024")
+    it.page.get_by_label("Top k").fill("7")
+    it.ask("hi")
+    params = llm.seen[-1][1]
+    assert (params.temperature, params.top_k, params.min_p) == (0.8, 7, 0.05)
+    assert params.max_tokens == 1024
+    it.button("Back to the model’s defaults").click()
+    expect(it.page.get_by_label("Temperature")).to_have_attribute("placeholder", "0.8")
+    it.ask("hi")
+    assert llm.seen[-1][1].top_k == 40
+
+
 def test_another_model_can_be_chosen(chat: Callable[..., Chat]) -> None:
     it = chat(served_names=["small", "large"])
     it.page.get_by_label("Model").select_option("large")

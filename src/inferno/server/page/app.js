@@ -314,7 +314,7 @@ async function refresh() {
 // The page around them
 
 function drawState() {
-  showDefaults(model()?.max_model_len);
+  showDefaults(model());
   const busy = Boolean(writing(state.current));
   $("send").replaceChildren(icon(busy ? "stop" : "send"));
   $("send").ariaLabel = $("send").title = busy ? "Stop the answer" : "Send";

@@ -22,11 +22,12 @@ const MAX_TOKENS = 4096; // of an answer, unless the settings say how many
 
 const saved = JSON.parse(local.get("settings") ?? "{}");
 
-let defaults = {};
+let defaults = {}; // of the API's sampling fields
 
-/** Show what holds where nothing is entered, for a model with so many tokens of context. */
-export function showDefaults(context) {
-  defaults = { max_tokens: longest(context) };
+/** Show what holds where nothing is entered, for a model as the server describes it. */
+export function showDefaults(model) {
+  const said = Object.entries(model?.interactive_sampling ?? {}).filter(([, value]) => value !== null);
+  defaults = { max_tokens: longest(model?.max_model_len), ...Object.fromEntries(said) };
   for (const { name } of NUMBERS) $(`set-${name}`).placeholder = defaults[name] ?? "default";
 }
 
@@ -85,9 +86,10 @@ function toolsProblem(text) {
 export function requestBody(model, messages, limited, goesOn) {
   const body = { model, messages: history(messages), stream: true };
   if (goesOn) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
-  if (limited) body.max_tokens = defaults.max_tokens ?? longest();
+  Object.assign(body, defaults);
   body.stream_options = { include_usage: true, continuous_usage_stats: true };
-  for (const { name } of NUMBERS) if (saved[name] && (limited || name !== "max_tokens")) body[name] = Number(saved[name]);
+  for (const { name } of NUMBERS) if (saved[name]) body[name] = Number(saved[name]);
+  if (!limited) delete body.max_tokens;
   if (saved.tools?.trim()) body.tools = JSON.parse(saved.tools);
   if (saved.thinking) body.chat_template_kwargs = { enable_thinking: saved.thinking === "on" };
   if (saved.effort) body.reasoning_effort = saved.effort;
