@@ -18,6 +18,7 @@ from torch import Tensor
 from inferno.catalog import Catalog, Offer
 from inferno.contracts import DTYPE_BYTES, AttentionBackend, AttentionNeed, Device
 from inferno.errors import UnsupportedError
+from inferno.gpu_report.naive_attention import LONGEST
 from inferno.gpu_report.paged_steps import STEPS, run_steps
 from inferno.plan import find_device
 from inferno.testing.devices import STRANGE, UNKNOWN
@@ -43,7 +44,8 @@ _SENTENCE_WORDS = 3
 class AttentionBackendTests(Installed):
     """Set `backend` to its registered name. For another device than the CPU, set `device`; for
     other dtypes or block sizes, `dtypes` and `block_sizes`. Set `runs_anywhere` if it is written in
-    torch and runs on any device that torch has; `sparse` if it is slow, because it is interpreted.
+    torch and runs on any device that torch has; `sparse` if it is slow, because it is interpreted;
+    `same_bits` if a row's result follows from its position alone, bit for bit.
 
     A need of the grid may be refused, with a sentence; plain attention over the first of `dtypes`
     may not.
@@ -55,6 +57,8 @@ class AttentionBackendTests(Installed):
     runs_anywhere: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
     """Test each pair of values of two of the grid's axes once, with one block size, not all."""
+    same_bits: ClassVar[bool] = False
+    """Whole prompts, chunks and single tokens, alone or beside others, add up keys in one order."""
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     block_sizes: ClassVar[Sequence[int]] = (4, 16)
     tolerance: ClassVar[dict[str, float]] = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
@@ -135,6 +139,32 @@ class AttentionBackendTests(Installed):
             together, run_steps(item, need, block_size, alone), strict=True
         ):
             torch.testing.assert_close(ours_THC, theirs_THC, rtol=1e-4, atol=1e-4)
+
+    def test_a_rows_bits_follow_from_positions(
+        self, item: AttentionBackend, catalog: Catalog
+    ) -> None:
+        """Alone and whole, in chunks, as after a cached prefix, token by token and in a batch: for
+        what is not refused, where `same_bits` says so."""
+        if not self.same_bits:
+            pytest.skip("same_bits is not set")
+        n = LONGEST if self.sparse else 700  # tokens of the sequence that is compared
+        every = list(self.grid())
+        first, *_, latent = needs = list(dict.fromkeys([every[0], *every[-len(SPECIAL) :]]))
+        for need, kind in itertools.product((first, latent), EIGHT_BITS):
+            needs.append(attrs.evolve(need, cache_dtype=kind))  # type: ignore[arg-type]
+        if not self.sparse:
+            needs += [attrs.evolve(first, dtype=each) for each in self.dtypes[1:]]  # type: ignore[arg-type]
+        for need in needs:
+            if self._refusal(catalog, need) is not None:
+                continue
+            results = {}
+            for name, steps in _histories(n).items():
+                outputs = run_steps(item, need, self.block_sizes[-1], steps, longest=n, compared=n)
+                rows = [ours[-step[3] :] for step, (ours, _) in zip(steps, outputs, strict=True)]
+                results[name] = torch.cat(rows)
+            whole = results.pop("whole")
+            other = [name for name, result in results.items() if not torch.equal(result, whole)]
+            assert other == [], f"{need}: rows differ from those of the whole prompt"
 
     def test_slot_minus_1_of_length_0_changes_nothing(
         self, item: AttentionBackend, catalog: Catalog
@@ -245,6 +275,17 @@ def _pairwise(combinations: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ..
         chosen = max(combinations, key=lambda each: len(pairs(each) & missing))
         missing -= pairs(chosen)
         yield chosen
+
+
+def _histories(n: int) -> Mapping[str, Sequence[Sequence[int]]]:
+    """Steps by which the last of four sequences comes to `n` tokens."""
+    return {
+        "whole": [(0, 0, 0, n)],
+        "in chunks": [(0, 0, 0, each) for each in (n // 2, 3, n // 5, n - n // 2 - n // 5 - 4, 1)],
+        "after a block": [(0, 0, 0, 16), (0, 0, 0, n - 16)],
+        "token by token": [(0, 0, 0, n - 6), *[(0, 0, 0, 1)] * 6],
+        "in a batch": [(33, 1, 5, n - 20), (9, 1, 0, 1), (1, 0, 4, 17), (0, 7, 1, 1), (1, 1, 1, 1)],
+    }
 
 
 def _assert_same_bits(cache: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:

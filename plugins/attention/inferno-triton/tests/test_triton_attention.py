@@ -41,10 +41,12 @@ class TestInterpreted(InterpretedTests):
     """With the tiles of a small chip, which converts FP8 by integer operations."""
 
 
-class TestSplit(InterpretedTests):
-    """Contexts of a few blocks are split, with the tiles of a large chip."""
+class TestStretches(InterpretedTests):
+    """Contexts of a few blocks have several stretches, with the tiles of a large chip: computed by
+    a program each in steps of few tokens, otherwise by one."""
 
     chip = "sm_90"
+    same_bits = True
     dtypes = ("float16",)
     block_sizes = (16,)
 
@@ -54,8 +56,10 @@ class TestSplit(InterpretedTests):
         yield from (needs[0], needs[-3], needs[-1])
 
     @pytest.fixture(autouse=True)
-    def short_splits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attend, "MIN_SPLIT", 32)
+    def short_stretches(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(attend, "STRETCH", 16)
+        monkeypatch.setattr(attend, "AT_ONCE", 2)
+        monkeypatch.setattr(attend, "MAX_PARTS", 1 << 10)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -146,4 +150,6 @@ def test_every_chip_has_tiles() -> None:
             for page in (4, 16, 64):
                 for work in ("tokens", "prompts"):
                     tile = tile_of(chip, work, dim, 2, page)
-                    assert 16 <= tile.keys <= max(16, page)
+                    assert 16 <= tile.keys <= max(16, page) and attend.STRETCH % tile.keys == 0
+                single, prompts = (tile_of(chip, w, dim, 2, page) for w in ("tokens", "prompts"))
+                assert single.keys == prompts.keys, "a row's sums have one order"

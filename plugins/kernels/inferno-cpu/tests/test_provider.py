@@ -30,6 +30,7 @@ class TestCpu(KernelProviderTests):
 class TestAttention(AttentionBackendTests):
     backend = "cpu"
     block_sizes = (16, 32)
+    same_bits = True
 
 
 def test_the_limit_of_each_type_is_measured() -> None:

@@ -19,10 +19,16 @@ from inferno_triton import paged
 from inferno_triton.chips import chip_at
 from inferno_triton.tiles import Chip, Work, tile_of
 
-MIN_SPLIT = 256
-"""Keys that are worth a program."""
+STRETCH = 512
+"""Keys after which a row's sums begin anew, in prompts as in single tokens: a multiple of every
+tile's keys. The fewer, the more programs share the context of a single token; the more, the less is
+added up."""
 
-MAX_SPLITS = 32
+MAX_PARTS = 1 << 23
+"""Elements of float32 that the stretches of a step may have in memory, to be computed at once."""
+
+AT_ONCE = 4
+"""Stretches that a program loads at once to add them."""
 
 _STORED = 16
 """Tokens of a program that stores."""
@@ -127,20 +133,22 @@ class TritonAttend:
         queries = 1 if single else tile.rows // heads
         programs = (S if single else T // queries + S, K * triton.cdiv(G, heads))
         longest = batch.blocks_SM.shape[1] * page  # of any step of this shape
+        P = triton.cdiv(longest, STRETCH)
         if need.sliding_window is not None:
-            longest = min(longest, need.sliding_window + queries)
-        room = 2 * self.chip.processors // (programs[0] * programs[1])  # two for each fill it
-        P = max(1, min(longest // MIN_SPLIT, MAX_SPLITS, room))
+            P = min(P, triton.cdiv(need.sliding_window + queries, STRETCH) + 1)
+        idle = programs[0] * programs[1] <= self.chip.processors  # half of what they can run
+        split = P > 1 and idle and T * H * P * V <= MAX_PARTS  # which changes no bit
         out_THV = q_THC.new_empty(T, H, V)
         parts = sums = out_THV
-        if P > 1:
+        if split:
             parts = q_THC.new_empty(T, H, P, V, dtype=torch.float32)
-            sums = q_THC.new_empty(T, H, P, dtype=torch.float32)
+            sums = q_THC.new_empty(T, H, P, 2, dtype=torch.float32)
+        sinks = q_THC if sinks_H is None else sinks_H
         keys, values = Shape.of(C), Shape.of(V)
-        paged.attend[(*programs, P)](
+        paged.attend[(*programs, P if split else 1)](
             q_THC,
             *cache,
-            q_THC if sinks_H is None else sinks_H,
+            sinks,
             batch.blocks_SM,
             batch.query_starts_S1,
             batch.context_lens_S,
@@ -173,21 +181,26 @@ class TritonAttend:
             WINDOW=need.sliding_window is not None,
             CAP=need.soft_cap is not None,
             SINKS=sinks_H is not None,
-            SPLIT=P > 1,
+            STRETCH=STRETCH,
+            LONG=P > 1 and not split,
+            SPLIT=split,
             SINGLE=single,
             WAVES=waves is not None,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        if P > 1:
+        if split:
             paged.merge[(T * H,)](
                 parts,
                 sums,
+                sinks,
                 out_THV,
                 P,
+                H=H,
                 V=V,
                 VP=triton.next_power_of_2(V),
-                SP=triton.next_power_of_2(P),
+                SINKS=sinks_H is not None,
+                BS=AT_ONCE,
             )
         return out_THV
 

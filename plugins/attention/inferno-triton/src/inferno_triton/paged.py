@@ -109,6 +109,15 @@ def store(
 
 
 @triton.jit
+def shares(best, other):
+    """Return the greater of two maxima, base 2, and the factors of sums that are relative to each
+    of them. A maximum of nothing is -inf."""
+    top = tl.maximum(best, other)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    return top, tl.exp2(best - base), tl.exp2(other - base)
+
+
+@triton.jit
 def attend(
     q, k_cache, v_cache, k_scales, v_scales, sinks, tables, starts, contexts, out, sums,
     amplitudes, used, lines, line_s, num_waves,
@@ -117,19 +126,23 @@ def attend(
     C2: tl.constexpr, V: tl.constexpr, V1: tl.constexpr, V2: tl.constexpr, VS: tl.constexpr,
     PAGE: tl.constexpr, BN: tl.constexpr, BQ: tl.constexpr, BM: tl.constexpr, KIND: tl.constexpr,
     REUSE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
-    SPLIT: tl.constexpr, SINGLE: tl.constexpr, WAVES: tl.constexpr,
+    STRETCH: tl.constexpr, LONG: tl.constexpr, SPLIT: tl.constexpr, SINGLE: tl.constexpr,
+    WAVES: tl.constexpr,
 ):  # fmt: skip
-    """Attend from BQ queries of a sequence, GB query heads each, over one split of the context.
-    Grid: (blocks of queries, key/value heads x blocks of their G query heads, splits).
+    """Attend from BQ queries of a sequence, GB query heads each. Grid: (blocks of queries,
+    key/value heads x blocks of their G query heads, splits).
+
+    A row's sums begin anew at every multiple of STRETCH keys, and stretches are added in order,
+    after the sink: so they depend on positions alone. LONG: there may be several, one after the
+    other. SPLIT: a program has one of them; `out` has its weighted values in float32, and `sums`
+    its maximum, base 2, and its denominator, for `merge`. Otherwise `out` is the result.
 
     SINGLE: every sequence has one query. Otherwise sequence s owns the blocks from
-    starts[s] // BQ + s on. SPLIT: `out` has a float32 result for each split, and `sums` the base-2
-    logarithm of its softmax's denominator; otherwise `out` is the result. REUSE: values are the
-    first V1 elements of the keys; VS is the distance between values in `v_cache`. WAVES: add
-    `contracts.Waves` to the scores.
+    starts[s] // BQ + s on. REUSE: values are the first V1 elements of the keys; VS is the distance
+    between values in `v_cache`. WAVES: add `contracts.Waves` to the scores.
     """
     HB: tl.constexpr = (G + GB - 1) // GB
-    pid, split = tl.program_id(0), tl.program_id(2)
+    pid = tl.program_id(0)
     head = tl.program_id(1) // HB
     if SINGLE:
         seq = pid
@@ -152,7 +165,7 @@ def attend(
     if first >= count:
         return
     context = tl.load(contexts + seq)
-    m, n = tl.arange(0, BM), tl.arange(0, BN)
+    m = tl.arange(0, BM)
     query_M = first + m // GB
     group_M = tl.program_id(1) % HB * GB + m % GB
     h_M = head * G + group_M
@@ -163,6 +176,7 @@ def attend(
     c1 = tl.arange(0, C1)
     at_M = q + row_M * q_t + h_M * q_h
     q_MC = tl.load(at_M[:, None] + c1[None, :], mask=live_M[:, None] & (c1[None, :] < C), other=0.0)
+    more_MC = q_MC
     if C2 > 0:
         c2 = C1 + tl.arange(0, C2)
         more_MC = tl.load(
@@ -173,17 +187,88 @@ def attend(
         oldest = tl.maximum(0, before + first - window + 1)
     low = oldest // BN * BN
     high = tl.minimum(context, before + first + BQ)
-    if SPLIT:
-        each = tl.cdiv(tl.cdiv(high - low, splits), BN) * BN
-        low = low + split * each
-        high = tl.minimum(low + each, high)
+    heights_M = amplitudes + (row_M * (HEADS * G) + h_M) * num_waves
     best_M = tl.full([BM], -float("inf"), tl.float32)
     total_M = tl.zeros([BM], tl.float32)
-    if SINKS:
-        if split == 0:
-            best_M = tl.load(sinks + h_M, mask=live_M, other=0.0).to(tl.float32) * LOG2E
-            total_M = tl.full([BM], 1.0, tl.float32)
     acc_MV = tl.zeros([BM, V1], tl.float32)
+    rest_MV = tl.zeros([BM, V2 if V2 > 0 else V1], tl.float32)
+    if SINKS and not SPLIT:
+        best_M = tl.load(sinks + h_M, mask=live_M, other=0.0).to(tl.float32) * LOG2E
+        total_M = tl.full([BM], 1.0, tl.float32)
+    if LONG:
+        for start in range(low // STRETCH * STRETCH, high, STRETCH):
+            other_M, sum_M, part_MV, more_MV = stretch(
+                q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
+                heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
+                position_M, oldest, tl.maximum(low, start), tl.minimum(high, start + STRETCH),
+                HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, REUSE, WINDOW, CAP, WAVES,
+            )  # fmt: skip
+            best_M, keep_M, add_M = shares(best_M, other_M)
+            total_M = tl.fma(total_M, keep_M, sum_M * add_M)
+            acc_MV = tl.fma(acc_MV, keep_M[:, None], part_MV * add_M[:, None])
+            if V2 > 0:
+                rest_MV = tl.fma(rest_MV, keep_M[:, None], more_MV * add_M[:, None])
+    else:
+        if SPLIT:
+            start = (low // STRETCH + tl.program_id(2)) * STRETCH
+            low = tl.maximum(low, start)
+            high = tl.minimum(high, start + STRETCH)
+        other_M, sum_M, part_MV, more_MV = stretch(
+            q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, tables + seq * table_s,
+            heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
+            position_M, oldest, low, high,
+            HEADS, C, C1, C2, V, V1, V2, VS, PAGE, BN, BM, KIND, REUSE, WINDOW, CAP, WAVES,
+        )  # fmt: skip
+        if SINKS and not SPLIT:
+            best_M, keep_M, add_M = shares(best_M, other_M)
+            total_M = tl.fma(total_M, keep_M, sum_M * add_M)
+            acc_MV = part_MV * add_M[:, None]
+            rest_MV = more_MV * add_M[:, None]
+        else:
+            best_M, total_M, acc_MV, rest_MV = other_M, sum_M, part_MV, more_MV
+    at_M = row_M * (HEADS * G) + h_M
+    if SPLIT:
+        at_M = at_M * splits + tl.program_id(2)
+        tl.store(sums + 2 * at_M, best_M, mask=live_M)
+        tl.store(sums + 2 * at_M + 1, total_M, mask=live_M)
+        live_M = live_M & (total_M > 0)  # `merge` reads no other part
+    else:
+        safe_M = tl.where(total_M > 0, total_M, 1.0)  # a padding row attends to nothing
+        acc_MV = acc_MV / safe_M[:, None]
+        rest_MV = rest_MV / safe_M[:, None]
+    v1 = tl.arange(0, V1)
+    tl.store(
+        out + at_M[:, None] * V + v1[None, :],
+        acc_MV.to(out.dtype.element_ty),
+        mask=live_M[:, None] & (v1[None, :] < V),
+    )
+    if V2 > 0:
+        v2 = V1 + tl.arange(0, V2)
+        tl.store(
+            out + at_M[:, None] * V + v2[None, :],
+            rest_MV.to(out.dtype.element_ty),
+            mask=live_M[:, None] & (v2[None, :] < V),
+        )
+
+
+@triton.jit
+def stretch(
+    q_MC, more_MC, k_cache, v_cache, k_scales, v_scales, table,
+    heights_M, used, lines, line_s, num_waves, scale, cap, window, head, live_M,
+    position_M, oldest, low, high,
+    HEADS: tl.constexpr, C: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, V: tl.constexpr,
+    V1: tl.constexpr, V2: tl.constexpr, VS: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, KIND: tl.constexpr, REUSE: tl.constexpr, WINDOW: tl.constexpr,
+    CAP: tl.constexpr, WAVES: tl.constexpr,
+):  # fmt: skip
+    """Return the maxima, base 2, the denominators and the weighted values, in two parts, of the
+    keys from `low`, a multiple of BN, to before `high`."""
+    n = tl.arange(0, BN)
+    c1 = tl.arange(0, C1)
+    best_M = tl.full([BM], -float("inf"), tl.float32)
+    total_M = tl.zeros([BM], tl.float32)
+    acc_MV = tl.zeros([BM, V1], tl.float32)
+    rest_MV = acc_MV
     if V2 > 0:
         rest_MV = tl.zeros([BM, V2], tl.float32)
     for at in range(low, high, BN):
@@ -191,10 +276,10 @@ def attend(
         # What is older than the window may be another sequence's block by now.
         known_N = (t_N >= oldest) & (t_N < high)
         if PAGE % BN == 0:  # the keys of a tile are in one block
-            page = tl.load(tables + seq * table_s + at // PAGE).to(tl.int64)
+            page = tl.load(table + at // PAGE).to(tl.int64)
             line_N = (page * HEADS + head) * PAGE + at % PAGE + n
         else:
-            page_N = tl.load(tables + seq * table_s + t_N // PAGE, mask=known_N, other=0)
+            page_N = tl.load(table + t_N // PAGE, mask=known_N, other=0)
             line_N = (page_N.to(tl.int64) * HEADS + head) * PAGE + t_N % PAGE
         k_CN = tl.load(
             k_cache + line_N[None, :] * C + c1[:, None],
@@ -204,6 +289,7 @@ def attend(
         k_CN = elements(k_CN, q_MC, KIND)
         scores_MN = tl.dot(q_MC, k_CN, input_precision="ieee")
         if C2 > 0:
+            c2 = C1 + tl.arange(0, C2)
             more_CN = tl.load(
                 k_cache + line_N[None, :] * C + c2[:, None],
                 mask=known_N[None, :] & (c2[:, None] < C),
@@ -218,9 +304,7 @@ def attend(
             for w in range(num_waves):
                 line = tl.load(used + head * num_waves + w).to(tl.int64)
                 wave_N = tl.load(lines + line * line_s + t_N, mask=known_N, other=0.0)
-                height_M = tl.load(
-                    amplitudes + (row_M * (HEADS * G) + h_M) * num_waves + w, mask=live_M, other=0.0
-                )
+                height_M = tl.load(heights_M + w, mask=live_M, other=0.0)
                 scores_MN += height_M[:, None] * wave_N[None, :]
         if CAP:
             x_MN = scores_MN * (scale / cap)
@@ -263,41 +347,39 @@ def attend(
                 )
                 more_NV = elements(more_NV, q_MC, KIND)
                 rest_MV = tl.dot(p_MN, more_NV, rest_MV * decay_M[:, None], input_precision="ieee")
-    safe_M = tl.where(total_M > 0, total_M, 1.0)  # a padding row attends to nothing
-    at_M = row_M * (HEADS * G) + h_M
-    if SPLIT:
-        at_M = at_M * splits + split
-        sum_M = tl.where(total_M > 0, best_M + tl.log2(safe_M), -float("inf"))
-        tl.store(sums + at_M, sum_M, mask=live_M)
-    v1 = tl.arange(0, V1)
-    tl.store(
-        out + at_M[:, None] * V + v1[None, :],
-        (acc_MV / safe_M[:, None]).to(out.dtype.element_ty),
-        mask=live_M[:, None] & (v1[None, :] < V),
-    )
-    if V2 > 0:
-        v2 = V1 + tl.arange(0, V2)
-        tl.store(
-            out + at_M[:, None] * V + v2[None, :],
-            (rest_MV / safe_M[:, None]).to(out.dtype.element_ty),
-            mask=live_M[:, None] & (v2[None, :] < V),
-        )
+    return best_M, total_M, acc_MV, rest_MV
 
 
 @triton.jit
-def merge(parts, sums, out, splits, V: tl.constexpr, VP: tl.constexpr, SP: tl.constexpr):
-    """Merge the splits of one query head by their denominators. Grid: (queries x query heads,)."""
+def merge(
+    parts, sums, sinks, out, splits,
+    H: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, SINKS: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """Add the stretches of one query head in order, BS of them loaded at once. Grid: (queries x
+    query heads,)."""
     row = tl.program_id(0).to(tl.int64)
-    s, d = tl.arange(0, SP), tl.arange(0, VP)
-    sum_S = tl.load(sums + row * splits + s, mask=s < splits, other=-float("inf"))
-    top = tl.max(sum_S, 0)
-    weight_S = tl.exp2(sum_S - tl.where(top == -float("inf"), 0.0, top))
-    total = tl.sum(weight_S, 0)
-    weight_S = weight_S / tl.where(total > 0, total, 1.0)
-    x_SV = tl.load(
-        parts + (row * splits + s[:, None]) * V + d[None, :],
-        mask=(s[:, None] < splits) & (d[None, :] < V),
-        other=0.0,
-    )
-    result_V = tl.sum(x_SV * weight_S[:, None], 0)
+    s, d = tl.arange(0, BS), tl.arange(0, VP)
+    best = -float("inf")
+    total = 0.0
+    if SINKS:
+        best = tl.load(sinks + row % H).to(tl.float32) * LOG2E
+        total = 1.0
+    acc_V = tl.zeros([VP], tl.float32)
+    for at in range(0, splits, BS):
+        at_S = row * splits + at + s
+        known_S = at + s < splits
+        best_S = tl.load(sums + 2 * at_S, mask=known_S, other=-float("inf"))
+        sum_S = tl.load(sums + 2 * at_S + 1, mask=known_S, other=0.0)
+        x_SV = tl.load(
+            parts + at_S[:, None] * V + d[None, :],
+            mask=(sum_S > 0)[:, None] & (d[None, :] < V),
+            other=0.0,
+        )
+        for i in tl.static_range(BS):
+            one_S = s == i
+            best, keep, add = shares(best, tl.max(tl.where(one_S, best_S, -float("inf")), 0))
+            total = tl.fma(total, keep, tl.sum(tl.where(one_S, sum_S, 0.0), 0) * add)
+            part_V = tl.sum(tl.where(one_S[:, None], x_SV, 0.0), 0)
+            acc_V = tl.fma(acc_V, keep, part_V * add)
+    result_V = acc_V / tl.where(total > 0, total, 1.0)
     tl.store(out + row * V + d, result_V.to(out.dtype.element_ty), mask=d < V)

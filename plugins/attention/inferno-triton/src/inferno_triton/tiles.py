@@ -22,7 +22,8 @@ class Tile:
     rows: int
     """Maximum of queries x query heads of a key/value head."""
     keys: int
-    """Keys per iteration. Fewer if a block of the cache has fewer."""
+    """Keys per iteration, as many in prompts as in single tokens, so that a row's sums have one
+    order. Fewer if a block of the cache has fewer."""
     warps: int
     stages: int
     """Triton's pipeline stages. Keys are found through the block table, so each further iteration
@@ -51,8 +52,7 @@ class Chip:
     shared_memory: int
     """Bytes that a thread block can use."""
     processors: int
-    """Multiprocessors of its largest model. Contexts are split until there are two programs for
-    each of them."""
+    """Multiprocessors of its largest model. Contexts are split if there are fewer programs."""
     tiles: Mapping[tuple[Work, int], Tile]
     """(work, head dimension) -> tile of heads up to this dimension."""
     products: Mapping[int, Product]
@@ -67,7 +67,7 @@ class Chip:
 
 _SMALL: Mapping[tuple[Work, int], Tile] = {
     ("tokens", 64): Tile(16, 64, 4, 3),
-    ("tokens", 128): Tile(16, 64, 4, 2),
+    ("tokens", 128): Tile(16, 32, 4, 4),
     ("tokens", 256): Tile(16, 32, 4, 2),
     ("prompts", 64): Tile(64, 64, 4, 3),
     ("prompts", 128): Tile(64, 32, 4, 2),
@@ -87,7 +87,7 @@ _MIDDLE: Mapping[tuple[Work, int], Tile] = {
 _LARGE: Mapping[tuple[Work, int], Tile] = {
     ("tokens", 64): Tile(16, 64, 4, 5),
     ("tokens", 128): Tile(16, 64, 4, 5),
-    ("tokens", 256): Tile(16, 64, 4, 2),
+    ("tokens", 256): Tile(16, 32, 4, 4),
     ("prompts", 64): Tile(128, 64, 4, 3),
     ("prompts", 128): Tile(128, 64, 8, 2),
     ("prompts", 256): Tile(64, 32, 8, 2),

@@ -34,14 +34,14 @@ GAIN = 0.97
 
 RANGES: Mapping[str, tuple[int, int]] = {
     "rows": (16, 128),
-    "keys": (16, 128),
     "outputs": (16, 256),
     "columns": (32, 256),
     "warps": (1, 8),
     "stages": (1, 5),
 }
 """Minimum and maximum of each number that is tuned. Stages change by one, other numbers by a factor
-of two. The tokens of a product are its key in the table, and are not tuned."""
+of two. The tokens of a product are its key in the table, and are not tuned; nor are the keys of
+attention, on which the order of its sums depends."""
 
 
 def neighbours(entry: Entry, fixed: tuple[str, ...] = ()) -> Iterator[Entry]:
