@@ -113,8 +113,8 @@ LOCAL = Source(
 )
 HUB = Source(
     name="hub",
-    describe="a Hugging Face id: org/name, org/name@revision, or one file of it: "
-    "org/name/file.gguf",
+    describe="a Hugging Face id: org/name (as at huggingface.co/models), org/name@revision, or one "
+    "file of it: org/name/file.gguf",
     matches=is_hub,
     fetch=fetch_hub,
     list=cached,

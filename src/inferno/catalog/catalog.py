@@ -16,6 +16,7 @@ from attrs import evolve, frozen
 
 from inferno.catalog.choice import choose, none_serves, single, weigh
 from inferno.catalog.offers import KINDS, Choice, Offer, Plugin, Refusal, T
+from inferno.catalog.unknown import no_model
 from inferno.contracts import (
     Architecture,
     AttentionBackend,
@@ -37,7 +38,6 @@ from inferno.contracts import (
 from inferno.errors import (
     InfernoError,
     MissingKind,
-    ModelNotFoundError,
     OptionError,
     UnsupportedError,
 )
@@ -295,14 +295,9 @@ class Catalog:
         offers = self.of("inferno_sources")
         found = [o for o in offers if o.item.matches(ref)]
         if not found:
-            known = sorted({name for o in offers for name in o.item.list()})
-            looked = "; ".join(f"{o.item.name}: {o.item.describe}" for o in offers)
-            near = f" Known here: {', '.join(known)}." if known else ""
             prefix = "".join(ref.partition(":")[:2])
             hint = self.hint("model", ref) or self.hint("model", prefix)
-            raise ModelNotFoundError(
-                f"no model {ref!r}", f"{hint} Looked for {looked}.{near}".lstrip()
-            )
+            raise no_model(ref, [offer.item for offer in offers], hint)
         return choose(found, f"{ref!r}")
 
     def _missing(

@@ -102,9 +102,9 @@ class Options:
                 f"dtype {self.dtype!r} is not known", f"Known: auto, {', '.join(COMPUTE_DTYPES)}."
             )
         if self.kv_cache_dtype not in (known := get_args(CacheDType)):
+            names = ", ".join("fp8" if name == _cache_dtype("fp8") else name for name in known)
             raise OptionError(
-                f"kv_cache_dtype {self.kv_cache_dtype!r} is not known",
-                f"Known: {', '.join(known)}.",
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is not known", f"Known: {names}."
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise OptionError(

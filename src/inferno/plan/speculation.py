@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 
 from attrs import evolve, field, frozen
@@ -17,7 +18,7 @@ from inferno.contracts import (
     StateSpec,
     TensorInfo,
 )
-from inferno.errors import OptionError, UnsupportedError
+from inferno.errors import ModelNotFoundError, OptionError, UnsupportedError
 from inferno.plan.decided import Decided
 from inferno.plan.opened import Opened
 from inferno.plan.options import Options
@@ -51,7 +52,19 @@ def choose_proposer(catalog: Catalog, wanted: str, model: ModelConfig) -> Offer[
             "states cannot",
             "Leave out --speculative.",
         )
-    if all(offer.item.name != wanted for offer in catalog.of("inferno_proposers")):
+    names = [offer.item.name for offer in catalog.of("inferno_proposers")]
+    if wanted not in names:
+        try:
+            catalog.source_of(wanted)
+        except ModelNotFoundError as error:
+            near = difflib.get_close_matches(wanted, names, n=1)
+            able = [name for name in names if name != DRAFT_MODEL]
+            raise OptionError(
+                f"--speculative {wanted} is neither a proposer nor a model: {error.cause}",
+                f"Did you mean {near[0]}?"
+                if near
+                else f"Proposers: {', '.join(sorted(able))}. A draft model is a path or a hub id.",
+            ) from error
         return catalog.named(Proposer, DRAFT_MODEL)
     offer = catalog.named(Proposer, wanted)
     if offer.item.needs == "model":

@@ -18,7 +18,10 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+)
 
 from inferno.errors import CheckpointError, InfernoError, UnsupportedError
 from inferno_transformers.matrices import host
@@ -85,6 +88,15 @@ def _config(fields: Mapping[str, Any]) -> Any:
             "Upgrade transformers, or install a plugin for it.",
         )
     found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
+    is_causal = found is not None and found.__name__ == name
+    masked = CONFIG_MAPPING[kind] in MODEL_FOR_MASKED_LM_MAPPING
+    if masked and not is_causal and not CONFIG_MAPPING[kind]().is_encoder_decoder:
+        raise UnsupportedError(
+            f"{name} is an encoder (model_type {kind!r}): it reads a text in both directions and "
+            "generates none",
+            "inferno serves decoders; some of them embed and rerank, such as Qwen3-Embedding and "
+            "Qwen3-Reranker. Encoders run in sentence-transformers or text-embeddings-inference.",
+        )
     if found is None:
         raise UnsupportedError(
             f"{name}: transformers has no causal language model of the type {kind!r}", REMEDY
