@@ -20,7 +20,10 @@ ANY = "*"
 FILES = "/v1/files"
 """Files are sent as a form. A web page of another origin may not: its browser names that origin."""
 _WITHOUT_TYPE = "/api/"
-"""Ollama's documentation calls its paths with curl's default, a form's type."""
+"""Ollama's paths take JSON of any type."""
+_CURLS = ("", "application/x-www-form-urlencoded")
+"""No type, and curl's default: JSON too. A web page of another origin may send both, too, but its
+browser names that origin."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _PREFLIGHT_SECONDS = b"600"
 _EXPOSED = ", ".join(
@@ -176,6 +179,8 @@ def _check_type(path: str, given: dict[bytes, str]) -> None:
         return
     kind = given.get(b"content-type", "").partition(";")[0].strip().lower()
     if path == FILES and kind == "multipart/form-data":
+        return
+    if path != FILES and kind in _CURLS:
         return
     if kind != "application/json" and not kind.endswith("+json"):
         raise MediaTypeError(
