@@ -62,6 +62,9 @@ def grammars() -> Grammars:
 
 
 PLAN = SimpleNamespace(
+    ref="models/fake",
+    path="/models/fake",
+    num_parameters=134_515_008,
     grammars=(),
     max_num_seqs=4,
     block_size=16,

@@ -263,7 +263,7 @@ def test_models_are_listed_and_described(client: Start) -> None:
         "format": "safetensors",
         "family": "fake",
         "families": ["fake"],
-        "parameter_size": "",
+        "parameter_size": "134.52M",
         "quantization_level": "F32",
     }
     assert start.get("/api/version").json()["version"]

@@ -4,7 +4,6 @@ and share of the memory."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -13,6 +12,7 @@ from attrs import evolve, frozen
 from inferno.cli.config import ModelConfig, ModelTable, from_file, given, seconds
 from inferno.cli.options import plan_options
 from inferno.errors import OptionError
+from inferno.plan.names import model_name
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -36,7 +36,7 @@ class Several:
 
 def configured(ctx: click.Context, refs: Sequence[str], named: Sequence[str]) -> list[ModelConfig]:
     """The models of the command line, then those of the file. Raises OptionError."""
-    models = [_of_ref(ref, ref_name(ref)) for ref in refs]
+    models = [_of_ref(ref, model_name(ref)) for ref in refs]
     for pair in named:
         name, found, ref = pair.partition("=")
         if not (name and found and ref):
@@ -89,14 +89,6 @@ def several(
             )
         )
     return Several(tuple(specs), budgets, tuple(chosen))
-
-
-def ref_name(ref: str) -> str:
-    """The name of a model that is given by its reference only: a hub id, or a file's own name."""
-    path = Path(ref)
-    if not path.exists():
-        return ref
-    return path.stem if path.is_file() else path.resolve().name
 
 
 def _of_ref(ref: str, name: str) -> ModelConfig:

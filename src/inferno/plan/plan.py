@@ -219,6 +219,7 @@ class Plan:
     ref: str
     path: str
     model_id: str
+    """The name for clients: `served_model_name`, else the file's, the folder's or the hub id."""
     source: str
     origin: Origin | None = None
     """What the reference stands for, if the source says so: what runs must be the same."""
@@ -254,6 +255,8 @@ class Plan:
     threads: int
     seed: int | None
     vocab_size: int
+    num_parameters: int = 0
+    """Elements of all tensors, as far as headers tell; 0 if they do not."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -40,6 +40,7 @@ from inferno.plan.decided import Decided, chosen_of, refusals_of
 from inferno.plan.devices import Machine, find_device
 from inferno.plan.isq import IsqChoice, choose_isq, quantizable
 from inferno.plan.memory import fixed_memory, memory_limit, size_cache
+from inferno.plan.names import model_name
 from inferno.plan.opened import Opened, Parts, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.origins import origin_of
@@ -194,7 +195,7 @@ def _decide(
     plan = Plan(
         ref=ref,
         path=str(path),
-        model_id=options.served_model_name or ref,
+        model_id=options.served_model_name or model_name(ref),
         source=source.value.name,
         origin=origin_of(source.value, ref),
         architecture=name,
@@ -213,6 +214,7 @@ def _decide(
         speculation=drafting.value.speculation if drafting is not None else None,
         chat_format=chat_format.value,
         grammars=grammars.value,
+        num_parameters=matrices.num_parameters,
         cache_policy=policy.value.name,
         dtype=dtype,
         device=device,

@@ -49,6 +49,12 @@ class Matrices:
         return sum(use.nbytes for use in self.uses)
 
     @property
+    def num_parameters(self) -> int:
+        """Number of elements in all tensors, as far as headers tell."""
+        sizes = (math.prod(shape) * count for (_, shape), count in self.shapes.items())
+        return sum(sizes) + self.num_plain
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What takes much more memory than it is stored in, whatever its scheme."""
         grown = (use for use in self.uses if use.nbytes > GROWN * use.stored_nbytes > 0)

@@ -30,6 +30,7 @@ class Description:
     quantization: str
     """The scheme of most of its weights' bytes; the compute dtype for dense ones."""
     device: str
+    num_parameters: int
     nbytes: int
     """Bytes of its weights in memory."""
     max_model_len: int
@@ -55,6 +56,7 @@ class Description:
             format=plan.format,
             quantization=plan.dtype if name in ("dense", plan.dtype) else name,
             device=plan.device.torch_name,
+            num_parameters=plan.num_parameters,
             nbytes=sum(use.nbytes for use in plan.schemes),
             max_model_len=model.preprocessor.max_model_len,
             trained_len=_whole(text.get("max_position_embeddings")),

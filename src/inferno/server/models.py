@@ -63,6 +63,8 @@ class Models:
         self._serve, self._max_loaded = serve, max_loaded
         self._in_thread, self._ping_seconds = in_thread, ping_seconds
         self._budgets = dict(budgets or {})
+        # Clients of other servers name a model by the path or id that the server was started with.
+        self._by_ref = {slot.spec.ref: slot for slot in reversed(self.slots) if slot.spec.ref}
         self._by_name = {name: slot for slot in self.slots for name in slot.spec.names}
         self._loading = asyncio.Lock()
         self.draining = False
@@ -140,7 +142,7 @@ class Models:
         """Return the model of that name, in any state. Raises ModelNotFoundError."""
         if name is None:
             return self.slots[0]
-        if (found := self._by_name.get(name)) is None:
+        if (found := self._by_name.get(name) or self._by_ref.get(name)) is None:
             raise ModelNotFoundError(
                 f"the model {name[:200]!r} does not exist", f"Use one of: {', '.join(self.names)}"
             )

@@ -113,7 +113,7 @@ class Slot:
     def loaded(cls, served: ServedModel, limiter: Limiter) -> Self:
         """A slot whose model the caller loads and closes."""
         plan = served.llm.plan
-        spec = ModelSpec(names=served.names, make=None, ref=served.llm.model_id, pin=True)
+        spec = ModelSpec(names=served.names, make=None, ref=plan.ref, pin=True)
         slot = cls(spec, state=State.LOADED, served=served, limiter=limiter)
         slot.nbytes = sum(item.nbytes for item in plan.memory)
         slot.device = plan.device.torch_name

@@ -31,7 +31,7 @@ def props(models: NamedDependency[Models], model: FromQuery[str | None] = None) 
         },
         "total_slots": served.llm.plan.max_num_seqs,
         "model_alias": served.names[0],
-        "model_path": served.llm.model_id,
+        "model_path": served.llm.plan.path,
         "modalities": {"vision": False, "audio": False},
         "chat_template": template.source() if template.exists else "",
         "build_info": f"inferno-{inferno.__version__}",

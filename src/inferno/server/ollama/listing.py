@@ -169,9 +169,17 @@ def _details(found: Description | None) -> dict[str, Any]:
         "format": "" if found is None else found.format,
         "family": "" if found is None else found.family,
         "families": [] if found is None else [found.family],
-        "parameter_size": "",
+        "parameter_size": "" if found is None else _size(found.num_parameters),
         "quantization_level": "" if found is None else _level(found.quantization),
     }
+
+
+def _size(count: int) -> str:
+    """Return a number of parameters as Ollama writes it: 7.6B, 134.52M."""
+    for unit, value, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0)):
+        if count >= value:
+            return f"{count / value:.{digits}f}{unit}"
+    return str(count or "")
 
 
 def _level(quantization: str) -> str:
