@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from inferno.cli import cli
+from inferno.cli.chat_commands import COMMANDS
+from inferno.cli.lines import wrapped
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +65,43 @@ def test_the_error_of_an_option_has_the_words_of_its_help() -> None:
     shown = CliRunner().invoke(cli, ["explain", "--help"], env={"COLUMNS": "200"}).stdout
     assert "auto, fp8 or int8" in shown
     assert "Known: auto, fp8, int8." in said("demo", "--kv-cache-dtype", "int4")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion(shell: str) -> None:
+    script = CliRunner().invoke(cli, ["completion", shell]).stdout
+    assert "_INFERNO_COMPLETE" in script and f"inferno completion {shell} >" in script
+    assert shell != "zsh" or script.startswith("#compdef inferno\n")
+    if path := shutil.which(shell):
+        subprocess.run([path, "-n"], input=script, text=True, check=True)
+
+
+def test_commands_and_options_are_completed() -> None:
+    def completed(words: str) -> list[str]:
+        asked = {"_INFERNO_COMPLETE": "bash_complete", "COMP_WORDS": words}
+        asked["COMP_CWORD"] = str(len(words.split()) - 1)
+        command = [sys.executable, "-m", "inferno"]
+        done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert completed("inferno ge") == ["generate"]
+    assert "--max-tokens" in completed("inferno chat --max-")
+
+
+@pytest.mark.parametrize("width", [60, 75, 90])
+def test_lines_wrap_between_words(width: int) -> None:
+    text = "  kernels  " + "linear bfloat16, rms_norm, add_rms_norm " * 6
+    lines = wrapped(text, width, 11).splitlines()
+    assert lines[0].startswith(text[:30])
+    assert len(lines) > 2 and all(len(line) <= width for line in lines)
+    assert all(line.startswith(" " * 11) for line in lines[1:])
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+    assert wrapped(text, None) == text, "a pipe gets whole lines"
+
+
+def test_help_in_a_chat_names_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("rich_click.echo", lambda text, err: said.append(text))
+    COMMANDS["/help"].run(None, "")  # type: ignore[arg-type]
+    words = "\n".join(said).replace(",", " ").split()
+    assert set(COMMANDS) <= set(words)

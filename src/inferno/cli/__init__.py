@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
@@ -37,6 +38,7 @@ COMMANDS = {
     "ps": "Show the models of a running server.",
     "load": "Load a model of a running server.",
     "unload": "Unload a model of a running server.",
+    "completion": "Print a script that completes commands and options in a shell.",
 }
 """Commands in help order, and what the list says of each, so that listing imports none. Each is
 `inferno.cli.<name>:command`, with _ for -. Plugins add others (`inferno_commands`)."""
@@ -184,6 +186,11 @@ def report(error: Exception) -> None:
     else:
         cause, detail = f"{type(error).__name__}: {error}", ""
         remedy = "This is a bug in inferno or a plugin: run again with --debug for the traceback."
+    from inferno.cli.lines import say, width_of, wrapped
+
+    cause = wrapped(f"Error: {cause}", width_of(sys.stderr)).removeprefix("Error: ")
     click.echo(click.style("Error: ", fg="red", bold=True) + cause, err=True)
-    if text := remedy or detail:  # a remedy says more than a traceback
-        click.echo(text.rstrip(), err=True)
+    if remedy:  # it says more than a traceback
+        say(remedy)
+    elif detail:
+        click.echo(detail.rstrip(), err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import rich_click as click
 from attrs import frozen
 
 from inferno.cli.conversation import SETTINGS, Conversation
+from inferno.cli.lines import say, width_of, wrapped
 from inferno.cli.prompt import KEYS
 from inferno.errors import OptionError
 
@@ -43,19 +45,20 @@ def _help(conversation: Conversation, rest: str) -> None:
     shown = {id(command): command for command in COMMANDS.values()}.values()
     width = max(len(command.usage) for command in shown)
     for command in shown:
-        _say(f"  {command.usage:{width}}  {command.help}")
-    _say(KEYS)
+        line = f"  {command.usage:{width}}  {command.help}"
+        click.echo(wrapped(line, width_of(sys.stderr), width + 4), err=True)
+    say(KEYS)
 
 
 def _clear(conversation: Conversation, rest: str) -> None:
     conversation.clear()
-    _say("The conversation is empty.")
+    say("The conversation is empty.")
 
 
 def _system(conversation: Conversation, rest: str) -> None:
     if rest:
         conversation.system = "" if rest == "none" else rest
-    _say(f"System prompt: {conversation.system or 'none'}")
+    say(f"System prompt: {conversation.system or 'none'}")
 
 
 def _set(conversation: Conversation, rest: str) -> None:
@@ -66,7 +69,7 @@ def _set(conversation: Conversation, rest: str) -> None:
         conversation.set(name, "default")  # raises, and lists the names
     for each in [name] if name else SETTINGS:
         value = conversation.settings.get(each, "default")
-        _say(f"  {each} = {value}" + ("" if not name else f"  ({SETTINGS[each].help})"))
+        say(f"  {each} = {value}" + ("" if not name else f"  ({SETTINGS[each].help})"))
 
 
 def _think(conversation: Conversation, rest: str) -> None:
@@ -78,25 +81,25 @@ def _think(conversation: Conversation, rest: str) -> None:
     if rest:
         conversation.thinking = _THINKING[rest]
     state = next(word for word, value in _THINKING.items() if value is conversation.thinking)
-    _say(f"Thinking: {state}")
+    say(f"Thinking: {state}")
 
 
 def _file(conversation: Conversation, rest: str) -> None:
     if not rest:
         raise OptionError("/file needs a path", "/file notes.txt")
     length = conversation.attach(Path(rest).expanduser())
-    _say(f"{Path(rest).name}: {length} characters go with the next message.")
+    say(f"{Path(rest).name}: {length} characters go with the next message.")
 
 
 def _save(conversation: Conversation, rest: str) -> None:
     path = _path(rest, "/save")
     conversation.save(path)
-    _say(f"Saved {len(conversation.messages)} messages as {path}")
+    say(f"Saved {len(conversation.messages)} messages as {path}")
 
 
 def _load(conversation: Conversation, rest: str) -> None:
     conversation.load(_path(rest, "/load"))
-    _say(f"Loaded {len(conversation.messages)} messages.")
+    say(f"Loaded {len(conversation.messages)} messages.")
 
 
 def _path(rest: str, command: str) -> Path:
@@ -109,14 +112,14 @@ def _model(conversation: Conversation, rest: str) -> None:
     if rest:
         conversation.model.choose(rest)
     for name in dict.fromkeys([conversation.model.name, *conversation.model.names()]):
-        _say(f"  {name}" + (" (answers)" if name == conversation.model.name else ""))
+        say(f"  {name}" + (" (answers)" if name == conversation.model.name else ""))
 
 
 def _stats(conversation: Conversation, rest: str) -> None:
     used = conversation.totals
     rate = used.completion_tokens / max(used.seconds, 1e-9)
     answers = f"{used.answers} answer{'s' * (used.answers != 1)}"
-    _say(
+    say(
         f"  {answers}, {used.completion_tokens} tokens in {used.seconds:.1f} s "
         f"({rate:.1f} tokens/s with their prompts)\n"
         f"  {used.prompt_tokens} prompt tokens, {used.cached_tokens} of them cached"
@@ -129,20 +132,15 @@ def _retry(conversation: Conversation, rest: str) -> None:
 
 def _undo(conversation: Conversation, rest: str) -> None:
     text = " ".join(conversation.undo().split())
-    _say(f"Forgot {text[:60] + '...' if len(text) > 60 else text!r} and its answer.")
+    say(f"Forgot {text[:60] + '...' if len(text) > 60 else text!r} and its answer.")
 
 
 def _exit(conversation: Conversation, rest: str) -> None:
     raise Exit
 
 
-def _say(text: str) -> None:
-    """Notes go to stderr: stdout has the answers."""
-    click.echo(text, err=True)
-
-
-_CLEAR = Command("/clear", "Forget the conversation, keep the settings.", _clear)
-_EXIT = Command("/exit", "Exit.", _exit)
+_CLEAR = Command("/clear, /reset", "Forget the conversation, keep the settings.", _clear)
+_EXIT = Command("/exit, /quit", "Exit.", _exit)
 COMMANDS: Mapping[str, Command] = {
     "/help": Command("/help", "List the commands.", _help),
     "/retry": Command("/retry", "Answer the last message again.", _retry),

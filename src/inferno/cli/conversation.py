@@ -15,6 +15,7 @@ from attrs import Factory, define, field
 from inferno.cli import arm_interrupt, report
 from inferno.cli.chat_model import ChatModel, Dropped, Message, Usage
 from inferno.cli.endings import CONTEXT_LENGTH_EXCEEDED, MAKE_ROOM, SHORTEN, Ending
+from inferno.cli.lines import say
 from inferno.cli.screen import Screen
 from inferno.errors import InfernoError, OptionError, RequestError
 from inferno.sampling_params import Parameter, SamplingParams, parameters
@@ -154,7 +155,7 @@ class Conversation:
     def _say_dropped(self, count: int) -> None:
         if count > self.dropped:
             note = f"The context is full: the {count} oldest messages are not sent any more."
-            click.echo(note, err=True)
+            say(note)
         self.dropped = count
 
     def _answer(self, messages: list[Message]) -> Message | None:
@@ -198,7 +199,7 @@ class Conversation:
         self.totals.add(usage, end - start)
         click.echo(click.style(_line(usage, start, first or end, end, stopped), dim=True), err=True)
         if note := ending.of_chat():
-            click.echo(note, err=True)
+            say(note)
         if not parts["content"] and (stopped or ending.is_empty):
             return None
         thought = {"reasoning_content": self.thought} if self.thought else {}

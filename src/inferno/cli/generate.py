@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
+from inferno.cli.lines import say
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
 from inferno.cli.sampling import sampling_options, take_sampling
 from inferno.cli.structured import structured_options, take_structured
@@ -85,7 +86,7 @@ def command(
 
 def _say(ending: Ending, raw: bool, whose: str = "") -> None:
     if text := ending.of_command(raw=raw):
-        click.echo(whose + text, err=True)
+        say(whose + text)
 
 
 def _texts(given: tuple[str, ...], prompts: str | None) -> list[str]:

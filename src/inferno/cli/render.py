@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from inferno import __version__, host
+from inferno.cli.lines import width_of, wrapped
 from inferno.contracts import COMPUTE_DTYPES
 
 if TYPE_CHECKING:
     from inferno.contracts import Device, TextAssets
     from inferno.plan import AttentionUse, Plan, SchemeUse
 
+_NO_BREAK = "\u00a0"
 Row = tuple[str, str, str]
 """Label, decision, and the distribution it comes from."""
 
@@ -48,7 +51,7 @@ def started(plan: Plan, laps: Mapping[str, float]) -> None:
         *(("note", note, "") for note in plan.notes),
     ]
     click.echo(f"inferno {__version__} runs {click.style(plan.model_id, bold=True)}", err=True)
-    click.echo(_table(rows), err=True)
+    click.echo(_table(rows, width_of(sys.stderr)), err=True)
 
 
 def _measured_rows(plan: Plan) -> Iterable[Row]:
@@ -59,10 +62,13 @@ def _measured_rows(plan: Plan) -> Iterable[Row]:
 def explained(plan: Plan, assets: TextAssets | None = None) -> str:
     """The whole plan: decisions, memory, and why nothing else was chosen. With `assets`, how the
     checkpoint is sampled by default too."""
-    sampling = () if assets is None else _sampling_rows(assets)
+    sampling, columns = [] if assets is None else _sampling_rows(assets), width_of(sys.stdout)
     parts = [
-        _section(f"{plan.ref}", _table([*_decisions(plan), *sampling])),
-        _section(f"Memory, of {host.format_bytes(plan.memory_limit)}", _table(_memory_rows(plan))),
+        _section(f"{plan.ref}", _table([*_decisions(plan), *sampling], columns)),
+        _section(
+            f"Memory, of {host.format_bytes(plan.memory_limit)}",
+            _table(_memory_rows(plan), columns),
+        ),
     ]
     if plan.notes:
         parts.append(_section("Notes", "\n".join(f"  {note}" for note in plan.notes)))
@@ -70,7 +76,7 @@ def explained(plan: Plan, assets: TextAssets | None = None) -> str:
     parts.append(
         _section(
             "Not chosen",
-            _table(refusals) if refusals else "  nothing: there was no other candidate",
+            _table(refusals, columns) if refusals else "  nothing: there was no other candidate",
         )
     )
     return "\n\n".join(parts)
@@ -299,10 +305,15 @@ def _section(title: str, body: str) -> str:
     return f"{click.style(title, bold=True)}\n{body}"
 
 
-def _table(rows: Iterable[Row]) -> str:
+def _table(rows: Iterable[Row], columns: int | None = None) -> str:
+    """Write rows, in so many columns if there is a limit."""
     rows = list(rows)
     width = max(len(name) for name, _, _ in rows)
-    return "\n".join(
-        f"  {name:<{width}}  {text}" + (click.style(f"  [{origin}]", dim=True) if origin else "")
-        for name, text, origin in rows
-    )
+    return "\n".join(_line(row, width, columns) for row in rows)
+
+
+def _line(row: Row, width: int, columns: int | None) -> str:
+    name, text, origin = row
+    source = f"[{origin}]".replace(" ", _NO_BREAK) if origin else ""
+    line = wrapped(f"  {name:<{width}}  {text}  {source}".rstrip(), columns, width + 4)
+    return line.replace(source, click.style(f"[{origin}]", dim=True)) if origin else line
