@@ -13,6 +13,7 @@ import pytest
 from tests.hub_stand_in import TOKEN, Hub, stand_in
 
 from inferno.builtin.sources import HUB, LOCAL
+from inferno.catalog import load_catalog
 from inferno.contracts import FetchOptions
 from inferno.errors import InfernoError, ModelNotFoundError, OptionError
 from inferno.testing import SourceTests
@@ -273,3 +274,11 @@ def test_sources_import_neither_torch_nor_the_hub_client() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_references_of_a_kind_whose_plugin_is_not_in_use_name_the_plugin() -> None:
+    pytest.importorskip("inferno_index", reason="needs inferno-index")
+    catalog = load_catalog(disable=("package",))
+    with pytest.raises(ModelNotFoundError, match="no model 'package:toy-bear'") as caught:
+        catalog.source_of("package:toy-bear")
+    assert caught.value.remedy.startswith("inferno-package has it and is switched off")
