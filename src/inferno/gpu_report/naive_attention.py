@@ -83,6 +83,21 @@ def naive(need: AttentionNeed, num_sequences: int, sequence: int, length: int) -
     return exact(need, qkv[sequence], sinks_H, 0, length, own)
 
 
+def as_stored(need: AttentionNeed, x_LKC: Tensor) -> Tensor:
+    """Return the keys or values that a cache of this need holds: in 8 bits, multiples of a scale
+    for each token and head."""
+    if need.cache_dtype == "auto":
+        return x_LKC
+    largest = 127.0 if need.cache_dtype == "int8" else 448.0
+    scales_LK1 = x_LKC.float().abs().amax(-1, keepdim=True) / largest
+    codes_LKC = x_LKC.float() / scales_LK1
+    if need.cache_dtype == "int8":
+        codes_LKC = codes_LKC.round()
+    else:
+        codes_LKC = codes_LKC.to(torch.float8_e4m3fn).float()
+    return codes_LKC * scales_LK1
+
+
 def exact(
     need: AttentionNeed,
     qkv: Sequence[Tensor],

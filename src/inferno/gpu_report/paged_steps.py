@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from inferno.contracts import AttentionBackend, AttentionNeed
+from inferno.contracts import Attend, AttentionBackend, AttentionNeed
 from inferno.core.kvcache import KVCache
 from inferno.gpu_report.naive_attention import (
     LONGEST,
+    as_stored,
     drawn,
     drawn_waves,
     exact,
@@ -26,6 +27,9 @@ from inferno.gpu_report.naive_attention import (
     waves_of,
 )
 from inferno.nn.batch import Batch
+
+Draw = Callable[[AttentionNeed, int, int, str], tuple[list[list[Tensor]], Tensor | None]]
+"""As `drawn`: queries, keys and values of so many sequences of a length, and the sinks."""
 
 STEPS: Sequence[Sequence[int]] = [
     (7, 1, 0, 33),
@@ -48,15 +52,25 @@ def run_steps(
     captured: bool = False,
     longest: int = LONGEST,
     compared: int | None = None,
+    draw: Draw = drawn,
+    filled: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each step's output, of the backend and of naive attention. `cache` receives the cache's
     tensors. With `padding`, each step has three padding rows, which are not returned. With
     `captured`, steps of single tokens are as in a capture. No sequence may have more than `longest`
     tokens. With `compared`, only the last `compared` tokens of each sequence and step are returned,
-    and naive attention runs on the device too."""
+    and naive attention runs on the device too. `draw` draws other sequences then, whose keys and
+    values naive attention takes as the cache holds them. With `filled`, the first step only fills
+    the cache, over windows of one token where the backend has them, and is not returned."""
+    assert compared is not None or draw is drawn, "naive attention draws its own"
     device = need.device.torch_name
     totals = [sum(counts) for counts in zip(*steps, strict=True)]
-    qkv, sinks_H = drawn(need, len(totals), longest, "cpu" if compared is None else device)
+    qkv, sinks_H = draw(need, len(totals), longest, "cpu" if compared is None else device)
+    stored = qkv
+    if draw is not drawn:
+        stored = [[q, *(as_stored(need, x) for x in rest)] for q, *rest in qkv]
+        if need.latent_dim is not None:
+            stored = [[q, k, k[..., : need.latent_dim]] for q, k, _ in stored]
     sinks = () if sinks_H is None else (sinks_H.to(device),)
     waves = drawn_waves(need, len(totals), longest, device)
     assert max(totals) <= longest, "no more tokens are drawn"
@@ -68,7 +82,7 @@ def run_steps(
         if tensor.is_floating_point():
             tensor.fill_(50.0)  # left by an earlier sequence
             tensor[spare] = torch.nan  # where the tables of padding rows point
-    attend = item.build(need)
+    attend = _filling(item, need) if filled else item.build(need)
     done = [0] * len(totals)
     for counts in steps:
         active = [i for i, count in enumerate(counts) if count]
@@ -95,6 +109,9 @@ def run_steps(
             more = (*(sinks or (None,)), attrs.evolve(own, amplitudes_THW=rows_THW))
         with torch.inference_mode():
             ours = attend(q.to(device), k.to(device), v.to(device), cache, batch, *more)
+        if filled:
+            filled, done, attend = False, [*counts], item.build(need)
+            continue
         if compared is None:
             firsts = [a for a, _ in spans]
             theirs = [
@@ -104,7 +121,7 @@ def run_steps(
         else:
             firsts = [max(a, b - compared) for a, b in spans]
             theirs = [
-                exact(need, qkv[i], sinks_H, first, b, None if waves is None else waves[i])
+                exact(need, stored[i], sinks_H, first, b, None if waves is None else waves[i])
                 for i, first, (_, b) in zip(active, firsts, spans, strict=True)
             ]
         kept = [
@@ -117,6 +134,13 @@ def run_steps(
         assert ours.isfinite().all(), "padding rows included"
         ours = ours[real_T][torch.tensor(kept, dtype=torch.bool, device=device)]
         yield ours, torch.cat(theirs or [ours[:0].double().cpu()])
+
+
+def _filling(item: AttentionBackend, need: AttentionNeed) -> Attend:
+    """Return attention that stores what this need stores, and computes as little as it can."""
+    near = attrs.evolve(need, sliding_window=1)
+    able = "sliding_window" in item.features and item.refuses(near) is None
+    return item.build(near if able else need)
 
 
 def _among_padding(x_NHC: Tensor, real_T: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from inferno.plan import find_device
 from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.installed import Installed
 from inferno.testing.tiny import run_python
+from inferno.testing.trained import trained_heads
 
 HEADS = [(4, 4, 16), (6, 2, 32), (8, 1, 64)]
 WINDOWS = [None, 1, 5, 16]
@@ -38,6 +39,19 @@ SPECIAL: Sequence[dict[str, Any]] = [
 EIGHT_BITS = {"int8": 0.03, "fp8_e4m3": 0.12}
 """How far results may be from those of an exact cache, by dtype of the cache."""
 
+TRAINED = {"float32": 3e-5, "float16": 8e-4, "bfloat16": 6e-3}
+TRAINED_8_BITS = {"float32": 1e-3, "float16": 8e-3, "bfloat16": 0.04}
+"""How far a row's result may be from that of `trained_heads` in float64, with keys and values as
+the cache has them, by dtype: the norm of the difference, as a share of the row's norm and a tenth
+of a value's. Where the cache has 8 bits, an element between two codes may be stored as either."""
+TRAINED_NEEDS: Sequence[dict[str, Any]] = [
+    {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64},
+    {"num_heads": 4, "num_kv_heads": 1, "head_dim": 128, "soft_cap": 30.0},
+    {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "sliding_window": 150},
+    {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "sinks": True},
+    {"num_heads": 4, "num_kv_heads": 1, "head_dim": 96, "latent_dim": 64},
+]
+
 _SENTENCE_WORDS = 3
 
 
@@ -45,7 +59,8 @@ class AttentionBackendTests(Installed):
     """Set `backend` to its registered name. For another device than the CPU, set `device`; for
     other dtypes or block sizes, `dtypes` and `block_sizes`. Set `runs_anywhere` if it is written in
     torch and runs on any device that torch has; `sparse` if it is slow, because it is interpreted;
-    `same_bits` if a row's result follows from its position alone, bit for bit.
+    `same_bits` if a row's result follows from its position alone, bit for bit. Contexts have up to
+    `longest` tokens.
 
     A need of the grid may be refused, with a sentence; plain attention over the first of `dtypes`
     may not.
@@ -59,6 +74,8 @@ class AttentionBackendTests(Installed):
     """Test each pair of values of two of the grid's axes once, with one block size, not all."""
     same_bits: ClassVar[bool] = False
     """Whole prompts, chunks and single tokens, alone or beside others, add up keys in one order."""
+    longest: ClassVar[int] = 8000
+    """Tokens of the longest context that is tested; at most 230 if `sparse`."""
     dtypes: ClassVar[Sequence[str]] = ("float32", "bfloat16")
     block_sizes: ClassVar[Sequence[int]] = (4, 16)
     tolerance: ClassVar[dict[str, float]] = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
@@ -127,6 +144,42 @@ class AttentionBackendTests(Installed):
                 for ours_THC, theirs_THC in run_steps(item, need, self.block_sizes[-1], STEPS):
                     error_THC = (ours_THC.double().cpu() - theirs_THC).abs()
                     assert (error_THC / (1 + theirs_THC.abs())).max() <= tolerance, f"{need}"
+
+    def test_inputs_of_a_trained_model_are_as_exact(
+        self, item: AttentionBackend, catalog: Catalog
+    ) -> None:
+        """A chunk of a prompt and single tokens at the end of `longest` tokens, beside others; with
+        every cache, for what is not refused."""
+        n, dtypes = self.longest, self.dtypes
+        if self.sparse:
+            n, dtypes = min(n, 230), dtypes[-1:]
+        steps = [(n - 24, 50), (20, 7), (1, 1), (1, 1)]
+        for fields in TRAINED_NEEDS:
+            cases = [(dtype, "auto") for dtype in dtypes]
+            for dtype, kind in [*cases, *((self.dtypes[-1], kind) for kind in EIGHT_BITS)]:
+                need = AttentionNeed(
+                    scale=fields["head_dim"] ** -0.5,
+                    dtype=dtype,  # type: ignore[arg-type]
+                    device=self.asked_device(),
+                    cache_dtype=kind,  # type: ignore[arg-type]
+                    **fields,
+                )
+                if self._refusal(catalog, need) is not None:
+                    continue
+                for ours_THC, theirs_THC in run_steps(
+                    item,
+                    need,
+                    self.block_sizes[-1],
+                    steps,
+                    longest=n,
+                    compared=6,
+                    draw=trained_heads,
+                    filled=True,
+                ):
+                    error_TH = (ours_THC.double() - theirs_THC).norm(dim=-1)
+                    size_TH = theirs_THC.norm(dim=-1) + 0.1 * need.output_dim**0.5
+                    bound = (TRAINED if kind == "auto" else TRAINED_8_BITS)[dtype]
+                    assert (error_TH / size_TH).max() <= bound, f"{need}"
 
     def test_neighbours_change_nothing(self, item: AttentionBackend) -> None:
         need, block_size = next(self.grid()), self.block_sizes[-1]

@@ -2,7 +2,8 @@
 massive channels beside ordinary ones, products with heavy tails, logits with close candidates far
 above the rest.
 
-Suffixes: T tokens, D channels, I inner width, V vocabulary.
+Suffixes: T tokens, D channels, I inner width, V vocabulary, H query heads, K key/value heads, C
+head dim.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from inferno.contracts import AttentionNeed
 
 MASSIVE = (1e3, 3e4, 3e3, 1e4)
 """Sizes of the massive channels of a hidden state."""
@@ -69,3 +72,36 @@ def trained_logits(rows: int, vocab_size: int, *, peak: float = 40.0, seed: int 
         x_TV[row, at :: max(1, (vocab_size - 2) // 2)] = peak * (1 - 2e-6)
         x_TV[row, at + max(1, (vocab_size - 2) // 2)] = peak
     return x_TV
+
+
+def trained_heads(
+    need: AttentionNeed, num_sequences: int, longest: int, device: str
+) -> tuple[list[list[Tensor]], Tensor | None]:
+    """Return queries, keys and values of each sequence, and the sinks. Attention is sharp, of about
+    one bit: scores differ by 5, root mean square. The first token draws the queries and has small
+    values; of four runs of 64 keys, one is 40 below the others. A channel of the keys is constant:
+    300, or 4 times the others in an int8 cache, which is given no larger ones (decision 0057)."""
+    generator = torch.Generator().manual_seed(0)
+    kv_heads, dim, scale = need.num_kv_heads, need.head_dim, need.scale
+    size = math.sqrt(5 / (scale * math.sqrt(dim)))
+    drawing = 16.0  # what queries have in the channel that tells the first token and cold runs
+    at_T = torch.arange(longest)
+    qkv = []
+    for _ in range(num_sequences):
+        q_THC = torch.randn(longest, need.num_heads, dim, generator=generator) * size
+        k_TKC = torch.randn(longest, kv_heads, dim, generator=generator) * size
+        v_TKC = torch.randn(longest, kv_heads, need.output_dim, generator=generator) + 0.5
+        q_THC[..., 0], q_THC[..., 1] = q_THC[..., 0] * 0.01, drawing
+        k_TKC[..., 1] = torch.where(at_T // 64 % 4 == 2, -40 / (drawing * scale), 0.0)[:, None]
+        k_TKC[0, :, 1] = 16 / (drawing * scale)
+        v_TKC[0] *= 0.01
+        if need.latent_dim is None:
+            k_TKC[..., 0] = 4 * size if need.cache_dtype == "int8" else 300
+        else:
+            v_TKC = k_TKC[..., : need.latent_dim]
+        dtype = getattr(torch, need.dtype)
+        qkv.append([x.to(device, dtype) for x in (q_THC, k_TKC, v_TKC)])
+    if not need.sinks:
+        return qkv, None
+    sinks_H = 12 + 4 * torch.randn(need.num_heads, generator=generator)
+    return qkv, sinks_H.to(device, getattr(torch, need.dtype))
