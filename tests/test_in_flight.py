@@ -163,6 +163,9 @@ class Cycle:
     def fail(self, error: str) -> None:
         self.error = error
 
+    def allows(self, token_id: int) -> bool:
+        return token_id in self.allowed()
+
     def count_valid(self, token_ids: Sequence[int]) -> int:
         held = [token_id in self.allowed(i) for i, token_id in enumerate(token_ids)]
         return [*held, False].index(False)

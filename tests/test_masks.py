@@ -1,9 +1,9 @@
-"""How many masks greedy draws need: one for each token that the grammar refuses."""
+"""How many masks greedy draws need: one where the grammar refuses the best tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from attrs import define, evolve
 
 from inferno import LLM, SamplingParams
 from inferno.constraints import Masks
-from inferno.constraints.constraint import Mask, allow_all, set_bit
+from inferno.constraints.constraint import GrammarConstraint, Mask, set_bit
 from inferno.contracts import GrammarSpec, ReasoningMarkers
 
 PROMPT = "def f(x):"
@@ -72,9 +72,10 @@ def test_an_answer_that_is_drawn_at_random_has_a_mask_for_each_token(
 
 @define(eq=False)
 class Every:
-    """Allows every token, but in every third place one alone."""
+    """Allows every token but those in `refused`, or in every third place `only` one."""
 
-    only: int
+    refused: Collection[int] = ()
+    only: int | None = None
     asked: int = 0
     """How often it refused a token."""
     filled: int = 0
@@ -89,46 +90,66 @@ class Every:
     def fail(self, error: str) -> None:
         self.error = error
 
-    def allows(self, token_id: int) -> bool:
-        return self.position % 3 != 2 or token_id == self.only
+    def may_follow(self, token_id: int) -> bool:
+        if self.only is not None and self.position % 3 == 2:
+            return token_id == self.only
+        return token_id not in self.refused
 
     def accept(self, token_id: int) -> bool:
-        assert self.allows(token_id)
+        assert self.may_follow(token_id)
         self.position += 1
         return True
 
+    def allows(self, token_id: int) -> bool | None:
+        self.asked += not self.may_follow(token_id)
+        return self.may_follow(token_id)
+
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        self.asked += not self.allows(token_ids[0])
-        return int(self.allows(token_ids[0]))
+        return len(token_ids)
 
     def forced(self) -> Sequence[int]:
         return ()
 
     def fill(self, drafts: Sequence[int], mask_NW: Mask) -> None:
         self.filled += len(mask_NW)
-        if self.position % 3 == 2:
-            set_bit(mask_NW[0], self.only)
-        else:
-            mask_NW[0] = allow_all(32 * mask_NW.shape[1])
+        for token_id in range(32 * mask_NW.shape[1]):
+            if self.may_follow(token_id):
+                set_bit(mask_NW[0], token_id)
 
     def finish_fill(self, mask_NW: Mask) -> None:
         return None
 
 
-@pytest.mark.parametrize("temperature", [0, 1.0])
-def test_a_mask_is_computed_for_each_token_that_is_refused(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float
+def drawn_under(llm: LLM, constraint: Every, **changes: Any) -> tuple[int, ...]:
+    engine: Any = llm._engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_constrain", lambda request: constraint)
+        [output] = llm.generate(PROMPT, asking(None, **changes))
+    return tuple(output.outputs[0].token_ids)
+
+
+def test_the_next_best_token_is_drawn_without_a_mask(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine: Any = llm._engine
+    [free] = llm.generate(PROMPT, asking(None))
+    refused = set(free.outputs[0].token_ids[:2])
+    asked, masked = Every(refused), Every(refused)
+    found = drawn_under(llm, asked)
+    assert asked.asked > 0 == asked.filled
+    monkeypatch.setattr(engine._constraints, "looks", False)
+    assert found == drawn_under(llm, masked)
+    assert (masked.asked, masked.filled) == (0, 24)
+
+
+def test_a_mask_is_computed_if_the_best_tokens_are_refused(llm: LLM) -> None:
     constraint = Every(only=65)
-    monkeypatch.setattr(engine, "_constrain", lambda request: constraint)
-    [output] = llm.generate(PROMPT, asking(None, temperature=temperature, seed=1))
-    token_ids = output.outputs[0].token_ids
+    token_ids = drawn_under(llm, constraint)
     assert len(token_ids) == 24 and set(token_ids[2::3]) == {65}
-    if temperature:
-        assert (constraint.asked, constraint.filled) == (0, 24)
-    else:
-        assert constraint.filled == constraint.asked and 1 <= constraint.filled <= 8
+    assert 1 <= constraint.filled <= 8 and constraint.asked >= 4 * constraint.filled
+    random = Every(only=65)
+    drawn_under(llm, random, temperature=1.0, seed=1)
+    assert (random.asked, random.filled) == (0, 24)
 
 
 THINK = ReasoningMarkers(open="<think>", close="</think>", is_open=True)
@@ -163,15 +184,19 @@ def test_answers_are_those_of_draws_that_have_all_their_masks(
 def test_forced_text_is_written_in_the_tokens_of_its_mask() -> None:
     """Another way to write it may be valid too."""
 
-    class Forced(Every):
+    class Forced:
         def forced(self) -> Sequence[int]:
             return (7, 8)
 
-    mask_NW = np.zeros((1, 1), np.int32)
-    set_bit(mask_NW[0], 7)
-    masks = Masks({3: Forced(only=7)}, words=1)
-    assert masks.allows(3, 7) and not masks.allows(3, 9)
-    assert not masks.allows(3, 7, at=1), "after drafts only a mask can tell"
+        def count_valid(self, token_ids: Sequence[int]) -> int:
+            return len(token_ids)
+
+    constraint = GrammarConstraint(cast(Any, Forced()), cast(Any, None))
+    masks = Masks({3: constraint}, words=1)
+    assert masks.allows(3, 7) and masks.allows(3, 9) is None
+    assert masks.allows(3, 7, at=1) is None, "after drafts only a mask can tell"
     assert masks.allows(4, 9), "a row without a constraint"
-    known = Masks({3: Forced(only=7)}, words=1, known={3: mask_NW})
-    assert known.allows(3, 7) and not known.allows(3, 9) and not known.allows(3, 32)
+    mask_NW = np.zeros((1, 1), np.int32)
+    set_bit(mask_NW[0], 9)
+    known = Masks({3: constraint}, words=1, known={3: mask_NW})
+    assert known.allows(3, 9) and known.allows(3, 7) is False is known.allows(3, 32)

@@ -93,6 +93,11 @@ class BudgetConstraint:
             if self._count >= len(self.close):
                 self._state = "after"
 
+    def allows(self, token_id: int) -> bool | None:
+        if self._state == "closing":
+            return token_id == self.close[self._count]
+        return self.inner.allows(token_id) if self.inner is not None else True
+
     def count_valid(self, token_ids: Sequence[int]) -> int:
         count = len(token_ids) if self.inner is None else self.inner.count_valid(token_ids)
         if self._state == "after":

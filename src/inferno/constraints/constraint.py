@@ -50,6 +50,11 @@ class Constraint(Protocol):
         """Add a token to the output. Returns False if it is not allowed."""
         ...
 
+    def allows(self, token_id: int) -> bool | None:
+        """Return whether the mask of the next token allows this one; None if only the mask can
+        tell."""
+        ...
+
     def count_valid(self, token_ids: Sequence[int]) -> int:
         """Return how many leading drafts may follow."""
         ...
@@ -99,6 +104,9 @@ class GrammarConstraint:
     def accept(self, token_id: int) -> bool:
         return self.matcher.accept(token_id)
 
+    def allows(self, token_id: int) -> bool | None:
+        return _follows(self.matcher, token_id)
+
     def count_valid(self, token_ids: Sequence[int]) -> int:
         return self.matcher.count_valid(token_ids)
 
@@ -110,6 +118,13 @@ class GrammarConstraint:
 
     def finish_fill(self, mask_NW: Mask) -> None:
         return None
+
+
+def _follows(matcher: Matcher, token_id: int) -> bool | None:
+    forced = matcher.forced()
+    if forced and forced[0] != token_id:
+        return None  # of several ways to write forced text in tokens, a mask may allow one
+    return matcher.count_valid((token_id,)) == 1
 
 
 _MOST_GAPS = 2
@@ -172,6 +187,11 @@ class ReasoningConstraint:
                     return True
             self._state = "grammar"
         return self.matcher.accept(token_id)
+
+    def allows(self, token_id: int) -> bool | None:
+        if self._state == "grammar":
+            return _follows(self.matcher, token_id)
+        return self.marks.allows(self._seen, token_id) if self._state == "free" else None
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
         """Reasoning takes drafts up to its end, and the grammar its own."""

@@ -1,6 +1,6 @@
 """The masks of one step. A draw at random chooses among the allowed tokens: its mask is computed in
 a thread, while the model runs. A greedy draw looks at the model's best token first, and has a mask
-computed only if the grammar refuses that one.
+computed only if the grammar refuses that one and the next.
 
 Suffixes: M masks, W words of 32 tokens, N a row's next token and drafts.
 """
@@ -36,19 +36,15 @@ class Masks:
     def __bool__(self) -> bool:
         return bool(self.constraints or self.known)
 
-    def allows(self, row: int, token_id: int, at: int = 0) -> bool:
+    def allows(self, row: int, token_id: int, at: int = 0) -> bool | None:
         """Return whether a row may draw a token, or may after `at` drafts. If no mask says so, the
-        grammar is asked for this token alone, in a tenth of the time of a mask. False may then also
-        mean that only a mask can tell."""
+        constraint is asked for this token alone, in a tenth of the time of a mask. None: only a
+        mask can tell."""
         if (mask_NW := self.known.get(row)) is not None:
             return has_bit(mask_NW[at], token_id)
         if (constraint := self.constraints.get(row)) is None:
             return True
-        if at or constraint.count_valid((token_id,)) != 1:
-            return False
-        # Of several ways to write forced text in tokens, a mask may allow one.
-        forced = constraint.forced()
-        return not forced or forced[0] == token_id
+        return None if at else constraint.allows(token_id)
 
     def of(self, row: int, at: int = 0) -> Mask | None:
         """Return a row's mask (W,), or the one after `at` drafts; None if it has no constraint."""

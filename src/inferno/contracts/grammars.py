@@ -36,9 +36,10 @@ class Matcher(Protocol):
         ...
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        """Return how many leading ones of these tokens may follow. Changes nothing. A greedy draw
-        asks for the model's best token alone, and for a mask only if it may not follow: the mask
-        allows each token that may, or where text is forced, at least `forced`'s first."""
+        """Return how many leading ones of these tokens may follow. Changes nothing. Greedy
+        draws ask for the model's best tokens one by one, and for a mask only if none of them may
+        follow: where one may, the mask allows just those that may, but where text is forced,
+        perhaps `forced`'s first alone."""
         ...
 
     def forced(self) -> Sequence[int]:
