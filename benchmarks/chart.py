@@ -19,7 +19,7 @@ from report import HIT, OURS, median, of, ratio
 from samples import Run, last_name, load
 from weights import FORMATS
 
-from inferno_eval import svg
+import inferno_eval.svg as svg
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
