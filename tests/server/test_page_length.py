@@ -119,6 +119,17 @@ def test_a_message_that_is_too_long_is_taken_back(chat: Callable[..., Chat]) -> 
     expect(field).to_have_value("")
 
 
+def test_a_refusal_has_room_on_a_phone(chat: Callable[..., Chat]) -> None:
+    it = chat(FakeLLM(max_model_len=200), view={"viewport": {"width": 390, "height": 700}})
+    it.ask("the first " * 9)
+    title = it.page.locator("#title").inner_text()
+    assert title == ("the first " * 8 + "…")
+    it.send("long " * 60)
+    reason = it.page.locator("#refusal p")
+    expect(reason).to_be_visible()
+    assert reason.bounding_box()["width"] > 300
+
+
 def test_a_changed_message_that_is_too_long_leaves_the_old_one(chat: Callable[..., Chat]) -> None:
     it = chat(FakeLLM(max_model_len=200))
     it.ask("short")

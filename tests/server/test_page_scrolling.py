@@ -126,6 +126,18 @@ def test_the_end_of_an_answer_and_an_error_are_in_view(
     wait_until(lambda: _is_above_the_composer(it, ".foot"))
 
 
+def test_a_window_that_is_made_narrower_stays_at_the_end(chat: Callable[..., Chat]) -> None:
+    it = chat(FakeLLM(reply="Many words in one line. " * 12 + "\n\n" + LINES * 30, chunk=40))
+    it.ask("go " * 100)
+    wait_until(lambda: _is_above_the_composer(it, ".foot"))
+    it.page.get_by_role("textbox", name="Message").fill("a draft of some words " * 10)
+    lines = it.page.locator("#input").bounding_box()["height"]
+    it.page.set_viewport_size({"width": 390, "height": 640})
+    wait_until(lambda: _is_above_the_composer(it, ".foot"))
+    wait_until(lambda: it.page.locator("#input").bounding_box()["height"] > lines)
+    expect(it.button("Go to the latest message")).to_be_hidden()
+
+
 def test_what_is_unfolded_after_the_end_does_not_move_the_page(chat: Callable[..., Chat]) -> None:
     thoughts: Any = {"content": "Done.", "reasoning": "Hm.\n\n" * 40}
     it = chat(view={"viewport": {"width": 800, "height": 500}})

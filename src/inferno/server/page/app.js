@@ -380,6 +380,7 @@ async function start() {
   $("model").onchange = () => (local.set("model", $("model").value), drawState());
   $("input").oninput = () => (fit(), typed(state.current, $("input").value));
   window.addEventListener("pagehide", keepTyped);
+  window.addEventListener("resize", fit);
   $("composer").onsubmit = (event) => (event.preventDefault(), submit());
   watchScroller(() => Boolean(writing(state.current)));
   document.addEventListener("keydown", keys);

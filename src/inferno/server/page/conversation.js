@@ -2,6 +2,8 @@
 
 export const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${String(Math.random()).slice(2)}`;
 
+const TITLE = 80; // characters
+
 /** What was said, and which of it is shown: the path from the first message to `leaf`. A message has
  * `id`, `parent` (null for a first one), `at` (milliseconds), `role` and its text. A deleted one
  * leaves its place, so that what followed it, here or in another tab, stays connected. */
@@ -38,7 +40,8 @@ export class Conversation {
   /** Take the title from the first message that is shown. */
   name() {
     const first = this.path().find(({ role }) => role === "user");
-    this.title = first?.content.trim().replace(/\s+/g, " ").slice(0, 80) ?? "";
+    const text = first?.content.slice(0, 1000).trim().replace(/\s+/g, " ") ?? "";
+    this.title = text.length > TITLE ? `${text.slice(0, TITLE).replace(/[\ud800-\udbff]$/, "")}…` : text;
   }
 
   /** All that are not deleted, as they were made. */

@@ -34,9 +34,10 @@ export class MessageView {
     const foot = JSON.stringify([live, versions.length, versions.indexOf(message), last, message]);
     if (foot === this.#drawn.foot) return;
     this.#drawn.foot = foot;
-    this.tail.replaceChildren(...(live ? [] : [this.#buttons(versions)]), ...this.#turner(versions));
+    const ended = message.role === "assistant" && !live;
+    this.tail.replaceChildren(...this.#turner(versions), ...(ended ? [this.#stats()] : []), ...(live ? [] : [this.#buttons(versions)]));
     this.box?.remove();
-    if (message.role === "assistant" && !live) this.#ending(last);
+    if (ended) this.#ending(last);
   }
 
   /** Show what was added to the text. */
@@ -170,12 +171,15 @@ export class MessageView {
     ];
   }
 
-  /** The numbers, what went wrong, and how to go on. */
-  #ending(last) {
-    const { message, actions } = this;
+  #stats() {
+    const { message } = this;
     const stats = el("div", { className: "stats" }, statistics(message));
-    this.tail.append(stats);
     if (message.ignored?.length) stats.append(` · not used by this model: ${message.ignored.join(", ")}`);
+    return stats;
+  }
+
+  /** What went wrong, and how to go on. */
+  #ending(last) {
     const [className, text, label, onclick] = this.#notice(last) ?? [];
     if (!text) return;
     const role = className === "error" ? "alert" : "note";
