@@ -19,6 +19,7 @@ constexpr Kernel kernel_of() {
   k.has_min = L::kHasMin, k.signed_codes = Dot<L::kBits>::kSigned || (kWideIsTiles && L::kOffset);
   k.wide_head = U::kHead, k.wide_bytes = U::kGroupBytes, k.codes_at = U::kCodesAt;
   k.unpack = unpack<L>;
+  if constexpr (L::kSpan == 1) k.add_outliers = add_outliers<L>;
 #if defined(INFERNO_AMX)
   tile_kernels<U>(k.wide), tile_kernels<U>(k.wide_last);
 #endif

@@ -40,6 +40,8 @@ constexpr int64_t kChunkBytes = 256 * 1024;  // of panels in one task
 
 using Multiply = void (*)(const uint8_t* w, int64_t stride, const uint8_t* x, int64_t groups,
                           const Ahead& ahead, float* y);
+using AddOutliers = void (*)(const uint8_t* panel, int64_t bytes, int at_once,
+                             const uint8_t* outliers, int T, float* y);
 
 struct Kernel {
   int head, groups, super_bytes;  // of a panel; of a superblock
@@ -48,9 +50,14 @@ struct Kernel {
   int wide_head, wide_bytes, codes_at;  // of an unpacked panel; of a group of it
   int64_t panel_bytes(int64_t count) const { return head + count / groups * super_bytes; }
   int64_t unpacked_bytes(int64_t count) const { return wide_head + count * wide_bytes; }
+  // Of a quantized row of x.
+  int64_t row_bytes(int64_t count) const {
+    return count * Activations<1>::kBytes + (add_outliers ? int64_t(sizeof(Outlier)) : 0);
+  }
   void (*unpack)(const uint8_t* panel, uint8_t* to, int64_t groups);
   Multiply direct[kDirect], wide_last[kWide];  // by rows - 1; for one panel
   Multiply wide[kWide];                        // for kWidePanels panels
+  AddOutliers add_outliers;                    // null: x has none
 };
 
 // Memory of a thread: grows, and is kept.
@@ -72,58 +79,101 @@ thread_local Scratch x_scratch, panel_scratch, problem_scratch;
 
 // ---- x ----
 
-// Quantize row t of a tile of T rows (see Activations; `by_rows`: for AMX). The scale of a span of
-// groups is its largest magnitude / 127. Magnitudes below 2^-100 become zero, since their
-// reciprocal may overflow; a span with an infinity or NaN gets the scale NaN.
+// How numbers up to a magnitude, given by its bits, are rounded to -127 .. 127. Magnitudes below
+// 2^-100 become zero, since their reciprocal may overflow; of what is not finite the scale is NaN.
+struct Step {
+  float scale, inverse;
+  explicit Step(int32_t bits) {
+    float magnitude;
+    memcpy(&magnitude, &bits, 4);
+    bool finite = bits < kInfinity, tiny = bits < 0x0d800000;
+    scale = !finite ? __builtin_nanf("") : tiny ? 0.0f : magnitude / 127.0f;
+    inverse = !finite || tiny ? 0.0f : 127.0f / magnitude;
+  }
+  static constexpr int32_t kInfinity = 0x7f800000;
+};
+
+template <class X>
+INL int32_t largest_bits(const X* x, int64_t groups) {
+  I32 most = splat(int32_t(0));
+  for (int64_t i = 0; i < 2 * groups; i++) most = max_i32(most, magnitude_bits(load(x + 16 * i)));
+  return largest_i32(most);
+}
+
+// Quantize `span` groups of row t of a tile of T rows (see Activations; `by_rows`: for AMX) with
+// one scale, their largest magnitude / 127.
+template <class X>
+INL void quantize_span(const Kernel& k, const X* x, int64_t span, uint8_t* tile, int T, int t,
+                       bool by_rows) {
+  int32_t bits = largest_bits(x, span), total = 0;
+  const Step step(bits);
+  uint8_t* first = tile;
+  for (int64_t i = 0; i < span; i++, x += kColumns, tile += 44 * T) {
+    I32 qa = round_i32(load(x) * splat(step.inverse)),
+        qb = round_i32(load(x + 16) * splat(step.inverse));
+    if (bits >= Step::kInfinity) qa = qb = splat(int32_t(0));
+    int32_t sums[2] = {sum_i32(qa), sum_i32(qb)};
+    if (k.halves == 1) sums[0] += sums[1];
+    uint8_t q[kColumns];
+    store_int8(q, qa);
+    store_int8(q + 16, qb);
+    if (by_rows)
+      memcpy(tile + kColumns * t, q, kColumns);
+    else
+      UNROLL_FOR (int j = 0; j < kFours; j++) memcpy(tile + (j * T + t) * 4, q + 4 * j, 4);
+    memcpy(tile + kColumns * T + 4 * t, &step.scale, 4);
+    for (int h = 0; h < 2; h++) {
+      uint8_t* to = tile + (kColumns + 4 + 4 * h) * T + 4 * t;
+      float scaled = step.scale * float(sums[h]);
+      int32_t own = k.span == 1 ? -k.offset * sums[h] : 0;
+      memcpy(to, k.has_min && k.span == 1 ? (const void*)&scaled : (const void*)&own, 4);
+    }
+    total += sums[0];
+  }
+  if (k.span == 1) return;
+  int32_t correction = -k.offset * total;
+  float sum = float(total);
+  uint8_t* to = first + (kColumns + 4) * T + 4 * t;
+  memcpy(to, &correction, 4);
+  memcpy(to + 4 * T, &sum, 4);
+}
+
+// Quantize the group of row t with the largest scale anew, without its largest element: the row's
+// outlier.
+template <class X>
+void take_outlier(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, int T, int t,
+                  bool by_rows) {
+  const uint8_t* scales = tile + kColumns * T + 4 * t;
+  int64_t largest = 0;
+  float most = 0.0f;
+  for (int64_t g = 0; g < groups; g++) {
+    float scale = at_byte<float>(scales + 44 * T * g);
+    if (scale > most) most = scale, largest = g;
+  }
+  float group[kColumns];
+  for (int i = 0; i < kColumns; i += 16) store(group + i, load(x + kColumns * largest + i));
+  int32_t bits = largest_bits(group, 1);
+  Outlier outlier = {0.0f, 0};
+  if (bits < Step::kInfinity) {  // else the scale stays NaN
+    int place = 0;
+    while ((at_byte<int32_t>((const uint8_t*)(group + place)) & 0x7fffffff) != bits) place++;
+    outlier = {group[place], uint32_t(kColumns * largest + place)};
+    group[place] = 0.0f;
+    quantize_span(k, group, 1, tile + 44 * T * largest, T, t, by_rows);
+  }
+  memcpy(tile + 44 * T * groups + sizeof outlier * size_t(t), &outlier, sizeof outlier);
+}
+
+// Quantize row t of a tile of T rows.
 template <class X>
 void quantize_row(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, int T, int t,
                   bool by_rows) {
-  int64_t span = k.span ? k.span : groups;
-  for (int64_t g = 0; g < groups; g += span) {
-    I32 most = splat(int32_t(0));
-    for (int64_t i = 0; i < 2 * span; i++) most = max_i32(most, magnitude_bits(load(x + 16 * i)));
-    int32_t bits = largest_i32(most), total = 0;
-    float magnitude, scale, inverse;
-    memcpy(&magnitude, &bits, 4);
-    scale = magnitude / 127.0f;
-    inverse = 127.0f / magnitude;
-    if (bits >= 0x7f800000) {
-      scale = __builtin_nanf("");
-      inverse = 0.0f;
-    } else if (bits < 0x0d800000) {
-      scale = inverse = 0.0f;
-    }
-    uint8_t* first = tile;
-    for (int64_t i = 0; i < span; i++, x += kColumns, tile += 44 * T) {
-      I32 qa = round_i32(load(x) * splat(inverse)), qb = round_i32(load(x + 16) * splat(inverse));
-      if (bits >= 0x7f800000) qa = qb = splat(int32_t(0));
-      int32_t sums[2] = {sum_i32(qa), sum_i32(qb)};
-      if (k.halves == 1) sums[0] += sums[1];
-      uint8_t q[kColumns];
-      store_int8(q, qa);
-      store_int8(q + 16, qb);
-      if (by_rows)
-        memcpy(tile + kColumns * t, q, kColumns);
-      else
-        UNROLL_FOR (int j = 0; j < kFours; j++) memcpy(tile + (j * T + t) * 4, q + 4 * j, 4);
-      memcpy(tile + kColumns * T + 4 * t, &scale, 4);
-      for (int h = 0; h < 2; h++) {
-        uint8_t* to = tile + (kColumns + 4 + 4 * h) * T + 4 * t;
-        float scaled = scale * float(sums[h]);
-        int32_t own = k.span == 1 ? -k.offset * sums[h] : 0;
-        memcpy(to, k.has_min && k.span == 1 ? (const void*)&scaled : (const void*)&own, 4);
-      }
-      total += sums[0];
-    }
-    if (k.span == 1) continue;
-    int32_t correction = -k.offset * total;
-    float sum = float(total);
-    uint8_t* to = first + (kColumns + 4) * T + 4 * t;
-    memcpy(to, &correction, 4);
-    if (k.span == 0) memcpy(to + 4 * T, &sum, 4);
-  }
+  if (k.span == 0) return quantize_span(k, x, groups, tile, T, t, by_rows);
+  for (int64_t g = 0; g < groups; g++)
+    quantize_span(k, x + kColumns * g, 1, tile + 44 * T * g, T, t, by_rows);
+  take_outlier(k, x, groups, tile, T, t, by_rows);
   if (k.shared == 1 || !k.has_min) return;
-  uint8_t* to = tile - 44 * T * groups + (kColumns + 4) * T + 4 * t;
+  uint8_t* to = tile + (kColumns + 4) * T + 4 * t;
   for (int64_t g = 0; g < groups; g += k.shared, to += 44 * T * k.shared) {
     float sum = 0.0f, one;
     for (int i = 0; i < k.shared; i++) memcpy(&one, to + 44 * T * i, 4), sum += one;
@@ -178,7 +228,7 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
               const uint8_t* xs, int64_t groups, Sink& sink) {
   int64_t bytes = k.panel_bytes(groups), wide_bytes = k.unpacked_bytes(groups),
           step = problem.step();
-  int64_t x_bytes = groups * Activations<1>::kBytes;
+  int64_t x_bytes = k.row_bytes(groups);
   bool direct = problem.direct();
   float y[(kDirect > kWidePanels * kWide ? kDirect : kWidePanels * kWide) * kRows];
   uint8_t* unpacked = direct ? nullptr : panel_scratch.of(size_t(step * wide_bytes));
@@ -209,6 +259,9 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
                                                                         groups, ahead(p, i), y);
       else
         k.direct[T - 1](problem.panels + p * bytes, bytes, x, groups, ahead(p, i), y);
+      if (k.add_outliers)
+        k.add_outliers(problem.panels + p * bytes, bytes, at_once,
+                       x + groups * Activations<1>::kBytes * T, T, y);
       for (int r = 0; r < at_once; r++)
         for (int t = 0; t < T; t++) sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
     }
@@ -221,7 +274,7 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
 template <class MakeSink>
 void product(const Kernel& k, int dtype, const void* x, int64_t K, const Problem* problems,
              int64_t num_problems, const MakeSink& make_sink) {
-  int64_t groups = K / kColumns, x_bytes = groups * Activations<1>::kBytes,
+  int64_t groups = K / kColumns, x_bytes = k.row_bytes(groups),
           x_size = dtype == kFloat32 ? 4 : 2;
   const Problem& last = problems[num_problems - 1];
   int64_t M = last.token + last.M, tiles = last.tile + last.tiles;

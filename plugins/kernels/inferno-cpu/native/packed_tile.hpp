@@ -15,6 +15,14 @@ struct Activations {
   static constexpr int kScales = kColumns * T, kSums = kScales + 4 * T, kBytes = kSums + 8 * T;
 };
 
+// The largest element of a row of x, which is not rounded, and counts as zero in its group. Trained
+// models have channels that are tens of times as large as those beside them: a scale for both would
+// leave these little. Where groups have their own scales, a tile ends in its T outliers.
+struct Outlier {
+  float value;
+  uint32_t column;
+};
+
 // What to prefetch while weights from `from` on are multiplied: `rate` bytes from `to` on for every
 // 64 KiB of them.
 struct Ahead {
@@ -226,6 +234,44 @@ INL void multiply_span(const typename L::Header (&header)[R], const uint8_t* w, 
     if (i + 1 < span) w += L::kGroupBytes, x += A::kBytes;
   }
   scale_span<L, R, T>(header, w, stride, x, sums, total, f);
+}
+
+// A column of a panel: 16 weights.
+template <class L>
+INL F32 column_of(const uint8_t* panel, uint32_t column) {
+  using D = Dot<L::kBits>;
+  constexpr int kCorrection = D::kSigned ? 0 : -L::kOffset;
+  const uint32_t g = column / kColumns, place = column % kColumns;
+  const uint8_t* super = panel + L::kHead + g / L::kGroups * size_t(L::kSuperBytes);
+  const uint8_t* group = super + L::kHeader + g % L::kGroups * L::kGroupBytes;
+  const typename L::Header header = L::header(super);
+  const int half = L::kHalves == 2 ? int(place / 16) : 0;
+  const uint32_t one = 1u << 8 * (place % 4);
+  auto sum = D::add(D::start(kCorrection), L::codes(group, int(place / 4)),
+                    load_four((const uint8_t*)&one));
+  F32 w = to_f32(D::total(sum, kCorrection)) * L::scale(header, group, half);
+  if constexpr (L::kHasMin) w = w - L::min(header, group, half);
+  return w;
+}
+
+// y[at_once][T][16] += the products of one or two panels, `bytes` apart, and the outliers of T
+// rows. Those of neighbours are mostly in the same column.
+template <class L>
+void add_outliers(const uint8_t* panel, int64_t bytes, int at_once, const uint8_t* outliers, int T,
+                  float* y) {
+  const uint8_t* second = panel + (at_once - 1) * bytes;
+  uint32_t column = ~0u;
+  F32 w[2] = {splat(0.0f), splat(0.0f)};
+  for (int t = 0; t < T; t++, y += kRows) {
+    Outlier outlier = at_byte<Outlier>(outliers + sizeof(Outlier) * size_t(t));
+    if (outlier.column != column) {
+      column = outlier.column;
+      w[0] = column_of<L>(panel, column);
+      if (at_once == 2) w[1] = column_of<L>(second, column);
+    }
+    store(y, fma(w[0], splat(outlier.value), load(y)));
+    if (at_once == 2) store(y + T * kRows, fma(w[1], splat(outlier.value), load(y + T * kRows)));
+  }
 }
 
 // y[R][T][16]

@@ -131,22 +131,45 @@ def ints(
     return Matrix(panels, w_OI.reshape(rows, columns), steps)
 
 
-def rounded(m: Matrix, x_TI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x in groups of 32 as int8 and their scales: what the kernel should multiply. The scales are
-    of rows for w8a8."""
-    span = x_TI.shape[1] // 32 if m.panels.panel_layout.startswith("w8a8") else 1
-    x_TGi = x_TI.astype(np.float32).reshape(len(x_TI), -1, 32)
-    greatest_TG = abs(x_TGi).max(2).reshape(len(x_TI), -1, span).max(2).repeat(span, 1)
+class Rounded(NamedTuple):
+    """What the kernel should multiply."""
+
+    q_TGi: np.ndarray
+    """x in groups of 32 as int8, outliers as 0."""
+    scale_TG: np.ndarray
+    """Of rows for w8a8."""
+    outliers_TI: np.ndarray
+    """The element of each row that is not rounded; elsewhere 0. None for w8a8."""
+
+    def values(self) -> np.ndarray:
+        """(T, I)"""
+        rounded_TI = (self.q_TGi * self.scale_TG[..., None]).reshape(self.outliers_TI.shape)
+        values_TI: np.ndarray = rounded_TI + self.outliers_TI
+        return values_TI
+
+
+def rounded(m: Matrix, x_TI: np.ndarray) -> Rounded:
+    """A row's outlier is the greatest element of the group with the greatest scale."""
+    in_rows = m.panels.panel_layout.startswith("w8a8")
+    T, G = len(x_TI), x_TI.shape[1] // 32
+    x_TGi = x_TI.astype(np.float32).reshape(T, G, 32).copy()
+    outliers_TGi, rows = np.zeros_like(x_TGi), np.arange(T)
+    if not in_rows:
+        group_T = (abs(x_TGi).max(2) / np.float32(127)).argmax(1)
+        place_T = abs(x_TGi[rows, group_T]).argmax(1)
+        outliers_TGi[rows, group_T, place_T] = x_TGi[rows, group_T, place_T]
+        x_TGi[rows, group_T, place_T] = 0
+    greatest_TG = abs(x_TGi).max(2)
+    if in_rows:
+        greatest_TG = greatest_TG.max(1, keepdims=True).repeat(G, 1)
     scale_TG = (greatest_TG / np.float32(127)).astype(np.float64)
     inverse_TG = np.float32(127) / np.where(greatest_TG == 0, 1, greatest_TG)
-    return np.rint(x_TGi * inverse_TG[..., None]).astype(np.float64), scale_TG
+    q_TGi = np.rint(x_TGi * inverse_TG[..., None]).astype(np.float64)
+    return Rounded(q_TGi, scale_TG, outliers_TGi.reshape(x_TI.shape).astype(np.float64))
 
 
 def product(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
-    q_TGi, scale_TG = rounded(m, x_TI)
-    exact_TO: np.ndarray = (q_TGi * scale_TG[..., None]).reshape(x_TI.shape) @ m.w_OI.T.astype(
-        np.float64
-    )
+    exact_TO: np.ndarray = rounded(m, x_TI).values() @ m.w_OI.T.astype(np.float64)
     return exact_TO
 
 
@@ -154,9 +177,10 @@ def tolerance(m: Matrix, x_TI: np.ndarray) -> np.ndarray:
     """Of a sum over G groups in float32: each term and each partial sum is rounded a few times,
     relative to the greatest that a group's sums of products and of minimums can be. (G + 4) * 2^-24
     of their total, the textbook bound."""
-    q_TGi, scale_TG = rounded(m, x_TI)
-    size_TO = (abs(q_TGi).sum(2) * scale_TG) @ m.steps_OG.T
-    bound_TO: np.ndarray = (scale_TG.shape[1] + 4) * 2.0**-24 * size_TO + 1e-30
+    x = rounded(m, x_TI)
+    size_TG = abs(x.q_TGi).sum(2) * x.scale_TG
+    size_TG += abs(x.outliers_TI).reshape(x.q_TGi.shape).sum(2)
+    bound_TO: np.ndarray = (size_TG.shape[1] + 4) * 2.0**-24 * (size_TG @ m.steps_OG.T) + 1e-30
     return bound_TO
 
 

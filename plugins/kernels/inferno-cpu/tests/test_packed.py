@@ -151,7 +151,7 @@ def test_is_near_the_product_of_the_matrix_that_was_quantized(layout: str) -> No
     panels = PackedPanels.of(Blocks(layout, data, (64, 512)), dtype=torch.float32)
     exact_OI = dequantize(data.numpy(), GGML[layout]).astype(np.float64)
     y_TO = panels.matmul(torch.from_numpy(x_TI)).numpy()
-    half_TG = rounded(Matrix(panels, exact_OI, exact_OI), x_TI)[1] / 2
+    half_TG = rounded(Matrix(panels, exact_OI, exact_OI), x_TI).scale_TG / 2
     worst_TO = half_TG @ abs(exact_OI).reshape(64, -1, 32).sum(2).T
     assert (abs(y_TO - x_TI.astype(np.float64) @ exact_OI.T) <= worst_TO * 1.001).all()
     reference_TO = x_TI.astype(np.float64) @ w_OI.astype(np.float64).T
@@ -191,6 +191,34 @@ def test_what_is_not_finite_makes_its_row_nan(layout: str, bad: float) -> None:
         assert y_TO[tokens // 2].isnan().all()
         others = torch.arange(tokens) != tokens // 2
         assert torch.equal(y_TO[others], clean_TO[others])
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_in_the_only_group_makes_its_row_nan(bad: float) -> None:
+    m, x_TI = matrix("q4_1", 20, 32), activations(20, 32)
+    x_TI[3, 31] = bad
+    for tokens in (5, 20):
+        y_TO = m.panels.matmul(torch.from_numpy(x_TI[:tokens]))
+        assert torch.equal(y_TO.isnan().any(1), torch.arange(tokens) == 3)
+        assert y_TO[3].isnan().all()
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if not name.startswith("w8a8")])
+def test_the_greatest_element_of_a_row_takes_nothing_from_its_neighbours(layout: str) -> None:
+    """Wherever it is, they lose half a step of the greatest among themselves at most."""
+    m, rest_TI, rows = matrix(layout, 37, 512), activations(40, 512), np.arange(40)
+    columns = rows * 77 % 512
+    columns[20:30], columns[30:] = 511, 0
+    rest_TI[rows, columns] = 0
+    half_TG = abs(rest_TI.astype(np.float64)).reshape(40, -1, 32).max(2) / 254
+    w_OI = m.w_OI.astype(np.float64)
+    x_TI = rest_TI.copy()
+    x_TI[rows, columns] = 1e4 * (-1.0) ** rows
+    bound_TO = 1.001 * half_TG @ abs(w_OI).reshape(37, -1, 32).sum(2).T + tolerance(m, x_TI)
+    for tokens in (1, 5, 40):
+        y_TO = m.panels.matmul(torch.from_numpy(x_TI[:tokens])).numpy()
+        exact_TO = x_TI[:tokens].astype(np.float64) @ w_OI.T
+        assert (abs(y_TO - exact_TO) <= bound_TO[:tokens]).all()
 
 
 @pytest.mark.parametrize("size", [0.0, -0.0, 1e-45, 1e-38, 1e-31, 1e-20, 1e30])
