@@ -229,3 +229,29 @@ def test_the_callers_own_whitespace_is_kept(compiler: Any) -> None:
     text = KINDS[0].text
     own = GrammarSpec(kind="json_schema", text=text, whitespace=r"\s*")
     assert compiler.compile(own).count_valid(bytes_of('{"a b" :\n\n1 ,')) == 13
+
+
+TAG = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a>"]}
+
+
+@pytest.mark.parametrize("options", SEPARATE, ids=str)
+def test_json_in_a_structural_tag_is_compact_or_indented(
+    compiler: Any, options: dict[str, Any]
+) -> None:
+    spec = GrammarSpec(kind="structural_tag", text=json.dumps(TAG))
+    assert writes(compiler, spec, bytes_of(f"So: <a>{json.dumps(VALUE, **options)}</a>."))
+
+
+@pytest.mark.parametrize("wrong", ["  ", "\n\n", "\n" + "\t" * 5, "\n" + " " * 20, "\t"])
+def test_json_in_a_structural_tag_has_no_runs_of_blanks(compiler: Any, wrong: str) -> None:
+    matcher = compiler.compile(GrammarSpec(kind="structural_tag", text=json.dumps(TAG)))
+    assert all(matcher.accept(byte) for byte in b'  So\n\n: <a>{"a b": 1,')
+    assert matcher.count_valid(bytes_of(wrong)) < len(wrong)
+
+
+def test_the_callers_whitespace_is_that_of_structural_tags_too(compiler: Any) -> None:
+    for whitespace, blank, count in (("", " ", 0), (r"\s*", "\n\n\t", 3)):
+        spec = GrammarSpec(kind="structural_tag", text=json.dumps(TAG), whitespace=whitespace)
+        matcher = compiler.compile(spec)
+        assert all(matcher.accept(byte) for byte in b'<a>{"a b":1,')
+        assert matcher.count_valid(bytes_of(blank)) == count

@@ -90,11 +90,21 @@ def _structural_tag(spec: GrammarSpec) -> str:
             raise GrammarError("begin starts with no trigger", path=f"structures[{i}].begin")
         schema = each.get("schema", {})
         _check_multiples(schema)
-        body = [_literal(begin[len(trigger) :]), f"%json {json.dumps(schema)}", _literal(end)]
+        value = _embedded(schema, spec.whitespace)
+        body = [_literal(begin[len(trigger) :]), f"%json {value}", _literal(end)]
         rules.append(f"begin_{i}[lazy]: /(?s:.*)/ {_literal(trigger)}")
         rules.append(f"tag_{i}: begin_{i} {' '.join(part for part in body if part)}")
     tags = " | ".join(f"tag_{i}" for i in range(len(structures)))
     return _lark("\n".join([f"start: ({tags})* rest", "rest: /(?s:.*)/", *rules]))
+
+
+def _embedded(schema: Any, whitespace: str | None) -> str:
+    """Return a schema as a part of a grammar, with the whitespace of one that is all of it."""
+    text = json.dumps(schema)
+    if not isinstance(schema, dict):
+        return text
+    own = GrammarSpec(kind="json_schema", text=text, whitespace=whitespace)
+    return json.dumps({"x-guidance": own.json_options, **schema})
 
 
 def _lark(text: str) -> str:
