@@ -188,9 +188,19 @@ def test_a_model_whose_matrices_are_packed_cannot_be_packed_again(tmp_path: Path
         config = dict(opened.checkpoint.config)
     matrices = {k: v for k, v in tensors.items() if "bias" not in k}
     write_gguf(tmp_path / "m.gguf", dialect, {**config, "attention_bias": False}, matrices, "Q8_0")
-    with pytest.raises(OptionError, match="all are already") as caught:
-        resolve(str(tmp_path / "m.gguf"), options("q4_0"))
-    assert "--isq" in caught.value.remedy
+    file = str(tmp_path / "m.gguf")
+    with pytest.raises(OptionError, match="quantized already .* in q8_0.* both errors") as caught:
+        resolve(file, options("q4_0"))
+    assert "--requantize, as for `inferno convert`" in caught.value.remedy
+    with pytest.raises(OptionError, match="requantize is set without isq"):
+        options(None, requantize=True)
+    with open_model(file, options("q4_0", requantize=True)) as opened:
+        assert any("a second time" in note and "in q8_0" in note for note in opened.plan.notes)
+        stored = {path for path, name in opened.plan.modules.items() if name == "q8_0"}
+        model = build(opened)
+        fill(model, opened)
+    layouts = {m.source: m.layout for m in model.modules() if isinstance(m, Weight) and m.source}
+    assert stored and set(layouts.values()) >= {"q4_0"}
 
 
 # --- what is loaded -------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class PackedWeights:
             "dtype": plan.dtype,
             "isq": None
             if plan.isq is None
-            else [dict(plan.isq.modules), plan.isq.importance_sha256],
+            else [dict(plan.isq.modules), plan.isq.importance_sha256, plan.isq.requantized],
         }
         try:
             states = {file: state(file) for file in files}

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -106,17 +107,26 @@ class Quantizing:
     def __call__(self, path: str, weight: Weight) -> Weight:
         """Quantize the matrix stored at that path, if it is one that the plan quantizes."""
         name = self.in_situ.scheme_of(path)
-        if name is None or not isinstance(weight, Dense):
+        if not name or not (isinstance(weight, Dense) or self.in_situ.requantized):
             return weight
         scheme, given = self.schemes[name], dict[str, Any]()
         assert scheme.pack is not None, "the plan refuses schemes that cannot pack"
+        values_OI = _values(weight)
         if scheme.weighted and path in self.importance:
-            given["importance"] = _tensor(self.importance[path], weight.data)
+            given["importance"] = _tensor(self.importance[path], values_OI)
         if (kernel := self.kernels.get(scheme.layout)) is not None:
             given["quantize"] = kernel
-        packed = scheme.pack(weight.data, **given)
+        packed = scheme.pack(values_OI, **given)
         self.progress.add(math.prod(weight.shape))
         return packed
+
+
+def _values(weight: Weight) -> Tensor:
+    if isinstance(weight, Dense):
+        return weight.data
+    stored = next(chain(weight.parameters(), weight.buffers()), None)
+    device = None if stored is None else stored.device
+    return weight.rows(torch.arange(weight.shape[0], device=device))
 
 
 def _tensor(importance_I: Any, like: Tensor) -> Tensor:

@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 @click.option(
     "--damping", type=click.FloatRange(0, 1, min_open=True), help="GPTQ: damping of the Hessian."
 )
+@click.option(
+    "--requantize",
+    is_flag=True,
+    help="Round matrices that are quantized already a second time: the errors add up.",
+)
 @click.option("--force", is_flag=True, help="Replace an earlier result.")
 @click.option("--list", "listed", is_flag=True, help="List the names for --to, and stop.")
 @source_options
@@ -58,6 +63,7 @@ def command(
     group_size: int | None,
     act_order: bool,
     damping: float | None,
+    requantize: bool,
     force: bool,
     listed: bool,
     revision: str | None,
@@ -97,6 +103,7 @@ def command(
             calibrate=None if calibrate is None else Path(calibrate),
             imatrix=None if imatrix is None else Path(imatrix),
             force=force,
+            requantize=requantize,
             fetch=FetchOptions(revision=revision, offline=bool(offline), progress=True),
             catalog=catalog,
             progress=progress,

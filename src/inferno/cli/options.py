@@ -192,6 +192,13 @@ engine_options = together(
             "modules that match a pattern to another.",
         ),
         _engine(
+            "--requantize",
+            is_flag=True,
+            default=None,
+            help="Let --isq round matrices that are quantized already a second time: the errors "
+            "add up.",
+        ),
+        _engine(
             "--imatrix",
             metavar="FILE",
             help="Importance matrix that weights the errors of --isq.",

@@ -177,6 +177,10 @@ class Output:
     """Other files, by name."""
     notes: tuple[str, ...] = ()
     """Sentences for the user."""
+    layouts: Mapping[str, str] = field(factory=dict)
+    """Layouts of the checkpoint's matrices that are written quantized, by name. One that is held in
+    the same layout must be copied; any other quantized one is rounded again, which the user must
+    have allowed."""
 
 
 @frozen(kw_only=True)

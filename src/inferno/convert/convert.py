@@ -17,6 +17,7 @@ from inferno.contracts import FetchOptions, Output, WriteOptions, Writer
 from inferno.convert.folder import Folder
 from inferno.convert.grouping import in_groups
 from inferno.convert.place import MANIFEST, Place
+from inferno.convert.requantized import check_requantized
 from inferno.convert.source import Source
 from inferno.convert.writing import JOURNAL, Progress, write
 from inferno.errors import OptionError
@@ -49,6 +50,7 @@ def convert(
     calibrate: Path | None = None,
     imatrix: Path | None = None,
     force: bool = False,
+    requantize: bool = False,
     fetch: FetchOptions | None = None,
     catalog: Catalog | None = None,
     progress: Progress | None = None,
@@ -57,6 +59,7 @@ def convert(
     """Write the model `ref` as the writer `to` does, at `path`: a file, or a folder if it writes
     one. `calibrate` is a text file for writers that look at activations, `imatrix` an importance
     matrix for those that weigh errors by it. Continues an interrupted run with the same arguments.
+    `requantize` allows to round matrices that are quantized already.
     `say` is told the notes that are known before the work begins. Raises an InfernoError."""
     options, catalog = options or WriteOptions(), catalog or load_catalog()
     offer = catalog.named(Writer, to)
@@ -68,11 +71,13 @@ def convert(
     try:
         notes: list[str] = []
         if writer.output is not None:
-            output = writer.output(source.as_model(imatrix), options, place.path.name)
+            view = source.as_model(imatrix)
+            output = writer.output(view, options, place.path.name)
+            notes += check_requantized(view, output.layouts, to, allowed=requantize)
         else:
             options, grouped = in_groups(source, writer, options)
             notes += grouped
-            output = _folder_output(source, writer, options, calibrate, notes)
+            output = _folder_output(source, writer, options, calibrate, notes, requantize)
         if say is not None:
             for note in (*output.notes, *notes):
                 say(note)
@@ -125,10 +130,13 @@ def _folder_output(
     options: WriteOptions,
     calibrate: Path | None,
     notes: list[str],
+    requantize: bool,
 ) -> Output:
     """Return the files of a Hugging Face folder. The work may add to the `notes`."""
     encoding = None if writer.encoding is None else writer.encoding(options)
     folder = Folder.of(source, options, encoding)
+    layouts = dict.fromkeys(folder.encoded, writer.name)
+    notes += check_requantized(folder.view, layouts, writer.name, allowed=requantize)
     if calibrate is None or encoding is None:
         if writer.calibrated:
             notes.append("values were rounded to the nearest: --calibrate FILE lowers the error")

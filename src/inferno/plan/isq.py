@@ -25,6 +25,7 @@ from inferno.contracts import (
 )
 from inferno.errors import OptionError, PluginError
 from inferno.plan.decided import Decided
+from inferno.plan.options import Options
 from inferno.plan.plan import InSitu, InSituUse, by_pattern
 
 STAYS = "none"
@@ -140,16 +141,26 @@ def _is_called(item: QuantScheme | QuantMix, name: str) -> bool:
 
 
 def choose_isq(
-    catalog: Catalog, asked: str, imatrix: str | None, dense: DenseMatrices, dtype: str
+    catalog: Catalog,
+    options: Options,
+    dense: DenseMatrices,
+    dtype: str,
+    again: Mapping[str, int],
 ) -> Decided[IsqChoice]:
-    """Choose a scheme for each dense matrix that is to be quantized, or a fallback if its shape
-    does not fit. Raises OptionError."""
+    """Choose a scheme for each matrix of `dense` that is to be quantized, or a fallback if its
+    shape does not fit. `again` says how many of the checkpoint's are quantized already, by layout.
+    Raises OptionError."""
+    asked, imatrix = options.isq, options.imatrix
+    assert asked is not None, "called if the user asked for it"
     parsed, names = _parsed(asked), _Names(catalog)
     wished = _wished(parsed, names, dense, weighted=imatrix is not None)
     if not dense.shapes:
         raise OptionError(
-            f"isq {asked}: no matrix can be quantized, because all are already",
-            "Leave --isq out, or name the original checkpoint.",
+            f"isq {asked}: matrices of this checkpoint are quantized already ({_counts(again)}), "
+            "and would be rounded a second time: both errors add up, and more bits bring nothing "
+            "back",
+            "Leave --isq out, or name the original checkpoint. Without it: --requantize, as for "
+            "`inferno convert`.",
         )
     packed: dict[str, Packed] = {}
     stay: dict[str, list[str]] = defaultdict(list)
@@ -158,7 +169,10 @@ def choose_isq(
             packed[path] = _fitting(catalog, scheme, dense.shapes[path], dtype, why)
         except Refused as refused:
             stay[str(refused)].append(path)
-    notes = [f"{_some(paths)} as they are: {reason}" for reason, paths in stay.items()]
+    notes = []
+    if options.requantize and again:
+        notes.append(f"quantized a second time, both errors add up: {_counts(again)}")
+    notes += [f"{_some(paths)} as they are: {reason}" for reason, paths in stay.items()]
     unsized = {p.offer.item.name for p in packed.values() if p.offer.item.packs is None}
     notes += [
         f"memory is planned for the weights before they become {name}: less will be used"
@@ -175,6 +189,7 @@ def choose_isq(
         uses[each.offer.item.name, each.why].append(path)
     in_situ = InSitu(
         asked=asked,
+        requantized=options.requantize,
         modules=by_pattern(
             {path: packed[path].offer.item.name if path in packed else "" for path in dense.shapes}
         ),
@@ -188,6 +203,10 @@ def choose_isq(
     )
     offers = {id(each.offer): ("in-situ scheme", each.offer) for each in packed.values()}
     return Decided(IsqChoice(in_situ, packed), tuple(offers.values()), notes=tuple(notes))
+
+
+def _counts(again: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} in {layout}" for layout, count in again.items())
 
 
 def _wished(

@@ -61,6 +61,8 @@ class Options:
     """What dense matrices are quantized to while loading: a scheme or a mix, and rules for some by
     patterns of their modules' paths, `q4_k_m,model.layers.0.*=q8_0`. The first rule that matches
     counts; `none` leaves matrices as they are."""
+    requantize: bool = False
+    """Whether in-situ quantization may round matrices that are quantized already."""
     imatrix: str | None = None
     """File with the importance of each matrix's columns, which in-situ quantization weighs errors
     by."""
@@ -116,6 +118,10 @@ class Options:
         if self.imatrix is not None and self.isq is None:
             raise OptionError(
                 "imatrix is set without isq", "Say what to quantize to: --isq NAME --imatrix FILE."
+            )
+        if self.requantize and self.isq is None:
+            raise OptionError(
+                "requantize is set without isq", "Say what to quantize to: --isq NAME --requantize."
             )
         if self.num_speculative_tokens is not None and self.speculative is None:
             raise OptionError(

@@ -64,6 +64,8 @@ class InSitu:
     importance_format: str | None = None
     """The checkpoint format that reads it."""
     importance_sha256: str | None = None
+    requantized: bool = False
+    """Whether matrices that are stored quantized are among them, to be rounded a second time."""
 
     def scheme_of(self, path: str) -> str | None:
         """Return the scheme that the matrix is quantized to; None if it stays as it is."""

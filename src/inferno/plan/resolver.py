@@ -120,8 +120,10 @@ def _decide(
     schemes = choose_schemes(catalog, checkpoint, model, dtype, mtp.tensors)
     isq: Decided[IsqChoice] | None = None
     if options.isq is not None:
-        dense = quantizable(architecture.value, checkpoint, schemes.value.dense())
-        isq = choose_isq(catalog, options.isq, options.imatrix, dense, dtype)
+        shapes = schemes.value.dense(requantize=options.requantize)
+        dense = quantizable(architecture.value, checkpoint, shapes)
+        again = schemes.value.packed()
+        isq = choose_isq(catalog, options, dense, dtype, again)
     matrices = schemes.value.loaded({} if isq is None else isq.value.packed, dtype)
     cache_dtype = cast(CacheDType, options.kv_cache_dtype)
     specs = dict(enumerate([*model.cache_specs(), *mtp.specs]))

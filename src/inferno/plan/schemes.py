@@ -83,10 +83,15 @@ class StoredMatrices:
     overrides: tuple[OverrideUse, ...]
     num_plain: int
 
-    def dense(self) -> dict[str, tuple[int, int]]:
-        """Return the shapes of the plain matrices, by path."""
-        plain = (each for each in self.choices if not each.held.layout)
-        return {each.path: each.held.shape for each in plain if each.held.shape is not None}
+    def dense(self, *, requantize: bool = False) -> dict[str, tuple[int, int]]:
+        """Return the shapes of the matrices that may be quantized, by path: the plain ones, or
+        all."""
+        able = (each for each in self.choices if requantize or not each.held.layout)
+        return {each.path: each.held.shape for each in able if each.held.shape is not None}
+
+    def packed(self) -> Counter[str]:
+        """Return how many matrices are quantized already, by layout."""
+        return Counter(each.held.layout for each in self.choices if each.held.layout)
 
     def loaded(self, packed: Mapping[str, Packed], dtype: str) -> Matrices:
         """Return what they are in memory, once those of `packed` are quantized."""

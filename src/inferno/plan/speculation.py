@@ -134,6 +134,7 @@ def choose_drafting(
         num_speculative_tokens=None,
         revision=None,  # of another repository
         isq=None,
+        requantize=False,
         overrides=(),
         dtype="auto",
         max_model_len=None,

@@ -22,7 +22,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from inferno import LLM, SamplingParams
 from inferno.contracts import WriteOptions
-from inferno.errors import CheckpointError, InfernoError, UnsupportedError
+from inferno.errors import CheckpointError, InfernoError, OptionError, UnsupportedError
 from inferno.testing import (
     TOY_SIZES,
     Tokenizer,
@@ -103,6 +103,21 @@ def test_dequantized_values_are_those_of_gguf_py(qwen3: Path, tmp_path: Path) ->
     theirs = stored["blk.1.ffn_down.weight"]
     values = gguf.dequantize(theirs.data, theirs.tensor_type)
     assert torch.equal(ours["model.layers.1.mlp.down_proj.weight"], torch.from_numpy(values))
+
+
+def test_a_quantized_file_is_rounded_again_only_if_the_user_says_so(
+    llama: Path, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one.gguf", tmp_path / "two.gguf"
+    convert(str(llama), "q8_0", one)
+    with pytest.raises(OptionError, match="quantized already .* in q8_0.* both errors") as caught:
+        convert(str(one), "q4_0", two)
+    assert "--requantize, as for --isq" in caught.value.remedy and not two.exists()
+    with pytest.raises(OptionError, match="quantized already"):
+        convert(str(one), "fp8", tmp_path / "folder")
+    made = convert(str(one), "q4_0", two, requantize=True)
+    assert any("a second time" in note for note in made.notes) and two.exists()
+    convert(str(one), "bf16", tmp_path / "dense.gguf")
 
 
 def test_a_file_in_the_same_type_is_copied(llama: Path, tmp_path: Path) -> None:

@@ -76,7 +76,15 @@ def write(main: str, source: DenseCheckpoint, options: WriteOptions, name: str) 
     notes = (*_notes(stacks, main), *_unweighted(source, stacks))
     if dropped:
         notes += (f"files of {dialect.architecture} have no multi-token-prediction layers",)
-    return Output(files=_files(metadata, targets, options, name), pieces=pieces, notes=notes)
+    layouts = {
+        each: stack.target.type.name
+        for stack in stacks
+        if stack.target.type.dtype is None
+        for names_of in stack.members
+        for each in names_of
+    }
+    files = _files(metadata, targets, options, name)
+    return Output(files=files, pieces=pieces, notes=notes, layouts=layouts)
 
 
 def _dialect(source: DenseCheckpoint) -> Dialect:

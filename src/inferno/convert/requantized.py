@@ -1,0 +1,36 @@
+"""Matrices that a conversion would round a second time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from inferno.convert.source import DenseView
+from inferno.errors import OptionError
+
+
+def check_requantized(
+    view: DenseView, layouts: Mapping[str, str], to: str, *, allowed: bool
+) -> Iterable[str]:
+    """Return a note on quantized matrices that become another layout; raise OptionError unless
+    that is `allowed`. `layouts` are what matrices become, by name."""
+    again = Counter[str]()
+    for name, layout in layouts.items():
+        if (found := view.quantized.get(name)) is None:
+            continue
+        held = found.scheme.holds(found.stored, "float32").layout
+        dtypes = {info.dtype for info in found.stored.parts.values()}
+        # Eight bits of floating point are what some models are published in.
+        if held != layout and not any(dtype.startswith("float8") for dtype in dtypes):
+            again[held or found.scheme.name] += 1
+    if not again:
+        return ()
+    what = ", ".join(f"{count} in {layout}" for layout, count in again.most_common())
+    if not allowed:
+        raise OptionError(
+            f"matrices of this checkpoint are quantized already ({what}), and {to} would round "
+            "them a second time: both errors add up, and more bits bring nothing back",
+            "Convert the original checkpoint. Without it: --requantize, as for --isq when a model "
+            "is loaded.",
+        )
+    return (f"quantized a second time, both errors add up: {what}",)
