@@ -86,13 +86,12 @@ def test_drafts_change_no_token(
     speculative: str, gguf_file: str, prompts: list[list[int]], alone: list[Outcome]
 ) -> None:
     ref = speculative if speculative == "ngram" else gguf_file
-    some = slice(None, None, 3)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     options: dict[str, Any] = {**OPTIONS, "memory": "2GiB", "max_model_len": 2048}
     with LLM(gguf_file, speculative=ref, **options) as drafting:
-        outputs = drafting.generate([{"prompt_token_ids": p} for p in prompts[some]], params)
+        outputs = drafting.generate([{"prompt_token_ids": p} for p in prompts], params)
     assert sum(output.num_accepted_tokens for output in outputs) > 0
-    assert [o.outputs[0].token_ids for o in outputs] == [o.token_ids for o in alone[some]]
+    assert [o.outputs[0].token_ids for o in outputs] == [o.token_ids for o in alone]
 
 
 def test_greedy_tokens_are_the_references_first_choices(
