@@ -19,7 +19,8 @@ struct Panels {
 
   int count = 0;
 
-  // Those of a tile from panel `first` on, up to a multiple of kPanels: see list_tiles.
+  // Those of a tile from panel `first` on, up to a multiple of kPanels: see list_tiles. Prefetches
+  // their scales.
   void locate(const AttentionStep& step, const Tile& tile, int64_t first) {
     int64_t size = int64_t(16) * step.C;
     count = int(min(kPanels - first % kPanels, tile.end - first));
@@ -29,6 +30,7 @@ struct Panels {
       values[p] = (const E*)step.v_cache + panel * size;
       k_scales[p] = sizeof(E) == 1 ? step.k_scales + panel * 16 : nullptr;
       v_scales[p] = sizeof(E) == 1 ? step.v_scales + panel * 16 : nullptr;
+      if constexpr (sizeof(E) == 1) fetch<64>(k_scales[p]), fetch<64>(v_scales[p]);
     }
   }
 };
@@ -43,23 +45,28 @@ INL void prefetching(int group, const Body& body) {
   }
 }
 
-// Raise the rows' largest scores to those of a chunk, and set the factors by which sums shrink.
+// Raise a row's largest score to that of a chunk. Returns the factor by which its sums shrink.
+INL float raise(float& best, float top) {
+  if (!(top > best)) return best == kNothing ? 0.0f : 1.0f;  // mostly
+  float each[16];
+  store(each, fade_of(splat(best), splat(top)));
+  best = top;
+  return each[0];
+}
+
+// Raise those of many rows, and set the factors.
 INL void raise(float* best, const float* tops, int rows, float* fade) {
-  if (rows > 4) {
-    for (int r = 0; r < rows; r += 16) {
-      F32 before = load(best + r), now = max(load(tops + r), before);
-      store(fade + r, fade_of(before, now)), store(best + r, now);
-    }
-    return;
-  }
-  for (int r = 0; r < rows; r++) {  // mostly they stay
-    fade[r] = best[r] == kNothing ? 0.0f : 1.0f;
-    if (!(tops[r] > best[r])) continue;
-    float each[16];
-    store(each, fade_of(splat(best[r]), splat(tops[r])));
-    fade[r] = each[0], best[r] = tops[r];
+  for (int r = 0; r < rows; r += 16) {
+    F32 before = load(best + r), now = max(load(tops + r), before);
+    store(fade + r, fade_of(before, now)), store(best + r, now);
   }
 }
+
+// Up to this many rows, memory is the limit, and the softmax is computed row by row.
+constexpr int kFew = 4;
+// Bytes of each panel of values that are prefetched before the softmax, as memory would be idle
+// during it; `weigh` prefetches the rest.
+constexpr int kEarly = 512;
 
 // Rows computed at once, and the range of panels they see.
 struct Group { int start, rows, first, stop; };
@@ -97,9 +104,8 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
           });
         });
     }
-  // All maxima first, then all weights: neither waits for the other's latency.
-  float tops[kBests];
-  for (int r = 0; r < rows; r += 16) store(tops + r, splat(kNothing));
+  if constexpr (Ahead)
+    for (int p = 0; p < count; p++) fetch<kEarly>(values_ahead[p]);
   const auto each_row = [&](auto body) {
     for (int g = 0; g < num_groups; g++)
       for (int r = groups[g].start; r < groups[g].start + groups[g].rows; r++) {
@@ -112,19 +118,32 @@ void attend_panels(const AttentionStep& step, const Tile& tile, int64_t base, in
         }
       }
   };
-  each_row([&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
+  const auto top_of = [&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
     const float* amplitudes =
         kScaled ? step.waves.amplitudes + row_of(step, tile, r) * step.waves.count : nullptr;
-    tops[r] = softmax.exponents_of<kScaled, decltype(whole)::value>(
+    return softmax.exponents_of<kScaled, decltype(whole)::value>(
         own.scores + r * kKeys, own.q_units[r], amplitudes, base, group.first, group.stop, low,
         high);
-  });
-  raise(sums.best, tops, rows, own.fade);
-  each_row([&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
+  };
+  const auto set_weights = [&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
     own.weights_units[r] = softmax.weights_of<kScaled, decltype(whole)::value, E>(
         own.scores + r * kKeys, weights + r * kKeys, group.first, group.stop, low, high,
         sums.best[r], own.fade[r], sums.weights + 16 * r);
-  });
+  };
+  if (rows <= kFew) {
+    each_row([&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
+      own.fade[r] = raise(sums.best[r], top_of(whole, r, group, low, high));
+      set_weights(whole, r, group, low, high);
+    });
+  } else {  // all maxima first, then all weights: neither waits for the other's latency
+    float tops[kBests];
+    for (int r = 0; r < rows; r += 16) store(tops + r, splat(kNothing));
+    each_row([&](auto whole, int r, const Group& group, int64_t low, int64_t high) {
+      tops[r] = top_of(whole, r, group, low, high);
+    });
+    raise(sums.best, tops, rows, own.fade);
+    each_row(set_weights);
+  }
   const int columns = num_groups == 1 ? blocks : columns_at_once(kGroup);
   for (int b = 0; b < blocks; b += columns)
     for (int g = 0; g < num_groups; g++) {
