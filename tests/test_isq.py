@@ -145,6 +145,15 @@ def test_schemes_without_a_mix_leave_embedding_and_head(wide: Path) -> None:
     assert schemes_of(plan, *paths) == [None, None, "int4_g32"]
 
 
+@pytest.mark.parametrize(("isq", "bits"), [("q2_k", "2.6"), ("int4_g32", "5.0"), ("q8_0", None)])
+def test_schemes_of_few_bits_are_named(isq: str, bits: str | None, wide: Path) -> None:
+    """On a trained model of 135 million parameters q2_k costs 47 % of perplexity, q8_0 nothing."""
+    notes = [note for note in resolve(str(wide), options(isq)).notes if "bits a weight" in note]
+    assert [note.split()[2] for note in notes if note.startswith(f"{isq} has")] == [bits] * bool(
+        bits
+    )
+
+
 def test_a_shape_that_does_not_fit_gets_the_next_best_scheme(wide: Path) -> None:
     plan = resolve(str(wide), options("q4_k_m"))
     assert schemes_of(plan, DOWN.format(1), DOWN.format(3)) == ["q5_0", "q8_0"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -31,6 +32,7 @@ from inferno.plan.plan import InSitu, InSituUse, by_pattern
 STAYS = "none"
 """In a rule: leave these matrices as they are."""
 _SHOWN = 3
+_COARSE_BITS = 5.2
 _CHUNK = 1 << 20
 
 
@@ -172,6 +174,7 @@ def choose_isq(
     notes = []
     if options.requantize and again:
         notes.append(f"quantized a second time, both errors add up: {_counts(again)}")
+    notes += _coarse(packed, dense)
     notes += [f"{_some(paths)} as they are: {reason}" for reason, paths in stay.items()]
     unsized = {p.offer.item.name for p in packed.values() if p.offer.item.packs is None}
     notes += [
@@ -203,6 +206,20 @@ def choose_isq(
     )
     offers = {id(each.offer): ("in-situ scheme", each.offer) for each in packed.values()}
     return Decided(IsqChoice(in_situ, packed), tuple(offers.values()), notes=tuple(notes))
+
+
+def _coarse(packed: Mapping[str, Packed], dense: DenseMatrices) -> list[str]:
+    """Return a note for each scheme that has few bits."""
+    bits: dict[str, float] = {}
+    for path, each in packed.items():
+        count = math.prod(dense.shapes[path])
+        if 0 < each.held.nbytes * 8 < _COARSE_BITS * count:
+            bits.setdefault(each.offer.item.name, each.held.nbytes * 8 / count)
+    return [
+        f"{name} has {size:.1f} bits a weight: answers get worse, a small model's the most; "
+        "`inferno eval` measures it"
+        for name, size in bits.items()
+    ]
 
 
 def _counts(again: Mapping[str, int]) -> str:
