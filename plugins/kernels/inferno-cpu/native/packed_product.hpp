@@ -138,28 +138,38 @@ INL void quantize_span(const Kernel& k, const X* x, int64_t span, uint8_t* tile,
   memcpy(to + 4 * T, &sum, 4);
 }
 
-// Quantize the group of row t with the largest scale anew, without its largest element: the row's
-// outlier.
+// Squares of scales add up to what rounding loses of a row. If at least this share of it is gone
+// without one element, that element is an outlier. Few rows have one if their values are normally
+// distributed, most of a trained model have.
+constexpr double kOutlierShare = 0.25;
+
+// Quantize the group of row t with the largest scale anew, without its largest element, if that is
+// an outlier.
 template <class X>
 void take_outlier(const Kernel& k, const X* x, int64_t groups, uint8_t* tile, int T, int t,
                   bool by_rows) {
   const uint8_t* scales = tile + kColumns * T + 4 * t;
   int64_t largest = 0;
-  float most = 0.0f;
+  double most = 0.0, total = 0.0;
   for (int64_t g = 0; g < groups; g++) {
-    float scale = at_byte<float>(scales + 44 * T * g);
+    double scale = at_byte<float>(scales + 44 * T * g);
     if (scale > most) most = scale, largest = g;
+    total += scale * scale;
   }
-  float group[kColumns];
-  for (int i = 0; i < kColumns; i += 16) store(group + i, load(x + kColumns * largest + i));
-  int32_t bits = largest_bits(group, 1);
   Outlier outlier = {0.0f, 0};
-  if (bits < Step::kInfinity) {  // else the scale stays NaN
+  if (most * most > kOutlierShare * total) {  // false if x is not finite
+    float group[kColumns];
+    for (int i = 0; i < kColumns; i += 16) store(group + i, load(x + kColumns * largest + i));
+    int32_t bits = largest_bits(group, 1);
     int place = 0;
     while ((at_byte<int32_t>((const uint8_t*)(group + place)) & 0x7fffffff) != bits) place++;
-    outlier = {group[place], uint32_t(kColumns * largest + place)};
+    float value = group[place];
     group[place] = 0.0f;
-    quantize_span(k, group, 1, tile + 44 * T * largest, T, t, by_rows);
+    double next = Step(largest_bits(group, 1)).scale;
+    if (most * most - next * next > kOutlierShare * total) {
+      outlier = {value, uint32_t(kColumns * largest + place)};
+      quantize_span(k, group, 1, tile + 44 * T * largest, T, t, by_rows);
+    }
   }
   memcpy(tile + 44 * T * groups + sizeof outlier * size_t(t), &outlier, sizeof outlier);
 }
@@ -222,6 +232,12 @@ Problem problem_of(const uint8_t* panels, int64_t count, int64_t panel_bytes, in
   return problem;
 }
 
+INL bool any_outlier(const uint8_t* outliers, int T) {
+  for (int t = 0; t < T; t++)
+    if (at_byte<Outlier>(outliers + sizeof(Outlier) * size_t(t)).value != 0.0f) return true;
+  return false;
+}
+
 // Run one task: the panels [first, last) of a problem.
 template <class Sink>
 void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t last,
@@ -259,9 +275,9 @@ void run_task(const Kernel& k, const Problem& problem, int64_t first, int64_t la
                                                                         groups, ahead(p, i), y);
       else
         k.direct[T - 1](problem.panels + p * bytes, bytes, x, groups, ahead(p, i), y);
-      if (k.add_outliers)
-        k.add_outliers(problem.panels + p * bytes, bytes, at_once,
-                       x + groups * Activations<1>::kBytes * T, T, y);
+      const uint8_t* outliers = x + groups * Activations<1>::kBytes * T;
+      if (k.add_outliers && any_outlier(outliers, T))
+        k.add_outliers(problem.panels + p * bytes, bytes, at_once, outliers, T, y);
       for (int r = 0; r < at_once; r++)
         for (int t = 0; t < T; t++) sink.take((p + r) * kRows, t0 + t, y + (r * T + t) * kRows);
     }

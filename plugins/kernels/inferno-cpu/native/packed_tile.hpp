@@ -15,11 +15,11 @@ struct Activations {
   static constexpr int kScales = kColumns * T, kSums = kScales + 4 * T, kBytes = kSums + 8 * T;
 };
 
-// The largest element of a row of x, which is not rounded, and counts as zero in its group. Trained
-// models have channels that are tens of times as large as those beside them: a scale for both would
-// leave these little. Where groups have their own scales, a tile ends in its T outliers.
+// An element of a row of x that is not rounded, and counts as zero in its group. Trained models have
+// channels that are tens of times as large as those beside them: a scale for both would leave these
+// little. Where groups have their own scales, a tile ends in its T outliers.
 struct Outlier {
-  float value;
+  float value;  // 0: the row has none
   uint32_t column;
 };
 
@@ -29,7 +29,7 @@ struct Ahead {
   const uint8_t *from, *to;
   int64_t rate, stride;  // `stride`: from one panel to the next
 };
-constexpr int kAhead = 2048;  // bytes: how far ahead weights are prefetched that are read once
+constexpr int kAhead = 3072;  // bytes: how far ahead weights are prefetched that are read once
 
 template <class T>
 INL T at_byte(const uint8_t* p) {
@@ -255,7 +255,8 @@ INL F32 column_of(const uint8_t* panel, uint32_t column) {
 }
 
 // y[at_once][T][16] += the products of one or two panels, `bytes` apart, and the outliers of T
-// rows. Those of neighbours are mostly in the same column.
+// rows. Those of neighbours are mostly in the same column. (Before the other columns, this one would
+// be waited for: 1.4 times the time of a head. After them it is in the cache.)
 template <class L>
 void add_outliers(const uint8_t* panel, int64_t bytes, int at_once, const uint8_t* outliers, int T,
                   float* y) {
@@ -264,6 +265,7 @@ void add_outliers(const uint8_t* panel, int64_t bytes, int at_once, const uint8_
   F32 w[2] = {splat(0.0f), splat(0.0f)};
   for (int t = 0; t < T; t++, y += kRows) {
     Outlier outlier = at_byte<Outlier>(outliers + sizeof(Outlier) * size_t(t));
+    if (outlier.value == 0.0f) continue;
     if (outlier.column != column) {
       column = outlier.column;
       w[0] = column_of<L>(panel, column);

@@ -149,16 +149,22 @@ class Rounded(NamedTuple):
 
 
 def rounded(m: Matrix, x_TI: np.ndarray) -> Rounded:
-    """A row's outlier is the greatest element of the group with the greatest scale."""
+    """The greatest element of the group with the greatest scale is an outlier if the squares of the
+    scales are a quarter less without it."""
     in_rows = m.panels.panel_layout.startswith("w8a8")
     T, G = len(x_TI), x_TI.shape[1] // 32
     x_TGi = x_TI.astype(np.float32).reshape(T, G, 32).copy()
     outliers_TGi, rows = np.zeros_like(x_TGi), np.arange(T)
     if not in_rows:
-        group_T = (abs(x_TGi).max(2) / np.float32(127)).argmax(1)
-        place_T = abs(x_TGi[rows, group_T]).argmax(1)
-        outliers_TGi[rows, group_T, place_T] = x_TGi[rows, group_T, place_T]
-        x_TGi[rows, group_T, place_T] = 0
+        scale_TG = (abs(x_TGi).max(2) / np.float32(127)).astype(np.float64)
+        group_T = scale_TG.argmax(1)
+        group_TI = x_TGi[rows, group_T]
+        next_T, place_T = np.sort(abs(group_TI), 1)[:, -2], abs(group_TI).argmax(1)
+        saved_T = scale_TG[rows, group_T] ** 2 - (next_T / np.float32(127)).astype(np.float64) ** 2
+        has_T = saved_T > (scale_TG**2).sum(1) / 4
+        at = rows[has_T], group_T[has_T], place_T[has_T]
+        outliers_TGi[at] = x_TGi[at]
+        x_TGi[at] = 0
     greatest_TG = abs(x_TGi).max(2)
     if in_rows:
         greatest_TG = greatest_TG.max(1, keepdims=True).repeat(G, 1)
