@@ -35,6 +35,7 @@ from inferno.contracts.chat import (
     OutputFormat,
     OutputParser,
     ToolChoice,
+    ToolWriter,
 )
 from inferno.contracts.checkpoints import (
     BareDecoder,
@@ -208,6 +209,7 @@ __all__ = [
     "TensorInfo",
     "TextAssets",
     "ToolChoice",
+    "ToolWriter",
     "Uncaptured",
     "Vocabulary",
     "Scaling",

@@ -79,11 +79,30 @@ ToolChoice = Literal["auto", "required"]
 """Whether the answer may call tools, or must."""
 
 
+class ToolWriter(Protocol):
+    """Writes tools into conversations, for a chat template that has none."""
+
+    def instruction(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Return what the system message says of the tools (OpenAI's, at least one), and of how
+        calls are written."""
+        ...
+
+    def call(self, name: str, arguments: str) -> str:
+        """Return an earlier call, with arguments in JSON, as the model is told to write it."""
+        ...
+
+    def result(self, content: str) -> str:
+        """Return a call's result as a part of a user message."""
+        ...
+
+
 class OutputFormat(Protocol):
     """A model's output format, built from a `ChatFormat`.
 
     It may have `call_ends_reasoning` too, a bool: whether a call may begin in reasoning that was
-    not closed. Without it, no call does."""
+    not closed. Without it, no call does. And `tool_writer`, a `ToolWriter` or None: then that
+    writes tools, calls and results as text, and the chat template gets none. Without it, the
+    template writes them."""
 
     @property
     def has_tools(self) -> bool:

@@ -17,6 +17,7 @@ from inferno.contracts import (
     LogitsProcessor,
     OutputFormat,
     ReasoningMarkers,
+    ToolWriter,
 )
 from inferno.errors import OptionError, RequestError
 from inferno.llm.defaults import DEFAULT_MAX_TOKENS, default_params, interactive_params
@@ -27,7 +28,14 @@ from inferno.plan import Opened, Options, open_model
 from inferno.processor_calls import ProcessorCall
 from inferno.requests import Reduction, Request
 from inferno.sampling_params import SamplingParams
-from inferno.text import ChatTemplate, Tokenizer, eos_token_ids, read_template
+from inferno.text import (
+    ChatTemplate,
+    Tokenizer,
+    eos_token_ids,
+    has_tool_turns,
+    read_template,
+    with_written_tools,
+)
 
 MAX_LOGPROB_IDS = 1024
 """Maximum of `logprob_token_ids`."""
@@ -163,8 +171,17 @@ class Preprocessor:
         **template_kwargs: Any,
     ) -> str:
         """Render a conversation to a prompt string. Takes `tools`, `add_generation_prompt` and the
-        template's own variables."""
+        template's own variables. Tools that the template cannot write are written as text."""
+        writer = self._tool_writer() if tools or has_tool_turns(messages) else None
+        if writer is not None:
+            messages, tools = with_written_tools(messages, tools, writer), None
         return self.template.render(messages, tools=tools, **template_kwargs)
+
+    def _tool_writer(self) -> ToolWriter | None:
+        try:
+            return getattr(self.chat_format(), "tool_writer", None)
+        except ValueError:  # who parses the output reports it
+            return None
 
     def reasoned(
         self, params: SamplingParams, found: OutputFormat | None, prompt: str

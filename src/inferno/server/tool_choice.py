@@ -47,8 +47,8 @@ class ToolUse:
         if found is None or not found.has_tools:
             raise unsupported(
                 "tools",
-                "Its chat template shows no known format of tool calls: `inferno explain` says "
-                "which format was chosen, and --chat-format NAME sets one.",
+                "The server has no format of tool calls for this model: `inferno explain` says "
+                "why. --chat-format generic, of inferno-chat-formats, fits every chat template.",
             )
         parallel = data.parallel_tool_calls is not False
         use = cls(

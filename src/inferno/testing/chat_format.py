@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferno.catalog import Catalog, load_catalog
-from inferno.contracts import ChatFormat, ChatNeed, Delta, OutputFormat
-from inferno.text import ChatTemplate
+from inferno.contracts import ChatFormat, ChatNeed, Delta, OutputFormat, ToolWriter
+from inferno.text import ChatTemplate, with_written_tools
 
 _SCHEMA = {
     "type": "object",
@@ -70,21 +70,25 @@ class ChatFormatTests:
             for i, (name, arguments) in enumerate(_CALLS[:count])
         ]
         answer = {"role": "assistant", "content": None, "tool_calls": calls, **message}
-        template = ChatTemplate({"": self.template}, {"bos_token": "", "eos_token": "<eos>"})
-        prompt = template.render([_USER], tools=TOOLS, enable_thinking=True, thinking=True)
-        whole = template.render(
-            [_USER, answer],
-            tools=TOOLS,
-            add_generation_prompt=False,
-            enable_thinking=True,
-            thinking=True,
-        )
+        prompt = self.rendered([_USER])
+        whole = self.rendered([_USER, answer], add_generation_prompt=False)
         reasoning = self.format().reasoning
         if not whole.startswith(prompt) and reasoning is not None:
             # The prompt opens reasoning that the turn does not have.
             prompt = prompt.rstrip().removesuffix(reasoning[0].strip())
         shared = os.path.commonprefix([prompt, whole])
         return shared, whole[len(shared) :]
+
+    def rendered(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """Render a conversation with tools, which the format's writer writes if it has one."""
+        template = ChatTemplate({"": self.template}, {"bos_token": "", "eos_token": "<eos>"})
+        tools: Sequence[Mapping[str, Any]] | None = TOOLS
+        writer: ToolWriter | None = getattr(self.format(), "tool_writer", None)
+        if writer is not None:
+            messages, tools = with_written_tools(messages, TOOLS, writer), None
+        return template.render(
+            messages, tools=tools, enable_thinking=True, thinking=True, **options
+        )
 
     def read(self, prompt: str, text: str, cuts: Iterable[int] = ()) -> list[Delta]:
         """Parse the text in pieces; neighbours of one kind become one."""

@@ -198,7 +198,7 @@ def converted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message
             # OpenAI's newer name; templates that do not know it would drop the message
             plain["role"] = "system"
         if plain.get("tool_calls"):
-            _convert_calls(plain, needs, names, i)
+            convert_calls(plain, needs, names, i)
         elif plain["role"] == "tool":
             id = str(plain.get("tool_call_id") or "")
             if needs.tool_names and not plain.get("name") and id in names:
@@ -211,7 +211,9 @@ def converted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message
     return [_with_parts(message) for message in found] if needs.parts else found
 
 
-def _convert_calls(plain: Message, needs: TemplateNeeds, names: dict[str, str], i: int) -> None:
+def convert_calls(plain: Message, needs: TemplateNeeds, names: dict[str, str], i: int) -> None:
+    """Convert the calls of messages[i] in place, and note their names by id. Raises
+    RequestError."""
     if not isinstance(plain["tool_calls"], Sequence):
         raise RequestError(
             f"messages[{i}].tool_calls must be a list", "Correct it.", param="messages"

@@ -107,6 +107,23 @@ class TestLlama3(ChatFormatTests):
     )
 
 
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class TestGeneric(ChatFormatTests):
+    name = "generic"
+    template = PLAIN
+
+
+class TestGenericThatReasons(ChatFormatTests):
+    name = "generic"
+    reasons = True
+    template = PLAIN.replace("{{ m.content", THINK + "{{ m.content")
+
+
 class TestHarmony(ChatFormatTests):
     name = "harmony"
     parallel = False

@@ -12,6 +12,7 @@ from inferno_chat_formats.parser import Parser, Tagged
 from inferno_chat_formats.recipients import Recipients
 from inferno_chat_formats.spec import Spec, beginning, strings
 from inferno_chat_formats.values import tools_of
+from inferno_chat_formats.writer import Writer
 
 
 class Format:
@@ -50,6 +51,10 @@ class Format:
     @property
     def call_ends_reasoning(self) -> bool:
         return self.spec.call_ends_reasoning
+
+    @property
+    def tool_writer(self) -> Writer | None:
+        return Writer(self.spec.calls[0]) if self.spec.writes_tools else None
 
     def writes_special(self, *, tools: bool) -> bool:
         return self._special or (tools and self._special_calls)

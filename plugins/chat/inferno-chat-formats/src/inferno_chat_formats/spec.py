@@ -128,6 +128,9 @@ class Spec:
     parser: Literal["tagged", "channels", "recipients"] = "tagged"
     prompt_tail: str = ""
     """A marker at the end of prompts that belongs to the output."""
+    writes_tools: bool = False
+    """Whether the chat template has no tools, so that they are written as text. Then the first of
+    `calls` is a `Slot.OBJECT` between markers."""
     models: str = field(default="", eq=False)
     """Models that have it, for the documentation."""
 
@@ -140,6 +143,9 @@ class Spec:
             return None
         if self.architectures and not re.search(self.architectures, need.architecture):
             return None
+        if self.writes_tools:
+            why = "the chat template does not mention tools: they are written as text"
+            return why if template else None
         shown = " and ".join(text.strip() for text in self.shows)
         if self.architectures:
             return f"the architecture is {need.architecture}" + (

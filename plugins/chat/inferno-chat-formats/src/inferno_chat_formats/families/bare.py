@@ -1,9 +1,19 @@
-"""Families whose calls have no marker, and reasoning alone."""
+"""Families whose calls have no marker, templates without tools, and reasoning alone."""
 
+from attrs import evolve
+
+from inferno_chat_formats.families.json_calls import JSON_BLOCK
 from inferno_chat_formats.families.thinking import MISTRAL, THINK
 from inferno_chat_formats.spec import Calls, Keys, Slot, Spec
 
 _LLAMA = Keys(arguments="parameters")
+_WRITTEN = (
+    # A grammar of several calls would hold models that were not trained to end them.
+    evolve(JSON_BLOCK, repeated=False),
+    Calls(call=("<tool_call>", Slot.OBJECTS, "</tool_call>"), repeated=False),
+    Calls(call=(Slot.OBJECT,), bare=True),
+)
+"""The form that models are told to write, and forms that they write instead."""
 _OBJECT = Calls(call=(Slot.OBJECT,), keys=_LLAMA, between=";", bare=True)
 
 FAMILIES = (
@@ -53,6 +63,16 @@ FAMILIES = (
             Calls(call=(Slot.OBJECTS,), bare=True, repeated=False),
         ),
         models="templates with tools of no known format",
+    ),
+    Spec(
+        name="generic",
+        shows=(),
+        lacks=("tools",),
+        priority=-15,
+        reasoning=(*THINK, *MISTRAL),
+        calls=_WRITTEN,
+        writes_tools=True,
+        models="templates without tools: SmolLM2, Gemma 2, Phi-3",
     ),
     Spec(
         name="think",

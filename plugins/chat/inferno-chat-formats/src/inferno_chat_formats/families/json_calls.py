@@ -3,7 +3,7 @@
 from inferno_chat_formats.families.thinking import COHERE, THINK
 from inferno_chat_formats.spec import Calls, Keys, Slot, Spec
 
-_TOOL_CALL = Calls(
+JSON_BLOCK = Calls(
     call=("<tool_call>\n", Slot.OBJECT, "\n</tool_call>"),
     between="\n",
 )
@@ -19,7 +19,7 @@ FAMILIES = (
         shows=("<tool_call>",),
         lacks=("<arg_key>", "<function=", "<invoke name=", "<tool_call:"),
         reasoning=THINK,
-        calls=(_TOOL_CALL,),
+        calls=(JSON_BLOCK,),
         models="Qwen2.5, Qwen3, QwQ, Hermes 2 and 3, Granite 4, MiMo, SmolLM3, Bielik",
     ),
     Spec(
