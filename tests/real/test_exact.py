@@ -53,6 +53,6 @@ def test_perplexity_is_float32s(
     assert found < RMS[next(iter(options.values()))], (ratios, found)
 
 
-RMS = {"bfloat16": 0.08, "float16": 0.067, "float32": 0.066, "int8": 0.12, "fp8": 0.17}
+RMS = {"bfloat16": 0.085, "float16": 0.07, "float32": 0.07, "int8": 0.097, "fp8": 0.16}
 """The most that log-probabilities may differ, root mean square, 8 % above what they do: activations
 that are rounded to 8 bits before the products with Q4_1 are 0.06 of it."""

@@ -43,8 +43,9 @@ struct PackedLinear {
   // float32 scales and zeros (N). K is a whole number of blocks or groups, of 32 columns for w8a8.
   void (*repack)(int layout, const void* rows, int64_t row_bytes, const void* scales,
                  const void* zeros, void* panels, int64_t N, int64_t K);
-  // y_MN = x_MK @ W_NK.T (+ bias_N), with x rounded to int8 in groups of 32, each row but for its
-  // largest element, and with w8a8 row by row. An x that is not finite makes its whole row of y NaN.
+  // y_MN = x_MK @ W_NK.T (+ bias_N), with x rounded to int8 in groups of 32, but for the largest element
+  // of a row if it is far above the others, and with w8a8 row by row. An x that is not finite makes
+  // its whole row of y NaN.
   // The bias has y's type, or is null.
   void (*matmul)(int layout, const void* panels, int x_dtype, const void* x, int y_dtype, void* y,
                  const void* bias, int64_t M, int64_t N, int64_t K);

@@ -141,7 +141,7 @@ INL void quantize_span(const Kernel& k, const X* x, int64_t span, uint8_t* tile,
 // Squares of scales add up to what rounding loses of a row. If at least this share of it is gone
 // without one element, that element is an outlier. Few rows have one if their values are normally
 // distributed, most of a trained model have.
-constexpr double kOutlierShare = 0.25;
+constexpr double kOutlierShare = 0.375;
 
 // Quantize the group of row t with the largest scale anew, without its largest element, if that is
 // an outlier.

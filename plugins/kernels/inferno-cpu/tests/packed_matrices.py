@@ -150,7 +150,7 @@ class Rounded(NamedTuple):
 
 def rounded(m: Matrix, x_TI: np.ndarray) -> Rounded:
     """The greatest element of the group with the greatest scale is an outlier if the squares of the
-    scales are a quarter less without it."""
+    scales are three eighths less without it."""
     in_rows = m.panels.panel_layout.startswith("w8a8")
     T, G = len(x_TI), x_TI.shape[1] // 32
     x_TGi = x_TI.astype(np.float32).reshape(T, G, 32).copy()
@@ -161,7 +161,7 @@ def rounded(m: Matrix, x_TI: np.ndarray) -> Rounded:
         group_TI = x_TGi[rows, group_T]
         next_T, place_T = np.sort(abs(group_TI), 1)[:, -2], abs(group_TI).argmax(1)
         saved_T = scale_TG[rows, group_T] ** 2 - (next_T / np.float32(127)).astype(np.float64) ** 2
-        has_T = saved_T > (scale_TG**2).sum(1) / 4
+        has_T = saved_T > (scale_TG**2).sum(1) * 3 / 8
         at = rows[has_T], group_T[has_T], place_T[has_T]
         outliers_TGi[at] = x_TGi[at]
         x_TGi[at] = 0

@@ -57,8 +57,8 @@ def stored(weight: Blocks | IntGroups | W8A8) -> Stored:
 
 
 class PackedPanels(Weight):
-    """A quantized matrix. Rows of x are rounded to int8: in groups of 32, each but for its largest
-    element, or as a whole for `w8a8`.
+    """A quantized matrix. Rows of x are rounded to int8: in groups of 32, but for the
+    largest element of a row if it is far above the others, or as a whole for `w8a8`.
 
     A row of x with an infinity or NaN gives a row of NaN.
     """
