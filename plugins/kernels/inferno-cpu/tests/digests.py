@@ -149,7 +149,7 @@ def attention(native: ModuleType, kind: int, tokens: int) -> list[str]:
             FLOAT32, kind, q.address, H * C, k.address, K * C, v.address, K * C, out.address,
             caches[0].address, caches[1].address, scales[0].address, scales[1].address,
             slots.address, lengths.address, lengths.address + 8,
-            tables.address, blocks, 1, H, K, C, block, C**-0.5, 0.0, 0,
+            tables.address, blocks, 1, H, K, C, block, C**-0.5, 0.0, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
         digests.append(out.digest())
     return digests

@@ -72,7 +72,16 @@ def _attend(a: SimpleNamespace) -> dict[str, int]:
         "query_starts": (a.S + 1) * 4,
         "context_lens": a.S * 4,
         "tables": a.S * a.table_stride * 8,
+        "amplitudes": tokens * a.H * a.num_waves * 4,
+        "used": a.K * a.num_waves * 4,
+        "lines": _lines(a) * a.line_stride * 4,
     }
+
+
+def _lines(a: SimpleNamespace) -> int:
+    """How many lines the waves use."""
+    used = (ctypes.c_int32 * (a.K * a.num_waves)).from_address(a.used) if a.num_waves else ()
+    return 1 + max(used, default=-1)
 
 
 _ROPE = "dtype x token_stride head_stride T H C {}cos sin E interleaved y"
@@ -231,7 +240,7 @@ OPS: dict[str, tuple[str, dict[str, Callable[[SimpleNamespace], int]]]] = {
     "attend": (
         "dtype cache_kind q q_stride k k_stride v v_stride out k_cache v_cache k_scales v_scales "
         "slots query_starts context_lens tables table_stride S H K C block_size scale soft_cap "
-        "window",
+        "window amplitudes used lines line_stride num_waves",
         {},
     ),
 }

@@ -82,7 +82,8 @@ T argument() {
     };
     set(s.dtype, s.cache_kind, s.q, s.q_stride, s.k, s.k_stride, s.v, s.v_stride, s.out, s.k_cache,
         s.v_cache, s.k_scales, s.v_scales, s.slots, s.query_starts, s.context_lens, s.tables,
-        s.table_stride, s.S, s.H, s.K, s.C, s.block_size, s.scale, s.soft_cap, s.window);
+        s.table_stride, s.S, s.H, s.K, s.C, s.block_size, s.scale, s.soft_cap, s.window,
+        s.waves.amplitudes, s.waves.used, s.waves.lines, s.waves.stride, s.waves.count);
     return s;
   } else {
     return T(number());
