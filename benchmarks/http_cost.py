@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int]] = {
 """Name: path, body, outputs of a request."""
 PLAN: Any = SimpleNamespace(
     model_id="fake",
+    ref="fake",
     max_num_seqs=4096,
     max_model_len=100_000,
     memory=(),

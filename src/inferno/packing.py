@@ -112,7 +112,7 @@ class PackedWeights:
         except OSError:
             return None
         about = {
-            "model": plan.model_id,
+            "model": plan.ref,
             "path": plan.path,
             "isq": plan.isq and plan.isq.asked,
             "dtype": plan.dtype,

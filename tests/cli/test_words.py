@@ -41,7 +41,7 @@ def test_a_file_that_is_spelt_almost_so_is_suggested() -> None:
 
 @pytest.mark.parametrize(
     ("ref", "near"),
-    [("dmo", "Did you mean demo?"), ("smollm2", "Did you mean SmolLM2-135M.Q4_1.gguf?")],
+    [("dmo", "Did you mean demo?"), ("smollm2", "Did you mean SmolLM2-135M.Q4_1.gguf")],
 )
 def test_a_model_that_is_spelt_almost_so_is_suggested(ref: str, near: str) -> None:
     assert near in said(ref)

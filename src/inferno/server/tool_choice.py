@@ -48,7 +48,7 @@ class ToolUse:
             raise unsupported(
                 "tools",
                 "The server has no format of tool calls for this model: `inferno explain` says "
-                "why. --chat-format generic, of inferno-chat-formats, fits every chat template.",
+                "why. The chat format `generic` fits every chat template: --chat-format generic.",
             )
         parallel = data.parallel_tool_calls is not False
         use = cls(

@@ -65,7 +65,7 @@ from inferno.testing.trained import (
 )
 from inferno.testing.trained_weights import TrainedTests, like_trained
 from inferno.testing.writer import WriterTests, skewed_model
-from inferno.text import ChatTemplate, Tokenizer
+from inferno.text import ChatTemplate, Tokenizer, with_written_tools
 from inferno.text.tokenizer import eos_token_ids
 
 __all__ = [
@@ -120,6 +120,7 @@ __all__ = [
     "trained_matrix",
     "trained_products",
     "transformers_model",
+    "with_written_tools",
     "write_gguf",
     "write_twins",
 ]

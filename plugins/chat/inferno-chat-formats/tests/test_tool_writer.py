@@ -9,8 +9,7 @@ import pytest
 
 from inferno.contracts import ChatFormat, ChatNeed, OutputFormat
 from inferno.errors import RequestError
-from inferno.testing import load_catalog
-from inferno.text import ChatTemplate, with_written_tools
+from inferno.testing import ChatTemplate, load_catalog, with_written_tools
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 STRICT_TURNS = (
