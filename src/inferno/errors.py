@@ -119,6 +119,10 @@ class DeviceError(OptionError):
     its driver cannot use. Lists those that exist."""
 
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code of the error for a prompt that does not fit the context."""
+
+
 class RequestError(InfernoError):
     """An invalid request. `param` names the field at fault, and `code` may be more specific than
     the class's."""

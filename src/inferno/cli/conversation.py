@@ -14,10 +14,15 @@ from attrs import Factory, define, field
 
 from inferno.cli import arm_interrupt, report
 from inferno.cli.chat_model import ChatModel, Dropped, Message, Usage
-from inferno.cli.endings import CONTEXT_LENGTH_EXCEEDED, MAKE_ROOM, SHORTEN, Ending
+from inferno.cli.endings import MAKE_ROOM, SHORTEN, Ending
 from inferno.cli.lines import say
 from inferno.cli.screen import Screen
-from inferno.errors import InfernoError, OptionError, RequestError
+from inferno.errors import (
+    CONTEXT_LENGTH_EXCEEDED,
+    InfernoError,
+    OptionError,
+    RequestError,
+)
 from inferno.sampling_params import Parameter, SamplingParams, parameters
 
 SETTINGS: Mapping[str, Parameter] = {

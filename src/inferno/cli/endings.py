@@ -8,8 +8,6 @@ from attrs import frozen
 
 from inferno.sampling_params import SamplingParams
 
-CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-"""OpenAI's code of the error for a prompt that does not fit."""
 MAKE_ROOM = (
     "/undo forgets the last message and its answer, /clear the whole conversation; a chat started "
     "with --context-overflow drop-oldest goes on without the oldest turns."
@@ -43,7 +41,7 @@ class Ending:
         *,
         is_empty: bool = False,
     ) -> Ending:
-        """Return why an answer of so many tokens ended."""
+        """Return why an answer with this number of tokens ended."""
         if finish_reason != "length":
             return cls(is_empty=is_empty)
         if params.max_tokens is not None and tokens >= params.max_tokens:

@@ -306,7 +306,7 @@ def _section(title: str, body: str) -> str:
 
 
 def _table(rows: Iterable[Row], columns: int | None = None) -> str:
-    """Write rows, in so many columns if there is a limit."""
+    """Format rows as lines, wrapped at this number of columns if it is given."""
     rows = list(rows)
     width = max(len(name) for name, _, _ in rows)
     return "\n".join(_line(row, width, columns) for row in rows)

@@ -13,9 +13,9 @@ import rich_click as click
 from attrs import evolve, frozen
 
 from inferno.cli import render
-from inferno.cli.endings import CONTEXT_LENGTH_EXCEEDED, Ending
+from inferno.cli.endings import Ending
 from inferno.cli.options import chosen, plan_options
-from inferno.errors import OptionError, RequestError
+from inferno.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, RequestError
 from inferno.host import load_torch_library
 from inferno.llm import LLM, CompletionOutput, TextDelta
 from inferno.llm.overflow import room, windows

@@ -23,10 +23,10 @@ class FetchOptions:
 
 @frozen(kw_only=True)
 class Origin:
-    """What a reference stood for when it was looked up: later it may be another model."""
+    """The version of a model that a reference named when it was looked up."""
 
     name: str
-    """Of what the files came with, such as a Python package."""
+    """Of what the files came with, such as a Python package's."""
     version: str
     files: Mapping[str, str]
     """File -> its SHA-256 in hexadecimal, as declared where it came from."""
@@ -47,7 +47,7 @@ class Source:
     list: Callable[[], Collection[str]] = field(factory=lambda: tuple, converter=lazy.function)
     """Returns the references that it can list without network access."""
     origin: Callable[[str], Origin] | None = field(default=None, converter=lazy.optional)
-    """Returns what a reference that was fetched stands for: plans keep it, and what another process
-    or a lock runs must be the same. Reads no file of the model. Raises InfernoError."""
+    """Returns the version behind a fetched reference. Plans record it, and a lock or another
+    process refuses any other. Reads no file of the model. Raises InfernoError."""
     priority: int = 0
     api_version: int = 1

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from inferno.convert.source import DenseView
 from inferno.errors import OptionError
+from inferno.plan.isq import counted, rounded_twice
 
 
 def check_requantized(
@@ -25,12 +26,12 @@ def check_requantized(
             again[held or found.scheme.name] += 1
     if not again:
         return ()
-    what = ", ".join(f"{count} in {layout}" for layout, count in again.most_common())
+    most_first = dict(again.most_common())
     if not allowed:
         raise OptionError(
-            f"matrices of this checkpoint are quantized already ({what}), and {to} would round "
-            "them a second time: both errors add up, and more bits bring nothing back",
+            f"matrices of this checkpoint are quantized already ({counted(most_first)}), and {to} "
+            "would round them a second time: both errors add up, and more bits bring nothing back",
             "Convert the original checkpoint. Without it: --requantize, as for --isq when a model "
             "is loaded.",
         )
-    return (f"quantized a second time, both errors add up: {what}",)
+    return (rounded_twice(most_first),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from inferno.errors import RequestError
+from inferno.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from inferno.requests import Request
 
 
@@ -23,7 +23,7 @@ def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -
             "least one of output",
             "Shorten the prompt.",
             param="prompt",
-            code="context_length_exceeded",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
     params = request.params
     for param, ids in (

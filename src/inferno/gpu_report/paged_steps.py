@@ -29,7 +29,7 @@ from inferno.gpu_report.naive_attention import (
 from inferno.nn.batch import Batch
 
 Draw = Callable[[AttentionNeed, int, int, str], tuple[list[list[Tensor]], Tensor | None]]
-"""As `drawn`: queries, keys and values of so many sequences of a length, and the sinks."""
+"""Like `drawn`: maps a number of sequences and their length to queries, keys, values and sinks."""
 
 STEPS: Sequence[Sequence[int]] = [
     (7, 1, 0, 33),

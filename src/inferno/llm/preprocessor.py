@@ -19,7 +19,7 @@ from inferno.contracts import (
     ReasoningMarkers,
     ToolWriter,
 )
-from inferno.errors import OptionError, RequestError
+from inferno.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, RequestError
 from inferno.llm.defaults import DEFAULT_MAX_TOKENS, default_params, interactive_params
 from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
@@ -150,7 +150,7 @@ class Preprocessor:
                 f"tokens, each of at most {longest} characters",
                 "Shorten it, or start with a larger --max-model-len if the model allows it.",
                 param=param,
-                code="context_length_exceeded",
+                code=CONTEXT_LENGTH_EXCEEDED,
             )
 
     def truncated(self, token_ids: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
@@ -295,7 +295,7 @@ class Preprocessor:
                 "Shorten the prompt, or start with a larger --max-model-len if the model "
                 "allows it.",
                 param="prompt",
-                code="context_length_exceeded",
+                code=CONTEXT_LENGTH_EXCEEDED,
             )
         return ids
 
@@ -370,7 +370,7 @@ class Preprocessor:
                 f"min_tokens is {params.min_tokens}, but the prompt leaves room for {room}",
                 "Shorten the prompt, or lower min_tokens.",
                 param="min_tokens",
-                code="context_length_exceeded",
+                code=CONTEXT_LENGTH_EXCEEDED,
             )
         return attrs.evolve(
             params, max_tokens=room if params.max_tokens is None else min(params.max_tokens, room)

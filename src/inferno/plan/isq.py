@@ -158,7 +158,7 @@ def choose_isq(
     wished = _wished(parsed, names, dense, weighted=imatrix is not None)
     if not dense.shapes:
         raise OptionError(
-            f"isq {asked}: matrices of this checkpoint are quantized already ({_counts(again)}), "
+            f"isq {asked}: matrices of this checkpoint are quantized already ({counted(again)}), "
             "and would be rounded a second time: both errors add up, and more bits bring nothing "
             "back",
             "Leave --isq out, or name the original checkpoint. Without it: --requantize, as for "
@@ -173,7 +173,7 @@ def choose_isq(
             stay[str(refused)].append(path)
     notes = []
     if options.requantize and again:
-        notes.append(f"quantized a second time, both errors add up: {_counts(again)}")
+        notes.append(rounded_twice(again))
     notes += _coarse(packed, dense)
     notes += [f"{_some(paths)} as they are: {reason}" for reason, paths in stay.items()]
     unsized = {p.offer.item.name for p in packed.values() if p.offer.item.packs is None}
@@ -222,7 +222,12 @@ def _coarse(packed: Mapping[str, Packed], dense: DenseMatrices) -> list[str]:
     ]
 
 
-def _counts(again: Mapping[str, int]) -> str:
+def rounded_twice(again: Mapping[str, int]) -> str:
+    """Return a note on matrices that were quantized already, counted by layout."""
+    return f"quantized a second time, both errors add up: {counted(again)}"
+
+
+def counted(again: Mapping[str, int]) -> str:
     return ", ".join(f"{count} in {layout}" for layout, count in again.items())
 
 

@@ -1,4 +1,4 @@
-"""What a model is called, if nobody named it."""
+"""The default name of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def model_name(ref: str) -> str:
-    """Return the name of a model that is given by its reference only: a file's name without its
+    """Return the default name of the model of a reference: a file's name without its
     ending, a folder's, or the reference itself: a hub id."""
     path = Path(ref).expanduser()
     if not path.exists():

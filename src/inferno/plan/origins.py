@@ -1,4 +1,4 @@
-"""What a plan's references stand for, and that it is still so when the plan is run."""
+"""Which versions of models a plan was made for, and the check that they are still here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferno.plan.plan import Plan
 
 
 def origin_of(source: Source, ref: str) -> Origin | None:
-    """Return what a reference that was fetched stands for, if its source says so."""
+    """Return the version behind a fetched reference, if its source tells it."""
     return None if source.origin is None else source.origin(ref)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from attrs import asdict, evolve
 
-from inferno.errors import RequestError
+from inferno.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from inferno.llm.overflow import room, windows
 from inferno.server.model import ChatPrompt, ServedModel
 from inferno.server.schema import ChatRequest
@@ -55,7 +55,7 @@ async def _attempt(
     try:
         return await model.encode_chat(body, tools)
     except RequestError as error:
-        if error.code != "context_length_exceeded":
+        if error.code != CONTEXT_LENGTH_EXCEEDED:
             raise
         return None
 
