@@ -20,10 +20,10 @@ from time import perf_counter
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import Tables
-from inferno.core.scheduler import Scheduler
+from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 PARTS = ("plan", "update", "lay out", "append", "commit")

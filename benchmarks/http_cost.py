@@ -23,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from inferno.llm import AsyncLLM
 from inferno.llm.preprocessor import Preprocessor
 from inferno.process.client import TokenStream
-from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
 from inferno.server import create_app
 from inferno.text import ChatTemplate, Tokenizer
 

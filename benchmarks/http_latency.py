@@ -35,8 +35,8 @@ from inferno.process import protocol
 from inferno.process.client import EngineClient, TokenStream
 from inferno.process.connection import Connection
 from inferno.process.worker import Worker
-from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.server import run_server
 
 WORST = 0.99

@@ -18,12 +18,14 @@ from types import ModuleType
 
 import click
 
-from inferno import cli, contracts, errors, hookspecs, sampling_params
+from inferno import cli, contracts, errors, hookspecs
 from inferno.catalog import ANY, GROUPS, KINDS, Catalog, load_catalog
 from inferno.cli import config
 from inferno.llm import outputs
 from inferno.plan import options, plan
-from inferno.server import FIELDS, keys
+from inferno.request import sampling_params
+from inferno.server import FIELDS
+from inferno.server.access import keys
 
 DOCS = Path(__file__).parent
 FLOORS = DOCS.parent / "tests" / "test_floors.py"

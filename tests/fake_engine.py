@@ -17,7 +17,7 @@ from inferno.errors import EngineDeadError
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Plan
 from inferno.process.client import TokenStream
-from inferno.requests import EngineOutput, EngineStats, FinishReason, Logprobs, Request
+from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Logprobs, Request
 from inferno.text import ChatTemplate, Tokenizer
 
 END = 256

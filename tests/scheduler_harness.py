@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks, extend_keys
-from inferno.core.scheduler import Scheduler
+from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Step
-from inferno.requests import EngineOutput, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing import FakeRunner
 from inferno.testing.fake_runner import continuation
 

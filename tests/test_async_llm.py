@@ -12,7 +12,7 @@ from inferno.errors import CheckpointError, EngineDeadError, RequestError
 from inferno.llm import AsyncLLM, TextDelta
 from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Opened, Plan
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 
 LONG = SamplingParams(max_tokens=90)
 

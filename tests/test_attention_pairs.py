@@ -17,8 +17,8 @@ from inferno.errors import OptionError, UnsupportedError
 from inferno.nn.batch import Batch
 from inferno.plan import Options, Plan, open_model, plan_from_json, plan_to_json
 from inferno.plan.attention import Wanted
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 
 HOOK = "inferno_attention_backends"
 

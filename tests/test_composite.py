@@ -17,7 +17,6 @@ from torch import Tensor
 from inferno.cli.render import explained
 from inferno.errors import CheckpointError, InfernoError, OptionError
 from inferno.llm.preprocessor import Preprocessor
-from inferno.loading import load_model
 from inferno.plan import Options, Plan, open_model, plan_from_json, plan_to_json, reopen
 from inferno.testing import (
     TOY_MOE_SIZES,
@@ -34,6 +33,7 @@ from inferno.testing import (
     write_gguf,
     write_twins,
 )
+from inferno.weights.loading import load_model
 
 gptq_files: Any = pytest.importorskip("gptq_files", reason="the helpers of a plugin's tests")
 LLAMA = {**TOY_SIZES, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}

@@ -24,8 +24,8 @@ from tests.server.server_fakes import FakeLLM
 from inferno.cli import cli
 from inferno.cli.serve import command
 from inferno.server import create_app
+from inferno.server.access.keys import Keys, read_keys
 from inferno.server.app import OPEN_PATHS
-from inferno.server.keys import Keys, read_keys
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.test_sampler import VOCAB, logits_at, make_request, requests, some_logits
 
 from inferno.constraints import Masks
-from inferno.nn.draws import adjust, draw
-from inferno.nn.ops import TORCH, Ops
-from inferno.nn.ranks import Ranks
-from inferno.requests import Request
+from inferno.ops.draws import adjust, draw
+from inferno.ops.order import Ranks
+from inferno.ops.reference import TORCH, Ops
+from inferno.request.requests import Request
 from inferno.sampling import Sampler
 from inferno.sampling.draw import sort_best
 from inferno.sampling.sampler import Drawn

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from inferno.core.engine import Engine
 from inferno.errors import RequestError
-from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve, with_num_blocks
-from inferno.requests import EngineOutput, FinishReason, Logprobs, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, FinishReason, Logprobs, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing import randomize
 from inferno.testing.tiny import Toy
+from inferno.weights.loading import load_model
 
 VOCAB = 120
 CONFIG: dict[str, Any] = {

@@ -25,8 +25,8 @@ from inferno.process.client import EngineClient
 from inferno.process.supervisor import Supervisor
 from inferno.process.watchdog import Watchdog
 from inferno.process.worker import ToClient
-from inferno.requests import EngineOutput, FinishReason, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, FinishReason, Request
+from inferno.request.sampling_params import SamplingParams
 
 pytest.importorskip("inferno_demo")
 

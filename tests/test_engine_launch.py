@@ -20,8 +20,8 @@ from inferno.llm.preprocessor import Preprocessor
 from inferno.plan import Options, Plan, open_model, resolve
 from inferno.process import launch
 from inferno.process.blocking import BlockingClient
-from inferno.requests import FinishReason, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import FinishReason, Request
+from inferno.request.sampling_params import SamplingParams
 
 pytest.importorskip("inferno_demo")
 

@@ -23,18 +23,28 @@ FLOORS = [  # top to bottom; rooms of one floor do not import each other
     {"process"},
     {"core"},
     {"sampling"},
-    {"constraints", "drafts", "requests"},
-    {"loading", "text"},
-    {"packing", "pairing", "quantizing"},
+    {"constraints"},
+    {"text"},
+    {"weights"},
     {"plan", "builtin"},
+    {"attention"},
     {"nn", "catalog"},
-    {"configs", "sampling_params", "packed", "device"},
+    {"configs", "device", "ops"},
     {"contracts", "hookspecs", "host"},
-    {"processor_calls", "structured_outputs"},
+    {"request"},
     {"errors", "__init__"},
 ]
 HEIGHT = {room: -depth for depth, floor in enumerate(FLOORS) for room in floor}
-FOR_PLUGINS = {"contracts", "errors", "nn", "configs", "hookspecs", "testing"}
+FOR_PLUGINS = {
+    "attention",
+    "configs",
+    "contracts",
+    "errors",
+    "hookspecs",
+    "nn",
+    "ops",
+    "testing",
+}
 COMMANDS = ROOT / "plugins" / "commands"
 """Released together with the kernel, whose rooms they may import below the command line."""
 ABOVE_COMMANDS, FOR_COMMANDS = {"__main__", "cli", "server", "testing"}, {"inferno.cli.options"}
@@ -45,7 +55,7 @@ PLUGIN_TESTS = sorted(
 )
 PUBLIC = {*inferno.__all__, *FOR_PLUGINS}
 MAX_LINES = 400
-MAX_CORE_LINES = 3000
+MAX_CORE_LINES = 3150
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -82,6 +92,11 @@ def room_of(path: Path) -> str:
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
+def test_no_module_is_loose() -> None:
+    loose = {path.stem for path in SRC.glob("*.py")}
+    assert loose == {"__init__", "__main__", "errors", "hookspecs", "host"}
+
+
 def test_every_room_has_a_floor() -> None:
     assert {room_of(path) for path in MODULES} == set(HEIGHT)
 
@@ -92,7 +107,7 @@ def test_imports_go_down() -> None:
         room = room_of(path)
         if up := {other for other in rooms(path) - {room} if HEIGHT[other] >= HEIGHT[room]}:
             found[str(path.relative_to(SRC))] = sorted(up)
-    assert not found, "hand the value in, or convince whoever keeps the floors"
+    assert not found, "hand the value in, or change the table with a reason"
 
 
 def test_a_plugin_knows_the_public_modules_and_no_other_plugin() -> None:
@@ -150,11 +165,12 @@ if TYPE_CHECKING:
 else:
     from inferno.plan import Plan
 def f():
-    from inferno import loading, hookimpl
+    from inferno import hookimpl
+    from inferno.weights import loading
     import inferno.core.engine
 """
     (tmp_path / "x.py").write_text(source)
-    assert rooms(tmp_path / "x.py") == {"plan", "loading", "__init__", "core"}
+    assert rooms(tmp_path / "x.py") == {"plan", "weights", "__init__", "core"}
 
 
 def test_no_circle_of_imports_even_of_types() -> None:

@@ -16,11 +16,11 @@ from attrs import define, field
 
 from inferno.builtin.lru import LRUPrefixCache
 from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks
-from inferno.core.scheduler import Scheduler
+from inferno.core.schedule.drafts import DraftCost
+from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
-from inferno.drafts import DraftCost
-from inferno.requests import Pooling, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Pooling, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing import FakeRunner
 from inferno.testing.fake_runner import continuation
 

@@ -21,8 +21,8 @@ from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.device import Arriving
 from inferno.errors import OutOfMemoryError
 from inferno.plan import Options, open_model
-from inferno.requests import EngineOutput, FinishReason, Pooling, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, FinishReason, Pooling, Request
+from inferno.request.sampling_params import SamplingParams
 
 reference, checkpoint = test_engine.reference, test_engine.checkpoint
 

@@ -12,7 +12,7 @@ from inferno.core.runner import Tables
 from inferno.core.runner.inputs import Inputs, InputSpec
 from inferno.core.types import BlockUpdate, NewSequence, Slice, Step
 from inferno.nn.batch import Batch
-from inferno.requests import Request
+from inferno.request.requests import Request
 
 SPEC = InputSpec(4, 64, (8,), trial_slot=3)
 DECODE = Step((Slice(0, 5, 1, True), Slice(2, 2, 1, True)))

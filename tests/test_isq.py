@@ -19,12 +19,9 @@ from hypothesis import strategies as st
 from tests.test_packed_weights import folder, small_models_count, started
 from tests.test_replay import EXPERTS, UNTIED, made
 
-from inferno import loading
 from inferno.cli.render import explained
 from inferno.errors import OptionError
-from inferno.loading import build, fill
 from inferno.nn import Stack, Weight
-from inferno.pairing import checkpoint_path
 from inferno.plan import (
     Options,
     Plan,
@@ -35,7 +32,10 @@ from inferno.plan import (
     resolve,
 )
 from inferno.plan.isq import described, spelled
-from inferno.quantizing import Progress, Quantizing
+from inferno.weights import loading
+from inferno.weights.loading import build, fill
+from inferno.weights.pairing import checkpoint_path
+from inferno.weights.quantizing import Progress, Quantizing
 
 pytest.importorskip("inferno_gguf")
 __all__ = ["folder", "small_models_count"]  # fixtures
@@ -388,7 +388,7 @@ def test_a_terminal_shows_a_bar() -> None:
 def test_elsewhere_one_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     to = io.StringIO()
     progress = Progress("q4_k_m", 2_000_000, to)
-    with caplog.at_level(logging.INFO, logger="inferno.quantizing"):
+    with caplog.at_level(logging.INFO, logger="inferno.weights.quantizing"):
         progress.add(1_000_000)
         assert not caplog.records
         progress.add(1_000_000)

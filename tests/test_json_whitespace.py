@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferno.structured_outputs import MAX_LEVELS, UNNAMED_LEVELS, json_whitespace
+from inferno.request.structured_outputs import MAX_LEVELS, UNNAMED_LEVELS, json_whitespace
 
 LEAF = {"type": "string"}
 

@@ -12,8 +12,8 @@ from inferno.llm import LLM, Logprob
 from inferno.llm.defaults import default_params, interactive_params
 from inferno.llm.outputs import OutputBuilder
 from inferno.llm.preprocessor import open_for
-from inferno.requests import EngineOutput, FinishReason, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, FinishReason, Request
+from inferno.request.sampling_params import SamplingParams
 
 LONG = SamplingParams(max_tokens=50)
 HI = tuple(TOKENIZER.encode("hi"))

@@ -42,8 +42,8 @@ from inferno.plan import (
 from inferno.process import protocol
 from inferno.process.client import EngineClient
 from inferno.process.worker import Worker
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 
 MIB = 1 << 20
 BUDGET, ROWS, CONTEXT, BLOCK = 40, 4, 128, 8

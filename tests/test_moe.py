@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferno.nn import Dense, Experts, Finalize, Router, Routing, Weight, ops
+from inferno.nn import Dense, Experts, Finalize, Router, Routing, Weight
 from inferno.nn.moe import Separate
+from inferno.ops import reference as ops
 
 HIDDEN, INNER, EXPERTS = 32, 24, 5
 

@@ -20,9 +20,9 @@ from tests.tiny_served import opened_llm, serving, write
 from inferno import LLM
 from inferno.errors import NonFiniteError
 from inferno.plan import Options, open_model
-from inferno.requests import FinishReason, Pooling, Request
+from inferno.request.requests import FinishReason, Pooling, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.sampling import are_broken
-from inferno.sampling_params import SamplingParams
 from inferno.testing import randomize
 from inferno_eval.forward import Scorer
 from inferno_eval.windows import windows_of

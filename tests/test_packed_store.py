@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from inferno.packed import DamagedFileError, PackedFile, PackedStore, Part, default_folder
-from inferno.packed.digest import computed, remembered, state
+from inferno.plan.packed_folder import default_folder
+from inferno.weights.packed import DamagedFileError, PackedFile, PackedStore, Part
+from inferno.weights.packed.digest import computed, remembered, state
 
 KEY = {"files": {"model.safetensors": "12ab"}, "providers": {"a": "1"}}
 
@@ -310,7 +311,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file was changed long ago."""
-    monkeypatch.setattr("inferno.packed.digest._SETTLED_NS", -(10**18))
+    monkeypatch.setattr("inferno.weights.packed.digest._SETTLED_NS", -(10**18))
 
 
 def hashed(model: Path, folder: Path) -> list[str] | None:

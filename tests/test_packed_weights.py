@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.test_replay import EXPERTS, UNTIED, made
 
-import inferno.packing as packing
+import inferno.weights.packing as packing
 from inferno.core.engine import Engine
-from inferno.packed import PackedStore
 from inferno.plan import Options, open_model
 from inferno.process.prepare import prepared
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
+from inferno.weights.packed import PackedStore
 
 pytest.importorskip("inferno_cpu._native", reason="the native kernels are not compiled here")
 
@@ -32,7 +32,7 @@ TIED = {**UNTIED, "tie_word_embeddings": True}
 def small_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "LEAST_BYTES", 0)
     monkeypatch.setattr(packing, "_DELAY", 0.0)
-    monkeypatch.setattr("inferno.packed.digest._SETTLED_NS", -(10**18))
+    monkeypatch.setattr("inferno.weights.packed.digest._SETTLED_NS", -(10**18))
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_other_options_have_other_packed_weights(tmp_path: Path, folder: Path) -
 def test_parts_that_cannot_be_read_are_packed_from_the_checkpoint(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inferno.packed import PackedFile
+    from inferno.weights.packed import PackedFile
 
     model = made(EXPERTS, tmp_path / "model")
     expected, _ = started(model, folder)

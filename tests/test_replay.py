@@ -25,8 +25,8 @@ from inferno.nn import Router
 from inferno.nn.batch import Batch
 from inferno.nn.capture import CallCapture
 from inferno.plan import CaptureUse, Options, open_model
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing import randomize
 
 _native = pytest.importorskip(

@@ -9,7 +9,7 @@ import pytest
 from tests.server.test_replay import MERGING, merging_backend
 from tests.tiny_served import serving, write
 
-from inferno.server.replay import Turns
+from inferno.server.chat.turns import Turns
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

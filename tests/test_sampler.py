@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from inferno.constraints import Masks
 from inferno.core.validation import validate_request
 from inferno.errors import RequestError
-from inferno.nn.masses import UNIT, floor_share, integer_masses, relative_probabilities
-from inferno.nn.ops import TORCH
-from inferno.requests import Request
+from inferno.ops.masses import UNIT, floor_share, integer_masses, relative_probabilities
+from inferno.ops.reference import TORCH
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.sampling import Sampler, logprobs_of
 from inferno.sampling.state import RowState, TokenCounts, uniform
-from inferno.sampling_params import SamplingParams
 from inferno.testing import trained_logits
 
 VOCAB = 700

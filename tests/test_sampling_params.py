@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from inferno.cli.options import together
 from inferno.cli.sampling import options_of
 from inferno.errors import RequestError
-from inferno.sampling_params import SamplingParams, _Between, _described, parameters
-from inferno.server.schema import GenerationRequest, sampling_fields, sampling_values
-from inferno.server.support import sampling_rows
+from inferno.request.sampling_params import SamplingParams, _Between, _described, parameters
+from inferno.server.fields.schema import GenerationRequest, sampling_fields, sampling_values
+from inferno.server.fields.support import sampling_rows
 
 SRC = Path(__file__).parents[1] / "src" / "inferno"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.scheduler_harness import BLOCK, VOCAB, Harness, prompt_of
 
 from inferno.core.kvcache import extend_keys
-from inferno.requests import FinishReason
+from inferno.request.requests import FinishReason
 from inferno.testing.fake_runner import continuation
 
 

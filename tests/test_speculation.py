@@ -24,12 +24,12 @@ from inferno.builtin.ngram import continuation
 from inferno.contracts import Drafter, DraftParts, DraftRequest, Lookahead, Span
 from inferno.core.engine import Engine
 from inferno.core.runner import ModelRunner
-from inferno.drafts import Acceptance, DraftCost
+from inferno.core.schedule.drafts import Acceptance, DraftCost
 from inferno.errors import OptionError, OutOfMemoryError, UnsupportedError
 from inferno.plan import Opened, Options, open_model, resolve, with_num_blocks
 from inferno.plan.memory import size_cache
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing import randomize
 
 MODEL = {**CONFIG, "max_position_embeddings": 512}

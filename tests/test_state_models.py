@@ -22,7 +22,6 @@ from inferno.core.runner.inputs import InputSpec
 from inferno.core.runner.replay import Replays
 from inferno.core.types import BlockUpdate, NewSequence, Slice, Step
 from inferno.errors import CheckpointError, OutOfMemoryError
-from inferno.loading import load_model
 from inferno.nn.batch import Batch
 from inferno.plan import (
     CaptureUse,
@@ -35,10 +34,11 @@ from inferno.plan import (
 )
 from inferno.plan.cache_groups import StateUse
 from inferno.plan.cache_size import CacheSizes, describe
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing import generate
 from inferno.testing.tiny import Outcome, Toy
+from inferno.weights.loading import load_model
 
 LAYERS = {
     "states only": ["state", "state"],

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from inferno import LLM, RequestOutput, SamplingParams
 from inferno.contracts import GrammarSpec, ReasoningMarkers
 from inferno.core.engine import Engine
-from inferno.core.scheduler import Scheduler
+from inferno.core.schedule.scheduler import Scheduler
 from inferno.errors import InfernoError, RequestError
-from inferno.structured_outputs import MAX_DEPTH, StructuredOutputsParams, grammar_spec
+from inferno.request.structured_outputs import MAX_DEPTH, StructuredOutputsParams, grammar_spec
 
 PROMPT = "def f(x):"
 PERSON = {

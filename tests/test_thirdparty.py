@@ -123,8 +123,8 @@ def test_its_processor_and_its_field_need_no_change_here(installed: Path, checkp
 import json, sys
 from inferno import AsyncLLM, LLM, SamplingParams
 from inferno.server.openai import BODIES
-from inferno.server.parsing import decode
-from inferno.server.schema import sampling_values
+from inferno.server.http.parsing import decode
+from inferno.server.fields.schema import sampling_values
 llm = AsyncLLM(sys.argv[1], device="cpu", max_num_seqs=4)
 [body] = [each for each in BODIES if each.path == "/v1/completions"]
 sent = json.dumps({"prompt": [1], "favourite": 7}).encode()

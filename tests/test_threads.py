@@ -16,8 +16,8 @@ from inferno.errors import EngineDeadError, InfernoError, RequestError
 from inferno.plan import Options, resolve
 from inferno.process import client as client_module
 from inferno.process.client import EngineClient
-from inferno.requests import EngineOutput, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing.tiny import run_python
 
 PARAMS = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

@@ -37,10 +37,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "code",
     [
         "import inferno; inferno.__version__, inferno.hookimpl, inferno.SamplingParams",
-        "import inferno.contracts, inferno.hookspecs, inferno.core.types, inferno.requests, "
-        "inferno.errors, inferno.configs",
+        "import inferno.contracts, inferno.hookspecs, inferno.core.types, inferno.errors, "
+        "inferno.request.requests, inferno.configs",
         "import inferno.catalog; inferno.catalog.load_catalog()",
-        "import inferno.process.client, inferno.core.scheduler, inferno.core.kvcache",
+        "import inferno.process.client, inferno.core.schedule.scheduler, inferno.core.kvcache",
         "from inferno.process.client import EngineClient",
         "from inferno.plan import *; plan_from_json(plan_to_json(resolve(sys.argv[1], "
         "Options(device='cpu'))))",

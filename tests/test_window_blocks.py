@@ -20,13 +20,13 @@ from inferno.core.engine import Engine
 from inferno.core.kvcache import WindowBlocks
 from inferno.core.runner import ModelRunner
 from inferno.core.types import BlockUpdate, Step
-from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing import generate, randomize
 from inferno.testing.fake_runner import continuation
 from inferno.testing.tiny import Outcome, Toy
+from inferno.weights.loading import load_model
 
 
 def windowed(windows: Mapping[int, int], **changes: Any) -> Harness:

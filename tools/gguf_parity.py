@@ -31,12 +31,12 @@ import numpy as np
 
 from inferno.catalog import load_catalog
 from inferno.errors import InfernoError
-from inferno.loading import load_model
 from inferno.plan import Options, reopen, resolve
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing.tiny import Toy, generate
 from inferno.text.tokenizer import Tokenizer
+from inferno.weights.loading import load_model
 
 Array = np.ndarray[Any, Any]
 

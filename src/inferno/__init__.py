@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from inferno.errors import InfernoError
     from inferno.hookspecs import hookimpl
     from inferno.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
-    from inferno.sampling_params import SamplingParams
+    from inferno.request.sampling_params import SamplingParams
 
 __version__ = "1.0.0"
 
 _LAZY = {
-    "SamplingParams": "inferno.sampling_params",
+    "SamplingParams": "inferno.request.sampling_params",
     "LLM": "inferno.llm",
     "AsyncLLM": "inferno.llm",
     "RequestOutput": "inferno.llm",

@@ -29,7 +29,7 @@ from tests.acceptance.clients.words import (
 
 from inferno.errors import RequestError
 from inferno.llm.preprocessor import Preprocessor
-from inferno.requests import Request
+from inferno.request.requests import Request
 
 _WEATHER, _ADD = "get_weather", "add"
 _OUTPUT_TOOLS = re.compile(r'(?<!"title": ")\b((?:Partial)?Person|final_result|json_tool_call)\b')

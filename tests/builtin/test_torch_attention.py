@@ -27,7 +27,7 @@ class TestTorchAttention(AttentionBackendTests):
     def test_steps_taken_in_small_parts_change_nothing(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("inferno.nn.gathered._MAX_ELEMENTS", 50)
+        monkeypatch.setattr("inferno.attention.gathered._MAX_ELEMENTS", 50)
         catalog = load_catalog()
         self.test_equals_naive_attention(catalog.attention(PLAIN, "torch").item, catalog)
 

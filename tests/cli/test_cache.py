@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inferno.packed import PackedStore, Part
+from inferno.weights.packed import PackedStore, Part
 
 Inferno = Callable[..., subprocess.CompletedProcess[str]]
 

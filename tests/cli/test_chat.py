@@ -32,7 +32,7 @@ from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 from inferno.cli import cli
 from inferno.cli.chat_model import Piece
 from inferno.cli.screen import Terminal, complete, printable
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 
 # A terminal's own words: colours, cursor movements, titles.
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

@@ -45,9 +45,11 @@ def test_help_imports_of_inferno_only_what_declares_the_options(args: list[str])
         "inferno.cli",
         "inferno.core",
         "inferno.errors",
-        "inferno.processor_calls",
-        "inferno.sampling_params",
-        "inferno.structured_outputs",
+        "inferno.core.schedule",
+        "inferno.request",
+        "inferno.request.processor_calls",
+        "inferno.request.sampling_params",
+        "inferno.request.structured_outputs",
     }
     assert ours <= needed | ({"inferno.host"} if args else set())
     assert not found & {"subprocess", "statistics", "asyncio", "inferno.cli.session"}

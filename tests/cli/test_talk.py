@@ -17,7 +17,7 @@ from inferno.cli.session import Run
 from inferno.errors import RequestError
 from inferno.llm import CompletionOutput, RequestOutput, TextDelta
 from inferno.llm.outputs import RequestMetrics
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 
 
 @define

@@ -19,7 +19,7 @@ from inferno.contracts import (
     KernelNeed,
     lazy,
 )
-from inferno.nn import ops
+from inferno.ops import reference as ops
 
 
 def test_the_ops_of_the_contract_are_those_that_torch_computes() -> None:

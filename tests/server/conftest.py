@@ -16,7 +16,7 @@ from litestar.utils.signature import ParsedSignature
 from tests.server.server_fakes import FakeLLM
 
 from inferno.server import create_app
-from inferno.server.transport import Door, Limits
+from inferno.server.http.transport import Door, Limits
 
 if TYPE_CHECKING:
     from tests.server.page_chat import Chat

@@ -12,12 +12,12 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.errors import OutOfMemoryError
 from inferno.llm import AsyncLLM
-from inferno.server.limiter import Limiter
-from inferno.server.metrics import Metrics
-from inferno.server.model import ServedModel
-from inferno.server.models import Models
-from inferno.server.pipeline import Pipeline
-from inferno.server.slot import ModelSpec, Slot
+from inferno.server.access.limiter import Limiter
+from inferno.server.generate.pipeline import Pipeline
+from inferno.server.hosting.hosted_model import HostedModel, ModelSpec
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.observe.metrics import Metrics
 
 GIB = 2**30
 
@@ -110,8 +110,8 @@ def models_of(
     """The models without an app."""
     metrics = Metrics(lambda: ())
 
-    def serve(slot: Slot, llm: AsyncLLM) -> ServedModel:
-        pipeline = Pipeline(llm, Limiter(), metrics.of(slot.name))
-        return ServedModel(pipeline, slot.spec.names, ("reasoning",))
+    def serve(hosted: HostedModel, llm: AsyncLLM) -> ServedModel:
+        pipeline = Pipeline(llm, Limiter(), metrics.of(hosted.name))
+        return ServedModel(pipeline, hosted.spec.names, ("reasoning",))
 
-    return Models([Slot(model.spec(), clock) for model in models], serve, **options)
+    return Models([HostedModel(model.spec(), clock) for model in models], serve, **options)

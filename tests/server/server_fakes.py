@@ -20,8 +20,8 @@ from inferno.llm import TextDelta
 from inferno.llm.grammars import refused_grammar
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.preprocessor import Preprocessor
-from inferno.requests import EngineStats, Logprobs, Reduction
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineStats, Logprobs, Reduction
+from inferno.request.sampling_params import SamplingParams
 from inferno.text import ChatTemplate, Tokenizer
 
 TEMPLATE = (

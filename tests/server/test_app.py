@@ -12,9 +12,10 @@ from tests.server.server_fakes import FakeLLM
 from tests.server.test_schema import JSON
 
 from inferno.errors import EngineDeadError, InfernoError
-from inferno.requests import EngineStats
-from inferno.server import create_app, pipeline
+from inferno.request.requests import EngineStats
+from inferno.server import create_app
 from inferno.server.app import MAX_WAITING, limiter_of
+from inferno.server.generate import pipeline
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -93,7 +94,7 @@ def test_a_dead_engine_is_a_503_worth_another_try(client: Any) -> None:
 
 def test_no_answer_is_a_501_and_every_status_of_ours_has_a_type() -> None:
     from inferno.errors import ERRORS
-    from inferno.server.errors import body
+    from inferno.server.http.errors import body
 
     for cls in [*ERRORS.values(), EngineDeadError]:
         status, content = body(cls("cause", "remedy"))
@@ -102,7 +103,7 @@ def test_no_answer_is_a_501_and_every_status_of_ours_has_a_type() -> None:
 
 
 def test_a_message_is_never_long() -> None:
-    from inferno.server.errors import body
+    from inferno.server.http.errors import body
 
     assert len(body(InfernoError("x" * 10**6))[1]["error"]["message"]) < 2100
 

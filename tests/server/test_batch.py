@@ -14,7 +14,7 @@ from tests.server.server_fakes import FakeLLM
 
 from inferno.errors import OptionError, WriteError
 from inferno.server import create_app
-from inferno.server.batch import Done, Summary, read_lines, resume, run, started
+from inferno.server.batches.offline import Done, Summary, read_lines, resume, run, started
 
 CHAT = "/v1/chat/completions"
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}

@@ -16,9 +16,9 @@ from tests.server.conftest import wait_until
 from tests.server.server_fakes import FakeLLM
 
 from inferno.server import create_app
+from inferno.server.access.keys import Keys
 from inferno.server.batches.objects import ENDED
 from inferno.server.batches.service import MAX_UNFINISHED
-from inferno.server.keys import Keys
 from inferno.server.responses.database import SCHEMA, Database
 from inferno.server.responses.store import Store
 

@@ -12,9 +12,9 @@ from tests.fake_engine import TOKENIZER
 from tests.server.server_fakes import FakeLLM
 from tests.server.test_replay import MERGING
 
-from inferno.server.history import History, Seen
-from inferno.server.history import explain as compared
-from inferno.server.rendered import Rendered
+from inferno.server.chat.rendered import Rendered
+from inferno.server.observe.prompt_history import History, Seen
+from inferno.server.observe.prompt_history import explain as compared
 
 Start = Callable[..., TestClient[Any]]
 BLOCK = 4

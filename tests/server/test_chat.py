@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 from inferno.text import ChatTemplate
 
 CHAT = "/v1/chat/completions"

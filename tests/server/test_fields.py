@@ -12,7 +12,7 @@ from tests.fake_engine import front
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 from inferno.errors import RequestError
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 from inferno.server import FIELDS
 
 Start = Callable[..., TestClient[Any]]

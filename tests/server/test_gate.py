@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from inferno.errors import OptionError
-from inferno.server.gate import ANY, hosts_of
-from inferno.server.transport import Limits
+from inferno.server.http.gate import ANY, hosts_of
+from inferno.server.http.transport import Limits
 
 BODY = {"prompt": "x", "max_tokens": 5}
 COMPLETIONS = "/v1/completions"

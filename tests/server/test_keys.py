@@ -20,8 +20,8 @@ from litestar.testing import TestClient
 from tests.server.server_fakes import FakeLLM
 
 from inferno.errors import LimitError, OptionError, PermissionDeniedError
-from inferno.server.keys import PEER_UID, Keys, admin_only
-from inferno.server.limits import Account, Bucket
+from inferno.server.access.keys import PEER_UID, Keys, admin_only
+from inferno.server.access.limits import Account, Bucket
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -129,7 +129,7 @@ def test_a_refused_prompt_leaves_the_queue(keyed: Any) -> None:
     codes = [chat(http, "a").status_code for _ in range(20)]
     assert set(codes) == {200, 429}
     assert codes[-1] == 429  # of the key, and no place is taken
-    assert not http.app.state.models.slots[0].limiter.running
+    assert not http.app.state.models.hosted[0].limiter.running
 
 
 def test_concurrency_is_per_key(live: Any, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_key_cannot_look_at_a_model_that_it_may_not_use(keyed: Any) -> None:
 def test_keys_appear_by_name_only(
     tmp_path: Path, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from inferno.server.logs import log_request
+    from inferno.server.observe.logs import log_request
 
     file = tmp_path / "keys.toml"
     file.write_text('[keys.alice]\nkey = "sk-verysecret"')

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.server_fakes import FakeLLM
 
-from inferno.server import logs
-from inferno.server.record import Record
+from inferno.server.observe import logs
+from inferno.server.observe.record import Record
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "my secret prompt"}]

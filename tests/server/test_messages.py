@@ -422,8 +422,8 @@ def test_an_id_that_no_header_can_carry_is_replaced(
     assert answer.status_code == 200
     assert answer.headers["request-id"] == answer.headers["x-request-id"] != request_id
     assert "set-cookie" not in answer.headers
-    [slot] = models_of(served.app).slots
-    wait_until(lambda: slot.limiter.in_flight == 0)
+    [hosted] = models_of(served.app).hosted
+    wait_until(lambda: hosted.limiter.in_flight == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

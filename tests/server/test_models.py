@@ -16,8 +16,8 @@ from inferno.errors import (
     OutOfMemoryError,
     ShuttingDownError,
 )
-from inferno.server.models import Models
-from inferno.server.slot import BACK_OFF, State
+from inferno.server.hosting.hosted_model import BACK_OFF, LoadState
+from inferno.server.hosting.models import Models
 
 
 class Clock:
@@ -32,7 +32,7 @@ def run(work: Any) -> Any:
 
 
 def states(models: Models) -> dict[str, str]:
-    return {slot.name: slot.status for slot in models.slots}
+    return {hosted.name: hosted.status for hosted in models.hosted}
 
 
 def _starting(models: Models) -> bool:
@@ -84,7 +84,7 @@ def test_a_request_whose_client_is_gone_does_not_stop_the_load() -> None:
         assert a.gate is not None
         a.gate.set()
         assert await stays == "a"
-        assert models.slots[0].waiting == models.slots[0].leases == 0
+        assert models.hosted[0].waiting == models.hosted[0].leases == 0
 
     run(work())
 
@@ -118,7 +118,7 @@ def test_a_load_that_fails_says_why_and_is_not_repeated_at_once(
         assert len(a.made) == 2
         assert caught.value.headers["Retry-After"] == str(int(2 * BACK_OFF))
         a.error = None
-        await models.load(models.slots[0])  # asked for: at once
+        await models.load(models.hosted[0])  # asked for: at once
         assert await use(models, "a") == "a"
 
     run(work())
@@ -224,9 +224,9 @@ def test_unloading_waits_for_requests_and_later_ones_load_again() -> None:
     async def work() -> None:
         a = FakeModel("a")
         models = models_of(a)
-        slot = models.slots[0]
+        hosted = models.hosted[0]
         async with models.lease("a") as held:
-            unloading = asyncio.create_task(models.unload(slot))
+            unloading = asyncio.create_task(models.unload(hosted))
             await asyncio.sleep(0.01)
             later = asyncio.create_task(use(models, "a"))
             await asyncio.sleep(0.01)
@@ -265,6 +265,6 @@ def test_a_server_that_stops_while_a_model_loads_leaves_no_engine() -> None:
                 await asyncio.sleep(0.001)
         with pytest.raises(ShuttingDownError):
             await waiting
-        assert a.made[0].is_closed and models.slots[0].state is not State.LOADING
+        assert a.made[0].is_closed and models.hosted[0].state is not LoadState.LOADING
 
     run(work())

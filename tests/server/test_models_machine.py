@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.server.model_fakes import FakeModel, models_of
 
 from inferno.errors import CheckpointError, InfernoError, ModelUnavailableError
-from inferno.server.models import Models
-from inferno.server.slot import State
+from inferno.server.hosting.hosted_model import LoadState
+from inferno.server.hosting.models import Models
 
 NAMES = st.sampled_from("abcd")
 BUDGET = 10
@@ -93,14 +93,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def unload(self, name: str) -> None:
-        work = self.models.unload(self.models.slot(name), 1e9)
+        work = self.models.unload(self.models.get(name), 1e9)
         self.others.append(self.loop.create_task(work))
 
     @rule(name=NAMES)
     def load(self, name: str) -> None:
         async def work() -> None:
             with contextlib.suppress(InfernoError):
-                await self.models.load(self.models.slot(name))
+                await self.models.load(self.models.get(name))
 
         self.others.append(self.loop.create_task(work()))
 
@@ -122,8 +122,8 @@ class Machine(RuleBasedStateMachine):
         running = {name: len(fake.running) for name, fake in self.fakes.items()}
         assert all(count <= 1 for count in running.values())
         assert sum(self.fakes[name].nbytes for name, count in running.items() if count) <= BUDGET
-        for slot in self.models.slots:
-            assert slot.leases == 0 or slot.state in (State.LOADED, State.UNLOADING)
+        for hosted in self.models.hosted:
+            assert hosted.leases == 0 or hosted.state in (LoadState.LOADED, LoadState.UNLOADING)
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -143,10 +143,10 @@ class Machine(RuleBasedStateMachine):
                 assert (use.llm is None) == (use.error is not None)
                 assert use.llm is None or use.llm.model_id == use.name
                 assert use.error is None or isinstance(use.error, ModelUnavailableError)
-        for slot in self.models.slots:
-            assert slot.leases == slot.waiting == 0
-            assert slot.state in (State.LOADED, State.UNLOADED, State.FAILED)
-            assert len(self.fakes[slot.name].running) == (slot.state is State.LOADED)
+        for hosted in self.models.hosted:
+            assert hosted.leases == hosted.waiting == 0
+            assert hosted.state in (LoadState.LOADED, LoadState.UNLOADED, LoadState.FAILED)
+            assert len(self.fakes[hosted.name].running) == (hosted.state is LoadState.LOADED)
         self.loop.close()
 
 

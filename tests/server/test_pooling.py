@@ -17,8 +17,8 @@ from tests.server.server_fakes import FakeLLM
 from inferno.contracts import Reranker, TextAssets
 from inferno.llm import TextDelta
 from inferno.llm.pooling import Judge, PoolingConfig
-from inferno.requests import Logprobs
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Logprobs
+from inferno.request.sampling_params import SamplingParams
 from inferno.text import ChatTemplate
 
 Start = Callable[..., TestClient[Any]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fake_engine import TOKENIZER, byte_backend
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from inferno.server.replay import Turns
+from inferno.server.chat.turns import Turns
 from inferno.text import Tokenizer
 
 END = "<|im_end|>"

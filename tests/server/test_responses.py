@@ -15,8 +15,8 @@ from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
 from inferno.errors import QueueFullError
 from inferno.server import create_app
-from inferno.server.keys import Keys
-from inferno.server.record import Record, current, in_record
+from inferno.server.access.keys import Keys
+from inferno.server.observe.record import Record, current, in_record
 from inferno.server.responses.background import Background
 from inferno.server.responses.store import Store
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from inferno.errors import RequestError
 from inferno.server.endpoints import BODIES
-from inferno.server.parsing import decode
-from inferno.server.schema import ChatRequest, CompletionRequest
-from inferno.server.support import Field
+from inferno.server.fields.schema import ChatRequest, CompletionRequest
+from inferno.server.fields.support import Field
+from inferno.server.http.parsing import decode
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SMALLEST: dict[str, dict[str, Any]] = {

@@ -29,7 +29,8 @@ SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
 from tests.server.server_fakes import FakeLLM
-from inferno.server import logs, run_server
+from inferno.server import run_server
+from inferno.server.observe import logs
 
 class Closes(FakeLLM):
     async def close(self):

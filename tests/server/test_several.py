@@ -136,7 +136,7 @@ def test_a_stream_holds_its_model_and_ends_before_it_is_unloaded(live: Any) -> N
         next(lines)
         thread = threading.Thread(target=unload)
         thread.start()
-        wait_until(lambda: models_of(server.app).slots[0].status == "unloading")
+        wait_until(lambda: models_of(server.app).hosted[0].status == "unloading")
         rest = list(lines)
     thread.join()
     assert rest[-2] == "data: [DONE]"
@@ -187,13 +187,13 @@ def test_the_server_answers_while_models_load(live: Any) -> None:
     gate = asyncio.Event()
     a, b = FakeModel("a", preload=True, gate=gate), FakeModel("b")
     server = live([a.spec(), b.spec()])
-    wait_until(lambda: models_of(server.app).slots[0].status == "loading")
+    wait_until(lambda: models_of(server.app).hosted[0].status == "loading")
     health = httpx.get(server.url + "/health")
     assert (health.status_code, health.json()["status"]) == (503, "loading")
     answers: list[httpx.Response] = []
     first = threading.Thread(target=lambda: answers.append(server.post(CHAT, messages=MESSAGES)))
     first.start()
-    wait_until(lambda: models_of(server.app).slots[0].waiting == 2)  # the preload, and the request
+    wait_until(lambda: models_of(server.app).hosted[0].waiting == 2)  # the preload, and the request
     gate.set()
     first.join(20)
     assert answers[0].json()["choices"][0]["message"]["content"] == "I am a"

@@ -16,11 +16,11 @@ from tests.server.server_fakes import FakeLLM
 from inferno.builtin import inferno_request_fields
 from inferno.contracts import FieldEffect, GrammarSpec, RequestField
 from inferno.errors import QueueFullError
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
+from inferno.server.access.limiter import Limiter
 from inferno.server.app import limiter_of
-from inferno.server.generation import Prepared
-from inferno.server.limiter import Limiter
-from inferno.server.pipeline import Pipeline
+from inferno.server.generate.generation import Prepared
+from inferno.server.generate.pipeline import Pipeline
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 Client = Callable[..., TestClient[Any]]

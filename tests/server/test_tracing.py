@@ -15,7 +15,7 @@ pytest.importorskip("opentelemetry.sdk", reason="traces need the extra: pip inst
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from inferno.server.tracing import Tracer
+from inferno.server.observe.tracing import Tracer
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "my secret prompt"}]
@@ -70,7 +70,7 @@ def test_an_endpoint_that_is_no_url_is_refused() -> None:
 def test_nothing_is_imported_without_an_endpoint() -> None:
     code = (
         "import sys\n"
-        "from inferno.server.observers import observe\n"
+        "from inferno.server.observe.observers import observe\n"
         "with observe() as options: assert options['on_end']\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )

@@ -19,10 +19,10 @@ from inferno.server import create_app
 from inferno.server.anthropic.schema import MessagesRequest
 from inferno.server.anthropic.shape import _Choice as Message
 from inferno.server.anthropic.translation import _messages
-from inferno.server.parsing import decode
+from inferno.server.chat.translate import Translation, without_late_systems
+from inferno.server.http.parsing import decode
 from inferno.server.responses.items import read_items, to_messages
 from inferno.server.responses.output import Output
-from inferno.server.translate import Translation, without_late_systems
 
 unhurried = settings(deadline=None)
 TEXT = st.text(min_size=1, max_size=8)

@@ -14,7 +14,7 @@ import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import FakeLLM
 
-from inferno.server.transport import Limits, peer_uid
+from inferno.server.http.transport import Limits, peer_uid
 
 Start = Callable[..., Live]
 QUICK = Limits(head_seconds=0.3, body_seconds=0.3)

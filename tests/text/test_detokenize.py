@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferno.errors import RequestError
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 from inferno.text import TextStream, Tokenizer
 from inferno.text.stops import StopStrings
 

@@ -15,7 +15,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from inferno.nn.gathered import GatheredAttend, Part
+from inferno.attention.gathered import GatheredAttend, Part
 
 
 @frozen

@@ -10,7 +10,7 @@ import rich_click as click
 from inferno.cli.options import debug_option, declare
 
 if TYPE_CHECKING:
-    from inferno.packed import Entry, PackedStore
+    from inferno.weights.packed import Entry, PackedStore
 
 
 @declare
@@ -38,8 +38,9 @@ def command(
     from pathlib import Path
 
     from inferno.errors import OptionError
-    from inferno.packed import PackedStore, default_folder
     from inferno.plan import Machine
+    from inferno.plan.packed_folder import default_folder
+    from inferno.weights.packed import PackedStore
 
     if packed_cache in (None, "auto", "none"):
         folder = default_folder(Machine().environ)

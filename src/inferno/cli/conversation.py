@@ -23,7 +23,7 @@ from inferno.errors import (
     OptionError,
     RequestError,
 )
-from inferno.sampling_params import Parameter, SamplingParams, parameters
+from inferno.request.sampling_params import Parameter, SamplingParams, parameters
 
 SETTINGS: Mapping[str, Parameter] = {
     p.name: p for p in parameters() if p.flag and p.type in (int, float, bool, tuple[str, ...])

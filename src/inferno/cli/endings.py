@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import frozen
 
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 
 MAKE_ROOM = (
     "/undo forgets the last message and its answer, /clear the whole conversation; a chat started "

@@ -37,7 +37,7 @@ def command(ref: str | None, as_json: bool, locked: bool, checked: bool, **value
         else:
             click.echo(render.explained(plan, opened.text()))
         if checked:
-            from inferno.loading import check
+            from inferno.weights.loading import check
 
             count = check(opened)
             click.echo(

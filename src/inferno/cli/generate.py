@@ -12,7 +12,7 @@ from inferno.cli.lines import say
 from inferno.cli.options import declare, engine_options, ref_argument, template_option
 from inferno.cli.sampling import sampling_options, take_sampling
 from inferno.cli.structured import structured_options, take_structured
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from inferno.cli.endings import Ending

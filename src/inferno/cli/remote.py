@@ -14,7 +14,7 @@ from inferno.cli.chat_model import Dropped, Message, New, Piece, Usage
 from inferno.cli.endings import Ending
 from inferno.cli.running_server import unix_path, untrusted
 from inferno.errors import OptionError, RemoteError
-from inferno.sampling_params import parameters
+from inferno.request.sampling_params import parameters
 
 CONNECT_SECONDS = 10.0
 """Seconds a server may take to accept a connection. Before the first token it may be silent for as

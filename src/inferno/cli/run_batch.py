@@ -14,7 +14,7 @@ import rich_click as click
 from inferno.cli.options import chosen, declare, engine_options, plan_options, template_option
 
 if TYPE_CHECKING:
-    from inferno.server.batch import Summary
+    from inferno.server.batches.offline import Summary
 
 
 @declare
@@ -66,7 +66,7 @@ def command(
     from inferno.llm import AsyncLLM
     from inferno.plan import open_model
     from inferno.server import create_app
-    from inferno.server.batch import Summary, read_lines, resume, run, started
+    from inferno.server.batches.offline import Summary, read_lines, resume, run, started
 
     done, summary = resume(output), Summary()
     with source.open("rb") as file:

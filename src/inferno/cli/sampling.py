@@ -10,7 +10,7 @@ import rich_click as click
 
 from inferno.cli.options import together
 from inferno.errors import OptionError
-from inferno.sampling_params import INTERACTIVE, Parameter, parameters
+from inferno.request.sampling_params import INTERACTIVE, Parameter, parameters
 
 _FORMS: dict[Any, dict[str, Any]] = {
     int: {"type": int},

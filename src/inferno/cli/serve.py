@@ -22,8 +22,8 @@ from inferno.cli.options import (
 from inferno.errors import OptionError
 
 if TYPE_CHECKING:
-    from inferno.server.logs import LogFormat
-    from inferno.server.slot import ModelSpec
+    from inferno.server.hosting.hosted_model import ModelSpec
+    from inferno.server.observe.logs import LogFormat
 
 log = logging.getLogger("inferno.server")
 
@@ -183,8 +183,8 @@ def command(
     from inferno.server.responses.store import Store
 
     stored = Store(store, days=store_days, max_bytes=store_size * 2**20)
-    from inferno.server.keys import Keys
-    from inferno.server.observers import observe
+    from inferno.server.access.keys import Keys
+    from inferno.server.observe.observers import observe
 
     keys = Keys(api_keys, None if keys_file is None else Path(keys_file))
     clock.lap("imports")

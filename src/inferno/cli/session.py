@@ -25,7 +25,7 @@ from inferno.plan import Opened, Plan, open_model
 from inferno.process.blocking import BlockingClient
 from inferno.process.launch import launch_early
 from inferno.process.prepare import prepared
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from inferno.core.engine import Engine

@@ -17,7 +17,7 @@ from inferno.plan.names import model_name
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
     from inferno.plan import Options
-    from inferno.server.slot import ModelSpec
+    from inferno.server.hosting.hosted_model import ModelSpec
 
 _SHARED = ("memory", "gpu_memory_utilization")
 """Options that limit all models together, unless a model has its own."""
@@ -122,7 +122,7 @@ def _spec(
     preload: bool,
     engine_timeout: float | None,
 ) -> ModelSpec:
-    from inferno.server.slot import ModelSpec
+    from inferno.server.hosting.hosted_model import ModelSpec
 
     def make() -> AsyncLLM:
         from inferno.llm import AsyncLLM

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from inferno.constraints.constraint import Constraint
 from inferno.constraints.masks import MaskJob
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 
 _POLL_SECONDS = 0.02
 

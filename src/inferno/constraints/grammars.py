@@ -27,7 +27,7 @@ from inferno.contracts import (
 )
 from inferno.errors import GrammarError, InfernoError
 from inferno.plan import Opened, Plan, read_text
-from inferno.sampling_params import SamplingParams
+from inferno.request.sampling_params import SamplingParams
 from inferno.text import Tokenizer
 
 

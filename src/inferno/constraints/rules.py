@@ -17,8 +17,8 @@ from attrs import define, field
 from torch import Tensor
 
 from inferno.contracts import LogitsProcessor, Processor, ProcessorContext
-from inferno.processor_calls import ProcessorCall
-from inferno.sampling_params import SamplingParams
+from inferno.request.processor_calls import ProcessorCall
+from inferno.request.sampling_params import SamplingParams
 
 
 class Ruled(Protocol):

@@ -113,7 +113,7 @@ from inferno.contracts.writers import (
     Writer,
     WrittenFile,
 )
-from inferno.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
+from inferno.request.structured_outputs import GrammarKind, GrammarSpec, ReasoningMarkers
 
 __all__ = [
     "TABLES",

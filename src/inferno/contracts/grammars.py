@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from attrs import field, frozen
 
 from inferno.contracts import lazy
-from inferno.structured_outputs import GrammarSpec
+from inferno.request.structured_outputs import GrammarSpec
 
 
 class Matcher(Protocol):

@@ -1,4 +1,4 @@
-"""Kernel providers: faster implementations of the ops that `inferno.nn.ops` defines."""
+"""Kernel providers: faster implementations of the ops that `inferno.ops` defines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LINEAR, GROUPED, QUANTIZE = "linear", "grouped", "quantize"
 OPS = ("rms_norm", "add_rms_norm", "norm_rope", "silu_mul", "gather", "argmax", "adjust", "draw")
-"""Ops that a provider may implement besides `linear`; `inferno.nn.ops` defines each in torch."""
+"""Ops that a provider may implement besides `linear`; `inferno.ops` defines each in torch."""
 EXPERT_OPS = ("route", "dispatch", "combine")
 """Ops that only models with routed experts need, besides `grouped`."""
 
@@ -92,7 +92,7 @@ class KernelProvider:
 
     name: str
     ops: Mapping[str, Callable[..., Any]] = field(converter=lazy.functions)
-    """Op -> its function, with the signature in `inferno.nn.ops`. `linear` is (*weights) -> one
+    """Op -> its function, with the signature in `inferno.ops`. `linear` is (*weights) -> one
     Weight that holds them stacked along the rows, in any layout, or None if it cannot stack these
     or refuses their shape; given a Weight, the caller drops the originals. `grouped` is the same
     for matrices of equal shape; `Weight.grouped` is called on its result. `quantize` is (layout,

@@ -24,9 +24,9 @@ from inferno.convert.safetensors import arranged
 from inferno.convert.source import DenseView, Source
 from inferno.convert.texts import text_files
 from inferno.errors import InfernoError, UnsupportedError
-from inferno.pairing import checkpoint_path
 from inferno.plan.resolver import declared_dtype, stored_dtype
 from inferno.plan.stored import adapted
+from inferno.weights.pairing import checkpoint_path
 
 if TYPE_CHECKING:
     from torch import Tensor

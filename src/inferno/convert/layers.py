@@ -24,8 +24,8 @@ from inferno.convert.source import DenseView
 from inferno.errors import UnsupportedError
 from inferno.nn import Attention, Finalize, Linear, State, Unloaded, Weight, finalize
 from inferno.nn.batch import Batch
-from inferno.pairing import Stored, join, pair
 from inferno.plan import modules_of, unused_tensors
+from inferno.weights.pairing import Stored, join, pair
 
 GRAMS = 4 << 30
 """Bytes of Gram matrices of one layer: the matrices beyond them, of many experts, are not seen."""

@@ -26,11 +26,11 @@ from inferno.contracts import (
     TextAssets,
 )
 from inferno.errors import UnsupportedError
-from inferno.pairing import join
 from inferno.plan import modules_of, mtp_tensors
 from inferno.plan.isq import importance_of
 from inferno.plan.opened import model_config, text_assets
 from inferno.plan.stored import adapted, architecture_name, matrix_of
+from inferno.weights.pairing import join
 
 if TYPE_CHECKING:
     from torch import Tensor

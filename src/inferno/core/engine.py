@@ -10,15 +10,15 @@ from typing import Protocol
 
 from inferno.constraints import NO_MASKS, Constraint, Constraints, Drafts, Grammars, Masks
 from inferno.core.kvcache import CacheGroups
-from inferno.core.scheduler import Scheduler
+from inferno.core.schedule.drafts import DraftCost
+from inferno.core.schedule.scheduler import Scheduler
 from inferno.core.types import Sampled, Step
 from inferno.core.validation import validate_request
-from inferno.drafts import DraftCost
 from inferno.errors import RequestError
 from inferno.host import give_memory_back
-from inferno.packing import PackedWeights
 from inferno.plan import Opened, Plan
-from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.weights.packing import PackedWeights
 
 log = logging.getLogger("inferno.engine")
 
@@ -84,7 +84,7 @@ class Engine:
         from inferno.core.measure import free_memory, measure
         from inferno.core.runner import ModelRunner
         from inferno.device import device_errors
-        from inferno.loading import begin_of, capture_of, load_drafter, load_model, ops_of
+        from inferno.weights.loading import begin_of, capture_of, load_drafter, load_model, ops_of
 
         grammars = Grammars.of(opened)
 

@@ -17,8 +17,8 @@ from inferno.contracts import Device
 from inferno.core.kvcache import KVCache
 from inferno.device import device_errors
 from inferno.plan import Measured, Plan, find_device, trial_lengths, trial_plan, with_measured
-from inferno.requests import EngineOutput, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, Request
+from inferno.request.sampling_params import SamplingParams
 
 FreeMemory = Callable[[], int]
 """Returns the bytes that are free on a device now."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from attrs import define, field, frozen
 
-from inferno.drafts import Acceptance
+from inferno.core.schedule.drafts import Acceptance
 from inferno.errors import InfernoError
-from inferno.requests import Logprobs, Request
+from inferno.request.requests import Logprobs, Request
 
 
 @define(eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from inferno.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
-from inferno.requests import Request
+from inferno.request.requests import Request
 
 
 def validate_request(request: Request, *, vocab_size: int, max_model_len: int) -> None:

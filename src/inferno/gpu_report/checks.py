@@ -17,8 +17,8 @@ from inferno.contracts import OPS, AttentionBackend, AttentionNeed, KernelNeed, 
 from inferno.gpu_report.job import Job
 from inferno.gpu_report.paged_steps import STEPS, run_steps
 from inferno.gpu_report.products import Matrix, matrices
-from inferno.nn import ops as reference
-from inferno.nn.draws import DrawParams, Penalties
+from inferno.ops import reference
+from inferno.ops.draws import DrawParams, Penalties
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 EIGHT_BITS = {"int8": 0.03, "fp8_e4m3": 0.12}

@@ -26,8 +26,8 @@ from inferno.contracts import (
 from inferno.gpu_report.job import Job
 from inferno.gpu_report.products import packed
 from inferno.nn import Unloaded, Weight
-from inferno.pairing import checkpoint_path, join
 from inferno.plan import Opened, Options, open_model
+from inferno.weights.pairing import checkpoint_path, join
 
 _MARK = "random-weights.json"
 """File beside config.json that tells a folder of this format from others."""

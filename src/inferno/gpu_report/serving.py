@@ -19,8 +19,8 @@ from inferno.core.types import Sampled, Step
 from inferno.gpu_report.job import Job
 from inferno.gpu_report.random_model import opened, size_of
 from inferno.plan import Options, Plan
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 
 SMALL_SIZE, LARGE_SIZE = "0.6B", "8B"
 RAGGED_REQUESTS = 256

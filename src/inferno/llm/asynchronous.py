@@ -20,8 +20,8 @@ from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta
 from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.plan import Opened, Plan
-from inferno.requests import EngineOutput, EngineStats, Pooling, Reduction, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, EngineStats, Pooling, Reduction, Request
+from inferno.request.sampling_params import SamplingParams
 
 _ONE = SamplingParams(max_tokens=1)
 

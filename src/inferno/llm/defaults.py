@@ -8,7 +8,7 @@ import attrs
 
 from inferno.contracts import TextAssets
 from inferno.errors import CheckpointError, RequestError
-from inferno.sampling_params import INTERACTIVE, SamplingParams, parameters
+from inferno.request.sampling_params import INTERACTIVE, SamplingParams, parameters
 
 DEFAULT_MAX_TOKENS = 256
 """`max_tokens` if the caller gives no parameters and the checkpoint no `max_new_tokens`."""

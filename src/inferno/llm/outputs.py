@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from attrs import field, frozen
 
 from inferno.errors import InfernoError
-from inferno.requests import EngineOutput, FinishReason, Logprobs, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, FinishReason, Logprobs, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.text import TextStream, Tokenizer
 
 

@@ -12,7 +12,7 @@ from attrs import frozen
 from inferno.contracts import Reranker, TextAssets
 from inferno.errors import RequestError
 from inferno.llm.dense import Dense
-from inferno.requests import Pooling
+from inferno.request.requests import Pooling
 from inferno.text import ChatTemplate, Tokenizer
 
 _MODES: Mapping[str, Pooling] = {

@@ -25,9 +25,9 @@ from inferno.llm.outputs import OutputBuilder, RequestOutput, TextDelta, collect
 from inferno.llm.pooling import PoolingConfig
 from inferno.llm.prompts import Prompt, integers, unwrapped
 from inferno.plan import Opened, Options, open_model
-from inferno.processor_calls import ProcessorCall
-from inferno.requests import Reduction, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.processor_calls import ProcessorCall
+from inferno.request.requests import Reduction, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.text import (
     ChatTemplate,
     Tokenizer,

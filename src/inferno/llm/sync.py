@@ -16,8 +16,8 @@ from inferno.llm.preprocessor import ParentRequest, Preprocessor, open_for
 from inferno.llm.prompts import Messages, Prompt
 from inferno.llm.turns import Turns
 from inferno.process.prepare import prepared
-from inferno.requests import EngineOutput, Pooling, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, Pooling, Request
+from inferno.request.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 

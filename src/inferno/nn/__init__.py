@@ -29,7 +29,6 @@ from inferno.nn.packed import (
     unpacked_words,
 )
 from inferno.nn.rope import Rope, Rotation
-from inferno.nn.rounding import Grid, Rounded, by_inputs, nearest
 from inferno.nn.self_attention import SelfAttention
 from inferno.nn.ssm import Mamba2Mixer, ssd
 from inferno.nn.state import State
@@ -52,7 +51,6 @@ __all__ = [
     "Fp8Blocks",
     "FusedGatedMLP",
     "GatedMLP",
-    "Grid",
     "IntGroups",
     "LMHead",
     "Layer",
@@ -68,7 +66,6 @@ __all__ = [
     "RMSNorm",
     "Rope",
     "Rotation",
-    "Rounded",
     "Router",
     "Routing",
     "SandwichDecoderLayer",
@@ -81,11 +78,9 @@ __all__ = [
     "W8A8",
     "Weight",
     "Wrapper",
-    "by_inputs",
     "causal_conv",
     "column_order",
     "gated_delta",
-    "nearest",
     "packed_nibbles",
     "packed_words",
     "ssd",

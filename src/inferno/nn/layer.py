@@ -10,8 +10,8 @@ from attrs import frozen
 from torch import nn
 
 from inferno.contracts import Attend, AttentionNeed
-from inferno.nn.ops import TORCH, Ops
 from inferno.nn.weight import Weight
+from inferno.ops.reference import TORCH, Ops
 
 
 class Stack(Protocol):

@@ -5,9 +5,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from inferno.nn import ops
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.linear import Linear, MergedLinear
+from inferno.ops import reference as ops
 
 Activation = Literal["silu", "gelu_tanh"]
 

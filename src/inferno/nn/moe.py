@@ -15,11 +15,11 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from inferno.nn import ops
 from inferno.nn.layer import Finalize, Layer, Stack
 from inferno.nn.linear import Linear
 from inferno.nn.mlp import GatedMLP
 from inferno.nn.weight import Weight, with_biases
+from inferno.ops import reference as ops
 
 
 @frozen(kw_only=True)

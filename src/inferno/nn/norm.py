@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.nn import ops
 from inferno.nn.layer import Finalize, Layer
+from inferno.ops import reference as ops
 
 
 class RMSNorm(Layer):

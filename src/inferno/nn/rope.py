@@ -14,11 +14,11 @@ from attrs import frozen
 from torch import Tensor
 
 from inferno.configs import RopeConfig
-from inferno.nn import ops
 from inferno.nn.batch import Batch
 from inferno.nn.layer import Finalize, Layer
 from inferno.nn.norm import RMSNorm
-from inferno.nn.ops import Ops
+from inferno.ops import reference as ops
+from inferno.ops.reference import Ops
 
 
 class Rope(Layer):

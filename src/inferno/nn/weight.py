@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from inferno.nn import ops
+from inferno.ops import reference as ops
 
 
 class Weight(nn.Module):

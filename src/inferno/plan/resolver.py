@@ -25,7 +25,6 @@ from inferno.contracts import (
     ModelConfig,
 )
 from inferno.errors import OptionError
-from inferno.packed import default_folder
 from inferno.plan.attention import choose_attention
 from inferno.plan.backends import (
     choose_all,
@@ -44,6 +43,7 @@ from inferno.plan.names import model_name
 from inferno.plan.opened import Opened, Parts, model_config, text_assets
 from inferno.plan.options import Options
 from inferno.plan.origins import origin_of
+from inferno.plan.packed_folder import default_folder
 from inferno.plan.plan import Plan
 from inferno.plan.schemes import choose_schemes
 from inferno.plan.speculation import MTPUse, choose_drafting, choose_proposer, mtp_use

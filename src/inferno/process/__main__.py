@@ -122,10 +122,6 @@ class _Imports(threading.Thread):
 
 def import_python() -> Catalog:
     """Import what needs neither torch nor numpy, and the plugins."""
-    import inferno.core.scheduler
-    import inferno.packing
-    import inferno.process.prepare
-    import inferno.process.protocol  # noqa: F401
     from inferno.catalog import load_catalog
 
     return load_catalog()
@@ -136,7 +132,7 @@ def import_engine() -> None:
     import inferno.core.engine
     import inferno.core.measure
     import inferno.core.runner
-    import inferno.loading  # noqa: F401
+    import inferno.weights.loading  # noqa: F401
 
 
 if __name__ == "__main__":

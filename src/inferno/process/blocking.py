@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from inferno.plan import Plan
 from inferno.process.client import EngineClient, TokenStream
-from inferno.requests import EngineOutput, Request
+from inferno.request.requests import EngineOutput, Request
 
 _Result = TypeVar("_Result")
 

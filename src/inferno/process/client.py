@@ -17,7 +17,7 @@ from inferno.process.grammar_check import GrammarChecker
 from inferno.process.heartbeat import BEAT_SECONDS
 from inferno.process.supervisor import Supervisor
 from inferno.process.watchdog import ENGINE_TIMEOUT
-from inferno.requests import EngineOutput, EngineStats, FinishReason, Request
+from inferno.request.requests import EngineOutput, EngineStats, FinishReason, Request
 
 
 @define(eq=False)

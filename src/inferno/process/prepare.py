@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from inferno.contracts import GROUPED, LINEAR
-from inferno.packing import PackedWeights
 from inferno.plan import Opened, Plan
+from inferno.weights.packing import PackedWeights
 
 
 @contextmanager

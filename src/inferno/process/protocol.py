@@ -16,7 +16,7 @@ from attrs import frozen
 
 from inferno.errors import ERRORS, InfernoError
 from inferno.plan import Plan, plan_from_json, plan_to_json
-from inferno.requests import EngineOutput, EngineStats, Request
+from inferno.request.requests import EngineOutput, EngineStats, Request
 
 ADD, ABORT, STOP = b"add", b"abort", b"stop"
 PATIENTLY = b"patiently"

@@ -18,7 +18,7 @@ import zmq
 from inferno.errors import RequestError
 from inferno.process import protocol
 from inferno.process.heartbeat import Heart
-from inferno.requests import EngineOutput, EngineStats, FinishReason
+from inferno.request.requests import EngineOutput, EngineStats, FinishReason
 
 if TYPE_CHECKING:
     from inferno.catalog import Catalog

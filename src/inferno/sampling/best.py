@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inferno.constraints import Masks
 from inferno.constraints.rules import allowed_ids
-from inferno.nn.masses import UNDECIDED
+from inferno.ops.masses import UNDECIDED
 
 _NEXT_BEST = 3
 """How many tokens are asked for after the best one. Each takes a fifth of a mask and its use."""

@@ -20,10 +20,10 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from inferno.device.staging import HostBuffers, host_buffer, sent
-from inferno.nn.draws import BEST, Biases, DrawParams, Penalties
-from inferno.nn.masses import draw_full, replace_nonfinite
-from inferno.nn.ops import TORCH, Ops
-from inferno.nn.ranks import draw_best
+from inferno.ops.draws import BEST, Biases, DrawParams, Penalties
+from inferno.ops.masses import draw_full, replace_nonfinite
+from inferno.ops.order import draw_best
+from inferno.ops.reference import TORCH, Ops
 from inferno.sampling.state import RowState, Strategy, TokenCounts
 
 TEMPERATURE, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(5)

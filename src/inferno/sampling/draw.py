@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inferno.nn.masses import (
+from inferno.ops.masses import (
     UNDECIDED,
     UNIT,
     first_beyond,

@@ -12,8 +12,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from inferno.nn.masses import replace_nonfinite
-from inferno.requests import Logprobs
+from inferno.ops.masses import replace_nonfinite
+from inferno.request.requests import Logprobs
 from inferno.sampling.draw import index_of, sort_best
 from inferno.sampling.state import RowState
 

@@ -9,7 +9,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from inferno.requests import Logprobs, Reduction
+from inferno.request.requests import Logprobs, Reduction
 from inferno.sampling.finite import are_broken
 from inferno.sampling.logprobs import logprobs_of
 

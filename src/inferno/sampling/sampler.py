@@ -31,15 +31,16 @@ from inferno.constraints.rules import LogitsRules, few_allowed, masked, picked, 
 from inferno.contracts import LogitsProcessor
 from inferno.device.staging import sent
 from inferno.errors import InfernoError
-from inferno.nn.masses import (
+from inferno.ops.masses import (
     UNDECIDED,
     UNIFORM_BITS,
     draw_full,
     integer_masses,
     replace_nonfinite,
 )
-from inferno.nn.ops import TORCH, Ops
-from inferno.requests import Logprobs, Request
+from inferno.ops.reference import TORCH, Ops
+from inferno.request.requests import Logprobs, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.sampling.best import best_allowed
 from inferno.sampling.device import (
     FREQUENCY,
@@ -54,7 +55,6 @@ from inferno.sampling.draw import confirmed, draw_truncated, index_of, sort_best
 from inferno.sampling.finite import are_broken
 from inferno.sampling.logprobs import wanted_logprobs
 from inferno.sampling.state import RowState, Strategy, TokenCounts
-from inferno.sampling_params import SamplingParams
 
 _SECOND_LOOK = 4096
 """Candidates of the second attempt. The third sorts the whole vocabulary."""

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from inferno.constraints.rules import LogitsRules
 from inferno.device.staging import sent
-from inferno.nn.masses import UNIFORM_BITS
-from inferno.requests import Request
-from inferno.sampling_params import SamplingParams
+from inferno.ops.masses import UNIFORM_BITS
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 
 _TOP_P_WIDTH = 512
 """Candidates of the first attempt for `top_p`: mostly enough."""

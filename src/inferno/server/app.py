@@ -14,28 +14,28 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.types import Message, Receive, Scope, Send
 
+from inferno.server.access.keys import Keys
+from inferno.server.access.limiter import Limiter
 from inferno.server.batches.service import Batches
-from inferno.server.describe import fields_of
-from inferno.server.early import EarlyStreams
 from inferno.server.endpoints import BODIES, HANDLERS
-from inferno.server.gate import ANY, Gate, origins_of
-from inferno.server.history import LIMIT as PROMPT_HISTORY
-from inferno.server.keys import Keys
-from inferno.server.limiter import Limiter
-from inferno.server.metrics import Metrics, ModelView
-from inferno.server.model import ServedModel
-from inferno.server.models import Models
-from inferno.server.openapi import openapi_config
+from inferno.server.generate.pipeline import PING_SECONDS, Pipeline
+from inferno.server.hosting.describe import fields_of
+from inferno.server.hosting.hosted_model import HostedModel, ModelSpec
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.early import EarlyStreams
+from inferno.server.http.gate import ANY, Gate, origins_of
+from inferno.server.http.openapi import openapi_config
+from inferno.server.http.paths import Routes
+from inferno.server.http.refusals import error_response
+from inferno.server.observe.metrics import Metrics, ModelView
+from inferno.server.observe.prompt_history import LIMIT as PROMPT_HISTORY
+from inferno.server.observe.record import Record, Recorded
+from inferno.server.observe.watch import Memory
 from inferno.server.page import page_handlers
-from inferno.server.paths import Routes
-from inferno.server.pipeline import PING_SECONDS, Pipeline
-from inferno.server.record import Record, Recorded
-from inferno.server.refusals import error_response
 from inferno.server.responses.background import Background
 from inferno.server.responses.running import Running
 from inferno.server.responses.store import Store
-from inferno.server.slot import ModelSpec, Slot
-from inferno.server.watch import Memory
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -102,24 +102,26 @@ def create_app(
         pipeline = Pipeline(llm, limiter, measured, ping_seconds, request_timeout, memory)
         return ServedModel(pipeline, names, fields)
 
-    metrics = Metrics(lambda: map(_view, models.slots), (lambda: keys.all) if key_metrics else None)
+    metrics = Metrics(
+        lambda: map(_view, models.hosted), (lambda: keys.all) if key_metrics else None
+    )
     if isinstance(llm, Sequence):
         only = None
-        slots = [Slot(spec) for spec in llm]
+        hosted_models = [HostedModel(spec) for spec in llm]
     else:
         only = llm
         limiter = Limiter()
-        slots = [Slot.loaded(serve(llm, served_names, limiter), limiter)]
+        hosted_models = [HostedModel.loaded(serve(llm, served_names, limiter), limiter)]
     models = Models(
-        slots,
-        lambda slot, llm: serve(llm, slot.spec.names, slot.limiter),
+        hosted_models,
+        lambda hosted, llm: serve(llm, hosted.spec.names, hosted.limiter),
         budgets=budgets,
         max_loaded=max_loaded,
         ping_seconds=ping_seconds,
     )
 
     background = Background(on_end)
-    batches = Batches(kept, keys, lambda: models.draining or models.slots[0].limiter.draining)
+    batches = Batches(kept, keys, lambda: models.draining or models.hosted[0].limiter.draining)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
@@ -183,7 +185,7 @@ async def _stopped(task: asyncio.Task[None]) -> None:
 
 def limiter_of(app: Litestar) -> Limiter:
     """The limiter of the app's first model, which knows what runs and can drain it."""
-    return models_of(app).slots[0].limiter
+    return models_of(app).hosted[0].limiter
 
 
 def models_of(app: Litestar) -> Models:
@@ -198,12 +200,12 @@ def keys_of(app: Litestar) -> Keys:
     return keys
 
 
-def _view(slot: Slot) -> ModelView:
-    llm = slot.served.llm if slot.served is not None else None
+def _view(hosted: HostedModel) -> ModelView:
+    llm = hosted.served.llm if hosted.served is not None else None
     return ModelView(
-        slot.name,
-        slot.status,
+        hosted.name,
+        hosted.status,
         alive=llm is not None and llm.alive,
-        nbytes=slot.nbytes,
+        nbytes=hosted.nbytes,
         stats=llm.stats if llm is not None else None,
     )

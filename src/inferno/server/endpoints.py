@@ -7,19 +7,10 @@ from typing import Any
 
 from litestar.types import ControllerRouterHandler
 
-from inferno.server import (
-    admin,
-    anthropic,
-    batches,
-    debug,
-    llamacpp,
-    ollama,
-    openai,
-    pooling,
-    responses,
-    routes,
-)
-from inferno.server.support import Field
+from inferno.server import anthropic, batches, llamacpp, ollama, openai, pooling, responses, routes
+from inferno.server.fields.support import Field
+from inferno.server.hosting import admin
+from inferno.server.observe import debug
 
 HANDLERS: tuple[ControllerRouterHandler, ...] = (
     *openai.HANDLERS,

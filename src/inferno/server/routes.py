@@ -14,16 +14,16 @@ import inferno
 from inferno.errors import RequestError
 from inferno.llm.defaults import named_values
 from inferno.server.anthropic import models as anthropic
-from inferno.server.describe import details
-from inferno.server.errors import RETRY_AFTER
-from inferno.server.metrics import Metrics
-from inferno.server.model import in_time
-from inferno.server.models import Models
+from inferno.server.fields.schema import DetokenizeRequest, TokenizeRequest
+from inferno.server.hosting.describe import details
+from inferno.server.hosting.hosted_model import HostedModel, LoadState
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import in_time
+from inferno.server.http.errors import RETRY_AFTER
+from inferno.server.http.parsing import Parsed, post_body
+from inferno.server.observe.metrics import Metrics
+from inferno.server.observe.record import record_of
 from inferno.server.openai.logprobs import token_text
-from inferno.server.parsing import Parsed, post_body
-from inferno.server.record import record_of
-from inferno.server.schema import DetokenizeRequest, TokenizeRequest
-from inferno.server.slot import Slot, State
 
 _MIN_CHARACTERS = 2**18
 """Strings and lists up to this length are (de)tokenized even if the context is shorter."""
@@ -35,8 +35,10 @@ def list_models(request: Request[Any, Any, Any], models: NamedDependency[Models]
     the header anthropic-version, in Anthropic's format."""
     record = record_of(request.scope)
     key = record.key if record is not None else None
-    slots = [slot for slot in models.slots if key is None or key.may_use(slot.spec.names)]
-    cards = [_card(slot, name) for slot in slots for name in slot.spec.names]
+    hosted_models = [
+        hosted for hosted in models.hosted if key is None or key.may_use(hosted.spec.names)
+    ]
+    cards = [_card(hosted, name) for hosted in hosted_models for name in hosted.spec.names]
     if anthropic.VERSION_HEADER in request.headers:
         return anthropic.page(cards)
     return {"object": "list", "data": cards}
@@ -50,14 +52,14 @@ def get_model(
     support of each field."""
     wanted = name.removeprefix("/")
     wanted = wanted if f"/{wanted}" not in models.names else f"/{wanted}"
-    slot, record = models.slot(wanted), record_of(request.scope)
+    hosted, record = models.get(wanted), record_of(request.scope)
     if record is not None and record.key is not None:
-        record.key.check_model(slot.spec.names)
-    found = _card(slot, wanted)
+        record.key.check_model(hosted.spec.names)
+    found = _card(hosted, wanted)
     if anthropic.VERSION_HEADER in request.headers:
         return anthropic.card(found)
-    if slot.served is not None:
-        found["x_inferno"] = details(slot.served, request.app.state.fields)
+    if hosted.served is not None:
+        found["x_inferno"] = details(hosted.served, request.app.state.fields)
     return found
 
 
@@ -67,8 +69,8 @@ def health(models: NamedDependency[Models]) -> Response[Any]:
     models are loaded at the start, or the server is shutting down."""
     state = _health(models)
     content: dict[str, Any] = {"status": state}
-    if len(models.slots) > 1:
-        content["models"] = {slot.name: slot.status for slot in models.slots}
+    if len(models.hosted) > 1:
+        content["models"] = {hosted.name: hosted.status for hosted in models.hosted}
     if state == "ok":
         return Response(content, media_type="application/json")
     headers = {"Retry-After": str(RETRY_AFTER)}
@@ -147,29 +149,29 @@ async def detokenize(
 
 
 def _health(models: Models) -> str:
-    if models.draining or models.slots[0].limiter.draining:
+    if models.draining or models.hosted[0].limiter.draining:
         return "shutting down"
     if models.starting:
         return "loading"
-    only = len(models.slots) == 1
-    return "restarting" if only and models.slots[0].status == "restarting" else "ok"
+    only = len(models.hosted) == 1
+    return "restarting" if only and models.hosted[0].status == "restarting" else "ok"
 
 
-def _card(slot: Slot, name: str) -> dict[str, Any]:
+def _card(hosted: HostedModel, name: str) -> dict[str, Any]:
     card = {
         "id": name,
         "object": "model",
-        "created": slot.created,
+        "created": hosted.created,
         "owned_by": "inferno",
-        "root": slot.spec.ref or slot.name,
-        "status": slot.status,
+        "root": hosted.spec.ref or hosted.name,
+        "status": hosted.status,
     }
-    if slot.served is not None:
-        preprocessor = slot.served.preprocessor
+    if hosted.served is not None:
+        preprocessor = hosted.served.preprocessor
         card["max_model_len"] = preprocessor.max_model_len
         card["interactive_sampling"] = named_values(preprocessor.interactive_params)
-    if slot.state is State.FAILED and slot.error is not None:
-        card["error"] = slot.error.cause
+    if hosted.state is LoadState.FAILED and hosted.error is not None:
+        card["error"] = hosted.error.cause
     return card
 
 

@@ -18,11 +18,11 @@ import uvicorn
 from litestar import Litestar
 
 from inferno.server.app import create_app, keys_of, models_of
-from inferno.server.gate import ANY, hosts_of
-from inferno.server.listen import UDS_MODE, check_certificate, listening, url_of
-from inferno.server.models import Models
-from inferno.server.slot import ModelSpec
-from inferno.server.transport import Door, Limits
+from inferno.server.hosting.hosted_model import ModelSpec
+from inferno.server.hosting.models import Models
+from inferno.server.http.gate import ANY, hosts_of
+from inferno.server.http.listen import UDS_MODE, check_certificate, listening, url_of
+from inferno.server.http.transport import Door, Limits
 
 if TYPE_CHECKING:
     from inferno.llm import AsyncLLM
@@ -114,7 +114,7 @@ class _Server(uvicorn.Server):
             connection.shutdown()
         while self._models.busy and not self.force_exit:
             await asyncio.sleep(0.05)
-        ended = sum(slot.limiter.num_expired for slot in self._models.slots)
+        ended = sum(hosted.limiter.num_expired for hosted in self._models.hosted)
         if ended := ended + self._models.num_running:
             log.warning("%d requests were ended before their answers were complete", ended)
         else:

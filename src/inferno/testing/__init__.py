@@ -18,7 +18,6 @@ from __future__ import annotations
 from inferno.catalog import Catalog, load_catalog
 from inferno.convert import convert
 from inferno.core.kvcache import KVCache
-from inferno.pairing import checkpoint_path
 from inferno.testing.architecture import ArchitectureTests
 from inferno.testing.attention import AttentionBackendTests
 from inferno.testing.cache_policy import CachePolicyTests
@@ -67,6 +66,7 @@ from inferno.testing.trained_weights import TrainedTests, like_trained
 from inferno.testing.writer import WriterTests, skewed_model
 from inferno.text import ChatTemplate, Tokenizer, with_written_tools
 from inferno.text.tokenizer import eos_token_ids
+from inferno.weights.pairing import checkpoint_path
 
 __all__ = [
     "TOY_MOE_SIZES",

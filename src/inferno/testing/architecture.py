@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from inferno.catalog import Catalog
 from inferno.contracts import Capture, CheckpointView, KernelProvider, TensorInfo
 from inferno.errors import CheckpointError
-from inferno.loading import build, fill
 from inferno.nn import Attention, Rope, State
 from inferno.nn.capture import CallCapture
 from inferno.plan import CaptureUse, device_sizes, reopen, unused_tensors
@@ -38,6 +37,7 @@ from inferno.testing.tiny import (
     without_kernels,
 )
 from inferno.testing.trained_weights import TrainedTests
+from inferno.weights.loading import build, fill
 
 NUM_GREEDY = 64
 

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
 from inferno.catalog import Catalog
 from inferno.contracts import CachePolicy, PrefixCache
 from inferno.core.kvcache import CacheGroups, Snapshots, WindowBlocks, extend_keys
-from inferno.core.scheduler import Scheduler
-from inferno.requests import FinishReason, Request
-from inferno.sampling_params import SamplingParams
+from inferno.core.schedule.scheduler import Scheduler
+from inferno.request.requests import FinishReason, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing.fake_runner import FakeRunner, continuation
 from inferno.testing.installed import Installed
 

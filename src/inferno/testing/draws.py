@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inferno.catalog import Catalog
 from inferno.contracts import COMPUTE_DTYPES, DType, KernelNeed, KernelProvider, lazy
-from inferno.nn import draws
+from inferno.ops import draws
 from inferno.plan import find_device
 from inferno.testing.installed import Installed
 

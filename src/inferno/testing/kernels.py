@@ -1,4 +1,4 @@
-"""Tests of every kernel provider: it computes what `inferno.nn.ops` defines, for any shape, or
+"""Tests of every kernel provider: it computes what `inferno.ops` defines, for any shape, or
 refuses with a sentence.
 
 Suffixes: T tokens, D any width, H heads, C head dim, I inner width, V vocabulary, O rows of a
@@ -31,7 +31,8 @@ from inferno.contracts import (
     KernelProvider,
 )
 from inferno.contracts.layouts import GROUPS
-from inferno.nn import Dense, IntGroups, Weight, ops
+from inferno.nn import Dense, IntGroups, Weight
+from inferno.ops import reference as ops
 from inferno.testing.devices import STRANGE, UNKNOWN
 from inferno.testing.draws import DrawTests, random
 

@@ -24,9 +24,8 @@ from inferno.catalog import Catalog
 from inferno.contracts import CheckpointView, DraftRequest, Lookahead, TensorInfo
 from inferno.convert import convert
 from inferno.core.engine import Engine
-from inferno.drafts import Acceptance
+from inferno.core.schedule.drafts import Acceptance
 from inferno.errors import CheckpointError, UnsupportedError
-from inferno.loading import build, check, load_drafter, load_model
 from inferno.plan import (
     Opened,
     Options,
@@ -37,13 +36,14 @@ from inferno.plan import (
     reopen,
     with_num_blocks,
 )
-from inferno.requests import EngineOutput, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineOutput, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing.gguf import gguf_dialect, write_gguf
 from inferno.testing.gguf_twins import tiny_tokenizer
 from inferno.testing.installed import Installed
 from inferno.testing.mtp_reference import MTPReference, layers
 from inferno.testing.tiny import assert_close, ragged_prompts, torch_only
+from inferno.weights.loading import build, check, load_drafter, load_model
 
 PARAMS = (
     SamplingParams(temperature=0, max_tokens=40, logprobs=2),
@@ -215,7 +215,9 @@ class MTPTests(Installed):
     ) -> None:
         with opened(checkpoint, catalog) as held:
             model, empty = load_model(held), build(held)
-            monkeypatch.setattr("inferno.loading.build", lambda _: empty)  # not for each damage
+            monkeypatch.setattr(
+                "inferno.weights.loading.build", lambda _: empty
+            )  # not for each damage
             tensors = held.checkpoint.tensors
             wanted = mtp_tensors(tensors, held.config)
             first = layers(self.config)[0]

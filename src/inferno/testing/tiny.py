@@ -27,12 +27,12 @@ from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.runner.tables import StepArrays
 from inferno.core.types import Sampled, Step
-from inferno.loading import check, load_model
 from inferno.nn import Attention, State
 from inferno.plan import Options, Plan, open_model
-from inferno.requests import EngineStats, Request
-from inferno.sampling_params import SamplingParams
+from inferno.request.requests import EngineStats, Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.testing.lint import Lint
+from inferno.weights.loading import check, load_model
 
 MAX_MODEL_LEN = 160
 

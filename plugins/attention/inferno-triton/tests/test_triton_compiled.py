@@ -18,7 +18,7 @@ from triton_compiler import Launch, compiled, launches
 from inferno.contracts import AttentionNeed, Device
 from inferno.nn import Dense, Fp8Blocks
 from inferno.nn.batch import Batch
-from inferno.nn.draws import Biases, DrawParams, Penalties
+from inferno.ops.draws import Biases, DrawParams, Penalties
 from inferno_triton import (
     attend,
     attention,

@@ -12,8 +12,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 from torch import Tensor
 from triton_on_cpu import on_cpu
 
-from inferno.nn import draws as reference
-from inferno.nn.draws import BEST, Biases, DrawParams, Penalties
+from inferno.ops import draws as reference
+from inferno.ops.draws import BEST, Biases, DrawParams, Penalties
 from inferno_triton import tokens
 
 LAST = 2**31 - 1

@@ -17,8 +17,8 @@ from triton_on_cpu import H200, on_cpu, provider
 from inferno.contracts import Device, IntLayout, KernelNeed, KernelProvider, TableLayout
 from inferno.errors import CheckpointError
 from inferno.nn import W8A8, Dense, Fp8Blocks, IntGroups, TableGroups, Weight
-from inferno.nn import ops as reference
 from inferno.nn.w8a8 import rounded_tokens
+from inferno.ops import reference
 from inferno.testing import Catalog, KernelProviderTests
 from inferno_triton import kernels, linear, ops, w8a8
 from inferno_triton.ggml import FORMS

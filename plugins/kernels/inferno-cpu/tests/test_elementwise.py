@@ -1,4 +1,4 @@
-"""The native operators against `inferno.nn.ops`, over odd sizes and views."""
+"""The native operators against `inferno.ops.reference`, over odd sizes and views."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inferno.nn import ops
+from inferno.ops import reference as ops
 from inferno_cpu import _native
 from inferno_cpu import elementwise as native
 

@@ -15,8 +15,9 @@ import torch
 from packed_matrices import matrix, product, tolerance
 from torch import Tensor
 
-from inferno.nn import Fp8Blocks, TableGroups, ops
+from inferno.nn import Fp8Blocks, TableGroups
 from inferno.nn.weight import Dense
+from inferno.ops import reference as ops
 from inferno.testing import trained_hidden, trained_logits, trained_matrix, trained_products
 from inferno_cpu import _native, elementwise
 from inferno_cpu.dense import Panels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inferno.contracts import Seen
-from inferno.nn import nearest
+from inferno.ops.rounding import nearest
 from inferno.testing import TOY_SIZES, WriterTests
 from inferno_awq.encoding import AwqEncoding
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from inferno.contracts import WriteOptions
 from inferno.errors import UnsupportedError
-from inferno.nn import Grid, by_inputs, nearest
+from inferno.ops.rounding import Grid, by_inputs, nearest
 from inferno.testing import TOY_SIZES, WriterTests, convert, skewed_model
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **TOY_SIZES}

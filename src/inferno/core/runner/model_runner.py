@@ -35,9 +35,9 @@ from inferno.device import Arriving, device_errors
 from inferno.errors import InfernoError
 from inferno.nn import Rope
 from inferno.nn.batch import Batch
-from inferno.nn.ops import TORCH, Ops
+from inferno.ops.reference import TORCH, Ops
 from inferno.plan import CaptureUse, Plan
-from inferno.requests import Logprobs
+from inferno.request.requests import Logprobs
 from inferno.sampling import Sampler, are_broken, not_finite
 
 _NONE: Mapping[Any, Any] = {}

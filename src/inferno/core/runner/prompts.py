@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from inferno.core.runner.tables import Array, StepArrays
 from inferno.core.types import NewSequence, Step
-from inferno.requests import Logprobs
+from inferno.request.requests import Logprobs
 from inferno.sampling import Pooled, PromptLogprobs
 
 _LOGPROB_ROWS = 256

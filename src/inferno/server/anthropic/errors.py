@@ -9,9 +9,9 @@ from attrs import frozen
 from litestar import Request
 from litestar.openapi.datastructures import ResponseSpec
 
-from inferno.server import errors
-from inferno.server.record import record_of, safe_id
-from inferno.server.schema import ERROR_RESPONSES
+from inferno.server.fields.schema import ERROR_RESPONSES
+from inferno.server.http import errors
+from inferno.server.observe.record import record_of, safe_id
 
 PATH = "/v1/messages"
 """What the API's paths begin with."""

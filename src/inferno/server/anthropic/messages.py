@@ -12,9 +12,9 @@ from inferno.server.anthropic.errors import RESPONSES, request_id_of
 from inferno.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from inferno.server.anthropic.shape import MessageShape
 from inferno.server.anthropic.translation import translate
-from inferno.server.models import Models
-from inferno.server.parsing import Parsed, post_body
-from inferno.server.translate import session_of
+from inferno.server.chat.translate import session_of
+from inferno.server.hosting.models import Models
+from inferno.server.http.parsing import Parsed, post_body
 
 
 @post_body(MessagesRequest, responses=RESPONSES)

@@ -11,10 +11,10 @@ from attrs import define, field
 from inferno.contracts import Delta
 from inferno.errors import InfernoError
 from inferno.server.anthropic.errors import error_body
-from inferno.server.conversation import Conversation, ParsedChoice, arguments_object
-from inferno.server.errors import log
-from inferno.server.model import ServedModel
-from inferno.server.shape import Shape, encode
+from inferno.server.chat.conversation import Conversation, ParsedChoice, arguments_object
+from inferno.server.generate.shape import Shape, encode
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.errors import log
 
 if TYPE_CHECKING:
     from inferno.llm import TextDelta

@@ -9,16 +9,16 @@ import msgspec
 
 from inferno.errors import RequestError
 from inferno.server.anthropic.schema import SAMPLING, CountTokensRequest, MessagesRequest
-from inferno.server.errors import shorten
-from inferno.server.model import ServedModel
-from inferno.server.parsing import Parsed
-from inferno.server.translate import (
+from inferno.server.chat.translate import (
     Translation,
     function_call,
     function_tool,
     named_function,
     text_of,
 )
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.errors import shorten
+from inferno.server.http.parsing import Parsed
 
 _NAMES = {
     "prompt": "messages",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from attrs import frozen
 from litestar.datastructures import UploadFile
 
-from inferno.server.support import Field, honoured
+from inferno.server.fields.support import Field, honoured
 
 BATCHES = (
     *honoured(

@@ -15,10 +15,10 @@ from attrs import define, evolve, field
 from litestar.types import ASGIApp
 
 from inferno.errors import InfernoError, QueueFullError, RequestError, StoreError
-from inferno.server.batch import Answer, Done, Line, answer, read_lines
+from inferno.server.access.keys import INSIDE_KEY, Keys
+from inferno.server.access.limits import Key
 from inferno.server.batches.objects import ENDED, Body, enter, file_of, problem
-from inferno.server.keys import INSIDE_KEY, Keys
-from inferno.server.limits import Key
+from inferno.server.batches.offline import Answer, Done, Line, answer, read_lines
 from inferno.server.responses.store import Store
 
 log = logging.getLogger("inferno.server")

@@ -10,6 +10,11 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
+from inferno.server.chat.translate import Translation
+from inferno.server.fields.schema import CompletionRequest
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel, in_time
+from inferno.server.http.parsing import Parsed, post_body, read
 from inferno.server.llamacpp.fim import FIM, files
 from inferno.server.llamacpp.schema import (
     Generating,
@@ -17,12 +22,7 @@ from inferno.server.llamacpp.schema import (
     LlamaInfillRequest,
 )
 from inferno.server.llamacpp.shape import LlamaShape
-from inferno.server.model import ServedModel, in_time
-from inferno.server.models import Models
 from inferno.server.openai.completions import prepare_text
-from inferno.server.parsing import Parsed, post_body, read
-from inferno.server.schema import CompletionRequest
-from inferno.server.translate import Translation
 
 _NAMES = {
     "max_tokens": "n_predict",

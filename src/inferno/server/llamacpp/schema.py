@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from inferno.server.schema import Message
-from inferno.server.support import Field, honoured
+from inferno.server.fields.schema import Message
+from inferno.server.fields.support import Field, honoured
 
 _SAMPLER = "Use temperature, top_k, top_p and min_p."
 _NO_SLOT = "Requests have no slots: shared prefixes are found by content."

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
+from inferno.server.generate.shape import Choice, Shape, encode
+from inferno.server.hosting.served_model import ServedModel
 from inferno.server.llamacpp.schema import Generating
-from inferno.server.model import ServedModel
 from inferno.server.openai import logprobs
-from inferno.server.shape import Choice, Shape, encode
 
 if TYPE_CHECKING:
     from inferno.llm import TextDelta

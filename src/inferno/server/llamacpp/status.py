@@ -9,13 +9,13 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, JSONBody
 
 import inferno
+from inferno.server.fields.schema import TokenizeRequest
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.llamacpp.schema import LlamaTemplateRequest
 from inferno.server.llamacpp.shape import settings
-from inferno.server.model import ServedModel
-from inferno.server.models import Models
-from inferno.server.parsing import Parsed, post_body
-from inferno.server.record import current
-from inferno.server.schema import TokenizeRequest
+from inferno.server.observe.record import current
 
 
 @get("/props", sync_to_thread=False)
@@ -80,5 +80,5 @@ def _named(models: Models, name: str | None) -> ServedModel:
     """Return a loaded model that the request's key may use."""
     record = current()
     if record is not None and record.key is not None:
-        record.key.check_model(models.slot(name).spec.names)
+        record.key.check_model(models.get(name).spec.names)
     return models.named(name)

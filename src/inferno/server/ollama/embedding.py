@@ -11,13 +11,13 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.llm.pooling import Recipe
-from inferno.server.generation import Prepared
-from inferno.server.model import ServedModel
-from inferno.server.models import Models
+from inferno.server.generate.generation import Prepared
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.ollama import errors
 from inferno.server.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from inferno.server.ollama.translation import find
-from inferno.server.parsing import Parsed, post_body
 from inferno.server.pooling.embeddings import ONE_TOKEN, encode_inputs
 from inferno.server.pooling.shape import Pooled, WholeShape, blaming
 

@@ -7,8 +7,8 @@ from typing import Any
 from attrs import frozen
 from litestar.openapi.datastructures import ResponseSpec
 
-from inferno.server import errors
-from inferno.server.schema import ERROR_RESPONSES
+from inferno.server.fields.schema import ERROR_RESPONSES
+from inferno.server.http import errors
 
 PATH = "/api/"
 """What the API's paths begin with."""

@@ -11,16 +11,16 @@ from litestar.params import JSONBody
 
 import inferno
 from inferno.errors import RequestError, UnsupportedError
-from inferno.server.describe import Description
-from inferno.server.model import ServedModel
-from inferno.server.models import Models
+from inferno.server.hosting.describe import Description
+from inferno.server.hosting.hosted_model import HostedModel
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.parsing import Parsed, post_body
+from inferno.server.observe.record import record_of
 from inferno.server.ollama import errors
 from inferno.server.ollama.schema import OllamaNameRequest, OllamaPullRequest
 from inferno.server.ollama.shape import timestamp
 from inferno.server.ollama.translation import find, plain_name
-from inferno.server.parsing import Parsed, post_body
-from inferno.server.record import record_of
-from inferno.server.slot import Slot
 
 _CAPABILITIES = {"tools": "tools", "reasoning": "thinking", "embeddings": "embedding"}
 _DENSE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -37,14 +37,18 @@ def version() -> dict[str, str]:
 @get("/api/tags", sync_to_thread=False, responses=errors.RESPONSES)
 def tags(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
     """List the models that the key may use, under each of their names."""
-    slots = _usable(request, models)
-    return {"models": [_entry(name, slot.served) for slot in slots for name in slot.spec.names]}
+    hosted_models = _usable(request, models)
+    return {
+        "models": [
+            _entry(name, hosted.served) for hosted in hosted_models for name in hosted.spec.names
+        ]
+    }
 
 
 @get("/api/ps", sync_to_thread=False, responses=errors.RESPONSES)
 def processes(request: Request[Any, Any, Any], models: NamedDependency[Models]) -> dict[str, Any]:
     """List the loaded models that the key may use."""
-    served = [slot.served for slot in _usable(request, models)]
+    served = [hosted.served for hosted in _usable(request, models)]
     return {"models": [_running(model) for model in served if model is not None]}
 
 
@@ -119,10 +123,10 @@ def remove() -> Response[Any]:
     raise _unchanging()
 
 
-def _usable(request: Request[Any, Any, Any], models: Models) -> list[Slot]:
+def _usable(request: Request[Any, Any, Any], models: Models) -> list[HostedModel]:
     record = record_of(request.scope)
     key = record.key if record is not None else None
-    return [slot for slot in models.slots if key is None or key.may_use(slot.spec.names)]
+    return [hosted for hosted in models.hosted if key is None or key.may_use(hosted.spec.names)]
 
 
 def _unchanging() -> UnsupportedError:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from inferno.server.fields.support import Field
 from inferno.server.ollama import support
-from inferno.server.support import Field
 
 
 @frozen(kw_only=True)

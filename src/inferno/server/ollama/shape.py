@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attrs import define, field
 
 from inferno.errors import InfernoError
-from inferno.server.conversation import ParsedChoice, arguments_object
-from inferno.server.errors import log
-from inferno.server.model import ServedModel
+from inferno.server.chat.conversation import ParsedChoice, arguments_object
+from inferno.server.generate.shape import Shape, encode
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.errors import log
 from inferno.server.ollama.errors import message
 from inferno.server.openai import logprobs
-from inferno.server.shape import Shape, encode
 
 if TYPE_CHECKING:
     from inferno.contracts import OutputParser

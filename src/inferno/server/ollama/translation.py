@@ -9,17 +9,17 @@ import msgspec
 from attrs import fields_dict
 
 from inferno.errors import ModelNotFoundError, RequestError
-from inferno.server.errors import shorten
-from inferno.server.model import ServedModel
-from inferno.server.models import Models
+from inferno.server.chat.translate import Translation, function_call
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.errors import shorten
+from inferno.server.http.parsing import Parsed, read
 from inferno.server.ollama.schema import (
     Generating,
     OllamaChatRequest,
     OllamaGenerateRequest,
     Options,
 )
-from inferno.server.parsing import Parsed, read
-from inferno.server.translate import Translation, function_call
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 """Options that have other names in chat requests."""

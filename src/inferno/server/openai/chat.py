@@ -8,11 +8,11 @@ from litestar import Request, Response
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from inferno.server.conversation import prepare
-from inferno.server.models import Models
+from inferno.server.chat.conversation import prepare
+from inferno.server.fields.schema import ChatRequest
+from inferno.server.hosting.models import Models
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.openai.chat_shape import ChatShape
-from inferno.server.parsing import Parsed, post_body
-from inferno.server.schema import ChatRequest
 
 
 @post_body(ChatRequest)

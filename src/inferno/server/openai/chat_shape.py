@@ -8,12 +8,12 @@ from typing import Any
 from attrs import define, field
 
 from inferno.contracts import Delta
-from inferno.server.conversation import Conversation, ParsedChoice
-from inferno.server.model import ServedModel
+from inferno.server.chat.conversation import Conversation, ParsedChoice
+from inferno.server.fields.schema import ChatRequest
+from inferno.server.generate.chunks import Chunked, Chunks, OpenAIShape, encode_event, members
+from inferno.server.generate.shape import encode
+from inferno.server.hosting.served_model import ServedModel
 from inferno.server.openai import logprobs
-from inferno.server.openai.chunks import Chunked, Chunks, OpenAIShape, encode_event, members
-from inferno.server.schema import ChatRequest
-from inferno.server.shape import encode
 
 
 @define

@@ -11,14 +11,14 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
-from inferno.sampling_params import SamplingParams
-from inferno.server.errors import unsupported
-from inferno.server.generation import Prepared
-from inferno.server.model import ServedModel, in_time
-from inferno.server.models import Models
+from inferno.request.sampling_params import SamplingParams
+from inferno.server.fields.schema import CompletionRequest, sampling_values
+from inferno.server.generate.generation import Prepared
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel, in_time
+from inferno.server.http.errors import unsupported
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.openai.text_shape import TextShape
-from inferno.server.parsing import Parsed, post_body
-from inferno.server.schema import CompletionRequest, sampling_values
 
 _DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""

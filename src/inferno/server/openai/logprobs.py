@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inferno.requests import Logprobs
+from inferno.request.requests import Logprobs
 
 if TYPE_CHECKING:
     from inferno.text import Tokenizer

@@ -8,12 +8,12 @@ from typing import Any
 from attrs import define, field
 
 from inferno.llm import TextDelta
-from inferno.requests import Logprobs
-from inferno.server.model import ServedModel
+from inferno.request.requests import Logprobs
+from inferno.server.fields.schema import CompletionRequest
+from inferno.server.generate.chunks import Chunked, Chunks, OpenAIShape, encode_event
+from inferno.server.generate.shape import Choice, encode
+from inferno.server.hosting.served_model import ServedModel
 from inferno.server.openai import logprobs
-from inferno.server.openai.chunks import Chunked, Chunks, OpenAIShape, encode_event
-from inferno.server.schema import CompletionRequest
-from inferno.server.shape import Choice, encode
 
 
 @define

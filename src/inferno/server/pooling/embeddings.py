@@ -13,10 +13,10 @@ from litestar.params import JSONBody
 
 from inferno.errors import RequestError
 from inferno.llm.pooling import Recipe
-from inferno.sampling_params import SamplingParams
-from inferno.server.model import ServedModel, in_time
-from inferno.server.models import Models
-from inferno.server.parsing import Parsed, post_body
+from inferno.request.sampling_params import SamplingParams
+from inferno.server.hosting.models import Models
+from inferno.server.hosting.served_model import ServedModel, in_time
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.pooling.schema import EmbeddingRequest
 from inferno.server.pooling.shape import Pooled, WholeShape, blaming, prepared
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from inferno.errors import RequestError
 from inferno.llm.pooling import Classifier, Judge, Recipe
-from inferno.sampling_params import SamplingParams
-from inferno.server.generation import Prepared
-from inferno.server.model import ServedModel, in_time
-from inferno.server.parsing import Parsed
+from inferno.request.sampling_params import SamplingParams
+from inferno.server.generate.generation import Prepared
+from inferno.server.generate.shape import Choice
+from inferno.server.hosting.served_model import ServedModel, in_time
+from inferno.server.http.parsing import Parsed
 from inferno.server.pooling.embeddings import ONE_TOKEN, encode_inputs
 from inferno.server.pooling.schema import PoolingRequest
 from inferno.server.pooling.shape import Pooled, WholeShape, prepared
-from inferno.server.shape import Choice
 
 if TYPE_CHECKING:
     from inferno.text import ChatTemplate, Tokenizer

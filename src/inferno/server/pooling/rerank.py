@@ -10,8 +10,8 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
-from inferno.server.models import Models
-from inferno.server.parsing import Parsed, post_body
+from inferno.server.hosting.models import Models
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.pooling.pairs import PairScores, PairsShape, prepare_pairs
 from inferno.server.pooling.schema import RerankRequest
 from inferno.server.pooling.shape import blaming

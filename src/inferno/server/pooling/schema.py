@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from inferno.server.support import Field, honoured
+from inferno.server.fields.support import Field, honoured
 
 _MODEL = "A served name; the served model when left out."
 _COMMON = honoured(

@@ -9,8 +9,8 @@ from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
 from inferno.errors import RequestError
-from inferno.server.models import Models
-from inferno.server.parsing import Parsed, post_body
+from inferno.server.hosting.models import Models
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.pooling.pairs import Pair, PairsShape, prepare_pairs
 from inferno.server.pooling.rerank import MAX_DOCUMENTS
 from inferno.server.pooling.schema import ScoreRequest

@@ -11,11 +11,11 @@ from attrs import define
 
 from inferno.errors import RequestError
 from inferno.llm import TextDelta
-from inferno.server.generation import Prepared, checked_salt
-from inferno.server.model import ServedModel
-from inferno.server.parsing import Parsed
+from inferno.server.generate.generation import Prepared, checked_salt
+from inferno.server.generate.shape import Choice, Shape
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.parsing import Parsed
 from inferno.server.pooling.schema import PoolingRequest
-from inferno.server.shape import Choice, Shape
 
 C = TypeVar("C", bound=Choice)
 

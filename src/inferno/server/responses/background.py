@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from inferno.errors import QueueFullError
-from inferno.server.record import Record, current, in_record
+from inferno.server.observe.record import Record, current, in_record
 
 log = logging.getLogger("inferno.server")
 

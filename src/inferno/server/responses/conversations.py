@@ -9,8 +9,9 @@ from litestar import Request, Response, delete, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from inferno.server.keys import owner_of
-from inferno.server.parsing import Parsed, post_body
+from inferno.server.access.keys import owner_of
+from inferno.server.fields.schema import ERROR_RESPONSES
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.responses.database import Database, Page
 from inferno.server.responses.history import resolved
 from inferno.server.responses.items import Item, new_id, read_items
@@ -22,7 +23,6 @@ from inferno.server.responses.schema import (
 )
 from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.responses.translation import checked_metadata
-from inferno.server.schema import ERROR_RESPONSES
 
 Asked = Request[Any, Any, Any]
 

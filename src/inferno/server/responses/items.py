@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from inferno.errors import RequestError
-from inferno.server.errors import shorten
-from inferno.server.translate import function_call, joined, text_of
+from inferno.server.chat.translate import function_call, joined, text_of
+from inferno.server.http.errors import shorten
 
 Item: TypeAlias = dict[str, Any]
 """A JSON object with a `type` and an `id`."""

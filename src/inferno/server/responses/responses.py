@@ -10,9 +10,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from inferno.errors import RequestError
-from inferno.server.keys import owner_of
-from inferno.server.models import Models
-from inferno.server.parsing import Parsed, post_body
+from inferno.server.access.keys import owner_of
+from inferno.server.chat.translate import session_of
+from inferno.server.fields.schema import ERROR_RESPONSES
+from inferno.server.hosting.models import Models
+from inferno.server.http.parsing import Parsed, post_body
 from inferno.server.responses.background import Background
 from inferno.server.responses.database import Database
 from inferno.server.responses.history import history
@@ -22,8 +24,6 @@ from inferno.server.responses.schema import InputTokensRequest, ResponsesRequest
 from inferno.server.responses.shape import Context, ResponsesShape
 from inferno.server.responses.store import Store, checked_id, not_found
 from inferno.server.responses.translation import conversation_id, translate
-from inferno.server.schema import ERROR_RESPONSES
-from inferno.server.translate import session_of
 
 Asked = Request[Any, Any, Any]
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen, make_class
 
-from inferno.sampling_params import parameters
+from inferno.request.sampling_params import parameters
+from inferno.server.fields.schema import sampling_fields
+from inferno.server.fields.support import Field
 from inferno.server.responses import support
-from inferno.server.schema import sampling_fields
-from inferno.server.support import Field
 
 SAMPLING = tuple(p for p in parameters() if p.in_body and p.name not in support.NOT_OFFERED)
 """Sampling parameters that a response takes under their own names."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from attrs import define, field
 
 from inferno.errors import InfernoError, ShuttingDownError
-from inferno.server.conversation import Conversation, ParsedChoice
-from inferno.server.errors import body as error_body
-from inferno.server.errors import log
-from inferno.server.model import ServedModel
+from inferno.server.chat.conversation import Conversation, ParsedChoice
+from inferno.server.generate.shape import Shape, encode
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.errors import body as error_body
+from inferno.server.http.errors import log
 from inferno.server.openai import logprobs
 from inferno.server.responses.database import Database, Stored
 from inferno.server.responses.items import Item
@@ -26,11 +27,10 @@ from inferno.server.responses.translation import (
     checked_metadata,
     wants_logprobs,
 )
-from inferno.server.shape import Shape, encode
 
 if TYPE_CHECKING:
     from inferno.llm import TextDelta
-    from inferno.server.generation import Generation
+    from inferno.server.generate.generation import Generation
 
 
 @define(kw_only=True)

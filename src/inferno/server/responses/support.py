@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferno.sampling_params import parameters
-from inferno.server.support import Field, honoured, sampling_rows
+from inferno.request.sampling_params import parameters
+from inferno.server.fields.support import Field, honoured, sampling_rows
 
 NOT_OFFERED = ("max_tokens", "n", "prompt_logprobs", "best_of")
 """Sampling parameters that a response does not have, or has under other names."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferno.errors import RequestError
-from inferno.server.errors import shorten
-from inferno.server.parsing import Parsed
+from inferno.server.chat.translate import Translation, function_tool, named_function
+from inferno.server.http.errors import shorten
+from inferno.server.http.parsing import Parsed
 from inferno.server.responses.items import Item, to_messages, without_effect
 from inferno.server.responses.schema import SAMPLING, ResponsesRequest
-from inferno.server.translate import Translation, function_tool, named_function
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED_REASONING = "reasoning.encrypted_content"

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from attrs import field, frozen
 from torch import Tensor
 
+from inferno.attention.stored import Stored
 from inferno.contracts import AttentionNeed
 from inferno.nn.attention import is_single
 from inferno.nn.batch import Batch
-from inferno.nn.stored import Stored
 
 
 @frozen(eq=False)

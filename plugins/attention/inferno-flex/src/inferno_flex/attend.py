@@ -16,8 +16,8 @@ from attrs import field, frozen
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
+from inferno.attention.gathered import GatheredAttend, Part
 from inferno.contracts import AttentionNeed
-from inferno.nn.gathered import GatheredAttend, Part
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(score, sequence, head, query, key) -> score, as FlexAttention calls it."""

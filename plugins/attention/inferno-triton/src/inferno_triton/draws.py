@@ -1,4 +1,4 @@
-"""Kernels that turn logits into tokens: what `inferno.nn.draws` defines, for rows of different
+"""Kernels that turn logits into tokens: what `inferno.ops.draws` defines, for rows of different
 parameters in the same launches.
 
 No row is sorted. What `top_k`, `top_p` and `min_p` keep is a prefix of the tokens in the order of

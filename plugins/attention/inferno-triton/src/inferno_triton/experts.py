@@ -1,4 +1,4 @@
-"""The ops of routed experts, as `inferno.nn.ops` defines them, and products with dense experts. No
+"""The ops of routed experts, as `inferno.ops` defines them, and products with dense experts. No
 value returns to the host.
 
 Suffixes: T tokens, D any width, E experts, K experts of a token, N pairs of a token and one of its

@@ -1,4 +1,4 @@
-"""The operators of `inferno.nn.ops` that have kernels, one launch each. Inputs may be views with
+"""The operators of `inferno.ops` that have kernels, one launch each. Inputs may be views with
 contiguous rows: slices of a fused matrix are not copied.
 
 Suffixes: T tokens, D hidden, H heads, C head dim, E rotated pairs, I intermediate.

@@ -1,4 +1,4 @@
-"""The operators that turn logits into tokens, as `inferno.nn.draws` defines them: `adjust` in one
+"""The operators that turn logits into tokens, as `inferno.ops.draws` defines them: `adjust` in one
 pass over the logits, `draw` in three and a list of the best (`draws`).
 
 Suffixes: B rows drawn together, V vocabulary, S spans of a row, P fixed logits, N biases, W words.
@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from inferno.nn.draws import Biases, DrawParams, Penalties
+from inferno.ops.draws import Biases, DrawParams, Penalties
 from inferno_triton import chips, draws
 from inferno_triton.ops import as_rows
 

@@ -15,13 +15,13 @@ from inferno.core.engine import Engine, scheduler_of
 from inferno.core.kvcache import CacheGroups
 from inferno.core.runner import ModelRunner
 from inferno.device import device_errors
-from inferno.loading import begin_of, load_model, ops_of
 from inferno.nn.batch import Batch
-from inferno.packing import PackedWeights
 from inferno.plan import Opened, trial_plan
-from inferno.requests import Request
+from inferno.request.requests import Request
+from inferno.request.sampling_params import SamplingParams
 from inferno.sampling import are_broken, not_finite
-from inferno.sampling_params import SamplingParams
+from inferno.weights.loading import begin_of, load_model, ops_of
+from inferno.weights.packing import PackedWeights
 from inferno_eval.windows import Window
 
 ROWS = 256

@@ -1,4 +1,4 @@
-"""The operators of `inferno.nn.ops`, one native call each.
+"""The operators of `inferno.ops.reference`, one native call each.
 
 Inputs may be views: slices of a fused qkv or gate_up matrix are not copied. Results are new,
 contiguous tensors. Elements are float32, bfloat16 or float16; the computation is in float32, and

@@ -1,4 +1,4 @@
-"""Routing, sorting and summing of a mixture of experts, as defined by `inferno.nn.ops`: one native
+"""Routing, sorting and summing of a mixture of experts, as defined by `inferno.ops`: one native
 call each.
 
 Suffixes: T tokens, D hidden, E experts, K experts of a token, N pairs of a token and an expert (T ·

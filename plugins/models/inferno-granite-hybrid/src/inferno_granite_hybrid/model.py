@@ -25,9 +25,9 @@ from inferno.nn import (
     Router,
     Routing,
     SelfAttention,
-    ops,
 )
 from inferno.nn.batch import Batch
+from inferno.ops import reference as ops
 from inferno_granite_hybrid.config import GraniteHybridConfig
 
 

@@ -56,7 +56,7 @@ class AwqEncoding:
         }
 
     def encode(self, path: str, weight_OI: Tensor, seen: Seen | None) -> Mapping[str, Tensor]:
-        from inferno.nn import nearest
+        from inferno.ops.rounding import nearest
 
         rounded = nearest(weight_OI, self._grid(weight_OI))
         return {
@@ -82,7 +82,7 @@ class AwqEncoding:
 
     def _loss(self, weight_OI: Tensor, scale_I: Tensor, seen: Seen) -> float:
         """Return the squared error of the products, summed over all inputs."""
-        from inferno.nn import nearest
+        from inferno.ops.rounding import nearest
 
         scaled_OI = weight_OI.float() * scale_I
         off_OI = nearest(scaled_OI, self._grid(weight_OI)).values() / scale_I - weight_OI.float()
@@ -92,7 +92,7 @@ class AwqEncoding:
         return columns if self.group == -1 else self.group
 
     def _grid(self, weight_OI: Tensor) -> Any:
-        from inferno.nn import Grid
+        from inferno.ops.rounding import Grid
 
         return Grid(4, self._group(weight_OI.shape[1]), symmetric=False)
 

@@ -71,7 +71,8 @@ class PackedEncoding:
     def encode(self, path: str, weight_OI: Tensor, seen: Seen | None) -> Mapping[str, Tensor]:
         import torch
 
-        from inferno.nn import Grid, by_inputs, nearest, packed_words
+        from inferno.nn import packed_words
+        from inferno.ops.rounding import Grid, by_inputs, nearest
 
         grid = Grid(BITS, self._group(weight_OI.shape[1]), symmetric=True)
         if seen is None:

@@ -71,7 +71,8 @@ class GptqEncoding:
         }
 
     def encode(self, path: str, weight_OI: Tensor, seen: Seen | None) -> Mapping[str, Tensor]:
-        from inferno.nn import Grid, by_inputs, nearest, packed_words
+        from inferno.nn import packed_words
+        from inferno.ops.rounding import Grid, by_inputs, nearest
 
         columns = weight_OI.shape[1]
         grid = Grid(self.bits, columns if self.group == -1 else self.group, symmetric=True)

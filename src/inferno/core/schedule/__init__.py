@@ -1,0 +1,1 @@
+"""Which sequences run next, with how many tokens and drafts."""

@@ -1,0 +1,173 @@
+"""Reference implementations, in torch, of the small operators between matrix products and
+attention. A kernel provider's ops must agree with them.
+
+Suffixes: T tokens, D any width, H heads, C head dim, R rotated dims (<= C), E rotated pairs (R /
+2), I inner width, N rows of a table, V vocabulary; and of routed experts: E experts, K experts of a
+token, N pairs of a token and one of its experts (T · K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from inferno.ops.draws import DrawParams, adjust, draw
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """x / rms(x) · weight over the last dimension, computed in float32 (arXiv:1910.07467). The
+    weight has x's dtype or float32; the result has x's."""
+    if weight_D.dtype == torch.float32:
+        return F.rms_norm(x.float(), weight_D.shape, weight_D, eps).to(x.dtype)
+    # Round to x's dtype before applying a weight of that dtype, as in training.
+    return F.rms_norm(x.float(), weight_D.shape, None, eps).to(x.dtype) * weight_D
+
+
+def add_rms_norm(
+    x_TD: Tensor, delta_TD: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return x + delta and its norm."""
+    sum_TD = x_TD + delta_TD
+    return sum_TD, rms_norm(sum_TD, weight_D, eps)
+
+
+def norm_rope(
+    x_THC: Tensor,
+    weight_C: Tensor | None,
+    eps: float,
+    cos_TE: Tensor,
+    sin_TE: Tensor,
+    interleaved: bool = False,
+) -> Tensor:
+    """Normalize heads, if there is a weight, and rotate the first R dims of each. Pairs are (i, i +
+    R/2) or, if interleaved, (2 i, 2 i + 1)."""
+    if weight_C is not None:
+        x_THC = rms_norm(x_THC, weight_C, eps)
+    rotated = 2 * cos_TE.shape[-1]
+    cos_T1E, sin_T1E = cos_TE[:, None], sin_TE[:, None]
+    x_THR = x_THC[..., :rotated].float()
+    a, b = (
+        x_THR.reshape(*x_THR.shape[:-1], -1, 2).unbind(-1)
+        if interleaved
+        else x_THR.chunk(2, dim=-1)
+    )
+    turned = (a * cos_T1E - b * sin_T1E, b * cos_T1E + a * sin_T1E)
+    out = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(
+        x_THC.dtype
+    )
+    return out if rotated == x_THC.shape[-1] else torch.cat([out, x_THC[..., rotated:]], -1)
+
+
+def silu_mul(gate_TI: Tensor, up_TI: Tensor) -> Tensor:
+    """silu(gate) · up"""
+    return F.silu(gate_TI) * up_TI
+
+
+def gather(table_ND: Tensor, ids_T: Tensor) -> Tensor:
+    """Return rows of a table, (T, D)."""
+    return F.embedding(ids_T, table_ND)
+
+
+def argmax(logits_TV: Tensor) -> Tensor:
+    """Return each row's best token, the lowest id among equals: -1, for undecided, in rows with NaN
+    and in those whose best logit is not finite."""
+    if logits_TV.device.type == "cpu" and logits_TV.dtype != torch.float32:
+        # A CPU computes the argmax of 16-bit values five times slower than that of float32 copies
+        # within its caches.
+        rows = max(1, _ROWS_IN_CACHE // logits_TV.shape[1])
+        return torch.cat([argmax(part_BV.float()) for part_BV in torch.split(logits_TV, rows)])
+    ids_T = logits_TV.argmax(-1)
+    best_T = logits_TV.gather(-1, ids_T[:, None])[:, 0]
+    return torch.where(best_T.isfinite(), ids_T, -1)
+
+
+_ROWS_IN_CACHE = 2**20
+"""In elements, not bytes."""
+
+
+def route(
+    x_TD: Tensor,
+    weight_ED: Tensor,
+    bias_E: Tensor | None,
+    correction_E: Tensor | None,
+    top_k: int,
+    sigmoid: bool,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return each token's experts, best first, and their weights: (T, K) int64 and float32.
+    `weight_ED` and the biases are float32.
+
+    The correction bias (arXiv:2408.15664) affects which experts are selected, not their weights:
+    see `scores` and `weights`. A token whose logits are not all finite still gets some experts, and
+    does not affect other tokens; its weights are NaN if all its logits are."""
+    scores_TE = scores(x_TD, weight_ED, bias_E, sigmoid)
+    experts_TK = (
+        (scores_TE if correction_E is None else scores_TE + correction_E)
+        .topk(top_k, dim=-1)
+        .indices
+    )
+    return experts_TK, weights(scores_TE, experts_TK, normalize, scale)
+
+
+def scores(x_TD: Tensor, weight_ED: Tensor, bias_E: Tensor | None, sigmoid: bool) -> Tensor:
+    """Return the scores of all experts, (T, E): the softmax of the logits x · weight + bias, or
+    their sigmoids, in float32."""
+    logits_TE = F.linear(x_TD.float(), weight_ED, bias_E)
+    return logits_TE.sigmoid() if sigmoid else logits_TE.softmax(-1)
+
+
+def weights(scores_TE: Tensor, experts_TK: Tensor, normalize: bool, scale: float) -> Tensor:
+    """Return the weights of the selected experts, (T, K): their scores, divided by their sum if
+    `normalize`, times the scale."""
+    weights_TK = scores_TE.gather(1, experts_TK)
+    if normalize:
+        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True).clamp_min(
+            torch.finfo(torch.float32).tiny
+        )
+    return weights_TK * scale
+
+
+def dispatch(experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sort the pairs by expert, then by token. Returns tokens_N (int64), the token of each row;
+    starts_E1 (int32), the first row of each expert, then N; places_TK (int64), the row of each
+    pair."""
+    expert_N, order_N = experts_TK.flatten().sort(stable=True)
+    starts_E1 = torch.searchsorted(
+        expert_N, torch.arange(num_experts + 1, device=expert_N.device), out_int32=True
+    )
+    places_N = torch.empty_like(order_N)
+    places_N[order_N] = torch.arange(len(order_N), device=order_N.device)
+    return order_N // experts_TK.shape[1], starts_E1, places_N.view_as(experts_TK)
+
+
+def combine(y_ND: Tensor, places_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """Return each token's weighted sum of its rows of y, (T, D), summed in float32 and rounded once
+    to y's dtype."""
+    y_T1D = torch.bmm(weights_TK[:, None], y_ND[places_TK].float())
+    return y_T1D[:, 0].to(y_ND.dtype)
+
+
+@frozen(eq=False)
+class Ops:
+    """One implementation of each op of `contracts.OPS` and `EXPERT_OPS`: torch's, until the loader
+    binds a provider's."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
+    norm_rope: Callable[..., Tensor] = norm_rope
+    silu_mul: Callable[[Tensor, Tensor], Tensor] = silu_mul
+    gather: Callable[[Tensor, Tensor], Tensor] = gather
+    argmax: Callable[[Tensor], Tensor] = argmax
+    adjust: Callable[..., Tensor] = adjust
+    draw: Callable[[Tensor, DrawParams | None, Tensor | None], Tensor] = draw
+    route: Callable[..., tuple[Tensor, Tensor]] = route
+    dispatch: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]] = dispatch
+    combine: Callable[[Tensor, Tensor, Tensor], Tensor] = combine
+
+
+TORCH = Ops()

@@ -1,0 +1,1 @@
+"""Requests: their parameters, and the values that the kernel passes on for them."""

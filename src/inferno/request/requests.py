@@ -1,0 +1,164 @@
+"""What enters and leaves the engine. `Request` never changes; outputs are not frozen: a step makes
+hundreds, and frozen ones take three times as long to make.
+
+They travel between processes as msgpack: plain numbers, strings, tuples and dicts only.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from bisect import bisect_left
+from typing import Literal
+
+from attrs import define, field, frozen
+
+from inferno.errors import ERRORS, InfernoError
+from inferno.request.sampling_params import SamplingParams
+
+Pooling = Literal["last", "first", "mean", "max", "weighted_mean", "mean_sqrt_len"]
+"""How a prompt becomes one embedding: a token's hidden state, or of all the mean, the maximum, the
+mean weighted by position from 1, or the sum by the square root of their number."""
+Reduction = Pooling | Literal["score"]
+"""What a prompt becomes instead of being continued: an embedding, or by `score` the logits of a
+classifier's labels."""
+
+
+@frozen(kw_only=True)
+class Request:
+    """What a caller wants, in tokens. Never changes."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    params: SamplingParams = SamplingParams()
+    eos_token_ids: tuple[int, ...] = ()
+    """The model's own end tokens; empty if the caller ignores them."""
+    priority: int = 0
+    """Lower runs first; among equals, first come first served."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """The tokens of `params.bad_words`."""
+    pooling: Reduction | None = None
+    """Return the prompt's embedding, or its labels' logits, instead of generating."""
+    unseeded: int = field(factory=lambda: secrets.randbits(64))
+    """The seed if `params.seed` is None. It is drawn here and travels with the request, so that a
+    restarted engine and every rank draw the same tokens."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of its draws."""
+        return self.unseeded if self.params.seed is None else self.params.seed
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@frozen
+class Logprobs:
+    """One position's log-probabilities (natural), under the model's own distribution."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens with their log-probabilities, best first."""
+
+
+@define
+class EngineOutput:
+    """What the engine reports for one request: its next token, or that it ended without one."""
+
+    request_id: str
+    token_id: int | None
+    """None if the request ended without a further token."""
+    finish: FinishReason | None = None
+    stop_id: int | None = None
+    """The `stop_token_ids` entry that ended the request, None for the model's own end token."""
+    logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    """On a request's first token, if asked for: one entry per prompt token, None for the first."""
+    num_cached: int = 0
+    """On a request's first token: prompt tokens found in the cache."""
+    queue_seconds: float = field(default=0.0, eq=False)
+    """On a request's first token: how long it waited in the queue."""
+    num_drafts: int = 0
+    """On the first token of a step: draft tokens that the step verified for the request."""
+    num_accepted: int = 0
+    """How many of them were accepted: tokens that the step returned beyond its first."""
+    embedding: tuple[float, ...] | None = None
+    """The prompt's embedding or its labels' logits, if asked for."""
+    error: str = ""
+    """Why the engine failed the request: an error's cause, and on the next line its remedy."""
+    error_kind: str = ""
+    """The name of the error's class."""
+
+    @classmethod
+    def failed(cls, request_id: str, error: InfernoError) -> EngineOutput:
+        """Return the output of a request that ends with an error."""
+        kind = type(error).__name__
+        return cls(request_id, None, FinishReason.ERROR, error=str(error), error_kind=kind)
+
+    def failure(self) -> InfernoError:
+        """Return the error, in this process."""
+        if self.error_kind not in ERRORS:
+            cause = self.error or "the engine failed on this request"
+            return InfernoError(cause, "See the engine's log.")
+        cause, _, remedy = self.error.partition("\n")
+        return ERRORS[self.error_kind](cause, remedy)
+
+
+STEP_SIZES = (1, 8, *(2**i for i in range(4, 15)))
+"""The limits by which steps are counted, in tokens: those of vLLM's histogram."""
+
+
+@define
+class EngineStats:
+    """The engine's gauges now, and its counters since it started."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of the cache's blocks that sequences hold, 0 to 1, in the group that is fullest."""
+    steps: int = 0
+    step_tokens: int = 0
+    """Tokens that steps computed, drafts that were not accepted left out."""
+    step_sizes: list[int] = field(factory=lambda: [0] * (len(STEP_SIZES) + 1))
+    """How many steps computed at most as many tokens as each of `STEP_SIZES`, and more than the one
+    before; at last, how many more than any."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens found in the cache instead of computed."""
+    generated_tokens: int = 0
+    draft_tokens: int = 0
+    """Draft tokens that steps verified."""
+    accepted_tokens: int = 0
+    """Draft tokens that were accepted."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    preemptions: int = 0
+    non_finite: int = 0
+    """Requests that ended because the model's numbers were not finite."""
+
+    def count_prompt(self, num_tokens: int, num_found: int, *, again: bool) -> None:
+        """Count an admission, `again` after a preemption, with the tokens found in the cache."""
+        self.prefix_queries += num_tokens
+        self.prefix_hits += num_found
+        if not again:
+            self.prompt_tokens += num_tokens
+            self.cached_tokens += num_found
+
+    def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        self.draft_tokens += num_drafts
+        self.accepted_tokens += num_accepted
+
+    def count_step(self, num_tokens: int) -> None:
+        self.steps += 1
+        self.step_tokens += num_tokens
+        self.step_sizes[bisect_left(STEP_SIZES, num_tokens)] += 1

@@ -1,0 +1,1 @@
+"""Conversations: their prompts, tools, reasoning and structured output."""

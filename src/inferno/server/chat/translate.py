@@ -1,0 +1,144 @@
+"""Makes a chat request from another API's body. What a chat request honours or refuses then holds
+for every API; errors and ignored names are those of the body that the client sent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from inferno.errors import RequestError
+from inferno.server.chat.conversation import Conversation, prepare
+from inferno.server.fields.schema import ChatRequest
+from inferno.server.hosting.served_model import ServedModel
+from inferno.server.http.parsing import Parsed, read
+
+_SESSION_HEADERS = ("session-id", "session_id", "x-session-id", "x-claude-code-session-id")
+
+
+@frozen
+class Translation:
+    """A body as a chat request."""
+
+    chat: Mapping[str, Any]
+    """The JSON object of a chat request."""
+    names: Mapping[str, str] = field(factory=dict)
+    """The body's name for each field of the chat request that has another name there."""
+    ignored: Sequence[str] = ()
+    """Names of what has no effect in the body."""
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """Make errors of the chat request name the body's fields."""
+        try:
+            yield
+        except RequestError as error:
+            raise self._renamed(error) from error
+
+    async def prepare(self, model: ServedModel) -> Conversation:
+        """Check the request, render and tokenize its messages. Raises RequestError.
+
+        If the template refuses system messages within the conversation, which agents send, they
+        become user messages."""
+        messages = self.chat["messages"]
+        with self.naming():
+            try:
+                found = await self._prepare(messages, model)
+            except RequestError as error:
+                said = without_late_systems(messages)
+                if error.param != "messages" or said == messages:
+                    raise
+                try:
+                    found = await self._prepare(said, model)
+                except RequestError:
+                    raise error from None
+        ignored = tuple(dict.fromkeys(map(self.name, found.prepared.ignored)))
+        return evolve(found, prepared=evolve(found.prepared, ignored=ignored))
+
+    async def _prepare(self, messages: Sequence[Any], model: ServedModel) -> Conversation:
+        chat = {**self.chat, "messages": messages}
+        parsed = read({k: v for k, v in chat.items() if v is not None}, ChatRequest)
+        return await prepare(Parsed(parsed.body, (*self.ignored, *parsed.ignored)), model)
+
+    def name(self, param: str) -> str:
+        """Return the body's name for a field of the chat request."""
+        # The longest beginning of the param, up to a dot or a bracket, that has another name.
+        ends = (i for i in range(len(param), 0, -1) if param[i : i + 1] in ("", ".", "["))
+        longest = next((param[:i] for i in ends if param[:i] in self.names), None)
+        return param if longest is None else self.names[longest] + param[len(longest) :]
+
+    def _renamed(self, error: RequestError) -> RequestError:
+        if error.param is None or (name := self.name(error.param)) == error.param:
+            return error
+        cause = error.cause.replace(error.param, name)
+        return RequestError(cause, error.remedy, param=name, code=error.code, detail=error.detail)
+
+
+def session_of(body: Any, headers: Mapping[str, str]) -> str | None:
+    """Return the session that a request names: clients put it in different places."""
+    named = (body.session_id, body.prompt_cache_key, *map(headers.get, _SESSION_HEADERS))
+    return next(filter(None, named), None)
+
+
+def without_late_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the messages with system messages only at the beginning. Later ones become user
+    messages, and consecutive user messages are merged."""
+    runs: list[list[Mapping[str, Any]]] = []
+    late = False
+    for message in messages:
+        is_system = message["role"] in ("system", "developer")
+        if late and is_system:
+            message = {**message, "role": "user"}
+        late = late or not is_system
+        if runs and message["role"] == runs[-1][-1]["role"] == "user":
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    return [run[0] if len(run) == 1 else _merged(run) for run in runs]
+
+
+def _merged(run: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    text = "\n\n".join(joined(message["content"] or "") for message in run)
+    return {**run[-1], "content": text}
+
+
+def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of a chat message's content."""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def function_tool(
+    name: str, description: Any, parameters: Any, strict: Any = None
+) -> dict[str, Any]:
+    """Make a tool of a chat request."""
+    given = {"description": description, "parameters": parameters, "strict": strict}
+    function = {"name": name} | {k: v for k, v in given.items() if v is not None}
+    return {"type": "function", "function": function}
+
+
+def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Make a tool call of a chat request's message."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def named_function(name: str) -> dict[str, Any]:
+    """Make the `tool_choice` of one function."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def text_of(part: Any, param: str, kinds: Sequence[str]) -> str:
+    """Return a content part's text. Raises RequestError for a part that is not text."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in kinds and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind in kinds:
+        raise RequestError(f"{param} has no text", "Give it a string in text.", param=param)
+    shown = str(kind)[:40]
+    raise RequestError(
+        f"{param} has the type {shown!r}, but models here read text only",
+        f"Send parts of the type {' or '.join(kinds[:2])}.",
+        param=param,
+        code="unsupported_parameter",
+    )

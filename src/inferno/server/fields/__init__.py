@@ -1,0 +1,1 @@
+"""Fields of request bodies, and the support of each."""

@@ -1,0 +1,1 @@
+"""Answers to prepared requests, whole or as streams."""

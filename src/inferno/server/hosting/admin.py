@@ -1,0 +1,116 @@
+"""Endpoints for the server's operator: load and unload models, and see what keys have used."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from attrs import frozen
+from litestar import Request, get
+from litestar.datastructures import State
+from litestar.di import NamedDependency
+from litestar.params import JSONBody
+
+from inferno.server.access.keys import Keys, admin_only
+from inferno.server.access.limits import Key
+from inferno.server.fields import support
+from inferno.server.fields.support import Field
+from inferno.server.hosting.hosted_model import HostedModel
+from inferno.server.hosting.models import DRAIN_SECONDS, Models
+from inferno.server.http.parsing import Parsed, post_body
+from inferno.server.observe.record import record_of
+
+
+@frozen(kw_only=True)
+class LoadRequest:
+    """The body of POST /v1/models/load."""
+
+    path: ClassVar[str] = "/v1/models/load"
+    rows: ClassVar[tuple[Field, ...]] = support.LOAD
+
+    model: str
+
+
+@frozen(kw_only=True)
+class UnloadRequest:
+    """The body of POST /v1/models/unload."""
+
+    path: ClassVar[str] = "/v1/models/unload"
+    rows: ClassVar[tuple[Field, ...]] = support.UNLOAD
+
+    model: str
+    seconds: float | None = None
+
+
+@post_body(LoadRequest, guards=[admin_only])
+async def load_model(
+    data: JSONBody[Parsed[LoadRequest]], models: NamedDependency[Models]
+) -> dict[str, Any]:
+    """Load a model, and answer once it is loaded. One that is loaded stays as it is, unless its
+    engine does not run: then it is loaded again."""
+    hosted = models.get(data.body.model)
+    if hosted.status == "restarting":
+        await models.unload(hosted, 0)
+    await models.load(hosted)
+    return _status(hosted)
+
+
+@post_body(UnloadRequest, guards=[admin_only])
+async def unload_model(
+    data: JSONBody[Parsed[UnloadRequest]], models: NamedDependency[Models]
+) -> dict[str, Any]:
+    """Unload a model, pinned or not, and answer once its memory is free. Its requests may take
+    `seconds` to end, then they are aborted."""
+    hosted, seconds = models.get(data.body.model), data.body.seconds
+    await models.unload(hosted, DRAIN_SECONDS if seconds is None else max(0.0, seconds))
+    return _status(hosted)
+
+
+@get("/v1/models/status", sync_to_thread=False, guards=[admin_only])
+def models_status(models: NamedDependency[Models]) -> dict[str, Any]:
+    """Describe what each model does, and the memory that is planned for it."""
+    return {"models": [_status(hosted) for hosted in models.hosted]}
+
+
+@get("/v1/keys/usage", sync_to_thread=False)
+def keys_usage(request: Request[Any, Any, Any], state: State) -> dict[str, Any]:
+    """Report what the request's key has used since the server started; for an admin, what each key
+    has."""
+    keys: Keys = state.api_keys
+    record = record_of(request.scope)
+    own = record.key if record is not None else None
+    shown = keys.all if own is None or own.admin else (own,)
+    return {"keys": [_usage(key) for key in shown if own is not None]}
+
+
+def _status(hosted: HostedModel) -> dict[str, Any]:
+    return {
+        "name": hosted.name,
+        "aliases": hosted.spec.names[1:],
+        "ref": hosted.spec.ref,
+        "status": hosted.status,
+        "pinned": hosted.spec.pin,
+        "requests": hosted.leases,
+        "waiting": hosted.waiting,
+        "bytes": hosted.nbytes,
+        "device": hosted.device or None,
+        "idle_seconds": round(hosted.clock() - hosted.last_used, 1) if hosted.is_idle else None,
+        "unload_after": hosted.spec.idle_seconds,
+        "error": str(hosted.error) if hosted.error is not None else None,
+    }
+
+
+def _usage(key: Key) -> dict[str, Any]:
+    usage = key.account.usage
+    return {
+        "name": key.name,
+        "running": key.account.running,
+        "requests": usage.requests,
+        "rejected": usage.rejected,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
+
+
+HANDLERS = (load_model, unload_model, models_status, keys_usage)
+BODIES: tuple[type[Any], ...] = (LoadRequest, UnloadRequest)

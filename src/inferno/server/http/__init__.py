@@ -1,0 +1,1 @@
+"""HTTP: connections, requests before they are routed, bodies, errors."""

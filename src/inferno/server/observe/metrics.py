@@ -1,0 +1,259 @@
+"""Prometheus metrics: vLLM's names with the prefix `inferno_`, one registry per app. The label
+`model_name` is the model's first name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from attrs import frozen
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from inferno.request.requests import STEP_SIZES, EngineStats
+from inferno.server.access.limits import Key
+
+_MODEL = "model_name"
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKENS = tuple(float(2**i) for i in range(0, 21))
+
+_GAUGES = {
+    "num_requests_running": ("num_running", "Requests running in the batch."),
+    "num_requests_waiting": ("num_waiting", "Requests waiting to run."),
+    "kv_cache_usage_perc": ("kv_usage", "Fraction of the KV cache in use, 0 to 1."),
+}
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
+    "prompt_tokens_cached": ("cached_tokens", "Prompt tokens found in the cache."),
+    "generation_tokens": ("generated_tokens", "Tokens generated."),
+    "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens verified."),
+    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens accepted."),
+    "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
+    "num_preemptions": ("preemptions", "Requests preempted because blocks ran out."),
+    "non_finite_requests": (
+        "non_finite",
+        "Requests that ended because the model's numbers were NaN or infinite.",
+    ),
+    "engine_steps": ("steps", "Forward passes."),
+}
+_KEY_COUNTERS = {
+    "key_requests": ("requests", "Requests of a key."),
+    "key_rejected_requests": ("rejected", "Requests of a key that were over its limits."),
+    "key_prompt_tokens": ("prompt_tokens", "Prompt tokens of a key."),
+    "key_prompt_tokens_cached": ("cached_tokens", "Prompt tokens of a key found in the cache."),
+    "key_generation_tokens": ("completion_tokens", "Tokens generated for a key."),
+}
+
+
+@frozen
+class ModelView:
+    """What a scrape reads of one model."""
+
+    name: str
+    state: str
+    alive: bool
+    """Whether its engine takes requests."""
+    nbytes: int
+    """Bytes planned for it; 0 while it is not loaded."""
+    stats: EngineStats | None
+    """None while it is not loaded."""
+
+
+class _Models(Collector):
+    """The models and their engines, read at each scrape. An engine's counters begin at zero when it
+    starts, as Prometheus expects of a restart."""
+
+    def __init__(self, views: Callable[[], Iterable[ModelView]]) -> None:
+        self._views = views
+
+    def collect(self) -> Iterator[Metric]:
+        views = list(self._views())
+        up = GaugeMetricFamily(
+            "inferno_engine_up", "1 while the model's engine takes requests.", labels=[_MODEL]
+        )
+        state = GaugeMetricFamily(
+            "inferno_model_state", "1 for the state of a model.", labels=[_MODEL, "state"]
+        )
+        memory = GaugeMetricFamily(
+            "inferno_model_memory_bytes", "Bytes planned for a loaded model.", labels=[_MODEL]
+        )
+        for view in views:
+            up.add_metric([view.name], view.alive)
+            state.add_metric([view.name, view.state], 1)
+            memory.add_metric([view.name], view.nbytes)
+        yield from (up, state, memory)
+        running = [(view.name, view.stats) for view in views if view.stats is not None]
+        for name, (attribute, text) in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"inferno_{name}", text, labels=[_MODEL])
+            for model, stats in running:
+                gauge.add_metric([model], getattr(stats, attribute))
+            yield gauge
+        for name, (attribute, text) in _COUNTERS.items():
+            counter = CounterMetricFamily(f"inferno_{name}", text, labels=[_MODEL])
+            for model, stats in running:
+                counter.add_metric([model], getattr(stats, attribute))
+            yield counter
+        sizes = HistogramMetricFamily(
+            "inferno_iteration_tokens_total",
+            "Tokens that a forward pass computes.",
+            labels=[_MODEL],
+        )
+        for model, stats in running:
+            counts = accumulate(stats.step_sizes)
+            limits = (*map(floatToGoString, STEP_SIZES), "+Inf")
+            sizes.add_metric([model], list(zip(limits, counts, strict=True)), stats.step_tokens)
+        yield sizes
+
+
+class _Keys(Collector):
+    """What each key has used since the server started."""
+
+    def __init__(self, keys: Callable[[], Iterable[Key]]) -> None:
+        self._keys = keys
+
+    def collect(self) -> Iterator[Metric]:
+        keys = list(self._keys())
+        running = GaugeMetricFamily(
+            "inferno_key_requests_running", "Requests of a key in progress.", labels=["key"]
+        )
+        for key in keys:
+            running.add_metric([key.name], key.account.running)
+        yield running
+        for name, (attribute, text) in _KEY_COUNTERS.items():
+            counter = CounterMetricFamily(f"inferno_{name}", text, labels=["key"])
+            for key in keys:
+                counter.add_metric([key.name], getattr(key.account.usage, attribute))
+            yield counter
+
+
+class Metrics:
+    """Metrics of the server, its models and its keys."""
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[ModelView]],
+        keys: Callable[[], Iterable[Key]] | None = None,
+    ) -> None:
+        """`keys` are shown by name, if given."""
+        self._registry = registry = CollectorRegistry()
+        registry.register(_Models(models))
+        if keys is not None:
+            registry.register(_Keys(keys))
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"inferno_{name}", text, [_MODEL], buckets=buckets, registry=registry)
+
+        self._first_token = histogram(
+            "time_to_first_token_seconds", "From the request to its first token."
+        )
+        self._inter_token = histogram(
+            "inter_token_latency_seconds",
+            "Between tokens; averaged over tokens that arrive together.",
+        )
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds",
+            "Of an output, the mean time per token after the first.",
+        )
+        self._whole = histogram(
+            "e2e_request_latency_seconds", "From the request to its last token."
+        )
+        self._decode = histogram(
+            "request_decode_time_seconds", "From a request's first token to its last."
+        )
+        self._queue = histogram(
+            "request_queue_time_seconds", "How long a request waited in the engine's queue."
+        )
+        self._prefill = histogram(
+            "request_prefill_time_seconds", "From a request's admission to its first token."
+        )
+        self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._generated = histogram("request_generation_tokens", "Tokens of an output.", _TOKENS)
+        self._success = Counter(
+            "inferno_request_success",
+            "Finished outputs.",
+            [_MODEL, "finished_reason"],
+            registry=registry,
+        )
+        self._http = Counter(
+            "inferno_http_requests", "Responses by status.", ["status"], registry=registry
+        )
+
+    def of(self, model: str) -> ModelMetrics:
+        """Return the metrics of one model's requests."""
+        return ModelMetrics(
+            self._success,
+            model,
+            self._first_token.labels(model),
+            self._inter_token.labels(model),
+            self._per_token.labels(model),
+            self._whole.labels(model),
+            self._decode.labels(model),
+            self._queue.labels(model),
+            self._prefill.labels(model),
+            self._prompt.labels(model),
+            self._generated.labels(model),
+        )
+
+    def answered(self, status: int) -> None:
+        """Count a response."""
+        self._http.labels(str(status)).inc()
+
+    def text(self) -> bytes:
+        """Render the exposition format."""
+        return generate_latest(self._registry)
+
+
+@frozen(eq=False)
+class ModelMetrics:
+    """Metrics of one model's requests."""
+
+    _success: Counter
+    _model: str
+    _first_token: Histogram
+    _inter_token: Histogram
+    _per_token: Histogram
+    _whole: Histogram
+    _decode: Histogram
+    _queue: Histogram
+    _prefill: Histogram
+    _prompt: Histogram
+    _generated: Histogram
+
+    def first_token(self, seconds: float, queued: float) -> None:
+        """Record an output's first tokens: `seconds` after the request, `queued` of them spent in
+        the engine's queue."""
+        self._first_token.observe(seconds)
+        self._queue.observe(queued)
+        self._prefill.observe(max(0.0, seconds - queued))
+
+    def next_tokens(self, count: int, seconds: float) -> None:
+        """Record `count` tokens of an output, so long after its last ones."""
+        for _ in range(count):
+            self._inter_token.observe(seconds / count)
+
+    def finished(self, reason: str, seconds: float, first: float | None, tokens: int) -> None:
+        """Record an output that ended by itself, `seconds` after the request, with its first token
+        after `first` seconds, if it has one."""
+        self._success.labels(self._model, reason).inc()
+        self._whole.observe(seconds)
+        self._generated.observe(tokens)
+        if first is not None:
+            self._decode.observe(seconds - first)
+            if tokens > 1:
+                self._per_token.observe((seconds - first) / (tokens - 1))
+
+    def aborted(self, outputs: int) -> None:
+        """Count outputs that ended before their end."""
+        self._success.labels(self._model, "abort").inc(outputs)
+
+    def prompt(self, tokens: int) -> None:
+        """Record the length of a prompt."""
+        self._prompt.observe(tokens)

@@ -1,0 +1,1 @@
+"""A model's layers from the tensors of a checkpoint: loading, pairing, quantizing, packing."""

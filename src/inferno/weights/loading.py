@@ -1,0 +1,358 @@
+"""Loads a plan's model: build, pair, fill, finalize. Runs once, top to bottom."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from inferno.contracts import (
+    GROUPED,
+    LINEAR,
+    MTP,
+    QUANTIZE,
+    Attend,
+    Capture,
+    Drafter,
+    DraftParts,
+    Model,
+    StoredMatrix,
+    TensorInfo,
+    lazy,
+)
+from inferno.device import GraphCapture, WeightStream, check_device, device_errors
+from inferno.errors import CheckpointError, PluginError
+from inferno.nn import (
+    Attention,
+    ByStep,
+    Finalize,
+    Stack,
+    State,
+    Unloaded,
+    Weight,
+    Wrapper,
+    finalize,
+    stacked_inside,
+)
+from inferno.nn.attention import is_single
+from inferno.nn.batch import Batch
+from inferno.nn.layer import torch_stack
+from inferno.nn.weight import Later, loaded
+from inferno.ops.reference import Ops
+from inferno.plan import CUDA_GRAPHS, AttentionUse, Opened, Plan, quant_config_of
+from inferno.weights.packing import PackedWeights
+from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
+from inferno.weights.quantizing import Quantizing
+
+
+def load_model(opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
+    """Return the plan's model: weights loaded, every layer bound to its kernels and backend.
+    Matrices that are in `packed` are taken from there, and others are put there."""
+    plan = opened.plan
+    check_device(plan.device)
+    torch.set_num_threads(plan.threads)  # for steps, and for packing weights
+    model = build(opened)
+    with device_errors(plan.device, "load the weights"):
+        fill(model, opened, packed)
+        check_layers(model, plan, range(len(opened.config.cache_specs())))
+        return _finalized(model, opened, packed)
+
+
+def load_mtp(opened: Opened, model: nn.Module) -> nn.Module:
+    """Return the model's multi-token-prediction layers, loaded likewise."""
+    layers, first = build_mtp(opened, model), len(opened.config.cache_specs())
+    _fill(layers, stored_mtp_modules(opened), opened)
+    check_layers(layers, opened.plan, range(first, sys.maxsize))
+    return _finalized(layers, opened)
+
+
+def _finalized(module: nn.Module, opened: Opened, packed: PackedWeights | None = None) -> nn.Module:
+    needs = {layer: use.need for use in opened.plan.attention for layer in use.layers}
+    finalize(
+        module,
+        Finalize(
+            stack=stack_of(opened, packed),
+            ops=ops_of(opened),
+            attend=attention_of(opened).__getitem__,
+            need=needs.get,
+            max_model_len=opened.plan.max_model_len,
+        ),
+    )
+    return module.eval().requires_grad_(False)
+
+
+def load_drafter(opened: Opened, model: nn.Module, draft: nn.Module | None) -> Drafter | None:
+    """Return the plan's proposer of drafts, if it has one. A draft model's layers are numbered
+    after the model's, as in the plan."""
+    plan, proposer = opened.plan, opened.parts.proposer
+    if plan.speculation is None or proposer is None:
+        return None
+    max_model_len = plan.max_model_len
+    if draft is not None:
+        assert opened.draft is not None, "the draft model was loaded from it"
+        max_model_len = min(max_model_len, opened.draft.plan.max_model_len)
+        first = len(opened.config.cache_specs())
+        for module in draft.modules():
+            if isinstance(module, Attention):
+                module.layer_id += first
+    mtp = load_mtp(opened, model) if proposer.needs == "mtp" else None
+    parts = DraftParts(
+        model=cast(Model, model),
+        draft=cast(Model | None, draft),
+        mtp=cast(MTP | None, mtp),
+        max_model_len=max_model_len,
+    )
+    return proposer.build(parts)
+
+
+def build(opened: Opened) -> nn.Module:
+    """Build the plan's model without memory, on meta."""
+    config, stored = opened.config, len(opened.checkpoint.tensors)
+    # Each stores tensors: do not build thousands of modules only to find none stored.
+    for name in ("num_hidden_layers", "num_experts"):
+        if isinstance(number := getattr(config, name, 0), int) and number > stored:
+            raise CheckpointError(
+                f"config.json: {name} is {number}, but {stored} tensors are stored",
+                "The checkpoint and its config.json belong to different models, or are damaged.",
+            )
+    with torch.device("meta"):
+        model: nn.Module = opened.parts.architecture.build(config)
+    return model
+
+
+def build_mtp(opened: Opened, model: nn.Module) -> nn.Module:
+    """Build the multi-token-prediction layers of a model, on meta."""
+    make = opened.parts.architecture.mtp
+    assert make is not None, "the plan has refused models without them"
+    with torch.device("meta"):
+        layers: nn.Module = make(opened.config, model)
+    return layers
+
+
+def check(opened: Opened) -> int:
+    """Compare names and shapes in the checkpoint's headers with the model. Returns the number of
+    tensors, without reading any."""
+    model, proposer = build(opened), opened.parts.proposer
+    pair(model, stored_modules(opened))
+    if proposer is not None and proposer.needs == "mtp":
+        pair(build_mtp(opened, model), stored_mtp_modules(opened))
+    return len(opened.checkpoint.tensors)
+
+
+def fill(model: nn.Module, opened: Opened, packed: PackedWeights | None = None) -> None:
+    """Give every module of the model its tensors: parameters, and a weight of the scheme that the
+    plan chose, which is not read yet if `packed` has it."""
+    _fill(model, stored_modules(opened), opened, packed)
+
+
+def _fill(
+    model: nn.Module,
+    modules: Mapping[str, Mapping[str, TensorInfo]],
+    opened: Opened,
+    packed: PackedWeights | None = None,
+) -> None:
+    plan, found = opened.plan, pair(model, modules)
+    shapes = {each.path: held.shape for each in found if (held := _held(each.module)) is not None}
+    quantizing = Quantizing.of(
+        opened, shapes, read=lambda path: packed is None or not packed.covers(path)
+    )
+    stream = WeightStream(plan.device.torch_name)
+    for stored in found:
+        module, path = stored.module, stored.path
+        for part, _ in list(module.named_parameters(recurse=False)):
+            dtype = torch.float32 if part in stored.keep_fp32 else dtype_of(plan)
+            tensor = stream(_read(stored, part, opened)).to(dtype)
+            setattr(module, part, nn.Parameter(tensor, requires_grad=False))
+        if (held := _held(module)) is not None:
+            load = partial(_weight_of, stored, opened, held.shape, quantizing, stream)
+            later = Later(held.shape, path, load)
+            covered = packed is not None and packed.covers(path)
+            module.weight = later if covered else later.loaded()
+        # Move tables that the model computed to the device; nothing may remain on meta.
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            assert not buffer.is_meta, (
+                f"{type(module).__name__}.{name} was built on meta: compute it on the CPU"
+            )
+            setattr(module, name, buffer.to(plan.device.torch_name))
+
+
+def _held(module: nn.Module) -> Unloaded | None:
+    """Return the placeholder of the module's matrix, if it has one."""
+    held = getattr(module, "weight", None)
+    return held if isinstance(held, Unloaded) else None
+
+
+def _read(stored: Stored, part: str, opened: Opened) -> Tensor:
+    return opened.checkpoint.read(join(stored.path, part))
+
+
+def _weight_of(
+    stored: Stored,
+    opened: Opened,
+    shape: tuple[int, int],
+    quantizing: Quantizing | None,
+    stream: WeightStream,
+) -> Weight:
+    """Return the module's matrix, as its scheme loads it or in-situ quantization makes it."""
+    plan, module, path = opened.plan, stored.module, stored.path
+    own = {part for part, _ in module.named_parameters(recurse=False)}
+    tensors = {
+        part: stream(_read(stored, part, opened)) for part in stored.parts if part not in own
+    }
+    name = plan.scheme_of(path)
+    assert name is not None, f"the plan has no scheme for {path}"
+    if "bias" in tensors and tensors.pop("bias").any():
+        raise CheckpointError(
+            f"{path}.bias is stored, but the model has no such tensor",
+            "A bias that the model lacks must be zero: check config.json.",
+        )
+    matrix = StoredMatrix(
+        path=path,
+        parts={part: stored.parts[part] for part in tensors},
+        quant_config=quant_config_of(opened.checkpoint, path),
+    )
+    try:
+        weight: Weight = opened.parts.schemes[name].load(matrix, tensors, dtype=plan.dtype)
+    except CheckpointError as error:
+        error.cause = f"{path}: {error.cause}"
+        raise
+    if weight.shape != shape:
+        raise CheckpointError(
+            f"{path}: {name} holds {weight.shape}, the model needs {shape}",
+            "The checkpoint and its config.json belong to different models.",
+        )
+    if quantizing is not None:
+        weight = quantizing(path, weight)
+    weight.source = path
+    return weight
+
+
+def dtype_of(plan: Plan) -> torch.dtype:
+    dtype = getattr(torch, plan.dtype)
+    assert isinstance(dtype, torch.dtype), "plan.dtype is one of COMPUTE_DTYPES"
+    return dtype
+
+
+def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
+    """Return the function that gives matrices their final layout: that of the packed weights, else
+    the plan's kernel for their op and layout, else torch."""
+    products = {
+        (use.op, use.layout): (
+            use.name,
+            lazy.resolved(opened.parts.kernels[use.name].ops[use.op]),
+        )
+        for use in opened.plan.kernels
+        if use.op in (LINEAR, GROUPED)
+    }
+
+    def stack(
+        weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False
+    ) -> Weight | None:
+        op, sources = GROUPED if grouped else LINEAR, [weight.source for weight in weights]
+        if packed is not None and (found := packed.load(op, sources)) is not None:
+            return found
+        if packed is not None and packed.separate(op, sources):
+            return None
+        weights = [loaded(weight) for weight in weights]
+        if (built := computed(op, weights)) is not None:
+            if packed is not None:
+                packed.keep(op, sources, *built)
+            return built[1]
+        if any(isinstance(weight, Wrapper) for weight in weights):
+            return stacked_inside(weights, partial(torch_stack, grouped=grouped, rows=rows))
+        return torch_stack(weights, grouped=grouped, rows=rows)
+
+    def computed(op: str, weights: Sequence[Weight]) -> tuple[str, Weight] | None:
+        """Return the weight that a provider computes, after its name; None if none does."""
+        if any(isinstance(weight, Wrapper) for weight in weights):
+            names = list[str]()
+
+            def inside(inner: Sequence[Weight]) -> Weight | None:
+                found = computed(op, inner)
+                names.extend([] if found is None else [found[0]])
+                return None if found is None else found[1]
+
+            wrapped = stacked_inside(weights, inside)
+            return None if wrapped is None else (names[0], wrapped)
+        [layout, *others] = dict.fromkeys(weight.layout for weight in weights)
+        if others or (op, layout) not in products:
+            return None
+        provider, kernel = products[op, layout]
+        built: Weight | None = kernel(*weights)
+        return None if built is None else (provider, built)
+
+    return stack
+
+
+def ops_of(opened: Opened) -> Ops:
+    """Return the plan's implementation of each op: its provider's, else torch's."""
+    kernels: dict[str, Callable[..., Any]] = {
+        use.op: lazy.resolved(opened.parts.kernels[use.name].ops[use.op])
+        for use in opened.plan.kernels
+        if use.op not in (LINEAR, GROUPED, QUANTIZE)
+    }
+    return Ops(**kernels)
+
+
+def attention_of(opened: Opened) -> dict[int, Attend]:
+    """Return the backend of each attention layer, by layer id."""
+    backends = opened.parts.attention
+
+    def build(use: AttentionUse) -> Attend:
+        attend = backends[use.name].build(use.need)
+        if use.tokens is None:
+            return attend
+        return ByStep(attend, backends[use.tokens.name].build(use.need))
+
+    return {layer: build(use) for use in opened.plan.attention for layer in use.layers}
+
+
+def begin_of(opened: Opened) -> Callable[[Batch], None] | None:
+    """Return what calls the `begin` of every attention backend that has one; None if none has."""
+    backends, uses = opened.parts.attention, opened.plan.attention
+    begins = [
+        (
+            use.need,
+            backends[use.name].begin,
+            backends[use.tokens.name if use.tokens is not None else use.name].begin,
+        )
+        for use in uses
+    ]
+    if not any(prompts or tokens for _, prompts, tokens in begins):
+        return None
+
+    def begin_all(batch: Batch) -> None:
+        for need, prompts, tokens in begins:
+            begin = tokens if is_single(batch) else prompts
+            if begin is not None:
+                begin(need, batch.for_window(need.sliding_window))
+
+    return begin_all
+
+
+def check_layers(model: nn.Module, plan: Plan, own: Container[int]) -> None:
+    """Raise PluginError unless the model has the layers that its config declares: those of the
+    plan's layers with these ids."""
+    for kind, uses in ((Attention, plan.attention), (State, plan.states)):
+        built = sorted(m.layer_id for m in model.modules() if isinstance(m, kind))
+        promised = sorted(layer for use in uses for layer in use.layers if layer in own)
+        if built != promised:
+            raise PluginError(
+                f"{plan.architecture} built {len(built)} {kind.__name__} layers, but its config "
+                f"declares {len(promised)}, or other ids",
+                "Report this to the plugin's authors.",
+            )
+
+
+def capture_of(opened: Opened) -> Capture | None:
+    """Return the capture of the model's decode steps that the plan chose, or None."""
+    if (use := opened.plan.capture) is None:
+        return None
+    if use.name == CUDA_GRAPHS:
+        return GraphCapture()
+    capture = opened.parts.kernels[use.name].capture
+    return None if capture is None else capture()
