@@ -17,7 +17,7 @@ from tests.test_replay import EXPERTS, UNTIED, made
 
 import inferno.weights.packing as packing
 from inferno.core.engine import Engine
-from inferno.plan import Options, open_model
+from inferno.plan import Options, open_model, stages
 from inferno.process.prepare import prepared
 from inferno.request.requests import Request
 from inferno.request.sampling_params import SamplingParams
@@ -30,7 +30,7 @@ TIED = {**UNTIED, "tie_word_embeddings": True}
 
 @pytest.fixture(autouse=True)
 def small_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "LEAST_BYTES", 0)
+    monkeypatch.setattr(stages, "KEPT_FROM", 0)
     monkeypatch.setattr(packing, "_DELAY", 0.0)
     monkeypatch.setattr("inferno.weights.packed.digest._SETTLED_NS", -(10**18))
 

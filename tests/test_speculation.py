@@ -162,7 +162,7 @@ def test_a_plan_that_fails_leaves_no_draft_model_open(
         return size_cache(*args, **more)
 
     monkeypatch.setattr(Opened, "close", seen)
-    monkeypatch.setattr("inferno.plan.resolver.size_cache", too_small)
+    monkeypatch.setattr("inferno.plan.stages.size_cache", too_small)
     with pytest.raises(OutOfMemoryError):
         resolve(str(model), Options(speculative=str(smaller), device="cpu"))
     assert [each.plan.ref for each in opened] == [str(smaller)]

@@ -104,7 +104,7 @@ class ProvidesQuantSchemes(Protocol):
 class ProvidesKernels(Protocol):
     @_hook("kernel provider")
     def inferno_kernels(self) -> list[KernelProvider]:
-        """Faster implementations of the ops that `inferno.nn` computes with torch: matrix products,
+        """Faster implementations of the ops that `inferno.ops` computes with torch: matrix products,
         norms, activations."""
         ...
 

@@ -86,17 +86,29 @@ def memory(root: str | os.PathLike[str] = "/") -> tuple[int, int]:
 
 def cpu_name(root: str | os.PathLike[str] = "/") -> str:
     """Return the processor's model, or its architecture where the system does not say."""
+    if name := _cpuinfo("model name", root):
+        return name
+    import platform
+
+    return platform.machine()
+
+
+def cpu_flags(root: str | os.PathLike[str] = "/") -> frozenset[str]:
+    """Return the processor's features as Linux names them; empty where it does not say."""
+    return frozenset((_cpuinfo("flags", root) or _cpuinfo("Features", root)).split())
+
+
+def _cpuinfo(field: str, root: str | os.PathLike[str]) -> str:
+    """Return a field of the first processor, or an empty string."""
     try:
         with open(os.path.join(root, "proc/cpuinfo"), encoding="utf-8") as lines:
             for line in lines:
                 name, _, value = line.partition(":")
-                if name.strip() == "model name":
+                if name.strip() == field:
                     return value.strip()
     except OSError:
         pass
-    import platform
-
-    return platform.machine()
+    return ""
 
 
 def _number(file: str) -> int | None:

@@ -14,7 +14,7 @@ from tests.server.test_schema import JSON
 from inferno.errors import EngineDeadError, InfernoError
 from inferno.request.requests import EngineStats
 from inferno.server import create_app
-from inferno.server.app import MAX_WAITING, limiter_of
+from inferno.server.app import MAX_WAITING, models_of
 from inferno.server.generate import pipeline
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -379,7 +379,7 @@ def test_the_app_can_be_mounted_in_another() -> None:
 
 def test_a_full_queue_is_a_429_worth_another_try(client: Any) -> None:
     http = client(max_waiting=2)  # and four run
-    limiter = limiter_of(http.app)
+    limiter = models_of(http.app).hosted[0].limiter
     limiter.in_flight = 5
     assert http.post(CHAT, json={"messages": MESSAGES}).status_code == 200
     response = http.post(CHAT, json={"messages": MESSAGES, "n": 2})
@@ -390,7 +390,7 @@ def test_a_full_queue_is_a_429_worth_another_try(client: Any) -> None:
 
 def test_a_stopping_server_lets_nobody_in(client: Any) -> None:
     http = client()
-    limiter_of(http.app).draining = True
+    models_of(http.app).hosted[0].limiter.draining = True
     assert (
         error(http.post(CHAT, json={"messages": MESSAGES}), 503)["code"] == "server_shutting_down"
     )
@@ -405,16 +405,16 @@ def test_the_gate_is_left_whatever_happens(client: Any) -> None:
         {"messages": MESSAGES, "n": 0},
     ):
         http.post(CHAT, json=body)
-        assert limiter_of(http.app).in_flight == 0
-        assert not limiter_of(http.app).running
+        assert models_of(http.app).hosted[0].limiter.in_flight == 0
+        assert not models_of(http.app).hosted[0].limiter.running
 
 
 def test_the_gate_is_left_when_a_response_cannot_be_begun(client: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(pipeline.Stream, "to_asgi_response", lambda *args, **kwargs: 1 // 0)
     http = client(FakeLLM())
     error(http.post(CHAT, json={"messages": MESSAGES, "stream": True}), 500)
-    assert limiter_of(http.app).in_flight == 0
-    assert not limiter_of(http.app).running
+    assert models_of(http.app).hosted[0].limiter.in_flight == 0
+    assert not models_of(http.app).hosted[0].limiter.running
 
 
 def test_a_response_template_that_cannot_be_read_costs_the_tools_only(
@@ -470,7 +470,7 @@ def test_no_body_is_a_500(fuzzed: Any, sent: tuple[str, dict[str, Any]]) -> None
 
 def test_by_default_the_queue_is_limited(client: Any) -> None:
     http = client()
-    limiter_of(http.app).in_flight = 4 + MAX_WAITING
+    models_of(http.app).hosted[0].limiter.in_flight = 4 + MAX_WAITING
     assert error(http.post(CHAT, json={"messages": MESSAGES}), 429)["code"] == "rate_limit_exceeded"
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import RESPONSE_TEMPLATE, FakeLLM
 
-from inferno.server.app import limiter_of, models_of
+from inferno.server.app import models_of
 from inferno.text import ChatTemplate
 
 anthropic = pytest.importorskip("anthropic")
@@ -440,4 +440,4 @@ def test_an_id_that_no_header_can_have_is_replaced(
     answer = httpx.post(f"{served.url}/v1/messages", json=body, headers=headers, timeout=20)
     assert answer.status_code == 200, answer.text
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
-    wait_until(lambda: limiter_of(served.app).in_flight == 0)
+    wait_until(lambda: models_of(served.app).hosted[0].limiter.in_flight == 0)

@@ -14,7 +14,7 @@ import pytest
 from tests.server.conftest import Live, wait_until
 from tests.server.server_fakes import FakeLLM
 
-from inferno.server.app import limiter_of
+from inferno.server.app import models_of
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -54,7 +54,9 @@ def test_who_leaves_is_not_written_for_any_more(
         if body["stream"]:
             sock.recv(2000)
         leave(sock, how)
-    wait_until(lambda: not server.llm.live and limiter_of(server.app).in_flight == 0)
+    wait_until(
+        lambda: not server.llm.live and models_of(server.app).hosted[0].limiter.in_flight == 0
+    )
     made = server.llm.made
     assert server.post(CHAT, messages=MESSAGES, max_tokens=3).status_code == 200
     assert server.llm.made <= made + 3
@@ -164,7 +166,7 @@ def test_who_still_runs_when_the_server_must_stop_is_told(live: Any, stream: boo
     )
     asker.start()
     wait_until(lambda: server.llm.made > 0)
-    limiter_of(server.app).expire()
+    models_of(server.app).hosted[0].limiter.expire()
     asker.join(20)
     assert answers[0].status_code == (200 if stream else 503)
     assert "server_shutting_down" in answers[0].text

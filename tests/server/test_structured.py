@@ -18,7 +18,7 @@ from inferno.contracts import FieldEffect, GrammarSpec, RequestField
 from inferno.errors import QueueFullError
 from inferno.request.sampling_params import SamplingParams
 from inferno.server.access.limiter import Limiter
-from inferno.server.app import limiter_of
+from inferno.server.app import models_of
 from inferno.server.generate.generation import Prepared
 from inferno.server.generate.pipeline import Pipeline
 
@@ -238,7 +238,7 @@ def test_a_grammar_that_waits_to_be_checked_counts_in_the_timeout(client: Client
     http = client(Waiting(), request_timeout=0.1)
     answer = chat(http, structured_outputs={"regex": "a"})
     assert answer.status_code == 504, answer.text
-    assert not limiter_of(http.app).running
+    assert not models_of(http.app).hosted[0].limiter.running
 
 
 def test_a_grammar_that_waits_to_be_checked_counts_in_the_limit() -> None:

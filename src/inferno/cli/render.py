@@ -98,6 +98,8 @@ def _decisions(plan: Plan) -> list[Row]:
         *_state_rows(plan),
         *_speculation_rows(plan),
         *_capture_rows(plan),
+        *_step_rows(plan),
+        *_packed_rows(plan),
         ("chat format", _chat_format(plan), _origin(plan, "chat format")),
         *_grammar_rows(plan),
         ("cache policy", plan.cache_policy, _origin(plan, "cache policy")),
@@ -187,20 +189,28 @@ def _kernel_rows(plan: Plan) -> Iterable[Row]:
     ops: dict[tuple[str, str], list[str]] = {}
     for use in plan.kernels:
         ops.setdefault((use.name, use.level), []).append(f"{use.op} {use.layout}".rstrip())
-    return [
-        (
-            "kernels",
-            f"{name}{f' ({level})' if level else ''}: {', '.join(each)}",
-            _origin(plan, "kernels", name),
-        )
-        for (name, level), each in ops.items()
-    ]
+    for (name, level), each in ops.items():
+        text = f"{name}{f' ({level})' if level else ''}: {', '.join(each)}"
+        yield "kernels", text, _origin(plan, "kernels", name)
+    if plan.onednn:
+        yield "kernels", "torch (oneDNN): linear bfloat16", ""
 
 
 def _capture_rows(plan: Plan) -> Iterable[Row]:
     if (use := plan.capture) is not None:
         origin = _origin(plan, "kernels", use.name)
         yield "decode steps", f"captured by {use.name}, up to {use.sizes[-1]} tokens", origin
+
+
+def _step_rows(plan: Plan) -> Iterable[Row]:
+    if plan.overlap:
+        yield "steps", "each is launched before the results of the one before it are known", ""
+
+
+def _packed_rows(plan: Plan) -> Iterable[Row]:
+    if plan.packed_cache is not None:
+        limit = host.format_bytes(plan.packed_cache_limit)
+        yield "packed weights", f"kept in {plan.packed_cache}, {limit} at most", ""
 
 
 def _backends(use: AttentionUse) -> str:

@@ -24,7 +24,7 @@ from inferno.convert.safetensors import arranged
 from inferno.convert.source import DenseView, Source
 from inferno.convert.texts import text_files
 from inferno.errors import InfernoError, UnsupportedError
-from inferno.plan.resolver import declared_dtype, stored_dtype
+from inferno.plan.dtypes import declared_dtype, stored_dtype
 from inferno.plan.stored import adapted
 from inferno.weights.pairing import checkpoint_path
 

@@ -27,11 +27,12 @@ class Stack(Protocol):
 
 
 def torch_stack(
-    weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False
+    weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False, onednn: bool = True
 ) -> Weight | None:
-    """Stack in torch, without a kernel provider."""
+    """Stack in torch, without a kernel provider. `onednn`: a matrix that is only multiplied by may
+    be held in oneDNN's layout."""
     whole = weights[0].concatenate(weights[1:]) if len(weights) > 1 else weights[0]
-    if whole is None or grouped or rows:
+    if whole is None or grouped or rows or not onednn:
         return whole
     return whole.for_matmul()
 

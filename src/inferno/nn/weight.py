@@ -26,6 +26,10 @@ class Weight(nn.Module):
     source: str = ""
     """The module's path in the checkpoint, if this is the matrix stored there. The loader sets
     it."""
+    sources: tuple[str, ...] = ()
+    """Those of the matrices that it holds in its final layout. The loader sets them."""
+    kernel: str = ""
+    """What multiplies it, as `Plan.products` names it. The loader sets it."""
 
     def matmul(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Return x_TI @ W_OI.T + bias_O, in x's dtype."""

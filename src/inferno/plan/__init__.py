@@ -16,6 +16,7 @@ from inferno.plan.opened import Opened, Parts, read_text, reopen
 from inferno.plan.options import Options
 from inferno.plan.plan import (
     CUDA_GRAPHS,
+    TORCH,
     AttentionUse,
     BackendUse,
     CaptureUse,
@@ -58,6 +59,7 @@ __all__ = [
     "Plan",
     "SchemeUse",
     "StateUse",
+    "TORCH",
     "arrangement",
     "device_sizes",
     "find_device",

@@ -24,12 +24,15 @@ from inferno.contracts import (
 from inferno.plan.decided import Decided
 from inferno.plan.plan import (
     CUDA_GRAPHS,
+    TORCH,
     AttentionUse,
     BackendUse,
     CaptureUse,
     GrammarUse,
     KernelUse,
+    by_pattern,
 )
+from inferno.plan.schemes import Matrices
 
 BUILTIN = "inferno"
 """The distribution of what is built in: torch computes all of it."""
@@ -54,18 +57,12 @@ WHOLE_CONTEXTS = (
 
 
 def choose_kernels(
-    catalog: Catalog,
-    layouts: Collection[str],
-    shapes: Mapping[tuple[str, tuple[int, int]], int],
-    model: ModelConfig,
-    dtype: DType,
-    device: Device,
-    *,
-    quantized: Collection[str] = (),
+    catalog: Catalog, matrices: Matrices, model: ModelConfig, dtype: DType, device: Device
 ) -> Decided[tuple[KernelUse, ...]]:
     """Choose the provider of matrix products for each weight layout, and of the other ops. Torch
-    computes ops without a provider, and matrices whose shape it refuses; `shapes` counts those of
-    each layout and shape. `quantized` are the layouts of in-situ quantization."""
+    computes ops without a provider, and matrices whose shape it refuses."""
+    layouts, shapes = {use.layout for use in matrices.uses}, matrices.shapes
+    quantized = {use.layout for use in matrices.uses if use.in_situ}
     experts = bool(getattr(model, "num_experts", 0))
     products = (LINEAR, GROUPED) if experts else (LINEAR,)
     needs = [
@@ -108,6 +105,26 @@ def choose_kernels(
         tuple(refusal for _, _, refusals in asked for refusal in refusals),
         tuple(notes),
     )
+
+
+def products_of(
+    kernels: Decided[tuple[KernelUse, ...]], matrices: Matrices, dtype: DType, device: Device
+) -> dict[str, str]:
+    """Return the provider that multiplies each matrix, by its module's path as in `Plan.modules`;
+    "torch" where none takes its layout or its shape."""
+    named = {(offer.item.name, offer.distribution): offer.item for _, offer in kernels.offers}
+    providers = {
+        use.layout: named[use.name, use.distribution] for use in kernels.value if use.op == LINEAR
+    }
+
+    def provider_of(layout: str, shape: tuple[int, int] | None) -> str:
+        if (provider := providers.get(layout)) is None:
+            return TORCH
+        need = KernelNeed(op=LINEAR, layout=layout, dtype=dtype, device=device, shape=shape)
+        return TORCH if provider.refuses(need) is not None else provider.name
+
+    names = {key: provider_of(*key) for key in dict.fromkeys(matrices.held.values())}
+    return by_pattern({path: names[key] for path, key in matrices.held.items()})
 
 
 def _rounded_inputs(

@@ -55,6 +55,9 @@ class Machine:
         total, free = host.memory(self.root)
         return Device("cpu", name=host.cpu_name(self.root), total=total, free=free)
 
+    def cpu_flags(self) -> frozenset[str]:
+        return host.cpu_flags(self.root)
+
     def cuda(self) -> list[Device]:
         """Return the CUDA devices that this process may use, in CUDA's order. Raises OSError if the
         driver fails."""

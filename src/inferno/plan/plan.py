@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 import cattrs
@@ -163,6 +162,8 @@ class ChatFormatUse:
     """Whether the user named it. If not, a caller's chat template leads to another choice."""
 
 
+TORCH = "torch"
+"""What multiplies matrices that no kernel provider takes."""
 CUDA_GRAPHS = "CUDA graphs"
 """What captures decode steps on a CUDA device whose kernel providers do not."""
 
@@ -242,8 +243,16 @@ class Plan:
     """Bytes of all files in it."""
     kernels: tuple[KernelUse, ...]
     """Torch computes the ops that are not listed."""
+    products: Mapping[str, str]
+    """Module path -> the kernel provider that multiplies its matrix, or `TORCH`. As in
+    `modules`."""
     capture: CaptureUse | None = None
     """None: Python calls every operator of every step."""
+    onednn: bool = False
+    """Whether torch multiplies dense bfloat16 matrices in oneDNN's layout."""
+    overlap: bool = False
+    """Whether a step is launched before the results of the one before it are known, and its draws
+    stay on the device: where the host is not the device, and no drafts need the last token."""
     attention: tuple[AttentionUse, ...]
     states: tuple[StateUse, ...] = ()
     """Layers with a recurrent state."""
@@ -283,10 +292,10 @@ class Plan:
         """Return the scheme of this module's matrix, or None if it has none."""
         return self.modules.get(path) or self.modules.get(pattern_of(path))
 
-    def override_of(self, path: str) -> OverrideUse | None:
-        """Return where this module comes from; None: from the model that was named."""
-        matching = (use for use in reversed(self.overrides) if fnmatchcase(path, use.pattern))
-        return next(matching, None)
+    def kernel_of(self, path: str) -> str | None:
+        """Return the kernel provider that multiplies this module's matrix, or `TORCH`; None if it
+        has none."""
+        return self.products.get(path) or self.products.get(pattern_of(path))
 
     @property
     def num_blocks(self) -> int:

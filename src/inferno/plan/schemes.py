@@ -39,6 +39,8 @@ class Matrices:
     """As `Plan.modules`."""
     shapes: Mapping[tuple[str, tuple[int, int]], int]
     """Number of matrices of each layout and shape, where headers tell the shape."""
+    held: Mapping[str, tuple[str, tuple[int, int] | None]]
+    """Layout and shape in memory of each matrix, by its module's path."""
     overrides: tuple[OverrideUse, ...]
     """Those of a composite checkpoint."""
     num_plain: int
@@ -122,7 +124,13 @@ class StoredMatrices:
             if each.held.shape is not None
         )
         named = {each.path: each.offer.item.name for each in self.choices}
-        return Matrices(uses, by_pattern(named), shapes, self.overrides, self.num_plain)
+        layouts = {
+            each.path: (layout or dtype, each.held.shape)
+            for (_, layout, _), found in held.items()
+            for each in found
+        }
+        modules = by_pattern(named)
+        return Matrices(uses, modules, shapes, layouts, self.overrides, self.num_plain)
 
 
 def _expansion(use: SchemeUse) -> str:

@@ -1,4 +1,4 @@
-"""Draws from a few candidates, the best tokens in order, with integer probabilities (`nn.masses`).
+"""Draws from a few candidates, the best tokens in order, with integer probabilities (`ops.masses`).
 
 Suffixes: B rows drawn together, V vocabulary, K candidates.
 """

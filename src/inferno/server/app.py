@@ -183,11 +183,6 @@ async def _stopped(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def limiter_of(app: Litestar) -> Limiter:
-    """The limiter of the app's first model, which knows what runs and can drain it."""
-    return models_of(app).hosted[0].limiter
-
-
 def models_of(app: Litestar) -> Models:
     """The app's models, which can be drained together."""
     models: Models = app.state.models

@@ -23,7 +23,8 @@ from inferno.contracts import Capture, CheckpointView, KernelProvider, TensorInf
 from inferno.errors import CheckpointError
 from inferno.nn import Attention, Rope, State
 from inferno.nn.capture import CallCapture
-from inferno.plan import CaptureUse, device_sizes, reopen, unused_tensors
+from inferno.nn.weight import OneDNN, onednn_packs_bfloat16
+from inferno.plan import TORCH, CaptureUse, device_sizes, reopen, unused_tensors
 from inferno.plan.cache_groups import with_num_blocks
 from inferno.testing.gguf_twins import GgufTwins
 from inferno.testing.reference import assert_torch_free, reference_logits, transformers_model
@@ -32,6 +33,7 @@ from inferno.testing.tiny import (
     Toy,
     assert_close,
     generate,
+    kernels_of,
     load_toy,
     ragged_prompts,
     without_kernels,
@@ -276,6 +278,16 @@ class ArchitectureTests(GgufTwins, TrainedTests):
         )
         assert [layer.layer_id for layer in layers] == list(range(len(layers)))
         assert [layer.spec for layer in layers] == list(config.cache_specs())
+
+    def test_the_plan_names_what_multiplies_each_matrix(
+        self, toy: Toy, checkpoint: Path, catalog: Catalog
+    ) -> None:
+        """`load_toy` compares; here are the matrices of which no kernel knows."""
+        assert kernels_of(toy.model)
+        plain = load_toy(checkpoint, without_kernels(catalog), dtype="bfloat16")
+        assert set(kernels_of(plain.model).values()) == {TORCH}
+        packed = any(isinstance(each, OneDNN) for each in plain.model.modules())
+        assert plain.plan.onednn == onednn_packs_bfloat16() and packed <= plain.plan.onednn
 
     def test_the_memory_plan_is_what_it_takes(self, toy: Toy) -> None:
         """Weights and cache are planned within 5 % of their tensors' sizes."""

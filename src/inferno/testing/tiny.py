@@ -27,7 +27,7 @@ from inferno.core.kvcache import CacheGroups, KVCache
 from inferno.core.runner import LaunchedStep, ModelRunner
 from inferno.core.runner.tables import StepArrays
 from inferno.core.types import Sampled, Step
-from inferno.nn import Attention, State
+from inferno.nn import Attention, State, Weight
 from inferno.plan import Options, Plan, open_model
 from inferno.request.requests import EngineStats, Request
 from inferno.request.sampling_params import SamplingParams
@@ -164,7 +164,18 @@ def load_toy(path: str | Path, catalog: Catalog | None = None, **options: Any) -
     """Load the model at `path` on the CPU: in float32, for contexts of 160 tokens and 8 sequences,
     unless `options` (those of `inferno.LLM`) differ."""
     with open_model(str(path), _small(options), catalog) as opened:
-        return Toy(opened.plan, load_model(opened))
+        toy = Toy(opened.plan, load_model(opened))
+    multiplied = kernels_of(toy.model)
+    assert multiplied == {path: toy.plan.kernel_of(path) for path in multiplied}, (
+        "the plan names another kernel than the one that multiplies a matrix"
+    )
+    return toy
+
+
+def kernels_of(model: nn.Module) -> dict[str, str]:
+    """Return what multiplies each stored matrix of a loaded model, by its module's path."""
+    weights = [each for each in model.modules() if isinstance(each, Weight)]
+    return {path: each.kernel for each in weights for path in each.sources if path}
 
 
 def plan_of(path: str | Path, catalog: Catalog | None = None, **options: Any) -> Plan:

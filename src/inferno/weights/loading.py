@@ -43,7 +43,7 @@ from inferno.nn.batch import Batch
 from inferno.nn.layer import torch_stack
 from inferno.nn.weight import Later, loaded
 from inferno.ops.reference import Ops
-from inferno.plan import CUDA_GRAPHS, AttentionUse, Opened, Plan, quant_config_of
+from inferno.plan import CUDA_GRAPHS, TORCH, AttentionUse, Opened, Plan, quant_config_of
 from inferno.weights.packing import PackedWeights
 from inferno.weights.pairing import Stored, join, pair, stored_modules, stored_mtp_modules
 from inferno.weights.quantizing import Quantizing
@@ -239,7 +239,8 @@ def dtype_of(plan: Plan) -> torch.dtype:
 
 def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
     """Return the function that gives matrices their final layout: that of the packed weights, else
-    the plan's kernel for their op and layout, else torch."""
+    the plan's kernel for their op and layout, else torch. It notes in each what multiplies it."""
+    in_torch = partial(torch_stack, onednn=opened.plan.onednn)
     products = {
         (use.op, use.layout): (
             use.name,
@@ -253,18 +254,28 @@ def stack_of(opened: Opened, packed: PackedWeights | None = None) -> Stack:
         weights: Sequence[Weight], *, grouped: bool = False, rows: bool = False
     ) -> Weight | None:
         op, sources = GROUPED if grouped else LINEAR, [weight.source for weight in weights]
+        kernel, weight = stacked(op, weights, sources, rows=rows)
+        if weight is not None:
+            weight.sources, weight.kernel = tuple(sources), kernel
+        return weight
+
+    def stacked(
+        op: str, weights: Sequence[Weight], sources: Sequence[str], *, rows: bool
+    ) -> tuple[str, Weight | None]:
+        """Return what multiplies the stacked weight, and the weight; None if they do not stack."""
         if packed is not None and (found := packed.load(op, sources)) is not None:
             return found
         if packed is not None and packed.separate(op, sources):
-            return None
+            return TORCH, None
         weights = [loaded(weight) for weight in weights]
         if (built := computed(op, weights)) is not None:
             if packed is not None:
                 packed.keep(op, sources, *built)
-            return built[1]
+            return built
+        plain = partial(in_torch, grouped=op == GROUPED, rows=rows)
         if any(isinstance(weight, Wrapper) for weight in weights):
-            return stacked_inside(weights, partial(torch_stack, grouped=grouped, rows=rows))
-        return torch_stack(weights, grouped=grouped, rows=rows)
+            return TORCH, stacked_inside(weights, plain)
+        return TORCH, plain(weights)
 
     def computed(op: str, weights: Sequence[Weight]) -> tuple[str, Weight] | None:
         """Return the weight that a provider computes, after its name; None if none does."""

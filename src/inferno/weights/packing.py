@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _DELAY = 3.0
 """Seconds after loading for which nothing is written: the first tokens come first."""
-LEAST_BYTES = 64 * 1024**2
-"""Smaller models are not kept: repacking them takes no time."""
 _MADE_OF = ("architecture", "format", "scheme", "in-situ scheme", "kernels")
 """The choices of a plan that decide what the packed bytes are."""
 
@@ -79,7 +77,7 @@ class PackedWeights:
         """Return what the store has for an opened model. None if nothing is to be kept: the user
         wants none, or no provider can. Imports no torch."""
         plan = opened.plan
-        if plan.packed_cache is None or sum(use.nbytes for use in plan.schemes) < LEAST_BYTES:
+        if plan.packed_cache is None:
             return None
         files = tuple(getattr(opened.checkpoint, "files", ()))
         used = {use.name for use in plan.kernels if use.op in (LINEAR, GROUPED)}
@@ -167,9 +165,9 @@ class PackedWeights:
         """Whether the matrix stored at that path of the checkpoint is in the file."""
         return path in self._sources
 
-    def load(self, op: str, sources: Sequence[str]) -> Weight | None:
-        """Return the weight of the file for these stored matrices, by their paths; None if it is
-        not there or cannot be used."""
+    def load(self, op: str, sources: Sequence[str]) -> tuple[str, Weight] | None:
+        """Return the weight of the file for these stored matrices, by their paths, after its
+        provider's name; None if it is not there or cannot be used."""
         name = _name_of(op, sources)
         if self._file is None or name not in self._file.parts or not self._take:
             return None
@@ -177,7 +175,7 @@ class PackedWeights:
         provider = about["provider"]
         try:
             data = self._take[provider](name)
-            return _loaded(self.packings[provider], about["about"], data)
+            return provider, _loaded(self.packings[provider], about["about"], data)
         except (OSError, ValueError, KeyError) as error:
             log.warning("packed weights of %s are not used: %s", name, error)
             return None

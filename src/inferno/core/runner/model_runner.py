@@ -136,7 +136,7 @@ class ModelRunner:
         if drafter is not None and drafter.layers is not None:
             self.cache.bind(drafter.layers)
         if overlaps is None:
-            overlaps = plan.device.kind == "cuda" and speculation is None
+            overlaps = plan.overlap
         self.overlaps: bool = overlaps
         """Whether a step may be launched before the results of the one before it are known."""
         self._input_spec = InputSpec.of_plan(plan, apart=overlaps)

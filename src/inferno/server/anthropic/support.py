@@ -1,4 +1,4 @@
-"""The support of each field of Anthropic's Messages API, for `server.support`'s table."""
+"""The support of each field of Anthropic's Messages API, for `server.fields.support`'s table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Fields that clients of vLLM, SGLang and OpenAI send and that are not supported here. A client
-learns why, instead of finding the field ignored. Extends the tables of `server.support`."""
+learns why, instead of finding the field ignored. Extends the tables of `server.fields.support`."""
 
 from __future__ import annotations
 

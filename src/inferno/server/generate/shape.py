@@ -1,7 +1,7 @@
 """How an endpoint writes its answers: all that differs between endpoints after preparation.
 
-An endpoint has a `Shape`, with a `Choice` for each output. `server.pipeline` feeds the choices and
-asks the shape for what to send: a whole body, or a stream's frames.
+An endpoint has a `Shape`, with a `Choice` for each output. `server.generate.pipeline` feeds the
+choices and asks the shape for what to send: a whole body, or a stream's frames.
 """
 
 from __future__ import annotations

@@ -1,0 +1,399 @@
+"""The stages of a plan. Each decides one thing from the values of those before it; the plan is
+their sum (`resolver`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+from attrs import frozen
+
+from inferno import host
+from inferno.catalog import ANY, Catalog, Offer
+from inferno.configs import RopeConfig
+from inferno.contracts import (
+    GROUPED,
+    LINEAR,
+    Architecture,
+    AttentionNeed,
+    AttentionSpec,
+    CacheDType,
+    CachePolicy,
+    Checkpoint,
+    Device,
+    DType,
+    ModelConfig,
+    Proposer,
+    TextAssets,
+)
+from inferno.plan.attention import choose_attention
+from inferno.plan.backends import (
+    choose_all,
+    choose_capture,
+    choose_grammars,
+    choose_kernels,
+    products_of,
+)
+from inferno.plan.cache_groups import StateUse, state_uses
+from inferno.plan.chat_formats import chat_need, choose_chat_format
+from inferno.plan.composite import Override, composed
+from inferno.plan.decided import Decided
+from inferno.plan.devices import Machine, find_device
+from inferno.plan.dtypes import compute_dtype, on_device
+from inferno.plan.isq import IsqChoice, choose_isq, quantizable
+from inferno.plan.memory import CacheSize, fixed_memory, memory_limit, size_cache
+from inferno.plan.opened import Opened, model_config, text_assets
+from inferno.plan.options import Options
+from inferno.plan.packed_folder import default_folder
+from inferno.plan.plan import (
+    AttentionUse,
+    CaptureUse,
+    ChatFormatUse,
+    GrammarUse,
+    KernelUse,
+    MemoryItem,
+    Speculation,
+)
+from inferno.plan.schemes import Matrices, choose_schemes
+from inferno.plan.speculation import Drafting, MTPUse, choose_drafting, choose_proposer, mtp_use
+from inferno.plan.stored import adapted, architecture_name, unused_tensors
+
+SHARED_FROM = 64 * host.UNITS["MI"]
+"""Bytes of weights from which a step uses more than one thread."""
+ONEDNN_X86, ONEDNN_ARM = {"avx512bw", "avx512vl", "avx512dq"}, {"bf16"}
+"""Features of processors for which torch's oneDNN packs bfloat16 matrices."""
+KEPT_FROM = 64 * host.UNITS["MI"]
+"""Bytes of weights from which packed weights are kept on disk: repacking fewer takes no time."""
+
+
+@frozen(kw_only=True)
+class Given:
+    """What the stages decide from."""
+
+    ref: str
+    path: Path
+    options: Options
+    catalog: Catalog
+    machine: Machine | None
+    source: Decided[Any]
+    format: Decided[Any]
+    stored: Checkpoint
+    """As its format opened it."""
+    overrides: Decided[list[Override]]
+    open_draft: Callable[[str, Options], Opened]
+    on_error: ExitStack
+    """Closes what the stages open, if a later one fails."""
+
+
+@frozen(kw_only=True)
+class ModelFacts:
+    """The architecture, and what it reads of the checkpoint."""
+
+    name: str
+    """As `config.json` names the architecture."""
+    architecture: Decided[Architecture]
+    checkpoint: Checkpoint
+    """As the architecture sees it, with the modules of other checkpoints."""
+    config: ModelConfig
+    assets: TextAssets
+
+
+def read_model(given: Given) -> ModelFacts:
+    """Raises UnsupportedError, CheckpointError."""
+    name = architecture_name(given.stored.config)
+    architecture = Decided.by("architecture", given.catalog.architecture(name))
+    checkpoint = adapted(given.stored, architecture.value)
+    config = model_config(architecture.value, checkpoint)
+    unused = unused_tensors(config)
+    checkpoint = composed(checkpoint, given.overrides.value, architecture.value, unused)
+    return ModelFacts(
+        name=name,
+        architecture=architecture,
+        checkpoint=checkpoint,
+        config=config,
+        assets=text_assets(checkpoint, architecture.value),
+    )
+
+
+@frozen(kw_only=True)
+class Compute:
+    """Where the model computes, and in which type."""
+
+    device: Device
+    dtype: Decided[DType]
+
+
+def choose_compute(given: Given, model: ModelFacts) -> Compute:
+    """Raises DeviceError, OptionError."""
+    options = given.options
+    device = find_device(options.device, given.machine)
+    wanted = compute_dtype(options.dtype, model.checkpoint)
+    return Compute(device=device, dtype=on_device(wanted, options.dtype, device))
+
+
+@frozen(kw_only=True)
+class Proposal:
+    """What proposes drafts, before its cost and memory are known."""
+
+    proposer: Offer[Proposer] | None = None
+    mtp: MTPUse = MTPUse()
+
+
+def choose_proposal(given: Given, model: ModelFacts) -> Proposal:
+    """Raises OptionError, UnsupportedError."""
+    if given.options.speculative is None:
+        return Proposal()
+    proposer = choose_proposer(given.catalog, given.options.speculative, model.config)
+    mtp = mtp_use(proposer.item, model.architecture.value, model.config, model.checkpoint)
+    return Proposal(proposer=proposer, mtp=mtp)
+
+
+@frozen(kw_only=True)
+class Weights:
+    """How matrices are stored, held and multiplied."""
+
+    schemes: Decided[Any]
+    isq: Decided[IsqChoice] | None
+    matrices: Matrices
+    kernels: Decided[tuple[KernelUse, ...]]
+    products: Mapping[str, str]
+    onednn: bool
+    packed_cache: str | None
+    threads: int
+
+
+def choose_weights(
+    given: Given, model: ModelFacts, compute: Compute, proposal: Proposal
+) -> Weights:
+    """Raises UnsupportedError, CheckpointError, OptionError."""
+    options, catalog, dtype = given.options, given.catalog, compute.dtype.value
+    schemes = choose_schemes(catalog, model.checkpoint, model.config, dtype, proposal.mtp.tensors)
+    isq: Decided[IsqChoice] | None = None
+    if options.isq is not None:
+        shapes = schemes.value.dense(requantize=options.requantize)
+        dense = quantizable(model.architecture.value, model.checkpoint, shapes)
+        isq = choose_isq(catalog, options, dense, dtype, schemes.value.packed())
+    matrices = schemes.value.loaded({} if isq is None else isq.value.packed, dtype)
+    kernels = choose_kernels(catalog, matrices, model.config, dtype, compute.device)
+    return Weights(
+        schemes=schemes,
+        isq=isq,
+        matrices=matrices,
+        kernels=kernels,
+        products=products_of(kernels, matrices, dtype, compute.device),
+        onednn=_onednn(given, compute, matrices, kernels),
+        packed_cache=_packed_cache(given, model, compute, matrices, kernels),
+        threads=options.threads or _threads(matrices.nbytes),
+    )
+
+
+def _onednn(
+    given: Given,
+    compute: Compute,
+    matrices: Matrices,
+    kernels: Decided[tuple[KernelUse, ...]],
+) -> bool:
+    """Whether dense bfloat16 matrices are left to torch, on a CPU for which its oneDNN packs
+    them."""
+    layout = "bfloat16"
+    taken = any(use.op == LINEAR and use.layout == layout for use in kernels.value)
+    dense = any(use.layout == layout for use in matrices.uses)
+    flags = (given.machine or Machine()).cpu_flags()
+    able = ONEDNN_X86 <= flags or ONEDNN_ARM <= flags
+    return dense and not taken and compute.device.kind == "cpu" and able
+
+
+def _packed_cache(
+    given: Given,
+    model: ModelFacts,
+    compute: Compute,
+    matrices: Matrices,
+    kernels: Decided[tuple[KernelUse, ...]],
+) -> str | None:
+    """Return the folder of packed weights. None where none are kept: on other devices, for small
+    models, checkpoints that are not files, and without a provider that keeps any."""
+    options, machine = given.options, given.machine or Machine()
+    multiplying = {use.name for use in kernels.value if use.op in (LINEAR, GROUPED)}
+    packs = any(o.item.packing is not None for _, o in kernels.offers if o.item.name in multiplying)
+    if options.packed_cache == "none" or compute.device.kind != "cpu":
+        return None
+    if not packs or matrices.nbytes < KEPT_FROM or not getattr(model.checkpoint, "files", ()):
+        return None
+    if options.packed_cache != "auto":
+        return str(Path(options.packed_cache).expanduser().absolute())
+    return str(default_folder(machine.environ))
+
+
+def _threads(weights: int) -> int:
+    """One for tiny models: handing work to another core takes microseconds, as long as a whole
+    layer."""
+    return 1 if weights < SHARED_FROM else host.usable_cores()
+
+
+@frozen(kw_only=True)
+class Attention:
+    """What layers cache, and the backends that read it."""
+
+    backends: Decided[tuple[tuple[AttentionUse, ...], int]]
+    uses: tuple[AttentionUse, ...]
+    states: tuple[StateUse, ...]
+    num_layers: int
+    block_size: int
+    policy: Decided[CachePolicy]
+
+
+def choose_layers(
+    given: Given, model: ModelFacts, compute: Compute, proposal: Proposal
+) -> Attention:
+    """Raises UnsupportedError, OptionError."""
+    options, dtype = given.options, compute.dtype.value
+    cache_dtype = cast(CacheDType, options.kv_cache_dtype)
+    specs = dict(enumerate([*model.config.cache_specs(), *proposal.mtp.specs]))
+    needs = {
+        layer: AttentionNeed.of(spec, dtype=dtype, device=compute.device, cache_dtype=cache_dtype)
+        for layer, spec in specs.items()
+        if isinstance(spec, AttentionSpec)
+    }
+    backends = choose_attention(given.catalog, needs, options)
+    uses, block_size = backends.value
+    return Attention(
+        backends=backends,
+        uses=uses,
+        states=state_uses(specs, dtype),
+        num_layers=len(specs),
+        block_size=block_size,
+        policy=Decided.by("cache policy", given.catalog.cache_policy(options.cache_policy)),
+    )
+
+
+def choose_drafts(
+    given: Given, model: ModelFacts, proposal: Proposal, attention: Attention
+) -> Decided[Drafting] | None:
+    """Return how drafts are made and what they take; None without a proposer. Raises OptionError,
+    UnsupportedError."""
+    if proposal.proposer is None:
+        return None
+    drafting = choose_drafting(
+        proposal.proposer,
+        given.options,
+        model.config,
+        attention.num_layers,
+        attention.block_size,
+        given.open_draft,
+    )
+    if drafting.value.opened is not None:
+        given.on_error.callback(drafting.value.opened.close)
+    return drafting
+
+
+@frozen(kw_only=True)
+class Cache:
+    """Memory: what is fixed, and the cache that fits beside it."""
+
+    limit: Decided[int]
+    fixed: tuple[MemoryItem, ...]
+    size: Decided[CacheSize]
+
+
+def choose_cache(
+    given: Given,
+    model: ModelFacts,
+    compute: Compute,
+    weights: Weights,
+    attention: Attention,
+    drafting: Drafting | None,
+) -> Cache:
+    """Raises OptionError, OutOfMemoryError."""
+    options, dtype = given.options, compute.dtype.value
+    elsewhere = given.machine is not None and given.machine.elsewhere
+    limit = memory_limit(options, compute.device, elsewhere=elsewhere)
+    fixed = fixed_memory(weights.matrices, model.checkpoint, model.config, dtype, options)
+    fixed += drafting.memory if drafting is not None else ()
+    size = size_cache(
+        options,
+        model.config,
+        attention.uses + (drafting.attention if drafting is not None else ()),
+        attention.states,
+        attention.block_size,
+        limit=limit.value,
+        fixed=sum(item.nbytes for item in fixed),
+    )
+    return Cache(limit=limit, fixed=fixed, size=size)
+
+
+@frozen(kw_only=True)
+class Steps:
+    """How steps run: captured or not, one at a time or overlapping."""
+
+    capture: Decided[CaptureUse | None]
+    overlap: bool
+
+
+def choose_steps(
+    given: Given,
+    compute: Compute,
+    weights: Weights,
+    attention: Attention,
+    proposal: Proposal,
+    drafting: Drafting | None,
+    cache: Cache,
+) -> Steps:
+    speculation: Speculation | None = drafting.speculation if drafting is not None else None
+    num_drafts = speculation.num_drafts if speculation is not None else 0
+    proposer, block_size = proposal.proposer, attention.block_size
+    rows = given.options.max_num_seqs * (1 + num_drafts)
+    capture = choose_capture(
+        weights.kernels,
+        attention.uses + (drafting.attention if drafting is not None else ()),
+        compute.device,
+        max_tokens=rows + block_size - 1,  # the rest of a prompt
+        max_blocks=-(-cache.size.value.max_model_len // block_size),
+        reads_hidden=proposer.item.name if proposer is not None and proposal.mtp.specs else None,
+    )
+    return Steps(capture=capture, overlap=compute.device.kind == "cuda" and speculation is None)
+
+
+@frozen(kw_only=True)
+class Serving:
+    """What requests may ask for, and how answers are read."""
+
+    chat_format: Decided[ChatFormatUse]
+    grammars: Decided[tuple[GrammarUse, ...]]
+    processors: Decided[None]
+    fields: Decided[None]
+
+
+def choose_serving(given: Given, model: ModelFacts) -> Serving:
+    catalog = given.catalog
+    need = chat_need(model.assets, model.name)
+    return Serving(
+        chat_format=choose_chat_format(catalog, need, given.options.chat_format),
+        grammars=choose_grammars(catalog),
+        processors=choose_all(catalog, "inferno_logits_processors", "logits processor"),
+        fields=choose_all(catalog, "inferno_request_fields", "request field"),
+    )
+
+
+def notes_of_model(given: Given, model: ModelFacts) -> list[str]:
+    """Return the notes on the architecture: what serves it, if no plugin was made for it."""
+    offered = model.architecture.value
+    notes = [offered.note] if offered.note else []
+    if offered.name == ANY and (hint := given.catalog.hint("architecture", model.name)):
+        notes.append(f"a plugin made for {model.name} is not installed: {hint}")
+    return notes
+
+
+def notes_of_positions(model: ModelConfig, max_model_len: int) -> list[str]:
+    """Return the note that long contexts change short prompts, where they do."""
+    rope = getattr(model, "rope", None)
+    if not isinstance(rope, RopeConfig):
+        return []
+    original = rope.outgrown(model.max_position_embeddings, max_model_len)
+    if original is None:
+        return []
+    return [
+        f"contexts may exceed the original {original} tokens, so all prompts, short ones too, are "
+        f"computed with longrope's long factors; --max-model-len {original} uses the short ones"
+    ]
